@@ -1,0 +1,127 @@
+//! One admission and its end, in a level of 128 queues with hands of six: what fairness costs a request.
+//!
+//! Uncontended, with few and with many flows, and with a thousand requests waiting. Each round trip is one
+//! `arrive` and one `leave`; hashes are made before, time moves by a microsecond a call.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    reason = "virtual time begins somewhere, and 128 queues can be dealt in sixes"
+)]
+
+use std::collections::VecDeque;
+use std::hint::black_box;
+use std::time::Duration;
+use std::time::Instant;
+
+use criterion::BenchmarkId;
+use criterion::Criterion;
+use criterion::criterion_group;
+use criterion::criterion_main;
+use weir::flowcontrol::queue_set::Arrival;
+use weir::flowcontrol::queue_set::Effects;
+use weir::flowcontrol::queue_set::QueueSet;
+use weir::flowcontrol::queue_set::Queuing;
+use weir::flowcontrol::queue_set::Ticket;
+use weir::flowcontrol::seats::WorkEstimate;
+use weir::flowcontrol::shuffle_sharding::Dealer;
+use weir::flowcontrol::shuffle_sharding::flow_hash;
+
+const STEP: Duration = Duration::from_micros(1);
+
+const WORK: WorkEstimate = WorkEstimate {
+    initial_seats: 1,
+    final_seats: 0,
+    additional_latency: Duration::ZERO,
+};
+
+/// A level, the flows that visit it in rotation, and time.
+struct Level {
+    set: QueueSet<()>,
+    effects: Effects,
+    hashes: Vec<u64>,
+    arrivals: usize,
+    now: Instant,
+}
+
+impl Level {
+    fn new(flows: usize, concurrency_limit: u32) -> Self {
+        let dealer = Dealer::new(128, 6).expect("hands that can be dealt");
+        let now = Instant::now();
+        Self {
+            set: QueueSet::new(
+                now,
+                Queuing::Queue {
+                    dealer,
+                    queue_length_limit: 10_000,
+                },
+                concurrency_limit,
+            ),
+            effects: Effects::default(),
+            hashes: (0..flows)
+                .map(|n| flow_hash("global-default", &format!("user-{n}")))
+                .collect(),
+            arrivals: 0,
+            now,
+        }
+    }
+
+    fn arrive(&mut self) -> Option<Ticket> {
+        self.now += STEP;
+        self.arrivals += 1;
+        let hash = self
+            .hashes
+            .get(self.arrivals % self.hashes.len())
+            .copied()
+            .unwrap_or_default();
+        match self.set.arrive(self.now, hash, WORK, (), &mut self.effects) {
+            Arrival::Execute(ticket) | Arrival::Queued(ticket) => Some(ticket),
+            Arrival::Reject(_) => None,
+        }
+    }
+
+    fn leave(&mut self, ticket: Ticket) {
+        self.now += STEP;
+        self.set.leave(self.now, ticket, &mut self.effects);
+    }
+}
+
+fn uncontended(c: &mut Criterion) {
+    let mut group = c.benchmark_group("admit_and_finish");
+    for flows in [1, 100, 10_000] {
+        let mut level = Level::new(flows, 600);
+        group.bench_function(BenchmarkId::new("flows", flows), |b| {
+            b.iter(|| {
+                if let Some(ticket) = black_box(level.arrive()) {
+                    level.leave(ticket);
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+fn contended(c: &mut Criterion) {
+    let mut group = c.benchmark_group("queue_and_finish");
+    for flows in [1, 100, 10_000] {
+        let mut level = Level::new(flows, 10);
+        let mut running = VecDeque::new();
+        for _ in 0..1010 {
+            level.arrive();
+            running.extend(&level.effects.started);
+        }
+        group.bench_function(BenchmarkId::new("flows", flows), |b| {
+            b.iter(|| {
+                black_box(level.arrive());
+                if let Some(ticket) = running.pop_front() {
+                    level.leave(ticket);
+                    running.extend(&level.effects.started);
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, uncontended, contended);
+criterion_main!(benches);

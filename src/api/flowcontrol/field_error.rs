@@ -1,0 +1,203 @@
+//! What is wrong with a field, in the words of `k8s.io/apimachinery/pkg/util/validation/field` (Kubernetes 1.36).
+
+use std::fmt;
+
+/// The kinds of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorType {
+    /// The value stands there already.
+    Duplicate,
+    /// The field may not be there.
+    Forbidden,
+    /// The value breaks a rule.
+    Invalid,
+    /// The value is not one of those that may be.
+    NotSupported,
+    /// The field must be there.
+    Required,
+    /// The value is too long.
+    TooLong,
+}
+
+impl ErrorType {
+    /// As in the `causes` of a Status.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Duplicate => "FieldValueDuplicate",
+            Self::Forbidden => "FieldValueForbidden",
+            Self::Invalid => "FieldValueInvalid",
+            Self::NotSupported => "FieldValueNotSupported",
+            Self::Required => "FieldValueRequired",
+            Self::TooLong => "FieldValueTooLong",
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Duplicate => "Duplicate value",
+            Self::Forbidden => "Forbidden",
+            Self::Invalid => "Invalid value",
+            Self::NotSupported => "Unsupported value",
+            Self::Required => "Required value",
+            Self::TooLong => "Too long",
+        }
+    }
+}
+
+/// One fault of one field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldError {
+    /// The kind.
+    pub error_type: ErrorType,
+    /// The path of the field, as `spec.rules[0].verbs`.
+    pub field: String,
+    /// The value as messages show it, where they do.
+    value: Option<String>,
+    /// What would be right; may be empty.
+    detail: String,
+}
+
+impl FieldError {
+    /// The message without the field: type, value and detail.
+    #[must_use]
+    pub fn body(&self) -> String {
+        let mut body = self.error_type.text().to_owned();
+        for part in self.value.iter().chain(Some(&self.detail).filter(|text| !text.is_empty())) {
+            body.push_str(": ");
+            body.push_str(part);
+        }
+        body
+    }
+}
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.body())
+    }
+}
+
+/// A list of faults that is being made. Values are given as messages show them: see [`quoted`] and [`json`].
+#[derive(Default)]
+pub(super) struct FieldErrors(Vec<FieldError>);
+
+impl FieldErrors {
+    pub(super) fn duplicate(&mut self, field: String, value: String) {
+        self.add(ErrorType::Duplicate, field, Some(value), String::new());
+    }
+
+    pub(super) fn forbidden(&mut self, field: String, detail: impl Into<String>) {
+        self.add(ErrorType::Forbidden, field, None, detail.into());
+    }
+
+    pub(super) fn invalid(&mut self, field: String, value: String, detail: impl Into<String>) {
+        self.add(ErrorType::Invalid, field, Some(value), detail.into());
+    }
+
+    pub(super) fn not_supported(&mut self, field: String, value: String, allowed: &[&str]) {
+        let allowed: Vec<String> = allowed.iter().map(|text| quoted(text)).collect();
+        let detail = format!("supported values: {}", allowed.join(", "));
+        self.add(ErrorType::NotSupported, field, Some(value), detail);
+    }
+
+    pub(super) fn required(&mut self, field: String, detail: impl Into<String>) {
+        self.add(ErrorType::Required, field, None, detail.into());
+    }
+
+    pub(super) fn too_long(&mut self, field: String, most: usize) {
+        let detail = format!("may not be more than {most} bytes");
+        self.add(ErrorType::TooLong, field, None, detail);
+    }
+
+    /// An invalid string, once for each of the rules that it breaks.
+    pub(super) fn invalid_string(&mut self, field: &str, value: &str, broken: Vec<String>) {
+        for detail in broken {
+            self.invalid(field.to_owned(), quoted(value), detail);
+        }
+    }
+
+    /// Something wrong as a whole, whose value would be too much to show.
+    pub(super) fn invalid_whole(&mut self, field: String, detail: String) {
+        self.add(ErrorType::Invalid, field, None, detail);
+    }
+
+    fn add(&mut self, error_type: ErrorType, field: String, value: Option<String>, detail: String) {
+        self.0.push(FieldError { error_type, field, value, detail });
+    }
+
+    pub(super) fn into_vec(self) -> Vec<FieldError> {
+        self.0
+    }
+}
+
+/// A string as Go's `%q` shows it.
+pub(super) fn quoted(text: &str) -> String {
+    let mut shown = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => shown.push_str("\\\""),
+            '\\' => shown.push_str("\\\\"),
+            '\u{7}' => shown.push_str("\\a"),
+            '\u{8}' => shown.push_str("\\b"),
+            '\u{c}' => shown.push_str("\\f"),
+            '\n' => shown.push_str("\\n"),
+            '\r' => shown.push_str("\\r"),
+            '\t' => shown.push_str("\\t"),
+            '\u{b}' => shown.push_str("\\v"),
+            '\'' => shown.push(c),
+            c if c.is_ascii_control() => shown.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c if c.escape_debug().count() == 1 => shown.push(c),
+            c if u32::from(c) <= 0xffff => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => shown.push_str(&format!("\\U{:08x}", u32::from(c))),
+        }
+    }
+    shown.push('"');
+    shown
+}
+
+/// Any other value, which Go shows as the JSON of its encoder: that escapes what HTML would mind.
+pub(super) fn json(value: &serde_json::Value) -> String {
+    value
+        .to_string()
+        .replace('<', "\\u003c")
+        .replace('>', "\\u003e")
+        .replace('&', "\\u0026")
+        .replace('\u{2028}', "\\u2028")
+        .replace('\u{2029}', "\\u2029")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::FieldErrors;
+
+    #[test]
+    fn messages_leave_out_what_is_empty() {
+        let mut errors = FieldErrors::default();
+        errors.required("a.b".to_owned(), "");
+        errors.required("c".to_owned(), "say it");
+        errors.forbidden("d".to_owned(), "not here");
+        errors.duplicate("e".to_owned(), super::quoted("x"));
+        errors.not_supported("f".to_owned(), super::quoted("x"), &["a", "b"]);
+        errors.too_long("g".to_owned(), 5);
+        let lines: Vec<String> = errors.into_vec().iter().map(ToString::to_string).collect();
+        assert_eq!(
+            lines,
+            [
+                "a.b: Required value",
+                "c: Required value: say it",
+                "d: Forbidden: not here",
+                "e: Duplicate value: \"x\"",
+                "f: Unsupported value: \"x\": supported values: \"a\", \"b\"",
+                "g: Too long: may not be more than 5 bytes",
+            ]
+        );
+    }
+
+    #[test]
+    fn values_are_shown_as_go_shows_them() {
+        assert_eq!(super::quoted("a'\"\\\n\u{1}é\u{200b}😀"), "\"a'\\\"\\\\\\n\\x01é\\u200b😀\"");
+        assert_eq!(super::json(&json!(["a<b", "*"])), "[\"a\\u003cb\",\"*\"]");
+    }
+}

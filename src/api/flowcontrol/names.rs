@@ -1,0 +1,158 @@
+//! What names, labels and annotations may look like: the formats of `k8s.io/apimachinery/pkg/util/validation` (Kubernetes 1.36).
+//!
+//! Each function gives the rules that a text breaks, in upstream's words; none if it is fine. Lengths are in bytes.
+
+const LABEL_FORMAT: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+const QUALIFIED_FORMAT: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
+const QUALIFIED_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+                              alphanumeric character";
+
+/// Bounds of DNS, which label values and the name part of keys share.
+const LABEL_MAX: usize = 63;
+const SUBDOMAIN_MAX: usize = 253;
+
+/// A DNS label, as a namespace has.
+pub(super) fn dns_label(text: &str) -> Vec<String> {
+    let mut broken = too_long(text, LABEL_MAX);
+    if is_dns_label(text) {
+        return broken;
+    }
+    broken.push(if is_dns_subdomain(text) {
+        "must not contain dots".to_owned()
+    } else {
+        let rule = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and \
+                    end with an alphanumeric character";
+        format_rule(rule, LABEL_FORMAT, &["my-name", "123-abc"])
+    });
+    broken
+}
+
+/// A DNS subdomain, as the objects here have for a name.
+pub(super) fn dns_subdomain(text: &str) -> Vec<String> {
+    let mut broken = too_long(text, SUBDOMAIN_MAX);
+    if !is_dns_subdomain(text) {
+        let rule = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must \
+                    start and end with an alphanumeric character";
+        let format = format!("{LABEL_FORMAT}(\\.{LABEL_FORMAT})*");
+        broken.push(format_rule(rule, &format, &["example.com"]));
+    }
+    broken
+}
+
+/// The key of a label; that of an annotation in lower case.
+pub(super) fn label_key(text: &str) -> Vec<String> {
+    let rule = |start: &str| {
+        let rule = format!("{start}{QUALIFIED_RULE}");
+        format_rule(&rule, QUALIFIED_FORMAT, &["MyName", "my.name", "123-abc"])
+    };
+    let (prefix, name) = match text.split_once('/') {
+        Some((_, name)) if name.contains('/') => {
+            let optional = " with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
+            return vec![rule("a valid label key ") + optional];
+        }
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, text),
+    };
+    let mut broken: Vec<String> = match prefix {
+        Some("") => vec!["prefix part must be non-empty".to_owned()],
+        Some(prefix) => {
+            dns_subdomain(prefix).into_iter().map(|rule| format!("prefix part {rule}")).collect()
+        }
+        None => Vec::new(),
+    };
+    if name.is_empty() {
+        broken.push("name part must be non-empty".to_owned());
+    }
+    broken.extend(too_long(name, LABEL_MAX).into_iter().map(|rule| format!("name part {rule}")));
+    if !is_qualified(name) {
+        broken.push(rule("name part "));
+    }
+    broken
+}
+
+/// The value of a label.
+pub(super) fn label_value(text: &str) -> Vec<String> {
+    let mut broken = too_long(text, LABEL_MAX);
+    if !text.is_empty() && !is_qualified(text) {
+        let rule = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must \
+                    start and end with an alphanumeric character";
+        let format = format!("({QUALIFIED_FORMAT})?");
+        broken.push(format_rule(rule, &format, &["MyValue", "my_value", "12345"]));
+    }
+    broken
+}
+
+fn is_dns_label(text: &str) -> bool {
+    let alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    text.starts_with(alphanumeric)
+        && text.ends_with(alphanumeric)
+        && text.chars().all(|c| alphanumeric(c) || c == '-')
+}
+
+fn is_dns_subdomain(text: &str) -> bool {
+    text.split('.').all(is_dns_label)
+}
+
+fn is_qualified(text: &str) -> bool {
+    let alphanumeric = |c: char| c.is_ascii_alphanumeric();
+    text.starts_with(alphanumeric)
+        && text.ends_with(alphanumeric)
+        && text.chars().all(|c| alphanumeric(c) || "-_.".contains(c))
+}
+
+fn too_long(text: &str, most: usize) -> Vec<String> {
+    let long = text.len() > most;
+    long.then(|| format!("must be no more than {most} characters")).into_iter().collect()
+}
+
+/// `validation.RegexError`: the comma before "or" has two spaces behind it there too.
+fn format_rule(rule: &str, format: &str, examples: &[&str]) -> String {
+    let examples: Vec<String> = examples.iter().map(|example| format!("'{example}'")).collect();
+    let examples = examples.join(",  or ");
+    format!("{rule} (e.g. {examples}, regex used for validation is '{format}')")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dns_label;
+    use super::dns_subdomain;
+    use super::label_key;
+    use super::label_value;
+
+    #[test]
+    fn what_upstream_allows_is_allowed() {
+        for text in ["a", "0", "a-b", "a--b", &"x".repeat(63)] {
+            assert_eq!(dns_label(text), [""; 0], "{text:?}");
+        }
+        for text in ["a.b", "0.0", "a-b.c", &"x".repeat(253)] {
+            assert_eq!(dns_subdomain(text), [""; 0], "{text:?}");
+        }
+        for text in ["a", "A_b.c-d", "example.com/x", "0"] {
+            assert_eq!(label_key(text), [""; 0], "{text:?}");
+        }
+        for text in ["", "a", "A_b.c-d"] {
+            assert_eq!(label_value(text), [""; 0], "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_rule_that_is_broken_is_named() {
+        assert_eq!(dns_label("a.b"), ["must not contain dots"]);
+        assert_eq!(dns_label(&"x".repeat(64)), ["must be no more than 63 characters"]);
+        assert_eq!(dns_label(&"X".repeat(64)).len(), 2);
+        for text in ["", "-a", "a-", "A", "a_b", "é"] {
+            assert_eq!(dns_label(text).len(), 1, "{text:?}");
+        }
+        for text in ["", ".", "a.", ".a", "a..b", "A.b", "-a.b"] {
+            assert_eq!(dns_subdomain(text).len(), 1, "{text:?}");
+        }
+        assert_eq!(label_key("")[0], "name part must be non-empty");
+        assert_eq!(label_key("").len(), 2);
+        assert_eq!(label_key("/x"), ["prefix part must be non-empty"]);
+        assert!(label_key("a/b/c")[0].starts_with("a valid label key must consist"));
+        assert!(label_key("A!/b")[0].starts_with("prefix part a lowercase RFC 1123 subdomain"));
+        assert_eq!(label_key(&"x".repeat(64)), ["name part must be no more than 63 characters"]);
+        assert_eq!(label_value("-x").len(), 1);
+        assert_eq!(label_value(&"x".repeat(64)), ["must be no more than 63 characters"]);
+    }
+}

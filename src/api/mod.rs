@@ -1,0 +1,7 @@
+//! Kubernetes' objects as data: what they hold, how they are read and written. No behaviour beyond that.
+
+pub mod status;
+pub mod user;
+
+pub use status::Status;
+pub use user::UserInfo;

@@ -1,0 +1,217 @@
+//! `metav1.Status`: how Kubernetes says no, in JSON and in its protobuf.
+//!
+//! `kubectl` prints [`Status::message`]; client-go decides by `code`, `reason` and the `Retry-After` header. weir names
+//! itself and the limit that was hit in the first cause, so that a log on the client's side says who refused.
+
+use bytes::Bytes;
+use prost::Message;
+use serde::Serialize;
+
+/// What precedes every Kubernetes protobuf body (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
+const PROTOBUF_MAGIC: &[u8] = b"k8s\0";
+
+/// A refusal or failure, before it is written down for the wire.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The HTTP status code.
+    pub code: u16,
+    /// Kubernetes' one-word reason, e.g. `TooManyRequests`.
+    pub reason: &'static str,
+    /// What a person reads.
+    pub message: String,
+    /// Who says so, e.g. `weir/max-requests-inflight`.
+    pub cause: &'static str,
+    /// Whole seconds after which another try makes sense; none where it does not.
+    pub retry_after_seconds: Option<u32>,
+}
+
+impl Status {
+    /// As JSON with a newline at its end, as kube-apiserver writes it.
+    #[must_use]
+    pub fn to_json(&self) -> Bytes {
+        let json = json::Status {
+            kind: "Status",
+            api_version: "v1",
+            metadata: json::Empty {},
+            status: "Failure",
+            message: &self.message,
+            reason: self.reason,
+            details: json::Details {
+                causes: [json::Cause {
+                    reason: self.cause,
+                    message: &self.message,
+                }],
+                retry_after_seconds: self.retry_after_seconds,
+            },
+            code: self.code,
+        };
+        // A struct of strings and numbers always serializes.
+        let mut text = serde_json::to_vec(&json).unwrap_or_default();
+        text.push(b'\n');
+        text.into()
+    }
+
+    /// As `application/vnd.kubernetes.protobuf`: the magic, then `runtime.Unknown` with the Status inside.
+    #[must_use]
+    pub fn to_protobuf(&self) -> Bytes {
+        let status = protobuf::Status {
+            metadata: Some(protobuf::ListMeta {}),
+            status: "Failure".to_owned(),
+            message: self.message.clone(),
+            reason: self.reason.to_owned(),
+            details: Some(protobuf::Details {
+                causes: vec![protobuf::Cause {
+                    reason: self.cause.to_owned(),
+                    message: self.message.clone(),
+                }],
+                retry_after_seconds: i32::try_from(self.retry_after_seconds.unwrap_or(0))
+                    .unwrap_or(i32::MAX),
+            }),
+            code: i32::from(self.code),
+        };
+        let unknown = protobuf::Unknown {
+            type_meta: Some(protobuf::TypeMeta {
+                api_version: "v1".to_owned(),
+                kind: "Status".to_owned(),
+            }),
+            raw: status.encode_to_vec(),
+        };
+        let mut bytes = PROTOBUF_MAGIC.to_vec();
+        bytes.extend_from_slice(&unknown.encode_to_vec());
+        bytes.into()
+    }
+}
+
+mod json {
+    use super::Serialize;
+
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    pub(super) struct Status<'a> {
+        pub(super) kind: &'static str,
+        pub(super) api_version: &'static str,
+        pub(super) metadata: Empty,
+        pub(super) status: &'static str,
+        pub(super) message: &'a str,
+        pub(super) reason: &'static str,
+        pub(super) details: Details<'a>,
+        pub(super) code: u16,
+    }
+
+    #[derive(Serialize)]
+    pub(super) struct Empty {}
+
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    pub(super) struct Details<'a> {
+        pub(super) causes: [Cause<'a>; 1],
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub(super) retry_after_seconds: Option<u32>,
+    }
+
+    #[derive(Serialize)]
+    pub(super) struct Cause<'a> {
+        pub(super) reason: &'static str,
+        pub(super) message: &'a str,
+    }
+}
+
+/// The fields and numbers of `k8s.io/apimachinery/pkg/{apis/meta/v1,runtime}/generated.proto` that a Status needs.
+mod protobuf {
+    use super::Message;
+
+    #[derive(Clone, PartialEq, Message)]
+    pub(super) struct Unknown {
+        #[prost(message, optional, tag = "1")]
+        pub(super) type_meta: Option<TypeMeta>,
+        #[prost(bytes = "vec", tag = "2")]
+        pub(super) raw: Vec<u8>,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    pub(super) struct TypeMeta {
+        #[prost(string, tag = "1")]
+        pub(super) api_version: String,
+        #[prost(string, tag = "2")]
+        pub(super) kind: String,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    pub(super) struct Status {
+        #[prost(message, optional, tag = "1")]
+        pub(super) metadata: Option<ListMeta>,
+        #[prost(string, tag = "2")]
+        pub(super) status: String,
+        #[prost(string, tag = "3")]
+        pub(super) message: String,
+        #[prost(string, tag = "4")]
+        pub(super) reason: String,
+        #[prost(message, optional, tag = "5")]
+        pub(super) details: Option<Details>,
+        #[prost(int32, tag = "6")]
+        pub(super) code: i32,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    pub(super) struct ListMeta {}
+
+    #[derive(Clone, PartialEq, Message)]
+    pub(super) struct Details {
+        #[prost(message, repeated, tag = "4")]
+        pub(super) causes: Vec<Cause>,
+        #[prost(int32, tag = "5")]
+        pub(super) retry_after_seconds: i32,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    pub(super) struct Cause {
+        #[prost(string, tag = "1")]
+        pub(super) reason: String,
+        #[prost(string, tag = "2")]
+        pub(super) message: String,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full() -> Status {
+        Status {
+            code: 429,
+            reason: "TooManyRequests",
+            message: "too many".to_owned(),
+            cause: "weir/max-requests-inflight",
+            retry_after_seconds: Some(1),
+        }
+    }
+
+    #[test]
+    fn json_is_what_kubectl_reads() {
+        let value: serde_json::Value = serde_json::from_slice(&full().to_json()).unwrap();
+        assert_eq!(
+            value,
+            serde_json::json!({
+                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                "message": "too many", "reason": "TooManyRequests",
+                "details": {
+                    "causes": [{"reason": "weir/max-requests-inflight", "message": "too many"}],
+                    "retryAfterSeconds": 1,
+                },
+                "code": 429,
+            })
+        );
+    }
+
+    #[test]
+    fn protobuf_carries_the_magic_the_type_and_the_same_fields() {
+        let bytes = full().to_protobuf();
+        let unknown = protobuf::Unknown::decode(bytes.strip_prefix(PROTOBUF_MAGIC).unwrap()).unwrap();
+        assert_eq!(unknown.type_meta.unwrap().kind, "Status");
+        let status = protobuf::Status::decode(unknown.raw.as_slice()).unwrap();
+        assert_eq!((status.code, status.reason.as_str()), (429, "TooManyRequests"));
+        let details = status.details.unwrap();
+        assert_eq!(details.retry_after_seconds, 1);
+        assert_eq!(details.causes[0].reason, "weir/max-requests-inflight");
+    }
+}

@@ -1,0 +1,251 @@
+//! The flags, in one place: each with its name (kube-apiserver's own wherever it has one), its default and its text.
+//!
+//! Form only: what a flag means to the program is `settings`' to say. The same names stand in a `--config` file (see
+//! `config_file`), and the README's table is made from here.
+
+use std::net::IpAddr;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::Parser;
+use clap::Subcommand;
+use clap::ValueEnum;
+use http::HeaderName;
+use ipnet::IpNet;
+
+use crate::request_info::go_duration;
+
+/// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
+#[derive(Debug, Parser)]
+#[command(name = "weir", version, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What weir can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Stand in front of an API server.
+    Serve(Box<ServeArgs>),
+}
+
+/// `weir serve`.
+#[derive(Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// Which API server.
+    #[command(flatten)]
+    pub upstream: UpstreamArgs,
+    /// Everything else.
+    #[command(flatten)]
+    pub proxy: ProxyArgs,
+}
+
+/// Which API server weir stands in front of.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Upstream")]
+pub struct UpstreamArgs {
+    /// The API server, as https://HOST:PORT.
+    #[arg(long, value_name = "URL")]
+    pub upstream: Option<String>,
+    /// CA of the API server's certificate (PEM). The system's CAs where it is missing.
+    #[arg(long, value_name = "FILE")]
+    pub upstream_ca_file: Option<PathBuf>,
+    /// The API server, its CA and the credentials for weir's own calls, from a kubeconfig. None of these credentials is
+    /// ever lent to a client's request.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The kubeconfig's context to use; its current one where it is missing.
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Certificate by which the API server takes weir for a front proxy and believes the user that it names; signed by
+    /// the CA of the API server's --requestheader-client-ca-file. Needed for clients that come with a certificate.
+    #[arg(long, value_name = "FILE")]
+    pub proxy_client_cert_file: Option<PathBuf>,
+    /// Key of --proxy-client-cert-file.
+    #[arg(long, value_name = "FILE")]
+    pub proxy_client_key_file: Option<PathBuf>,
+}
+
+/// What holds for every API server.
+#[derive(Args, Clone, Debug)]
+pub struct ProxyArgs {
+    /// A YAML file with the same settings, by the flags' names (in camelCase or as they are). Flags win.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Towards clients.
+    #[command(flatten)]
+    pub serving: ServingArgs,
+    /// Who asks.
+    #[command(flatten)]
+    pub identity: IdentityArgs,
+    /// How much at a time.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// The rest.
+    #[command(flatten)]
+    pub operation: OperationArgs,
+}
+
+/// Towards clients.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Serving")]
+pub struct ServingArgs {
+    /// Address to listen on.
+    #[arg(long, value_name = "IP", default_value = "0.0.0.0")]
+    pub bind_address: IpAddr,
+    /// Port to listen on; 0 takes any free one.
+    #[arg(long, value_name = "PORT", default_value_t = 6443)]
+    pub secure_port: u16,
+    /// Certificate that clients see, with its intermediates (PEM).
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// Key of --tls-cert-file.
+    #[arg(long, value_name = "FILE")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Least TLS version.
+    #[arg(long, value_name = "VERSION", value_enum, default_value_t = TlsVersion::VersionTLS12)]
+    pub tls_min_version: TlsVersion,
+    /// Most streams at a time on an HTTP/2 connection of a client.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub http2_max_streams_per_connection: u32,
+    /// Chance that an HTTP/2 request makes its client connect anew (and so maybe elsewhere); 0 to 0.02.
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = goaway_chance)]
+    pub goaway_chance: f64,
+    /// Most open connections of clients; by default what the open-file limit allows.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: Option<u32>,
+}
+
+/// kube-apiserver's names of the TLS versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TlsVersion {
+    /// TLS 1.2 and 1.3.
+    #[value(name = "VersionTLS12")]
+    VersionTLS12,
+    /// TLS 1.3 only.
+    #[value(name = "VersionTLS13")]
+    VersionTLS13,
+}
+
+/// Who asks.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Identity")]
+pub struct IdentityArgs {
+    /// CA of the clients' certificates (PEM). Without it no client is asked for one.
+    #[arg(long, value_name = "FILE")]
+    pub client_ca_file: Option<PathBuf>,
+    /// Tokens and whose they are, a line each: token,user,uid,"group1,group2". Used to tell users apart; the token itself
+    /// goes on to the API server, which judges it.
+    #[arg(long, value_name = "FILE")]
+    pub token_auth_file: Option<PathBuf>,
+    /// Networks whose X-Forwarded-For is believed. May be given several times, or as a list.
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub trusted_proxies: Vec<IpNet>,
+    /// The header by which the API server takes a user's name from a front proxy: the first is written, all are removed
+    /// from clients.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "X-Remote-User")]
+    pub requestheader_username_headers: Vec<HeaderName>,
+    /// Likewise for the uid.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "X-Remote-Uid")]
+    pub requestheader_uid_headers: Vec<HeaderName>,
+    /// Likewise for the groups.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "X-Remote-Group")]
+    pub requestheader_group_headers: Vec<HeaderName>,
+    /// Likewise for everything else; the beginning of the headers' names.
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',', default_value = "X-Remote-Extra-")]
+    pub requestheader_extra_headers_prefix: Vec<HeaderName>,
+}
+
+/// How much at a time.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// Most read-only requests (get, list) in flight; 0 is no limit.
+    #[arg(long, value_name = "N", default_value_t = 400)]
+    pub max_requests_inflight: u32,
+    /// Most mutating requests in flight; 0 is no limit.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub max_mutating_requests_inflight: u32,
+    /// API Priority and Fairness instead of the two limits above. Not there yet: only false works.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub enable_priority_and_fairness: bool,
+    /// Longest that a request may take, unless it is a long-running one.
+    #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = duration)]
+    pub request_timeout: Duration,
+    /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub upstream_max_connections: u32,
+}
+
+/// Running it.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Operation")]
+pub struct OperationArgs {
+    /// After SIGTERM: how long weir goes on as usual, but for /readyz, so that load balancers can turn away.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    pub shutdown_delay_duration: Duration,
+    /// After SIGTERM: the time over which open watches are ended.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    pub shutdown_watch_termination_grace_period: Duration,
+    /// Where /livez, /readyz, /metrics and what else is for operators is served, in plain HTTP.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6480")]
+    pub admin_address: SocketAddr,
+    /// Where /livez and /readyz are served as well, for probes that cannot reach the admin address.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub health_address: Option<SocketAddr>,
+    /// Serve /metrics on --health-address, too.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub health_metrics: bool,
+    /// Threads that serve; by default one for each core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+    /// How logs are written.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LoggingFormat::Text)]
+    pub logging_format: LoggingFormat,
+    /// What is logged: error, warn, info, debug, or a filter such as weir::upstream=debug,info.
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log_level: String,
+}
+
+/// kube-apiserver's names of the log formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LoggingFormat {
+    /// A line for people.
+    Text,
+    /// An object a line.
+    Json,
+}
+
+/// A duration as Go writes it: `1m30s`, `500ms`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let nanos = go_duration::parse(text.as_bytes()).map_err(|why| format!("{why}; give it as 30s, 1m30s or 500ms"))?;
+    u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| "it must not be negative".to_owned())
+}
+
+fn goaway_chance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(chance) if (0.0..=0.02).contains(&chance) => Ok(chance),
+        // kube-apiserver's own wording.
+        _ => Err("--goaway-chance can not be less than 0 or greater than 0.02".to_owned()),
+    }
+}

@@ -1,0 +1,89 @@
+//! `weir serve`: stand in front of an API server.
+
+use std::future::Future;
+use std::process::ExitCode;
+
+use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::signal;
+use tracing::info;
+use tracing::warn;
+
+use crate::app::App;
+use crate::app::Ended;
+use crate::cli::failure;
+use crate::cli::flags::ServeArgs;
+use crate::cli::logging;
+use crate::cli::misuse;
+use crate::cli::settings;
+
+/// Runs the command.
+pub fn run(args: ServeArgs) -> ExitCode {
+    if let Err(why) = logging::begin(&args.proxy.operation) {
+        return misuse(&why);
+    }
+    raise_open_files();
+    let verifies = args.proxy.identity.token_auth_file.is_some();
+    let config = match settings::resolve(args) {
+        Ok(config) => config,
+        Err(faults) => return misuse(&faults.to_string()),
+    };
+    if !verifies {
+        warn!("bearer tokens go on to the API server unverified: their requests are classified as system:anonymous");
+    }
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(why) => return failure(&why),
+    };
+    runtime.block_on(async {
+        let app = match App::bind(config) {
+            Ok(app) => app,
+            Err(why) => return failure(&why),
+        };
+        let addresses = app.addresses();
+        info!(clients = %addresses.clients, admin = %addresses.admin, "serving");
+        exit_code(app.run(stop(), stop_again()).await)
+    })
+}
+
+/// 0 where everything had its end, 1 where it was cut short.
+pub(super) fn exit_code(ended: Ended) -> ExitCode {
+    match ended {
+        Ended::Drained => ExitCode::SUCCESS,
+        Ended::AtOnce => ExitCode::FAILURE,
+    }
+}
+
+/// Comes with the first SIGTERM or SIGINT.
+pub(super) fn stop() -> impl Future<Output = ()> {
+    signals(1)
+}
+
+/// Comes with the second.
+pub(super) fn stop_again() -> impl Future<Output = ()> {
+    signals(2)
+}
+
+/// Counts from when it is called, not from when it is first polled: no signal is missed.
+fn signals(count: usize) -> impl Future<Output = ()> {
+    let both = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    async move {
+        let (Ok(mut terminate), Ok(mut interrupt)) = both else {
+            warn!("signals cannot be watched: only SIGKILL ends this process");
+            return std::future::pending().await;
+        };
+        for _ in 0..count {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        }
+    }
+}
+
+/// Each client's connection is an open file, and the usual limit of 1024 is for programs of another kind.
+pub(super) fn raise_open_files() {
+    match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(limit) => info!(limit, "open-file limit raised as far as allowed"),
+        Err(why) => warn!(%why, "the open-file limit stays as it is"),
+    }
+}

@@ -1,0 +1,263 @@
+//! From flags to a [`Config`]: reads the files, joins what belongs together, and reports every fault at once, each by its
+//! flag's name.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::PrivateKeyDer;
+use rustls_pki_types::ServerName;
+use rustls_pki_types::pem::PemObject;
+
+use crate::cli::flags::IdentityArgs;
+use crate::cli::flags::LimitArgs;
+use crate::cli::flags::OperationArgs;
+use crate::cli::flags::ProxyArgs;
+use crate::cli::flags::ServeArgs;
+use crate::cli::flags::ServingArgs;
+use crate::cli::flags::TlsVersion;
+use crate::cli::flags::UpstreamArgs;
+use crate::config;
+use crate::config::Config;
+use crate::identity::TokenFile;
+use crate::limits::max_in_flight;
+use crate::server::tls;
+use crate::upstream;
+use crate::upstream::connector::Target;
+use crate::upstream::headers::IdentityHeaders;
+
+/// File descriptors that are not clients' connections: listeners, connections to the upstream, logs.
+const SPARE_DESCRIPTORS: u64 = 256;
+
+/// What is wrong with the flags, one line each.
+#[derive(Debug, Default)]
+pub struct Faults(Vec<String>);
+
+impl Faults {
+    fn add(&mut self, flag: &str, what: impl std::fmt::Display) {
+        self.0.push(format!("--{flag}: {what}"));
+    }
+
+    /// The value, or `None` and a fault.
+    fn check<T, E: std::fmt::Display>(&mut self, flag: &str, result: Result<T, E>) -> Option<T> {
+        result.map_err(|why| self.add(flag, why)).ok()
+    }
+}
+
+impl std::fmt::Display for Faults {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+/// What the flags mean.
+///
+/// # Errors
+/// All that is wrong with them.
+pub fn resolve(args: ServeArgs) -> Result<Config, Faults> {
+    let ServeArgs { upstream, proxy } = args;
+    let ProxyArgs { config: _, serving, identity, limits, operation } = proxy;
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut faults = Faults::default();
+    if limits.enable_priority_and_fairness {
+        faults.add("enable-priority-and-fairness", "API Priority and Fairness is not there yet: only false works");
+    }
+    let client_ca = identity.client_ca_file.as_ref().map(|file| faults.roots("client-ca-file", file));
+    let tokens = faults.tokens(identity.token_auth_file.as_deref());
+    let headers = identity_headers(&identity);
+    let trusted_proxies = identity.trusted_proxies;
+    let serving = faults.serving(serving, client_ca.clone().flatten(), trusted_proxies);
+    let upstream = faults.upstream(upstream, &limits, &provider);
+    let (Some(serving), Some(tokens), Some(upstream), true) = (serving, tokens, upstream, faults.0.is_empty()) else {
+        return Err(faults);
+    };
+    Ok(Config {
+        serving,
+        identity: config::Identity { client_ca: client_ca.flatten(), tokens, headers },
+        limits: max_in_flight::Config {
+            read_only: limits.max_requests_inflight.into(),
+            mutating: limits.max_mutating_requests_inflight.into(),
+        },
+        request_timeout: limits.request_timeout,
+        upstream,
+        shutdown: config::Shutdown {
+            delay: operation.shutdown_delay_duration,
+            watch_grace: operation.shutdown_watch_termination_grace_period,
+        },
+        admin: admin(&operation),
+        workers: operation.workers.map_or_else(cores, usize::from),
+        provider,
+    })
+}
+
+fn admin(operation: &OperationArgs) -> config::Admin {
+    config::Admin {
+        address: operation.admin_address,
+        health: operation.health_address,
+        health_metrics: operation.health_metrics,
+    }
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn identity_headers(identity: &IdentityArgs) -> IdentityHeaders {
+    IdentityHeaders {
+        username: identity.requestheader_username_headers.clone(),
+        uid: identity.requestheader_uid_headers.clone(),
+        group: identity.requestheader_group_headers.clone(),
+        extra_prefix: identity
+            .requestheader_extra_headers_prefix
+            .iter()
+            .map(|prefix| prefix.as_str().to_owned())
+            .collect(),
+    }
+}
+
+impl Faults {
+    fn read(&mut self, flag: &str, file: &Path) -> Option<Vec<u8>> {
+        self.check(flag, fs::read(file).map_err(|why| format!("cannot read {}: {why}", file.display())))
+    }
+
+    fn roots(&mut self, flag: &str, file: &Path) -> Option<RootCertStore> {
+        let pem = self.read(flag, file)?;
+        self.check(flag, roots_from_pem(&pem))
+    }
+
+    fn tokens(&mut self, file: Option<&Path>) -> Option<TokenFile> {
+        let Some(file) = file else {
+            return Some(TokenFile::default());
+        };
+        let text = String::from_utf8_lossy(&self.read("token-auth-file", file)?).into_owned();
+        match TokenFile::parse(&text) {
+            Ok(tokens) => Some(tokens),
+            Err(lines) => {
+                for (line, what) in lines {
+                    self.add("token-auth-file", format!("{}:{line}: {what}", file.display()));
+                }
+                None
+            }
+        }
+    }
+
+    fn serving(
+        &mut self,
+        args: ServingArgs,
+        client_ca: Option<RootCertStore>,
+        trusted_proxies: Vec<ipnet::IpNet>,
+    ) -> Option<config::Serving> {
+        let (certificate, key) = (&args.tls_cert_file, &args.tls_private_key_file);
+        if certificate.is_none() {
+            self.add("tls-cert-file", "needed: the certificate that clients see (PEM)");
+        }
+        if key.is_none() {
+            self.add("tls-private-key-file", "needed: the key of --tls-cert-file (PEM)");
+        }
+        let chain = self.chain("tls-cert-file", certificate.as_deref()?);
+        let key = self.key("tls-private-key-file", key.as_deref()?);
+        Some(config::Serving {
+            address: SocketAddr::new(args.bind_address, args.secure_port),
+            tls: tls::Config {
+                chain: chain?,
+                key: key?,
+                client_ca,
+                tls13_only: args.tls_min_version == TlsVersion::VersionTLS13,
+            },
+            max_streams: args.http2_max_streams_per_connection,
+            goaway_chance: args.goaway_chance,
+            max_connections: args.max_connections.map_or_else(connections_allowed, |most| {
+                usize::try_from(most).unwrap_or(usize::MAX)
+            }),
+            trusted_proxies,
+        })
+    }
+}
+
+/// What the open-file limit leaves for clients: each may need a descriptor of its own and one towards the upstream.
+fn connections_allowed() -> usize {
+    let descriptors = rlimit::Resource::NOFILE.get().map_or(1024, |(soft, _)| soft);
+    usize::try_from(descriptors.saturating_sub(SPARE_DESCRIPTORS) / 2).unwrap_or(usize::MAX).max(1)
+}
+
+impl Faults {
+    fn chain(&mut self, flag: &str, file: &Path) -> Option<Vec<CertificateDer<'static>>> {
+        let pem = self.read(flag, file)?;
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+        match chain {
+            Ok(chain) if !chain.is_empty() => Some(chain),
+            Ok(_) => {
+                self.add(flag, format!("{} holds no certificate (PEM)", file.display()));
+                None
+            }
+            Err(why) => {
+                self.add(flag, format!("{} cannot be read as PEM: {why}", file.display()));
+                None
+            }
+        }
+    }
+
+    fn key(&mut self, flag: &str, file: &Path) -> Option<PrivateKeyDer<'static>> {
+        let pem = self.read(flag, file)?;
+        let key = PrivateKeyDer::from_pem_slice(&pem);
+        self.check(flag, key.map_err(|why| format!("{} holds no private key (PEM): {why}", file.display())))
+    }
+
+    fn upstream(
+        &mut self,
+        args: UpstreamArgs,
+        limits: &LimitArgs,
+        provider: &Arc<CryptoProvider>,
+    ) -> Option<upstream::Config> {
+        let Some(url) = &args.upstream else {
+            self.add("upstream", "needed: the API server, as https://HOST:PORT; or a --kubeconfig");
+            return None;
+        };
+        let target = self.target(url);
+        let roots = match &args.upstream_ca_file {
+            Some(file) => self.roots("upstream-ca-file", file),
+            None => None,
+        };
+        let builder = |roots: RootCertStore| {
+            ClientConfig::builder_with_provider(Arc::clone(provider))
+                .with_safe_default_protocol_versions()
+                .map(|b| b.with_root_certificates(roots))
+        };
+        let roots = roots?;
+        let plain = self.check("upstream", builder(roots.clone()))?.with_no_client_auth();
+        let asserting = match (&args.proxy_client_cert_file, &args.proxy_client_key_file) {
+            (Some(certificate), Some(key)) => {
+                let chain = self.chain("proxy-client-cert-file", certificate)?;
+                let key = self.key("proxy-client-key-file", key)?;
+                let tls = self.check("upstream", builder(roots))?;
+                Some(self.check("proxy-client-cert-file", tls.with_client_auth_cert(chain, key))?)
+            }
+            _ => None,
+        };
+        Some(upstream::Config {
+            target: target?,
+            own: plain.clone(),
+            plain,
+            asserting,
+            most_connections: usize::try_from(limits.upstream_max_connections).unwrap_or(1),
+        })
+    }
+
+    fn target(&mut self, url: &str) -> Option<Target> {
+        let uri: http::Uri = self.check("upstream", url.parse())?;
+        let authority = uri.authority()?.clone();
+        let server_name = self.check("upstream", ServerName::try_from(authority.host().to_owned()))?;
+        Some(Target { authority, server_name, proxy: None })
+    }
+}
+fn roots_from_pem(pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for c in CertificateDer::pem_slice_iter(pem) { roots.add(c.map_err(|e| e.to_string())?).map_err(|e| e.to_string())?; }
+    Ok(roots)
+}

@@ -1,0 +1,88 @@
+//! What the program runs from: one value that cannot be wrong.
+//!
+//! Gathers each module's own piece. Made by `cli` from flags and files, taken apart by `app`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+
+use crate::identity::TokenFile;
+use crate::limits::max_in_flight;
+use crate::server::tls;
+use crate::upstream;
+use crate::upstream::headers::IdentityHeaders;
+
+/// Everything that `weir serve` needs to know.
+#[derive(Debug)]
+pub struct Config {
+    /// Towards clients.
+    pub serving: Serving,
+    /// Who asks.
+    pub identity: Identity,
+    /// How much at a time.
+    pub limits: max_in_flight::Config,
+    /// `--request-timeout`.
+    pub request_timeout: Duration,
+    /// Which API server.
+    pub upstream: upstream::Config,
+    /// Going away.
+    pub shutdown: Shutdown,
+    /// For operators.
+    pub admin: Admin,
+    /// `--workers`.
+    pub workers: usize,
+    /// The cryptography that every part uses.
+    pub provider: Arc<CryptoProvider>,
+}
+
+/// Towards clients.
+#[derive(Debug)]
+pub struct Serving {
+    /// `--bind-address` and `--secure-port`.
+    pub address: SocketAddr,
+    /// What the listener presents.
+    pub tls: tls::Config,
+    /// `--http2-max-streams-per-connection`.
+    pub max_streams: u32,
+    /// `--goaway-chance`.
+    pub goaway_chance: f64,
+    /// `--max-connections`, or what the open-file limit allows.
+    pub max_connections: usize,
+    /// `--trusted-proxies`.
+    pub trusted_proxies: Vec<IpNet>,
+}
+
+/// Who asks.
+#[derive(Debug)]
+pub struct Identity {
+    /// `--client-ca-file`.
+    pub client_ca: Option<RootCertStore>,
+    /// `--token-auth-file`; empty where it is not given.
+    pub tokens: TokenFile,
+    /// `--requestheader-*-headers`.
+    pub headers: IdentityHeaders,
+}
+
+/// Going away.
+#[derive(Clone, Copy, Debug)]
+pub struct Shutdown {
+    /// `--shutdown-delay-duration`.
+    pub delay: Duration,
+    /// `--shutdown-watch-termination-grace-period`.
+    pub watch_grace: Duration,
+}
+
+/// For operators.
+#[derive(Clone, Copy, Debug)]
+pub struct Admin {
+    /// `--admin-address`.
+    pub address: SocketAddr,
+    /// `--health-address`.
+    pub health: Option<SocketAddr>,
+    /// `--health-metrics`.
+    pub health_metrics: bool,
+}

@@ -1,0 +1,123 @@
+//! What is wrong with a document, told to who wrote it: every fault, not the first.
+
+use std::fmt;
+
+use super::node::Place;
+
+/// How bad a fault is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// The document cannot be used.
+    Error,
+    /// It can, but probably does not say what was meant.
+    Warning,
+}
+
+/// One thing wrong at one place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Where.
+    pub place: Place,
+    /// Whether the document can still be used.
+    pub severity: Severity,
+    /// The path of the field, as `spec.rules[0].verbs`; empty where no field is at fault.
+    pub field: String,
+    /// What was found and what would be right.
+    pub message: String,
+}
+
+impl fmt::Display for Fault {
+    /// `FILE:LINE:COL: FIELD: MESSAGE`, with `warning: ` before the field of a warning.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.place)?;
+        if self.severity == Severity::Warning {
+            f.write_str("warning: ")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// All that is wrong, in the order in which it was found. Displayed one fault a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults(Vec<Fault>);
+
+impl Faults {
+    /// Adds a fault.
+    pub fn push(&mut self, fault: Fault) {
+        self.0.push(fault);
+    }
+
+    /// Adds an error at `place`.
+    pub fn error(&mut self, place: &Place, field: &str, message: impl Into<String>) {
+        self.add(Severity::Error, place, field, message.into());
+    }
+
+    /// Adds a warning at `place`.
+    pub fn warning(&mut self, place: &Place, field: &str, message: impl Into<String>) {
+        self.add(Severity::Warning, place, field, message.into());
+    }
+
+    fn add(&mut self, severity: Severity, place: &Place, field: &str, message: String) {
+        let place = place.clone();
+        let field = field.to_owned();
+        self.push(Fault { place, severity, field, message });
+    }
+
+    /// The faults that make the document unusable.
+    pub fn errors(&self) -> impl Iterator<Item = &Fault> {
+        self.0.iter().filter(|fault| fault.severity == Severity::Error)
+    }
+
+    /// The faults that do not.
+    pub fn warnings(&self) -> impl Iterator<Item = &Fault> {
+        self.0.iter().filter(|fault| fault.severity == Severity::Warning)
+    }
+
+    /// Whether anything is unusable.
+    #[must_use]
+    pub fn has_errors(&self) -> bool {
+        self.errors().next().is_some()
+    }
+
+    /// Whether there is neither error nor warning.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All, errors and warnings.
+    pub fn iter(&self) -> std::slice::Iter<'_, Fault> {
+        self.0.iter()
+    }
+
+    /// Adds those of another list behind these.
+    pub fn extend(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, fault) in self.0.iter().enumerate() {
+            if n > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{fault}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Faults {}
+
+impl<'a> IntoIterator for &'a Faults {
+    type Item = &'a Fault;
+    type IntoIter = std::slice::Iter<'a, Fault>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}

@@ -1,0 +1,128 @@
+//! The places of the values in a text that is JSON.
+//!
+//! YAML contains JSON on paper only: saphyr-parser refuses surrogate pairs and a tab behind a colon, and `1e3` means something
+//! else. So a text that serde_json has found to be one JSON value goes through here. There is no error handling, because there can be no
+//! error; on any other text the result is arbitrary, but it ends and does not panic.
+
+use std::iter::Peekable;
+use std::str::CharIndices;
+use std::str::Chars;
+
+/// What stands at a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Token<'t> {
+    /// A number, a boolean or null, as written.
+    Bare(&'t str),
+    /// `]` or `}`.
+    End,
+    /// `{`
+    Mapping,
+    /// `[`
+    Sequence,
+    /// A string, unescaped.
+    Text(String),
+}
+
+/// The tokens of a text with their line and column, both from 1. Colons and commas are passed over: the order says it all.
+pub(super) struct Tokens<'t> {
+    text: &'t str,
+    rest: Peekable<CharIndices<'t>>,
+    line: u32,
+    column: u32,
+}
+
+impl<'t> Tokens<'t> {
+    pub(super) fn of(text: &'t str) -> Self {
+        Self { text, rest: text.char_indices().peekable(), line: 1, column: 1 }
+    }
+
+    fn step(&mut self) -> Option<(usize, char)> {
+        let (at, c) = self.rest.next()?;
+        if c == '\n' {
+            (self.line, self.column) = (self.line.saturating_add(1), 1);
+        } else {
+            self.column = self.column.saturating_add(1);
+        }
+        Some((at, c))
+    }
+
+    /// The text from `start` up to what comes next.
+    fn since(&mut self, start: usize) -> &'t str {
+        let end = self.rest.peek().map_or(self.text.len(), |(at, _)| *at);
+        self.text.get(start..end).unwrap_or_default()
+    }
+
+    fn string(&mut self) -> String {
+        let start = self.rest.peek().map_or(self.text.len(), |(at, _)| *at);
+        while self.rest.peek().is_some_and(|(_, c)| *c != '"') {
+            if matches!(self.step(), Some((_, '\\'))) {
+                self.step();
+            }
+        }
+        let text = unescape(self.since(start));
+        self.step();
+        text
+    }
+
+    fn bare(&mut self, start: usize) -> &'t str {
+        let part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+        while self.rest.peek().is_some_and(|(_, c)| part(*c)) {
+            self.step();
+        }
+        self.since(start)
+    }
+}
+
+impl<'t> Iterator for Tokens<'t> {
+    type Item = (u32, u32, Token<'t>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let (line, column) = (self.line, self.column);
+            let (start, c) = self.step()?;
+            let token = match c {
+                '{' => Token::Mapping,
+                '[' => Token::Sequence,
+                '}' | ']' => Token::End,
+                '"' => Token::Text(self.string()),
+                c if c.is_ascii_alphanumeric() || c == '-' => Token::Bare(self.bare(start)),
+                _ => continue,
+            };
+            return Some((line, column, token));
+        }
+    }
+}
+
+/// Half of a surrogate pair without the other half becomes U+FFFD, as in Go's decoder.
+fn unescape(text: &str) -> String {
+    if !text.contains('\\') {
+        return text.to_owned();
+    }
+    let mut units = Vec::with_capacity(text.len());
+    let mut rest = text.chars();
+    while let Some(c) = rest.next() {
+        let c = if c == '\\' { escaped(&mut rest) } else { Ok(c) };
+        match c {
+            Ok(c) => units.extend_from_slice(c.encode_utf16(&mut [0; 2])),
+            Err(unit) => units.push(unit),
+        }
+    }
+    String::from_utf16_lossy(&units)
+}
+
+/// What an escape stands for: a character, or half of one.
+fn escaped(rest: &mut Chars<'_>) -> Result<char, u16> {
+    match rest.next() {
+        Some('b') => Ok('\u{8}'),
+        Some('f') => Ok('\u{c}'),
+        Some('n') => Ok('\n'),
+        Some('r') => Ok('\r'),
+        Some('t') => Ok('\t'),
+        Some('u') => {
+            let digits: String = rest.by_ref().take(4).collect();
+            u16::from_str_radix(&digits, 16).map_or(Ok(char::REPLACEMENT_CHARACTER), Err)
+        }
+        Some(itself) => Ok(itself),
+        None => Ok(char::REPLACEMENT_CHARACTER),
+    }
+}

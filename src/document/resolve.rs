@@ -1,0 +1,173 @@
+//! What an unquoted scalar means.
+//!
+//! In YAML as sigs.k8s.io/yaml reads it for Kubernetes 1.36 (its go-yaml v2 `resolve`, then the detour through JSON): YAML 1.1's
+//! booleans and octals. In JSON, as JSON says. Dates stay text, as they do there.
+
+/// The kind of a scalar; the text itself stands beside it in [`Scalar`](super::Scalar).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Resolved {
+    /// A boolean.
+    Bool(bool),
+    /// A number that is not whole, not finite, or in JSON written with point or exponent.
+    Float(f64),
+    /// A whole number. In YAML `10.0` and `1e3` are whole, for Kubernetes' detour through JSON drops the point.
+    Integer(i128),
+    /// No value.
+    Null,
+    /// A string.
+    Text,
+}
+
+/// Resolves an unquoted scalar of a YAML document.
+pub(super) fn yaml(text: &str) -> Resolved {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return Resolved::Null,
+        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
+            return Resolved::Bool(true);
+        }
+        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+            return Resolved::Bool(false);
+        }
+        ".nan" | ".NaN" | ".NAN" => return Resolved::Float(f64::NAN),
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => {
+            return Resolved::Float(f64::INFINITY);
+        }
+        "-.inf" | "-.Inf" | "-.INF" => return Resolved::Float(f64::NEG_INFINITY),
+        _ => {}
+    }
+    if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
+        return Resolved::Text;
+    }
+    // A number that begins with a point may not be broken up by underscores: go-yaml tries it as it stands.
+    let plain = if text.starts_with('.') { text.to_owned() } else { text.replace('_', "") };
+    if let Some(value) = whole(&plain) {
+        return Resolved::Integer(value);
+    }
+    match decimal(&plain) {
+        Some(value) => through_json(value),
+        None => Resolved::Text,
+    }
+}
+
+/// Resolves an unquoted scalar of a JSON document.
+pub(super) fn json(text: &str) -> Resolved {
+    match text {
+        "null" => Resolved::Null,
+        "true" => Resolved::Bool(true),
+        "false" => Resolved::Bool(false),
+        _ => match text.parse() {
+            Ok(value) => Resolved::Integer(value),
+            Err(_) => text.parse().map_or(Resolved::Text, Resolved::Float),
+        },
+    }
+}
+
+/// Go's `strconv.ParseInt` and `ParseUint` with base 0: the prefix tells the base, and 64 bits must hold it.
+fn whole(text: &str) -> Option<i128> {
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => (-1, digits),
+        None => (1, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let lower = digits.to_ascii_lowercase();
+    let (base, digits) = match lower.split_at_checked(2) {
+        Some(("0x", rest)) => (16, rest),
+        Some(("0o", rest)) => (8, rest),
+        Some(("0b", rest)) => (2, rest),
+        _ => match lower.strip_prefix('0') {
+            Some(rest) if !rest.is_empty() => (8, rest),
+            _ => (10, lower.as_str()),
+        },
+    };
+    if !digits.starts_with(|c: char| c.is_ascii_hexdigit()) {
+        return None; // from_str_radix would take a second sign
+    }
+    let value = sign * i128::from_str_radix(digits, base).ok()?;
+    (i128::from(i64::MIN)..=i128::from(u64::MAX)).contains(&value).then_some(value)
+}
+
+/// A decimal fraction in go-yaml's form, so that neither `inf` nor `1.2.3` is one.
+fn decimal(text: &str) -> Option<f64> {
+    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let formed = unsigned.chars().all(|c| c.is_ascii_digit() || "+-.eE".contains(c));
+    if formed && unsigned.contains(|c: char| c.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
+/// Go writes a float64 without point where it is whole and below 1e21, and reads that back as an integer.
+fn through_json(value: f64) -> Resolved {
+    if value.fract() == 0.0 && value.abs() < 1e21 {
+        if let Ok(value) = format!("{value:.0}").parse() {
+            return Resolved::Integer(value);
+        }
+    }
+    Resolved::Float(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Resolved::{Bool, Float, Integer, Null, Text};
+    use super::{json, yaml};
+
+    #[test]
+    fn unquoted_yaml_means_what_it_means_to_kubernetes() {
+        let cases = [
+            ("", Null),
+            ("~", Null),
+            ("null", Null),
+            ("y", Bool(true)),
+            ("On", Bool(true)),
+            ("NO", Bool(false)),
+            ("off", Bool(false)),
+            ("yEs", Text),
+            ("nil", Text),
+            ("0", Integer(0)),
+            ("-12", Integer(-12)),
+            ("+12", Integer(12)),
+            ("010", Integer(8)),
+            ("0o10", Integer(8)),
+            ("0x1F", Integer(31)),
+            ("-0b101", Integer(-5)),
+            ("08", Integer(8)),
+            ("1_000", Integer(1000)),
+            ("10.0", Integer(10)),
+            ("1e3", Integer(1000)),
+            ("1E+3", Integer(1000)),
+            ("5.5", Float(5.5)),
+            (".5", Float(0.5)),
+            ("5.", Integer(5)),
+            ("18446744073709551615", Integer(u64::MAX.into())),
+            (".inf", Float(f64::INFINITY)),
+            ("1.2.3", Text),
+            ("10.0.0.1", Text),
+            ("--1", Text),
+            ("+-1", Text),
+            ("-", Text),
+            (".", Text),
+            ("1h", Text),
+            ("inf", Text),
+            ("NaN", Text),
+            ("-inf", Text),
+            ("2001-01-01", Text),
+            ("0x", Text),
+            ("0xG", Text),
+            ("<<", Text),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(yaml(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn unquoted_json_means_what_json_says() {
+        let cases = [
+            ("null", Null),
+            ("true", Bool(true)),
+            ("10", Integer(10)),
+            ("-0", Integer(0)),
+            ("10.0", Float(10.0)),
+            ("1e3", Float(1000.0)),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(json(text), expected, "{text:?}");
+        }
+    }
+}

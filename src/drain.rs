@@ -1,0 +1,239 @@
+//! The stages of going away, and who is still under way.
+//!
+//! Shared by what serves (listener, connections), what answers (the pipeline) and what orders the end (`app`). A stage is
+//! never left backwards. Follows the order of `genericapiserver.go` (Kubernetes 1.36): not ready, no new connections,
+//! requests end, watches end at a bounded rate.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::sync::watch;
+
+/// Watches end at this rate at least, each second (`server/genericapiserver.go`: 200/s, or more where the grace period asks for it).
+const WATCHES_PER_SECOND: usize = 200;
+
+/// How far the end has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Everything is as usual.
+    Serving,
+    /// Told to go: `/readyz` fails, everything else is as usual.
+    NotReady,
+    /// No new connections; those that are open end with their last request.
+    Closing,
+}
+
+/// The stage, and the counts of what must end first.
+#[derive(Debug)]
+pub struct Drain {
+    stage: watch::Sender<Stage>,
+    /// The time within which watches end, once they are to.
+    watches_end: watch::Sender<Option<Duration>>,
+    requests: Counted,
+    watches: Counted,
+    connections: Counted,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    count: AtomicUsize,
+    none: Notify,
+}
+
+impl Counted {
+    async fn none_left(&self) {
+        loop {
+            let mut none = std::pin::pin!(self.none.notified());
+            none.as_mut().enable();
+            if self.count.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            none.await;
+        }
+    }
+}
+
+impl Drain {
+    /// Nothing under way, nothing ending.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            stage: watch::Sender::new(Stage::Serving),
+            watches_end: watch::Sender::new(None),
+            requests: Counted::default(),
+            watches: Counted::default(),
+            connections: Counted::default(),
+        })
+    }
+
+    /// Whether nobody has ordered the end yet.
+    #[must_use]
+    pub fn ready(&self) -> bool {
+        *self.stage.borrow() == Stage::Serving
+    }
+
+    /// Goes on to `stage`.
+    pub fn enter(&self, stage: Stage) {
+        self.stage.send_if_modified(|now| {
+            let further = stage > *now;
+            if further {
+                *now = stage;
+            }
+            further
+        });
+    }
+
+    /// Waits until `stage` has been reached.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub fn reached(&self, stage: Stage) -> impl Future<Output = ()> + Send + use<> {
+        let mut now = self.stage.subscribe();
+        async move {
+            // Fails only if the sender has gone, and with it whoever could ask.
+            let _ = now.wait_for(|now| *now >= stage).await;
+        }
+    }
+
+    /// Lets open watches end, spread over `grace` (or over less, if they are few).
+    pub fn end_watches(&self, grace: Duration) {
+        let few = Duration::from_secs_f64(
+            f64::from(u32::try_from(self.open_watches()).unwrap_or(u32::MAX))
+                / f64::from(u32::try_from(WATCHES_PER_SECOND).unwrap_or(u32::MAX)),
+        );
+        self.watches_end.send_replace(Some(grace.min(few)));
+    }
+
+    /// The watches that are open.
+    #[must_use]
+    pub fn open_watches(&self) -> usize {
+        self.watches.count.load(Ordering::Acquire)
+    }
+
+    /// Comes when a watch that began before is to end: at a moment of its own within the grace period.
+    pub fn watch_end(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut end = self.watches_end.subscribe();
+        async move {
+            let window = end.wait_for(Option::is_some).await.map(|window| *window);
+            let window = window.ok().flatten().unwrap_or_default();
+            tokio::time::sleep(window.mul_f64(fastrand::f64())).await;
+        }
+    }
+
+    /// Counts a request (not a long-running one) until the value is dropped.
+    #[must_use]
+    pub fn request(self: &Arc<Self>) -> UnderWay {
+        UnderWay::enter(self, |drain| &drain.requests)
+    }
+
+    /// Counts a watch until the value is dropped.
+    #[must_use]
+    pub fn watch(self: &Arc<Self>) -> UnderWay {
+        UnderWay::enter(self, |drain| &drain.watches)
+    }
+
+    /// Counts a connection until the value is dropped.
+    #[must_use]
+    pub fn connection(self: &Arc<Self>) -> UnderWay {
+        UnderWay::enter(self, |drain| &drain.connections)
+    }
+
+    /// The connections that are open.
+    #[must_use]
+    pub fn open_connections(&self) -> usize {
+        self.connections.count.load(Ordering::Acquire)
+    }
+
+    /// Waits until no request is under way.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn requests_done(&self) {
+        self.requests.none_left().await;
+    }
+
+    /// Waits until no watch is open.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn watches_done(&self) {
+        self.watches.none_left().await;
+    }
+
+    /// Waits until no connection is open.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn connections_done(&self) {
+        self.connections.none_left().await;
+    }
+}
+
+/// Something that must end before weir does.
+#[derive(Debug)]
+pub struct UnderWay {
+    drain: Arc<Drain>,
+    of: fn(&Drain) -> &Counted,
+}
+
+impl UnderWay {
+    fn enter(drain: &Arc<Drain>, of: fn(&Drain) -> &Counted) -> Self {
+        of(drain).count.fetch_add(1, Ordering::AcqRel);
+        Self { drain: Arc::clone(drain), of }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let counted = (self.of)(&self.drain);
+        if counted.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            counted.none.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stage_is_never_left_backwards() {
+        let drain = Drain::new();
+        drain.enter(Stage::Closing);
+        drain.enter(Stage::NotReady);
+        drain.reached(Stage::Closing).await;
+        assert!(!drain.ready());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watches_end_within_the_grace_period_and_few_of_them_sooner() {
+        let drain = Drain::new();
+        let open: Vec<_> = (0..400).map(|_| (drain.watch(), drain.watch_end())).collect();
+        let began = tokio::time::Instant::now();
+        drain.end_watches(Duration::from_secs(60));
+        let ends = open.into_iter().map(|(under_way, end)| async move {
+            end.await;
+            drop(under_way);
+        });
+        let ended = tokio::spawn(futures_util::future::join_all(ends));
+        drain.watches_done().await;
+        ended.await.unwrap();
+        // 400 watches at 200 a second
+        assert!(began.elapsed() <= Duration::from_secs(2), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test]
+    async fn requests_done_waits_for_the_last_guard() {
+        let drain = Drain::new();
+        let (one, two) = (drain.request(), drain.request());
+        let mut done = std::pin::pin!(drain.requests_done());
+        drop(one);
+        assert!(futures_util::poll!(done.as_mut()).is_pending());
+        drop(two);
+        done.await;
+    }
+}

@@ -1,0 +1,399 @@
+//! Divides a sum among classes in proportion to what each would like, within bounds.
+//!
+//! The one problem that borrowing has to solve: every class has a target, a least and a greatest
+//! allocation, and all of the sum is to be given away, no more and no less. The answer is one
+//! proportion p such that class i gets
+//!
+//! 1. p × targetᵢ, if that lies within its bounds;
+//! 2. its lower bound, if that is more;
+//! 3. its upper bound, if that is less;
+//!
+//! and these add up to the sum. It exists whenever the sum lies between those of the bounds, and the
+//! allocations are then unique. This is `computeConcurrencyAllocation` of Kubernetes 1.36, operation by
+//! operation, since the results are rounded to seats afterwards.
+//!
+//! Pure arithmetic: what the classes are is not known here.
+
+use std::fmt;
+
+/// Targets below this count as this, so that idle classes share what nobody asked for.
+const MIN_TARGET: f64 = 0.001;
+
+/// Sums that differ by less are equal: far above the rounding errors of a few dozen terms, far below a
+/// seat.
+const EPSILON: f64 = 1e-7;
+
+/// One of those among whom the sum is divided.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Class {
+    /// The least it gets; not negative.
+    pub lower_bound: f64,
+    /// The most it gets; not less than the lower bound.
+    pub upper_bound: f64,
+    /// What it would like; not less than the lower bound.
+    pub target: f64,
+}
+
+/// Who gets what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Allocation {
+    /// One for each class, in their order.
+    pub allocations: Vec<f64>,
+    /// The proportion p.
+    pub fair_proportion: f64,
+}
+
+/// Why the sum cannot be divided; the wording is upstream's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the class at fault and the numbers that are")]
+pub enum AllocationError {
+    /// The sum is negative.
+    NegativeSum,
+    /// A lower bound is negative.
+    NegativeLowerBound { class: usize, lower_bound: f64 },
+    /// A class would like less than it must get.
+    TargetBelowLowerBound {
+        class: usize,
+        target: f64,
+        lower_bound: f64,
+    },
+    /// A class may not get what it must.
+    UpperBelowLowerBound {
+        class: usize,
+        upper_bound: f64,
+        lower_bound: f64,
+    },
+    /// All together must get more than there is.
+    SumTooLow {
+        lower_bounds: f64,
+        required_sum: i64,
+    },
+    /// All together may not get all there is.
+    SumTooHigh {
+        upper_bounds: f64,
+        required_sum: i64,
+    },
+}
+
+/// A value of p at which a class begins (at its lower bound) or ceases (at its upper) to follow it.
+struct Bend {
+    proportion: f64,
+    target: f64,
+    begins: bool,
+}
+
+/// Divides `required_sum` among the `classes`.
+///
+/// # Errors
+///
+/// If the classes contradict themselves, or no division satisfies all bounds.
+#[expect(clippy::as_conversions, reason = "a number of seats is far below 2^53")]
+pub fn allocate(required_sum: i64, classes: &[Class]) -> Result<Allocation, AllocationError> {
+    if required_sum < 0 {
+        return Err(AllocationError::NegativeSum);
+    }
+    for (index, class) in classes.iter().enumerate() {
+        check(index, class)?;
+    }
+    let required = required_sum as f64;
+    let lower_bounds = sum(classes, |class| class.lower_bound);
+    let upper_bounds = sum(classes, |class| class.upper_bound);
+    if lower_bounds - required > EPSILON {
+        return Err(AllocationError::SumTooLow {
+            lower_bounds,
+            required_sum,
+        });
+    }
+    if required - upper_bounds > EPSILON {
+        return Err(AllocationError::SumTooHigh {
+            upper_bounds,
+            required_sum,
+        });
+    }
+    if required_sum == 0 {
+        return Ok(give(classes, 0.0, |_| 0.0));
+    }
+    let lowest = classes
+        .iter()
+        .map(Class::relative_lower)
+        .fold(f64::INFINITY, f64::min);
+    let highest = classes
+        .iter()
+        .map(Class::relative_upper)
+        .fold(0.0, f64::max);
+    if required - lower_bounds <= EPSILON {
+        return Ok(give(classes, lowest, |class| class.lower_bound));
+    }
+    if upper_bounds - required <= EPSILON {
+        return Ok(give(classes, highest, |class| class.upper_bound));
+    }
+    let p = required / sum(classes, Class::floored_target);
+    let unbound = classes
+        .iter()
+        .all(|c| c.relative_lower() <= p && p <= c.relative_upper());
+    if unbound {
+        return Ok(give(classes, p, |class| class.floored_target() * p));
+    }
+    let p = find_proportion(required, lower_bounds, lowest, classes);
+    Ok(give(classes, p, |class| {
+        (p * class.floored_target())
+            .min(class.upper_bound)
+            .max(class.lower_bound)
+    }))
+}
+
+fn give(classes: &[Class], fair_proportion: f64, share: impl Fn(&Class) -> f64) -> Allocation {
+    Allocation {
+        allocations: classes.iter().map(share).collect(),
+        fair_proportion,
+    }
+}
+
+/// Follows the sum of the allocations as p grows, bend by bend, to where it is `required`.
+fn find_proportion(required: f64, lower_bounds: f64, lowest: f64, classes: &[Class]) -> f64 {
+    let mut bends: Vec<Bend> = classes
+        .iter()
+        .flat_map(|class| {
+            let target = class.floored_target();
+            [
+                Bend {
+                    proportion: class.relative_lower(),
+                    target,
+                    begins: true,
+                },
+                Bend {
+                    proportion: class.relative_upper(),
+                    target,
+                    begins: false,
+                },
+            ]
+        })
+        .collect();
+    bends.sort_by(|a, b| a.proportion.total_cmp(&b.proportion));
+    let mut p = lowest;
+    let mut allocated = lower_bounds;
+    let mut slope = 0.0; // the targets of those who follow p
+    let mut following = 0_u32;
+    for bend in bends {
+        if bend.proportion > p {
+            if allocated >= required {
+                return p;
+            }
+            if following > 0 {
+                let step = (required - allocated) / slope;
+                if p + step <= bend.proportion {
+                    return p + step;
+                }
+                allocated += (bend.proportion - p) * slope;
+            }
+            p = bend.proportion;
+        }
+        if bend.begins {
+            slope += bend.target;
+            following += 1;
+        } else {
+            slope -= bend.target;
+            following -= 1;
+        }
+    }
+    p
+}
+
+fn check(index: usize, class: &Class) -> Result<(), AllocationError> {
+    let &Class {
+        lower_bound,
+        upper_bound,
+        target,
+    } = class;
+    if lower_bound < 0.0 {
+        return Err(AllocationError::NegativeLowerBound {
+            class: index,
+            lower_bound,
+        });
+    }
+    if target < lower_bound {
+        return Err(AllocationError::TargetBelowLowerBound {
+            class: index,
+            target,
+            lower_bound,
+        });
+    }
+    if upper_bound < lower_bound {
+        return Err(AllocationError::UpperBelowLowerBound {
+            class: index,
+            upper_bound,
+            lower_bound,
+        });
+    }
+    Ok(())
+}
+
+/// From the first class to the last, so that the rounding is upstream's.
+fn sum(classes: &[Class], of: impl Fn(&Class) -> f64) -> f64 {
+    classes.iter().map(of).fold(0.0, |sum, term| sum + term)
+}
+
+impl Class {
+    const fn floored_target(&self) -> f64 {
+        self.target.max(MIN_TARGET)
+    }
+
+    /// The p from which on it gets more than its lower bound.
+    fn relative_lower(&self) -> f64 {
+        self.lower_bound / self.floored_target()
+    }
+
+    /// The p from which on it gets no more.
+    fn relative_upper(&self) -> f64 {
+        self.upper_bound / self.floored_target()
+    }
+}
+
+impl fmt::Display for AllocationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NegativeSum => f.write_str("negative sums are not supported"),
+            Self::NegativeLowerBound { class, lower_bound } => write!(
+                f,
+                "lower bound {class} is {lower_bound} but negative lower bounds are not allowed"
+            ),
+            Self::TargetBelowLowerBound {
+                class,
+                target,
+                lower_bound,
+            } => write!(
+                f,
+                "target {class} is {target}, which is below its lower bound of {lower_bound}"
+            ),
+            Self::UpperBelowLowerBound {
+                class,
+                upper_bound,
+                lower_bound,
+            } => write!(
+                f,
+                "upper bound {class} is {upper_bound} but should not be less than the lower bound {lower_bound}"
+            ),
+            Self::SumTooLow {
+                lower_bounds,
+                required_sum,
+            } => write!(
+                f,
+                "lower bounds sum to {lower_bounds}, which is higher than the required sum of {required_sum}"
+            ),
+            Self::SumTooHigh {
+                upper_bounds,
+                required_sum,
+            } => write!(
+                f,
+                "upper bounds sum to {upper_bounds}, which is lower than the required sum of {required_sum}"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for AllocationError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(lower_bound: u32, target: u32, upper_bound: u32) -> Class {
+        let [lower_bound, target, upper_bound] = [lower_bound, target, upper_bound].map(f64::from);
+        Class {
+            lower_bound,
+            upper_bound,
+            target,
+        }
+    }
+
+    #[test]
+    fn without_bounds_everyone_gets_the_same_part_of_the_target() {
+        let made = allocate(30, &[class(0, 10, 99), class(0, 50, 99)]).unwrap();
+        assert_eq!(
+            made,
+            Allocation {
+                allocations: vec![5.0, 25.0],
+                fair_proportion: 0.5
+            }
+        );
+    }
+
+    #[test]
+    fn what_bounds_keep_from_one_the_others_share() {
+        let made = allocate(100, &[class(0, 10, 5), class(60, 60, 99), class(0, 20, 99)]).unwrap();
+        let allocations = vec![5.0, 71.25, 23.75];
+        assert_eq!(
+            made,
+            Allocation {
+                allocations,
+                fair_proportion: 1.1875
+            }
+        );
+    }
+
+    #[test]
+    fn classes_that_want_nothing_share_alike() {
+        let made = allocate(9, &[class(0, 0, 99), class(0, 0, 99), class(0, 0, 1)]).unwrap();
+        assert_eq!(made.allocations, [4.0, 4.0, 1.0]);
+    }
+
+    #[test]
+    fn a_sum_outside_the_bounds_is_refused() {
+        let classes = [class(3, 3, 4), class(2, 5, 6)];
+        assert_eq!(
+            allocate(4, &classes),
+            Err(AllocationError::SumTooLow {
+                lower_bounds: 5.0,
+                required_sum: 4
+            })
+        );
+        assert_eq!(
+            allocate(11, &classes),
+            Err(AllocationError::SumTooHigh {
+                upper_bounds: 10.0,
+                required_sum: 11
+            })
+        );
+        assert!(allocate(5, &classes).is_ok() && allocate(10, &classes).is_ok());
+    }
+
+    /// The properties in the header, for a grid of problems.
+    #[test]
+    fn the_whole_sum_is_given_at_one_proportion_within_bounds() {
+        let sizes = [
+            (0, 0, 7),
+            (2, 3, 3),
+            (5, 40, 60),
+            (1, 9, 200),
+            (30, 30, 31),
+            (0, 17, 20),
+        ];
+        for mask in 1_usize..64 {
+            let classes: Vec<Class> = sizes
+                .iter()
+                .enumerate()
+                .filter(|(bit, _)| mask & (1 << bit) != 0)
+                .map(|(_, &(lower, target, upper))| class(lower, target, upper))
+                .collect();
+            for required in 0..330_u32 {
+                let required = f64::from(required);
+                let Ok(made) = allocate(required.to_string().parse().unwrap(), &classes) else {
+                    let lower = sum(&classes, |class| class.lower_bound);
+                    let upper = sum(&classes, |class| class.upper_bound);
+                    assert!(
+                        required < lower || required > upper,
+                        "{required} of {classes:?}"
+                    );
+                    continue;
+                };
+                let given: f64 = made.allocations.iter().sum();
+                assert!((given - required).abs() < 1e-6, "{made:?} of {required}");
+                for (class, got) in classes.iter().zip(&made.allocations) {
+                    let fair = made.fair_proportion * class.floored_target();
+                    let bounded = fair.clamp(class.lower_bound, class.upper_bound);
+                    assert!(required == 0.0 || (got - bounded).abs() < 1e-6, "{made:?}");
+                }
+            }
+        }
+    }
+}

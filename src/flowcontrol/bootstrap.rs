@@ -1,0 +1,65 @@
+//! The objects that kube-apiserver 1.36 makes for itself, and that weir goes by where nobody has given it others.
+//!
+//! They stand in `suggested.yaml` beside this file and in the `mandatory.yaml` of `api::flowcontrol`. Nothing here keeps them up to
+//! date in a cluster: that is kube-apiserver's own task.
+
+use std::sync::LazyLock;
+
+use crate::api::flowcontrol::Object;
+use crate::api::flowcontrol::mandatory;
+
+/// Whether a cluster can be without the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// It always exists, with a spec that is fixed.
+    Mandatory,
+    /// It is made anew when it is missing, but an operator may change it.
+    Suggested,
+}
+
+static SUGGESTED: LazyLock<Vec<Object>> =
+    LazyLock::new(|| mandatory::embedded("suggested.yaml", include_str!("suggested.yaml")));
+
+/// The objects of a class.
+#[must_use]
+pub fn objects(class: Class) -> &'static [Object] {
+    match class {
+        Class::Mandatory => mandatory::objects(),
+        Class::Suggested => &SUGGESTED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Class;
+    use super::objects;
+    use crate::api::flowcontrol;
+    use crate::api::flowcontrol::Object;
+    use crate::document;
+    use crate::document::Faults;
+
+    #[test]
+    fn the_built_in_texts_are_read_whole_and_are_valid() {
+        let mut faults = Faults::default();
+        let mut documents =
+            document::parse_all("suggested.yaml", include_str!("suggested.yaml"), &mut faults);
+        let mandatory = include_str!("../api/flowcontrol/mandatory.yaml");
+        documents.extend(document::parse_all("mandatory.yaml", mandatory, &mut faults));
+        assert_eq!(flowcontrol::read(&documents, &mut faults).len(), 19);
+        assert_eq!(faults.to_string(), "");
+        assert_eq!(objects(Class::Mandatory).len(), 4);
+        assert_eq!(objects(Class::Suggested).len(), 15);
+    }
+
+    #[test]
+    fn the_shares_add_up_to_those_of_kubernetes() {
+        let shares = |object: &Object| match object {
+            Object::PriorityLevelConfiguration(level) => {
+                level.spec.limited.as_ref().map(|limited| limited.nominal_concurrency_shares)
+            }
+            Object::FlowSchema(_) => None,
+        };
+        let all = objects(Class::Mandatory).iter().chain(objects(Class::Suggested));
+        assert_eq!(all.filter_map(shares).sum::<i32>(), 245);
+    }
+}

@@ -1,0 +1,139 @@
+//! How long a refused client is told to stay away: longer while a level keeps refusing, up to half a
+//! minute.
+//!
+//! One of these counts the requests that one priority level drops, second by second. At the first drop
+//! of a new second it looks back over as many seconds as it has been asking for: three drops a second
+//! or more, and it asks for twice as long; fewer than one, and it asks for a second less. This is
+//! `dropped_requests_tracker.go` of Kubernetes 1.36.
+//!
+//! It counts what it is told of. Which requests were dropped is not its business.
+
+use std::collections::VecDeque;
+
+/// The longest that a client is told to wait, in seconds.
+const MAX_RETRY_AFTER: i64 = 32;
+
+/// Seconds with drops that are remembered. Twice the longest look-back: the rest is for a clock that
+/// was set back, which leaves entries that are not old yet.
+const MAX_HISTORY: usize = 64;
+
+/// The drops of one priority level, and the `Retry-After` that follows from them.
+#[derive(Clone, Debug)]
+pub struct DroppedRequests {
+    retry_after: i64,
+    /// When it was last doubled.
+    doubled_at: i64,
+    current: Second,
+    /// The seconds before `current` that had drops, oldest first.
+    history: VecDeque<Second>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Second {
+    at: i64,
+    drops: i64,
+}
+
+impl Default for DroppedRequests {
+    fn default() -> Self {
+        Self {
+            retry_after: 1,
+            doubled_at: 0,
+            current: Second::default(),
+            history: VecDeque::new(),
+        }
+    }
+}
+
+impl DroppedRequests {
+    /// Notes that a request was dropped at `unix_second` (of the wall clock, as upstream) and returns
+    /// the `Retry-After` of its answer.
+    pub fn record(&mut self, unix_second: i64) -> i64 {
+        if unix_second == self.current.at {
+            self.current.drops += 1;
+        } else {
+            self.remember_current();
+            self.current = Second {
+                at: unix_second,
+                drops: 1,
+            };
+            self.adjust();
+        }
+        self.retry_after
+    }
+
+    /// What a client is told now, in seconds.
+    #[must_use]
+    pub const fn retry_after(&self) -> i64 {
+        self.retry_after
+    }
+
+    fn remember_current(&mut self) {
+        self.history.push_back(self.current);
+        let longest = (2 * self.retry_after).min(MAX_RETRY_AFTER);
+        while let Some(oldest) = self.history.front()
+            && (self.current.at - oldest.at > longest || self.history.len() > MAX_HISTORY)
+        {
+            self.history.pop_front();
+        }
+    }
+
+    fn adjust(&mut self) {
+        let now = self.current.at;
+        let dropped: i64 = self
+            .history
+            .iter()
+            .rev()
+            .take_while(|second| second.at >= now - self.retry_after)
+            .filter(|second| second.at < now)
+            .map(|second| second.drops)
+            .sum();
+        if now - self.doubled_at >= self.retry_after && dropped >= 3 * self.retry_after {
+            self.retry_after = (2 * self.retry_after).min(MAX_RETRY_AFTER);
+            self.doubled_at = now;
+        } else if dropped < self.retry_after && self.retry_after > 1 {
+            self.retry_after -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drop_at(tracker: &mut DroppedRequests, second: i64, times: usize) -> i64 {
+        (0..times).map(|_| tracker.record(second)).last().unwrap()
+    }
+
+    #[test]
+    fn a_flood_doubles_it_up_to_32_and_no_oftener_than_it_lasts() {
+        let mut tracker = DroppedRequests::default();
+        let told: Vec<_> = (1000..1100)
+            .map(|second| drop_at(&mut tracker, second, 10))
+            .collect();
+        assert_eq!(told[..9], [1, 2, 2, 4, 4, 4, 4, 8, 8]);
+        assert_eq!(told[99], 32);
+        assert_eq!(tracker.retry_after(), 32);
+    }
+
+    #[test]
+    fn a_trickle_lowers_it_by_one_a_second() {
+        let mut tracker = DroppedRequests::default();
+        for second in 0..100 {
+            drop_at(&mut tracker, 1000 + second, 10);
+        }
+        assert_eq!(tracker.record(1200), 31);
+        assert_eq!(tracker.record(1200), 31);
+        assert_eq!(tracker.record(1201), 30);
+        assert_eq!(tracker.record(1300), 29);
+    }
+
+    #[test]
+    fn a_clock_that_keeps_stepping_back_does_not_fill_the_memory() {
+        let mut tracker = DroppedRequests::default();
+        for second in (0..100_000).rev() {
+            tracker.record(second);
+        }
+        assert!(tracker.history.len() <= MAX_HISTORY);
+    }
+}

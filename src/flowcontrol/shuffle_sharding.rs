@@ -1,0 +1,240 @@
+//! Deals each flow a few of a level's queues, so that few flows share all of theirs.
+//!
+//! The hash of a flow is read as a number in a mixed radix: the first card has as many values as
+//! there are queues, the next one fewer, and so on. So every flow is dealt the same hand each time,
+//! without memory of any flow, and all hands are equally likely. With 128 queues and hands of 6, the
+//! chance that one flood holds the whole hand of another flow is 1 in 5·10⁹. This is
+//! `pkg/util/shufflesharding` and `hashFlowID` of Kubernetes 1.36, card for card.
+//!
+//! Nothing is allocated. Which card of the hand is played is the queue set's decision.
+
+#![expect(
+    clippy::as_conversions,
+    clippy::indexing_slicing,
+    reason = "a card is below the deck's 2^26, and the hand's loops run over its own length"
+)]
+
+use std::fmt;
+
+use sha2::Digest;
+use sha2::Sha256;
+
+/// The most cards that a hand can have: deck and hand of 15 need 59 bits, of 16 already 64.
+pub const MAX_HAND_SIZE: usize = 15;
+
+/// The bits of a hash that a deal may use up. Upstream's margin below 64, which keeps the last
+/// card's draw even.
+const MAX_HASH_BITS: u32 = 60;
+
+const MAX_DECK_SIZE: i32 = 1 << 26;
+
+/// Deals hands of one size from decks of one size. It cannot be made with sizes that do not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dealer {
+    deck_size: usize,
+    hand_size: usize,
+}
+
+/// Why there can be no dealer for these sizes; the wording is upstream's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the sizes that were asked for")]
+pub enum DealerError {
+    /// One of them is zero or less.
+    NotPositive { deck_size: i32, hand_size: i32 },
+    /// More cards than the deck has.
+    HandTooLarge { deck_size: i32, hand_size: i32 },
+    /// More than 2^26 cards.
+    DeckTooLarge { deck_size: i32 },
+    /// One hash does not hold a hand.
+    EntropyTooLarge { deck_size: i32, hand_size: i32 },
+}
+
+/// A hand: different cards, each below the size of the deck, in the order in which they were dealt.
+#[derive(Clone, Copy, Debug)]
+pub struct Hand {
+    cards: [usize; MAX_HAND_SIZE],
+    len: usize,
+}
+
+/// What stands for a flow: the first eight bytes, least first, of SHA-256 over both names.
+#[must_use]
+pub fn flow_hash(flow_schema: &str, flow_distinguisher: &str) -> u64 {
+    let digest = Sha256::new()
+        .chain_update(flow_schema)
+        .chain_update([0]) // no name has it, so that no two pairs of names read alike
+        .chain_update(flow_distinguisher)
+        .finalize();
+    digest
+        .iter()
+        .take(8)
+        .rev()
+        .fold(0, |hash, &byte| hash << 8 | u64::from(byte))
+}
+
+/// The bits of a hash that dealing `hand_size` of `deck_size` cards uses up, rounded up.
+#[must_use]
+pub fn required_entropy_bits(deck_size: i32, hand_size: i32) -> u32 {
+    (f64::from(deck_size).log2() * f64::from(hand_size)).ceil() as u32
+}
+
+impl Dealer {
+    /// A dealer of `hand_size` out of `deck_size` cards, checked in upstream's order.
+    ///
+    /// # Errors
+    ///
+    /// What a [`DealerError`] says.
+    pub fn new(deck_size: i32, hand_size: i32) -> Result<Self, DealerError> {
+        if deck_size <= 0 || hand_size <= 0 {
+            return Err(DealerError::NotPositive {
+                deck_size,
+                hand_size,
+            });
+        }
+        if hand_size > deck_size {
+            return Err(DealerError::HandTooLarge {
+                deck_size,
+                hand_size,
+            });
+        }
+        if deck_size > MAX_DECK_SIZE {
+            return Err(DealerError::DeckTooLarge { deck_size });
+        }
+        if required_entropy_bits(deck_size, hand_size) > MAX_HASH_BITS {
+            return Err(DealerError::EntropyTooLarge {
+                deck_size,
+                hand_size,
+            });
+        }
+        Ok(Self {
+            deck_size: deck_size as usize,
+            hand_size: hand_size as usize,
+        })
+    }
+
+    /// How many cards there are: the queues that flows are dealt.
+    #[must_use]
+    pub const fn deck_size(&self) -> usize {
+        self.deck_size
+    }
+
+    /// How many cards a flow is dealt.
+    #[must_use]
+    pub const fn hand_size(&self) -> usize {
+        self.hand_size
+    }
+
+    /// The hand of the flow with this hash.
+    #[must_use]
+    pub fn deal(&self, flow_hash: u64) -> Hand {
+        let mut hash = flow_hash;
+        let mut drawn = [0; MAX_HAND_SIZE];
+        for (i, draw) in drawn[..self.hand_size].iter_mut().enumerate() {
+            let cards_left = (self.deck_size - i) as u64;
+            *draw = (hash % cards_left) as usize;
+            hash /= cards_left;
+        }
+        // A draw counts among the cards that were left. Looking back, newest first, each earlier draw
+        // that was not above it moves it up by one, past the card that was gone by then.
+        let mut cards = [0; MAX_HAND_SIZE];
+        for i in 0..self.hand_size {
+            cards[i] = drawn[..i].iter().rev().fold(drawn[i], |card, &earlier| {
+                card + usize::from(card >= earlier)
+            });
+        }
+        Hand {
+            cards,
+            len: self.hand_size,
+        }
+    }
+}
+
+impl Hand {
+    /// The cards, as dealt; never empty.
+    #[must_use]
+    pub fn cards(&self) -> &[usize] {
+        &self.cards[..self.len]
+    }
+}
+
+impl fmt::Display for DealerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPositive {
+                deck_size,
+                hand_size,
+            } => {
+                write!(
+                    f,
+                    "deckSize {deck_size} or handSize {hand_size} is not positive"
+                )
+            }
+            Self::HandTooLarge {
+                deck_size,
+                hand_size,
+            } => {
+                write!(
+                    f,
+                    "handSize {hand_size} is greater than deckSize {deck_size}"
+                )
+            }
+            Self::DeckTooLarge { deck_size } => {
+                write!(f, "deckSize {deck_size} is impractically large")
+            }
+            Self::EntropyTooLarge {
+                deck_size,
+                hand_size,
+            } => write!(
+                f,
+                "required entropy bits of deckSize {deck_size} and handSize {hand_size} is greater than {MAX_HASH_BITS}"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for DealerError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_flow_is_dealt_the_same_hand() {
+        let hash = flow_hash("global-default", "alice");
+        assert_eq!(hash, 0xf4de_3bd4_2ccd_f6b7);
+        let dealer = Dealer::new(128, 6).unwrap();
+        assert_eq!(dealer.deal(hash).cards(), [55, 62, 126, 125, 105, 1]);
+        assert_eq!(dealer.deal(u64::MAX).cards(), [127, 1, 7, 56, 91, 6]);
+    }
+
+    #[test]
+    fn every_hand_of_a_small_deck_is_dealt_equally_often() {
+        let dealer = Dealer::new(4, 3).unwrap();
+        let mut times = std::collections::BTreeMap::new();
+        for hash in 0..2 * 4 * 3 * 2 {
+            *times.entry(dealer.deal(hash).cards().to_vec()).or_insert(0) += 1;
+        }
+        assert_eq!(times.len(), 4 * 3 * 2);
+        assert!(times.values().all(|&n| n == 2), "{times:?}");
+        assert!(
+            times
+                .keys()
+                .all(|hand| hand[0] != hand[1] && hand[1] != hand[2])
+        );
+    }
+
+    #[test]
+    fn a_hand_that_one_hash_cannot_hold_is_refused() {
+        assert!(Dealer::new(16, 15).is_ok());
+        assert_eq!(
+            Dealer::new(512, 8),
+            Err(DealerError::EntropyTooLarge {
+                deck_size: 512,
+                hand_size: 8
+            })
+        );
+        assert_eq!(
+            Dealer::new(3, 4).unwrap_err().to_string(),
+            "handSize 4 is greater than deckSize 3"
+        );
+    }
+}

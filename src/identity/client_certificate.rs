@@ -1,0 +1,192 @@
+//! A user from a TLS client certificate.
+//!
+//! The handshake proves possession only; whether the certificate is trusted is decided here, afterwards, so that a bad
+//! certificate with a good token still works. Name, groups and uid are read as `x509.CommonNameUserConversion`
+//! (Kubernetes 1.36) reads them. A connection's chain is verified once and again only when a certificate in it expires.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+use rustls::server::VerifierBuilderError;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::UnixTime;
+use sha2::Digest;
+use sha2::Sha256;
+use x509_parser::oid_registry::Oid;
+use x509_parser::oid_registry::asn1_rs::oid;
+use x509_parser::prelude::FromDer;
+use x509_parser::prelude::X509Certificate;
+use x509_parser::x509::X509Name;
+
+use crate::api::UserInfo;
+
+/// The subject attribute that holds a user's uid (gate `AllowParsingUserUIDFromCertAuth`, on since 1.33).
+const UID_ATTRIBUTE: Oid<'static> = oid!(1.3.6.1.4.1.57683.2);
+
+/// The extra key under which upstream notes which certificate it was.
+const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+
+/// Why a certificate names nobody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CertificateFault {
+    /// It could not be read.
+    Malformed(String),
+    /// Its subject has no common name.
+    NoCommonName,
+    /// The client CA does not vouch for it, or not now, or not for this use.
+    Untrusted(String),
+    /// Its subject has no uid that can be told.
+    Uid(String),
+}
+
+impl fmt::Display for CertificateFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed(why) => write!(f, "the client certificate cannot be read: {why}"),
+            Self::NoCommonName => write!(f, "the client certificate's subject has no common name"),
+            Self::Untrusted(why) => write!(f, "the client certificate is not trusted: {why}"),
+            Self::Uid(why) => write!(f, "the client certificate's uid: {why}"),
+        }
+    }
+}
+
+/// The client CA (`--client-ca-file`).
+#[derive(Debug)]
+pub struct ClientCertificates {
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+impl ClientCertificates {
+    /// Trusts what `roots` vouch for.
+    ///
+    /// # Errors
+    /// If `roots` is empty.
+    pub fn new(
+        roots: RootCertStore,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Self, VerifierBuilderError> {
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
+        Ok(Self { verifier })
+    }
+
+    fn verify(&self, chain: &[CertificateDer<'static>], wall: SystemTime) -> Result<Verified, CertificateFault> {
+        let (own, intermediates) = chain
+            .split_first()
+            .ok_or_else(|| CertificateFault::Malformed("there is none".to_owned()))?;
+        let since_epoch = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.verifier
+            .verify_client_cert(own, intermediates, UnixTime::since_unix_epoch(since_epoch))
+            .map_err(|why| CertificateFault::Untrusted(why.to_string()))?;
+        let parsed = parse(own)?;
+        let mut expires = not_after(&parsed);
+        for certificate in intermediates {
+            expires = expires.min(not_after(&parse(certificate)?));
+        }
+        Ok(Verified { user: Arc::new(user(&parsed, own)?), expires })
+    }
+}
+
+/// What the client of one connection presented.
+pub struct PeerCertificate {
+    chain: Vec<CertificateDer<'static>>,
+    /// The last verdict. Guarded so that a connection's requests share it; nothing is awaited under the lock.
+    verdict: Mutex<Option<Result<Verified, CertificateFault>>>,
+}
+
+#[derive(Clone)]
+struct Verified {
+    user: Arc<UserInfo>,
+    expires: SystemTime,
+}
+
+impl PeerCertificate {
+    /// The chain as the handshake left it: the client's own certificate first. `None` if it presented none.
+    #[must_use]
+    pub fn new(chain: Option<&[CertificateDer<'_>]>) -> Option<Self> {
+        let chain: Vec<_> = chain?.iter().map(|c| c.clone().into_owned()).collect();
+        (!chain.is_empty()).then_some(Self { chain, verdict: Mutex::new(None) })
+    }
+
+    pub(super) fn user(
+        &self,
+        authority: &ClientCertificates,
+        wall: SystemTime,
+    ) -> Result<Arc<UserInfo>, CertificateFault> {
+        let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*verdict {
+            Some(Ok(verified)) if wall <= verified.expires => return Ok(Arc::clone(&verified.user)),
+            Some(Err(fault)) => return Err(fault.clone()),
+            Some(Ok(_)) | None => {}
+        }
+        let fresh = authority.verify(&self.chain, wall);
+        *verdict = Some(fresh.clone());
+        fresh.map(|verified| verified.user)
+    }
+}
+
+impl fmt::Debug for PeerCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PeerCertificate({} in the chain)", self.chain.len())
+    }
+}
+
+fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, CertificateFault> {
+    X509Certificate::from_der(der)
+        .map(|(_, certificate)| certificate)
+        .map_err(|why| CertificateFault::Malformed(why.to_string()))
+}
+
+fn not_after(certificate: &X509Certificate<'_>) -> SystemTime {
+    let seconds = certificate.validity().not_after.timestamp();
+    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+fn user(certificate: &X509Certificate<'_>, der: &CertificateDer<'_>) -> Result<UserInfo, CertificateFault> {
+    let subject = certificate.subject();
+    // Go's pkix.Name keeps the last of several common names.
+    let name = subject
+        .iter_common_name()
+        .filter_map(|cn| cn.as_str().ok())
+        .last()
+        .unwrap_or_default();
+    if name.is_empty() {
+        return Err(CertificateFault::NoCommonName);
+    }
+    let groups = subject
+        .iter_organization()
+        .filter_map(|o| o.as_str().ok())
+        .map(str::to_owned)
+        .collect();
+    let fingerprint = Sha256::digest(der.as_ref());
+    let hex: String = fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
+    let user = UserInfo {
+        name: name.to_owned(),
+        uid: uid(subject)?,
+        groups,
+        extra: vec![(CREDENTIAL_ID.to_owned(), vec![format!("X509SHA256={hex}")])],
+    };
+    Ok(user.authenticated())
+}
+
+fn uid(subject: &X509Name<'_>) -> Result<String, CertificateFault> {
+    let mut uids = subject.iter_by_oid(&UID_ATTRIBUTE);
+    let Some(uid) = uids.next() else {
+        return Ok(String::new());
+    };
+    if uids.next().is_some() {
+        return Err(CertificateFault::Uid("expected one, found several".to_owned()));
+    }
+    match uid.as_str() {
+        Ok(text) if !text.is_empty() => Ok(text.to_owned()),
+        Ok(_) | Err(_) => Err(CertificateFault::Uid("it is empty or no string".to_owned())),
+    }
+}

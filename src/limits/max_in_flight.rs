@@ -1,0 +1,241 @@
+//! The simple limiter: so many read-only and so many mutating requests at a time, no queue.
+//!
+//! Follows `WithMaxInFlightLimit` (Kubernetes 1.36, `server/filters/maxinflight.go`): long-running requests are not
+//! counted, a limit of 0 is no limit (and counts nothing), `system:masters` is let through when it is full, without a slot.
+//! Differs in one thing: the gauge of the last second's peak falls back to what is in flight now, not to 0, so that a
+//! steady load without arrivals does not read as none.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering;
+
+use prometheus::IntCounter;
+use prometheus::IntGauge;
+
+use crate::api::user::GROUP_MASTERS;
+use crate::limits::Rejection;
+use crate::limits::RequestDigest;
+use crate::limits::RequestKind;
+use crate::metrics::Registry;
+
+/// The two flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `--max-requests-inflight`.
+    pub read_only: InFlightLimit,
+    /// `--max-mutating-requests-inflight`.
+    pub mutating: InFlightLimit,
+}
+
+/// How many at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InFlightLimit {
+    /// No more than this.
+    AtMost(NonZeroU32),
+    /// As many as come.
+    Unlimited,
+}
+
+impl From<u32> for InFlightLimit {
+    /// Zero means "no limit", as it does for kube-apiserver.
+    fn from(flag: u32) -> Self {
+        NonZeroU32::new(flag).map_or(Self::Unlimited, Self::AtMost)
+    }
+}
+
+/// Counts what is in flight and refuses what is too much.
+#[derive(Debug)]
+pub struct MaxInFlight {
+    read_only: Arc<Slots>,
+    mutating: Arc<Slots>,
+}
+
+impl MaxInFlight {
+    /// A limiter that shows itself in `registry`.
+    #[must_use]
+    pub fn new(config: Config, registry: &Registry) -> Self {
+        let Config { read_only, mutating } = config;
+        let current = registry.gauges(
+            "apiserver_current_inflight_requests",
+            "[STABLE] Most requests in flight at once in the last second, per request kind.",
+            &["request_kind"],
+        );
+        let dropped = registry.counters(
+            "apiserver_dropped_requests_total",
+            "Requests refused with 429 because too many of their kind were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
+            &["request_kind"],
+        );
+        let slots = |kind: RequestKind, limit| {
+            Arc::new(Slots {
+                kind,
+                limit,
+                in_use: AtomicU32::new(0),
+                peak: AtomicU32::new(0),
+                current: current.with_label_values(&[kind.label()]),
+                dropped: dropped.with_label_values(&[kind.label()]),
+            })
+        };
+        Self {
+            read_only: slots(RequestKind::ReadOnly, read_only),
+            mutating: slots(RequestKind::Mutating, mutating),
+        }
+    }
+
+    /// A slot for the request; `None` if it needs none.
+    ///
+    /// # Errors
+    /// [`Rejection::MaxInFlight`] if all slots of its kind are taken.
+    pub fn admit(&self, digest: &RequestDigest<'_>) -> Result<Option<InFlightPermit>, Rejection> {
+        if digest.info.long_running() {
+            return Ok(None);
+        }
+        let slots = match RequestKind::of(digest.info) {
+            RequestKind::Mutating => &self.mutating,
+            RequestKind::ReadOnly => &self.read_only,
+        };
+        let InFlightLimit::AtMost(limit) = slots.limit else {
+            return Ok(None);
+        };
+        match slots.take(limit.get()) {
+            Some(permit) => Ok(Some(permit)),
+            None if digest.user.in_group(GROUP_MASTERS) => Ok(None),
+            None => {
+                slots.dropped.inc();
+                Err(Rejection::MaxInFlight { kind: slots.kind, limit: limit.get() })
+            }
+        }
+    }
+
+    /// Every no that it can say.
+    #[must_use]
+    pub fn rejections(&self) -> Vec<Rejection> {
+        let no = |slots: &Slots| match slots.limit {
+            InFlightLimit::AtMost(limit) => {
+                Some(Rejection::MaxInFlight { kind: slots.kind, limit: limit.get() })
+            }
+            InFlightLimit::Unlimited => None,
+        };
+        [no(&self.read_only), no(&self.mutating)].into_iter().flatten().collect()
+    }
+
+    /// Publishes the peak since the last call; to be called once a second, as `maintainReadOnlyWatermark` does.
+    pub fn publish_peaks(&self) {
+        for slots in [&self.read_only, &self.mutating] {
+            // Relaxed: a statistic; at worst a peak is shown one second later.
+            let now = slots.in_use.load(Ordering::Relaxed);
+            let peak = slots.peak.swap(now, Ordering::Relaxed);
+            slots.current.set(i64::from(peak));
+        }
+    }
+}
+
+/// One kind's slots.
+#[derive(Debug)]
+struct Slots {
+    kind: RequestKind,
+    limit: InFlightLimit,
+    in_use: AtomicU32,
+    peak: AtomicU32,
+    current: IntGauge,
+    dropped: IntCounter,
+}
+
+impl Slots {
+    fn take(self: &Arc<Self>, limit: u32) -> Option<InFlightPermit> {
+        // Acquire/Release pair with the give-back: who takes the freed slot sees its former holder gone.
+        let before = self
+            .in_use
+            .try_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < limit).then_some(n + 1))
+            .ok()?;
+        self.peak.fetch_max(before + 1, Ordering::Relaxed);
+        Some(InFlightPermit(Arc::clone(self)))
+    }
+}
+
+/// One slot; gives itself back.
+#[derive(Debug)]
+pub struct InFlightPermit(Arc<Slots>);
+
+impl Drop for InFlightPermit {
+    fn drop(&mut self) {
+        self.0.in_use.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::UserInfo;
+    use crate::request_info::RequestInfo;
+
+    fn limiter(read_only: u32, mutating: u32) -> (MaxInFlight, Registry) {
+        let registry = Registry::new();
+        let config = Config { read_only: read_only.into(), mutating: mutating.into() };
+        (MaxInFlight::new(config, &registry), registry)
+    }
+
+    fn user(groups: &[&str]) -> UserInfo {
+        UserInfo {
+            name: "someone".to_owned(),
+            groups: groups.iter().map(|g| (*g).to_owned()).collect(),
+            ..UserInfo::default()
+        }
+    }
+
+    fn admit(limiter: &MaxInFlight, method: &str, target: &str, groups: &[&str]) -> Result<Option<InFlightPermit>, Rejection> {
+        let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+        limiter.admit(&RequestDigest { info: &info, user: &user(groups) })
+    }
+
+    #[test]
+    fn each_kind_has_its_own_slots_and_a_dropped_permit_frees_one() {
+        let (limiter, _) = limiter(1, 1);
+        let read = admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap();
+        let write = admit(&limiter, "POST", "/api/v1/pods", &[]).unwrap();
+        assert!(read.is_some() && write.is_some());
+        assert_eq!(
+            admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap_err(),
+            Rejection::MaxInFlight { kind: RequestKind::ReadOnly, limit: 1 }
+        );
+        drop(read);
+        assert!(admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap().is_some());
+    }
+
+    #[test]
+    fn long_running_requests_take_no_slot() {
+        let (limiter, _) = limiter(1, 1);
+        let _held = admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap();
+        assert!(admit(&limiter, "GET", "/api/v1/pods?watch=1", &[]).unwrap().is_none());
+        assert!(admit(&limiter, "GET", "/api/v1/namespaces/a/pods/b/log", &[]).unwrap().is_none());
+    }
+
+    #[test]
+    fn masters_pass_a_full_limiter_without_a_slot_and_take_one_below_it() {
+        let (limiter, _) = limiter(1, 1);
+        let held = admit(&limiter, "GET", "/", &[GROUP_MASTERS]).unwrap();
+        assert!(held.is_some());
+        assert!(admit(&limiter, "GET", "/", &[GROUP_MASTERS]).unwrap().is_none());
+    }
+
+    #[test]
+    fn zero_is_no_limit_and_counts_nothing() {
+        let (limiter, registry) = limiter(0, 1);
+        let _held: Vec<_> = (0..1000).map(|_| admit(&limiter, "GET", "/", &[])).collect();
+        limiter.publish_peaks();
+        assert!(registry.render().contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 0"));
+    }
+
+    #[test]
+    fn the_gauge_is_the_peak_of_the_last_second_and_never_passes_the_limit() {
+        let (limiter, registry) = limiter(2, 1);
+        let held: Vec<_> = (0..5).map(|_| admit(&limiter, "GET", "/", &[])).collect();
+        drop(held);
+        limiter.publish_peaks();
+        let text = registry.render();
+        assert!(text.contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 2"), "{text}");
+        assert!(text.contains("apiserver_dropped_requests_total{request_kind=\"readOnly\"} 3"), "{text}");
+        limiter.publish_peaks();
+        assert!(registry.render().contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 0"));
+    }
+}

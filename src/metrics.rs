@@ -1,0 +1,82 @@
+//! The registry that every module registers its metrics with, and the spelling they share.
+//!
+//! A module that counts owns a struct of handles made by a `register(&Registry)` of its own; nothing here knows what is
+//! counted. Help texts carry Kubernetes' stability mark where the metric is one of kube-apiserver's, so that its
+//! dashboards and this endpoint read alike. No global registry: two proxies in one process count apart.
+
+use prometheus::HistogramOpts;
+use prometheus::HistogramVec;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
+use prometheus::Opts;
+use prometheus::TextEncoder;
+use prometheus::core::Collector;
+
+/// What `GET /metrics` shows.
+#[derive(Clone, Debug, Default)]
+pub struct Registry(prometheus::Registry);
+
+impl Registry {
+    /// An empty registry.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A counter per combination of `labels`.
+    #[must_use]
+    pub fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        self.add(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    /// A single counter.
+    #[must_use]
+    pub fn counter(&self, name: &str, help: &str) -> IntCounter {
+        self.add(IntCounter::with_opts(Opts::new(name, help)))
+    }
+
+    /// A gauge per combination of `labels`.
+    #[must_use]
+    pub fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+        self.add(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    /// A single gauge.
+    #[must_use]
+    pub fn gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.add(IntGauge::with_opts(Opts::new(name, help)))
+    }
+
+    /// A histogram per combination of `labels`; `buckets` are upper bounds in the metric's unit.
+    #[must_use]
+    pub fn histograms(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        buckets: &[f64],
+    ) -> HistogramVec {
+        let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        self.add(HistogramVec::new(opts, labels))
+    }
+
+    /// Everything registered, in the text exposition format.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        // Formatting into a string fails only for a metric family without samples, which `gather` leaves out.
+        let _ = TextEncoder::new().encode_utf8(&self.0.gather(), &mut text);
+        text
+    }
+
+    #[expect(clippy::expect_used, reason = "names and labels are constants of this program; a test renders them all")]
+    fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
+        let collector = made.expect("a metric's name and labels are well-formed");
+        self.0
+            .register(Box::new(collector.clone()))
+            .expect("a metric is registered once");
+        collector
+    }
+}

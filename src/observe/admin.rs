@@ -1,0 +1,109 @@
+//! The listeners for operators: `/livez`, `/readyz`, `/metrics`, in plain HTTP.
+//!
+//! They run on a runtime of their own, so that a flood of clients does not keep a probe or a scrape waiting.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use http::Method;
+use http::Request;
+use http::Response;
+use http::StatusCode;
+use http::header;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use hyper_util::rt::TokioTimer;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tracing::debug;
+use tracing::warn;
+
+use crate::metrics::Registry;
+use crate::observe::readiness::Readiness;
+
+/// Most connections at a time: probes and scrapers are few, and these listeners must not eat the clients' descriptors.
+const MOST_CONNECTIONS: usize = 64;
+
+/// How long an idle connection is kept, or a slow request waited for.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+
+const METRICS_TYPE: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+
+/// What is served.
+#[derive(Debug)]
+pub struct Admin {
+    /// Whether weir can do its work.
+    pub readiness: Arc<Readiness>,
+    /// The metrics, where they are served.
+    pub metrics: Option<Registry>,
+}
+
+impl Admin {
+    /// Serves `listener` until it is dropped.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the listener; connections under way end by themselves.
+    pub async fn run(self: Arc<Self>, listener: TcpListener) {
+        let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        loop {
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+                return; // never: the semaphore is not closed
+            };
+            let tcp = match listener.accept().await {
+                Ok((tcp, _)) => tcp,
+                Err(why) => {
+                    warn!(%why, "cannot accept connections of operators");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let admin = Arc::clone(&self);
+            tokio::spawn(async move {
+                let service = service_fn(|request| admin.answer(request));
+                let served = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(HEAD_TIMEOUT)
+                    .serve_connection(TokioIo::new(tcp), service)
+                    .await;
+                if let Err(why) = served {
+                    debug!(%why, "an operator's connection ended");
+                }
+                drop(place);
+            });
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return Ok(response(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here\n"));
+        }
+        Ok(match (request.uri().path(), &self.metrics) {
+            ("/livez", _) => response(StatusCode::OK, "ok"),
+            ("/readyz", _) => {
+                let (ready, text) = self.readiness.report().await;
+                let code = if ready { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+                response(code, text)
+            }
+            ("/metrics", Some(registry)) => {
+                let mut metrics = response(StatusCode::OK, registry.render());
+                metrics.headers_mut().insert(header::CONTENT_TYPE, METRICS_TYPE);
+                metrics
+            }
+            _ => response(StatusCode::NOT_FOUND, "served here: /livez /readyz /metrics\n"),
+        })
+    }
+}
+
+fn response(code: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, PLAIN);
+    response
+}

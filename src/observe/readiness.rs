@@ -1,0 +1,92 @@
+//! Whether weir can do its work: it has not been told to go, and the API server answers.
+//!
+//! The API server is asked with weir's own credentials, at most once a second whoever asks, and any answer of its counts:
+//! whether the API server is well is its own `/readyz`'s to say, and a load balancer in front asks for that through weir.
+
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use http::Method;
+use http::uri::PathAndQuery;
+use http_body_util::BodyExt;
+use http_body_util::Limited;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use crate::clock::Clock;
+use crate::drain::Drain;
+use crate::upstream::body::RequestBody;
+use crate::upstream::headers;
+use crate::upstream::headers::Own;
+use crate::upstream::pool::Pool;
+
+/// How long an answer is good for: probes of any frequency cost the API server one request a second.
+const FRESH_FOR: Duration = Duration::from_secs(1);
+
+/// How long the API server may take; the kubelet's probes give up after a second or a few.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// More than `/readyz` ever says.
+const MOST_BYTES: usize = 64 << 10;
+
+/// Asks, and remembers for a moment.
+#[derive(Debug)]
+pub struct Readiness {
+    upstream: Arc<Pool<Own>>,
+    drain: Arc<Drain>,
+    /// The last answer. Held while asking, so that many askers cause one question.
+    last: Mutex<Option<(Instant, Result<(), String>)>>,
+}
+
+impl Readiness {
+    /// Readiness of what `upstream` leads to.
+    #[must_use]
+    pub fn new(upstream: Arc<Pool<Own>>, drain: Arc<Drain>) -> Self {
+        Self { upstream, drain, last: Mutex::default() }
+    }
+
+    /// What `/readyz` says: the checks, and whether all is well.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost; the next asker asks again.
+    pub async fn report(&self) -> (bool, String) {
+        let shutdown = if self.drain.ready() { Ok(()) } else { Err("weir is shutting down".to_owned()) };
+        let checks = [("shutdown", shutdown), ("upstream", self.upstream_answers().await)];
+        let ready = checks.iter().all(|(_, check)| check.is_ok());
+        let mut text = String::new();
+        for (name, check) in checks {
+            text.push_str(&match check {
+                Ok(()) => format!("[+]{name} ok\n"),
+                Err(why) => format!("[-]{name} failed: {why}\n"),
+            });
+        }
+        text.push_str(if ready { "readyz check passed\n" } else { "readyz check failed\n" });
+        (ready, text)
+    }
+
+    async fn upstream_answers(&self) -> Result<(), String> {
+        let mut last = self.last.lock().await;
+        if let Some((at, answer)) = &*last
+            && Clock.now().saturating_duration_since(*at) < FRESH_FOR
+        {
+            return answer.clone();
+        }
+        let answer = timeout(ANSWER_WITHIN, self.ask())
+            .await
+            .unwrap_or_else(|_| Err(format!("no answer within {}s", ANSWER_WITHIN.as_secs())));
+        *last = Some((Clock.now(), answer.clone()));
+        answer
+    }
+
+    async fn ask(&self) -> Result<(), String> {
+        let request = headers::own(Method::GET, PathAndQuery::from_static("/readyz"), None);
+        let (response, mut turn) =
+            self.upstream.send(request, RequestBody::empty()).await.map_err(|why| why.to_string())?;
+        // Read to its end, so that the connection serves the next question.
+        if Limited::new(response.into_body(), MOST_BYTES).collect().await.is_ok() {
+            turn.complete();
+        }
+        Ok(())
+    }
+}

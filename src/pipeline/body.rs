@@ -1,0 +1,64 @@
+//! What weir answers with: a few bytes of its own, or what the upstream sends, as it comes.
+
+use std::pin::Pin;
+use std::task::Context;
+use std::task::Poll;
+
+use bytes::Bytes;
+use http_body::Frame;
+use http_body::SizeHint;
+use hyper::body::Incoming;
+
+use crate::pipeline::Riding;
+use crate::pipeline::guarded::Broken;
+use crate::pipeline::guarded::Guarded;
+
+/// The body of an answer.
+pub struct Body(Inner);
+
+enum Inner {
+    Fixed(Bytes),
+    Forwarded(Box<Guarded<Incoming, Riding>>),
+}
+
+impl Body {
+    /// These bytes, at once.
+    #[must_use]
+    pub fn fixed(bytes: Bytes) -> Self {
+        Self(Inner::Fixed(bytes))
+    }
+
+    pub(super) fn forwarded(body: Guarded<Incoming, Riding>) -> Self {
+        Self(Inner::Forwarded(Box::new(body)))
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = Broken<hyper::Error>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match &mut self.0 {
+            Inner::Fixed(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Inner::Fixed(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Inner::Forwarded(body) => Pin::new(body.as_mut()).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Inner::Fixed(bytes) => bytes.is_empty(),
+            Inner::Forwarded(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Inner::Fixed(bytes) => SizeHint::with_exact(u64::try_from(bytes.len()).unwrap_or(u64::MAX)),
+            Inner::Forwarded(body) => body.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+use std::convert::Infallible;
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use http_body_util::Full;
+use tokio::sync::mpsc;
+
+use super::*;
+
+/// Notes what it is told, and that it was let go.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+struct Noting(Log);
+
+impl Guard for Noting {
+    fn complete(&mut self) {
+        self.0.0.lock().unwrap().push("complete".to_owned());
+    }
+}
+
+impl Drop for Noting {
+    fn drop(&mut self) {
+        self.0.0.lock().unwrap().push("let go".to_owned());
+    }
+}
+
+/// A body that is what the test sends it.
+struct Fed(mpsc::UnboundedReceiver<Bytes>);
+
+impl Body for Fed {
+    type Data = Bytes;
+    type Error = Infallible;
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+fn guarded<B: Body + Send + 'static>(body: B, until: Until) -> (Guarded<B, Noting>, Log) {
+    let log = Log::default();
+    (Guarded::new(body, Noting(log.clone()), until), log)
+}
+
+#[tokio::test]
+async fn the_guard_ends_with_the_last_frame_and_the_length_is_still_known() {
+    let (body, log) = guarded(Full::new(Bytes::from_static(b"abc")), Until::End);
+    assert_eq!(body.size_hint().exact(), Some(3));
+    let collected = body.collect().await.unwrap();
+    assert_eq!(collected.to_bytes(), "abc");
+    assert_eq!(log.lines(), ["complete", "let go"]);
+}
+
+#[tokio::test]
+async fn a_body_that_nobody_reads_lets_go_at_its_deadline_and_then_fails() {
+    let (feed, fed) = mpsc::unbounded_channel();
+    feed.send(Bytes::from_static(b"a")).unwrap();
+    let overdue = Arc::new(Overdue::default());
+    let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1);
+    let (mut body, log) = guarded(Fed(fed), Until::Deadline(deadline, Arc::clone(&overdue)));
+    overdue.expire(deadline - Duration::from_millis(1));
+    assert!(body.frame().await.unwrap().is_ok());
+    overdue.expire(deadline);
+    assert_eq!(log.lines(), ["let go"]);
+    assert!(feed.is_closed(), "the source is let go as well");
+    assert!(matches!(body.frame().await, Some(Err(Broken::Deadline))));
+    assert!(body.frame().await.is_none());
+}
+
+#[tokio::test]
+async fn a_reader_that_waits_is_woken_at_the_deadline() {
+    let (_feed, fed) = mpsc::unbounded_channel();
+    let overdue = Arc::new(Overdue::default());
+    let deadline = tokio::time::Instant::now().into_std();
+    let (mut body, _) = guarded(Fed(fed), Until::Deadline(deadline, Arc::clone(&overdue)));
+    let reader = tokio::spawn(async move { body.frame().await });
+    tokio::task::yield_now().await;
+    overdue.expire(deadline);
+    assert!(matches!(reader.await.unwrap(), Some(Err(Broken::Deadline))));
+}
+
+#[tokio::test]
+async fn a_stop_is_a_clean_end_without_completion() {
+    let (_feed, fed) = mpsc::unbounded_channel();
+    let (mut body, log) = guarded(Fed(fed), Until::Stop(Box::pin(std::future::ready(()))));
+    assert!(body.frame().await.is_none());
+    assert!(body.is_end_stream());
+    assert_eq!(log.lines(), ["let go"]);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_lets_go_and_leaves_the_list() {
+    let (_feed, fed) = mpsc::unbounded_channel();
+    let overdue = Arc::new(Overdue::default());
+    let deadline = tokio::time::Instant::now().into_std();
+    let (body, log) = guarded(Fed(fed), Until::Deadline(deadline, Arc::clone(&overdue)));
+    drop(body);
+    assert_eq!(log.lines(), ["let go"]);
+    assert_eq!(format!("{overdue:?}"), "Overdue(0 under way)");
+}

@@ -1,0 +1,379 @@
+//! One request, start to end. [`Pipeline::serve`] is the function to read first: it is the diagram of the README.
+//!
+//! Values go from step to step, so that a wrong order does not compile. Each step either hands on or refuses; a refusal
+//! never reaches the upstream. What an admitted request holds rides on its answer's body and is given back with the last
+//! byte, or as soon as the client goes away.
+//!
+//! # Cancel safety
+//! The futures here are dropped when the client goes away. Whatever was held is given back by that: the upstream's stream
+//! is reset first, then the permit goes.
+
+pub mod body;
+pub mod guarded;
+pub mod overdue;
+pub mod refusal;
+pub mod trace;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::HeaderValue;
+use http::Method;
+use http::Request;
+use http::Response;
+use http::StatusCode;
+use http::Version;
+use http::header;
+use http::request;
+use http::uri::PathAndQuery;
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+
+use crate::clock::Clock;
+use crate::drain::Drain;
+use crate::drain::UnderWay;
+use crate::identity::Credential;
+use crate::identity::Identity;
+use crate::identity::Known;
+use crate::identity::Mark;
+use crate::identity::PeerCertificate;
+use crate::identity::ProvenTokens;
+use crate::limits::Admission;
+use crate::limits::Permit;
+use crate::limits::RequestDigest;
+use crate::pipeline::body::Body;
+use crate::pipeline::guarded::Guard;
+use crate::pipeline::guarded::Guarded;
+use crate::pipeline::guarded::Until;
+use crate::pipeline::overdue::Overdue;
+use crate::pipeline::refusal::Prepared;
+use crate::pipeline::refusal::Refusal;
+use crate::pipeline::trace::RequestMetrics;
+use crate::pipeline::trace::Subject;
+use crate::pipeline::trace::Trace;
+use crate::request_info::MetricLabels;
+use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
+use crate::upstream::Dressed;
+use crate::upstream::ForwardError;
+use crate::upstream::Upstream;
+use crate::upstream::body::RequestBody;
+use crate::upstream::forward::Turn;
+use crate::upstream::headers;
+use crate::upstream::headers::ClientAddress;
+use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::upgrade;
+
+/// A refused request's body up to this size is skipped so that the connection can go on; Go's server does the same
+/// (`net/http.maxPostHandlerReadBytes`). A larger one, or one that dawdles, costs the connection.
+const SKIP_AT_MOST: u64 = 256 << 10;
+
+/// How long a refused request's body may take to come.
+const SKIP_WITHIN: Duration = Duration::from_secs(1);
+
+/// What a request needs to know of the connection that it came by.
+#[derive(Debug)]
+pub struct Peer {
+    /// Where the client is.
+    pub address: SocketAddr,
+    /// Whether it is one of `--trusted-proxies`.
+    pub trusted: bool,
+    /// What it presented in the handshake.
+    pub certificate: Option<PeerCertificate>,
+}
+
+/// Every step of a request, put together once and shared by all connections of a worker.
+#[derive(Debug)]
+pub struct Pipeline {
+    /// Who asks.
+    pub identity: Arc<Identity>,
+    /// Tokens that the upstream has taken.
+    pub proven: Arc<ProvenTokens>,
+    /// The names by which an identity travels in headers.
+    pub identity_headers: Arc<IdentityHeaders>,
+    /// Whether a request may go on.
+    pub admission: Admission,
+    /// Where it goes.
+    pub upstream: Arc<Upstream>,
+    /// `--request-timeout`, for what is not long-running.
+    pub request_timeout: Duration,
+    /// Refusals written beforehand.
+    pub refusals: Arc<Prepared>,
+    /// Whether weir is going away.
+    pub drain: Arc<Drain>,
+    /// Who has a deadline.
+    pub overdue: Arc<Overdue>,
+    /// What is counted.
+    pub metrics: Arc<RequestMetrics>,
+}
+
+impl Pipeline {
+    /// Answers a request.
+    pub async fn handle(&self, peer: &Peer, request: Request<Incoming>) -> Response<Body> {
+        let mut trace = Trace::started(Arc::clone(&self.metrics), Clock.now());
+        let asked = Asked::of(&request);
+        let (head, body) = request.into_parts();
+        let mut body = Some(body);
+        match self.serve(peer, head, &mut body, &mut trace).await {
+            Ok(response) => response,
+            Err(refusal) => {
+                let mut response = self.refusals.respond(&refusal, asked.accept.as_ref());
+                if !asked.skip(body).await {
+                    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                }
+                response
+            }
+        }
+    }
+
+    /// The way of a request.
+    async fn serve(
+        &self,
+        peer: &Peer,
+        mut head: request::Parts,
+        body: &mut Option<Incoming>,
+        trace: &mut Trace,
+    ) -> Result<Response<Body>, Refusal> {
+        let target = target(&head)?;
+        let info = RequestInfo::parse(head.method.as_str(), target.as_str().as_bytes())?;
+        let content_type = head.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let labels = MetricLabels::of(head.method.as_str(), &info, content_type);
+        let subject = Subject { labels, info: &info };
+        trace.classified();
+
+        let answered = async {
+            self.own_readiness(&info)?;
+            let upgrade = upgrade_of(&mut head);
+            let known = self.identify(peer, &head.headers)?;
+            let digest = RequestDigest { info: &info, user: &known.user };
+            let permit = self.admission.admit(&digest)?;
+            let (request, mark) = self.dress(head, peer, &known)?;
+            let body = body.take().map_or_else(RequestBody::empty, |b| {
+                RequestBody::new(b, Arc::clone(&self.identity_headers))
+            });
+            let passage = Passage { request, body, upgrade, mark, permit };
+            self.forward(subject, passage, trace).await
+        };
+        answered.await.inspect_err(|refusal| {
+            trace.refused(subject, refusal.code(), refusal.in_self_defense());
+        })
+    }
+
+    /// Once told to go, weir answers for its own readiness, so that a load balancer on the client's port sees it.
+    fn own_readiness(&self, info: &RequestInfo<'_>) -> Result<(), Refusal> {
+        if info.path() == b"/readyz" && !self.drain.ready() {
+            return Err(Refusal::NotReady);
+        }
+        Ok(())
+    }
+
+    fn identify(&self, peer: &Peer, headers: &HeaderMap) -> Result<Known, Refusal> {
+        let known = self.identity.resolve(peer.certificate.as_ref(), headers, Clock.wall())?;
+        if known.credential == Credential::Certificate && !self.upstream.can_assert() {
+            return Err(Refusal::NoFrontProxy);
+        }
+        Ok(known)
+    }
+
+    /// Decides by which way the request goes, and makes of it what that way carries.
+    fn dress(
+        &self,
+        head: request::Parts,
+        peer: &Peer,
+        known: &Known,
+    ) -> Result<(Dressed, Option<Mark>), Refusal> {
+        let client = ClientAddress { peer: peer.address.ip(), trusted: peer.trusted };
+        let names = &*self.identity_headers;
+        Ok(match known.credential {
+            Credential::Certificate => {
+                (Dressed::Asserting(headers::asserting(head, client, names, &known.user)?), None)
+            }
+            Credential::Token => (Dressed::PassThrough(headers::pass_through(head, client, names)), None),
+            Credential::UnverifiedToken => {
+                let mark = self.proven.mark(&head.headers);
+                if mark.is_some_and(|mark| self.proven.knows(mark)) {
+                    (Dressed::PassThrough(headers::pass_through(head, client, names)), mark)
+                } else {
+                    (Dressed::Stranger(headers::stranger(head, client, names)), mark)
+                }
+            }
+            Credential::None => (Dressed::Stranger(headers::stranger(head, client, names)), None),
+        })
+    }
+
+    async fn forward(
+        &self,
+        subject: Subject<'_>,
+        passage: Passage,
+        trace: &mut Trace,
+    ) -> Result<Response<Body>, Refusal> {
+        let Passage { request, body, upgrade, mark, mut permit } = passage;
+        let under_way = self.under_way(subject.info);
+        let limit = self.time_for(subject.info);
+        let deadline = limit.map(|limit| trace.arrived() + limit);
+        permit.forwarding(Clock.now());
+        let sent = async {
+            Ok::<_, Refusal>(match &upgrade {
+                None => {
+                    let (response, turn) = self.upstream.send(request, body).await?;
+                    (response, Some(turn))
+                }
+                Some((protocol, _)) => {
+                    (self.upstream.send_upgrade(request, body, protocol.clone()).await?, None)
+                }
+            })
+        };
+        let (response, turn) = match (deadline, limit) {
+            (Some(deadline), Some(limit)) => tokio::time::timeout_at(deadline.into(), sent)
+                .await
+                .map_err(|_| Refusal::Timeout(limit))??,
+            _ => sent.await?,
+        };
+        permit.answered();
+        trace.answered(subject, response.status());
+        if let Some(mark) = mark {
+            self.proven.note(mark, response.status() != StatusCode::UNAUTHORIZED);
+        }
+        let riding = Riding { turn, trace: trace.hand_over(), _permit: permit, _under_way: under_way };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return switch(response, upgrade, riding);
+        }
+        let until = match deadline {
+            Some(deadline) => Until::Deadline(deadline, Arc::clone(&self.overdue)),
+            None if *subject.info.verb() == Verb::Watch => Until::Stop(Box::pin(self.drain.watch_end())),
+            None => Until::End,
+        };
+        let (mut head, body) = response.into_parts();
+        headers::strip_hop_by_hop(&mut head.headers);
+        head.version = Version::HTTP_11; // the connection to the client says its own
+        Ok(Response::from_parts(head, Body::forwarded(Guarded::new(body, riding, until))))
+    }
+
+    /// What weir's end waits for: requests, then watches; other long-running ones are cut off, as upstream does.
+    fn under_way(&self, info: &RequestInfo<'_>) -> Option<UnderWay> {
+        if *info.verb() == Verb::Watch {
+            Some(self.drain.watch())
+        } else if info.long_running() {
+            None
+        } else {
+            Some(self.drain.request())
+        }
+    }
+
+    /// How long the request may take from its arrival; long-running ones as long as they like.
+    fn time_for(&self, info: &RequestInfo<'_>) -> Option<Duration> {
+        if info.long_running() {
+            return None;
+        }
+        // A timeout that cannot be read is the upstream's to answer.
+        let wished = info.timeout(self.request_timeout).ok().flatten();
+        Some(wished.unwrap_or(self.request_timeout))
+    }
+}
+
+/// A request that was admitted, and what goes with it.
+struct Passage {
+    request: Dressed,
+    body: RequestBody,
+    upgrade: Option<(HeaderValue, OnUpgrade)>,
+    mark: Option<Mark>,
+    permit: Permit,
+}
+
+/// What rides on an answer's body and ends with it, in this order.
+pub struct Riding {
+    turn: Option<Box<dyn Turn>>,
+    trace: Trace,
+    _permit: Permit,
+    _under_way: Option<UnderWay>,
+}
+
+impl Guard for Riding {
+    fn complete(&mut self) {
+        if let Some(turn) = &mut self.turn {
+            turn.complete();
+        }
+    }
+}
+
+/// The request's target, byte for byte what the upstream will get.
+fn target(head: &request::Parts) -> Result<PathAndQuery, Refusal> {
+    if head.method == Method::CONNECT {
+        return Err(Refusal::Connect);
+    }
+    let target = head.uri.path_and_query();
+    target.cloned().ok_or_else(|| Refusal::BadRequest("the request has no target".to_owned()))
+}
+
+/// Takes the connection's own headers off, and the wish to change the protocol with them.
+fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
+    let protocol = headers::strip_hop_by_hop(&mut head.headers);
+    let upgrade = head.extensions.remove::<OnUpgrade>();
+    protocol.zip(upgrade)
+}
+
+/// Answers 101 and passes bytes both ways from then on.
+fn switch(
+    response: Response<Incoming>,
+    upgrade: Option<(HeaderValue, OnUpgrade)>,
+    riding: Riding,
+) -> Result<Response<Body>, Refusal> {
+    let Some((_, client)) = upgrade else {
+        return Err(Refusal::Forward(ForwardError::Unasked));
+    };
+    let mut response = response;
+    let upstream = hyper::upgrade::on(&mut response);
+    let protocol = headers::strip_hop_by_hop(response.headers_mut());
+    tokio::spawn(async move {
+        upgrade::tunnel(client, upstream).await;
+        drop(riding);
+    });
+    let mut response = response.map(|_| Body::fixed(Bytes::new()));
+    if let Some(protocol) = protocol {
+        response.headers_mut().insert(header::UPGRADE, protocol);
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    }
+    Ok(response)
+}
+
+/// What a refusal needs to know of a request that was taken apart.
+struct Asked {
+    accept: Option<HeaderValue>,
+    http1: bool,
+    expects_continue: bool,
+}
+
+impl Asked {
+    fn of<B>(request: &Request<B>) -> Self {
+        Self {
+            accept: request.headers().get(header::ACCEPT).cloned(),
+            http1: request.version() < Version::HTTP_2,
+            expects_continue: request.headers().contains_key(header::EXPECT),
+        }
+    }
+
+    /// Whether the connection can go on after a refusal: on HTTP/2 always (the stream is reset), on HTTP/1.1 if what is
+    /// left of the request's body is small and comes soon.
+    async fn skip(&self, body: Option<Incoming>) -> bool {
+        let Some(mut body) = body.filter(|body| self.http1 && !body.is_end_stream()) else {
+            return true;
+        };
+        if self.expects_continue || body.size_hint().lower() > SKIP_AT_MOST {
+            return false;
+        }
+        let skipped = async {
+            let mut left = SKIP_AT_MOST;
+            while let Some(frame) = body.frame().await {
+                let bytes = frame.ok()?.data_ref().map_or(0, |data| data.len());
+                left = left.checked_sub(u64::try_from(bytes).ok()?)?;
+            }
+            Some(())
+        };
+        matches!(tokio::time::timeout(SKIP_WITHIN, skipped).await, Ok(Some(())))
+    }
+}

@@ -1,0 +1,322 @@
+//! Every way of saying no, and how it looks on the wire.
+//!
+//! A no is a `metav1.Status` that names weir and the limit or the fault in its first cause, so that `kubectl` prints a
+//! sentence and a log on the client's side tells who refused. (kube-apiserver itself answers plain text to too many
+//! requests; client-go takes both.) The refusals of the limits are written once, when weir starts: saying no must cost next to nothing.
+//! A refusal never touches the upstream, and never reads the request's body.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use http::Response;
+use http::StatusCode;
+use http::header;
+
+use crate::api::Status;
+use crate::identity::Unauthenticated;
+use crate::limits::Rejection;
+use crate::limits::RequestKind;
+use crate::pipeline::body::Body;
+use crate::request_info::TargetError;
+use crate::upstream::ForwardError;
+use crate::upstream::headers::Unspeakable;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const PROTOBUF: HeaderValue = HeaderValue::from_static("application/vnd.kubernetes.protobuf");
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache, private");
+const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
+
+/// After how many seconds a request that did not reach the API server is worth another try: one, which client-go takes
+/// for "retry", and which gives a restarting server a moment.
+const RETRY_UNSENT: u32 = 1;
+
+/// The `Retry-After` of max-in-flight (`server/filters/maxinflight.go`: constant 1).
+const RETRY_MAX_IN_FLIGHT: u32 = 1;
+
+/// What `/readyz` says once weir has been told to go, in the form of kube-apiserver's.
+const SHUTTING_DOWN: &[u8] = b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
+
+/// Why a request gets no answer of the upstream's.
+#[derive(Clone, Debug)]
+pub enum Refusal {
+    /// What was sent is no request that could be passed on.
+    BadRequest(String),
+    /// `CONNECT`, which the proxy does not do.
+    Connect,
+    /// No answer from the upstream.
+    Forward(ForwardError),
+    /// Told to go: `/readyz` on the client's port.
+    NotReady,
+    /// A certificate's user, and no way to assert one.
+    NoFrontProxy,
+    /// A defect of weir's.
+    Panic,
+    /// A limit's no.
+    Rejected(Rejection),
+    /// RequestInfo cannot be made of it: upstream's own text.
+    RequestInfo(Bytes),
+    /// No answer within the request's time.
+    Timeout(Duration),
+    /// The credential that was presented does not hold.
+    Unauthenticated(Unauthenticated),
+    /// The user cannot be asserted in headers.
+    Unspeakable(Unspeakable),
+}
+
+impl From<TargetError<'_>> for Refusal {
+    fn from(error: TargetError<'_>) -> Self {
+        match error {
+            TargetError::Malformed(why) => Self::BadRequest(why.to_string()),
+            TargetError::Unresolvable(unresolvable) => Self::RequestInfo(unresolvable.body().into()),
+        }
+    }
+}
+
+impl From<Unauthenticated> for Refusal {
+    fn from(error: Unauthenticated) -> Self {
+        Self::Unauthenticated(error)
+    }
+}
+
+impl From<Rejection> for Refusal {
+    fn from(rejection: Rejection) -> Self {
+        Self::Rejected(rejection)
+    }
+}
+
+impl From<ForwardError> for Refusal {
+    fn from(error: ForwardError) -> Self {
+        Self::Forward(error)
+    }
+}
+
+impl From<Unspeakable> for Refusal {
+    fn from(error: Unspeakable) -> Self {
+        Self::Unspeakable(error)
+    }
+}
+
+impl Refusal {
+    /// The status code it is answered with.
+    #[must_use]
+    pub fn code(&self) -> StatusCode {
+        match self {
+            Self::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Forward(error) if error.unsent() => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Forward(_) => StatusCode::BAD_GATEWAY,
+            Self::NotReady | Self::Panic | Self::RequestInfo(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Rejected(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::NoFrontProxy | Self::Unauthenticated(_) | Self::Unspeakable(_) => StatusCode::UNAUTHORIZED,
+        }
+    }
+
+    /// Whether a limit or the time that a request may take is the reason: kube-apiserver's "terminations".
+    #[must_use]
+    pub const fn in_self_defense(&self) -> bool {
+        matches!(self, Self::Rejected(_) | Self::Timeout(_))
+    }
+
+    /// The Status, for what has one; the other two are plain text, as upstream's.
+    fn status(&self) -> Result<Status, Bytes> {
+        let (reason, cause, message, retry_after_seconds) = match self {
+            Self::NotReady => return Err(Bytes::from_static(SHUTTING_DOWN)),
+            Self::RequestInfo(text) => return Err(text.clone()),
+            Self::BadRequest(why) => ("BadRequest", "weir/bad-request", why.clone(), None),
+            Self::Panic => (
+                "InternalError",
+                "weir/panic",
+                "this request met a defect of weir's; its log says where".to_owned(),
+                None,
+            ),
+            Self::Connect => (
+                "MethodNotAllowed",
+                "weir/connect",
+                "CONNECT is not passed on: use a GET or POST that asks for an upgrade".to_owned(),
+                None,
+            ),
+            Self::Forward(error) => {
+                let retry = error.unsent().then_some(RETRY_UNSENT);
+                let reason = if error.unsent() { "ServiceUnavailable" } else { "BadGateway" };
+                (reason, error.label(), format!("weir got no answer from the API server: {error}"), retry)
+            }
+            Self::NoFrontProxy => (
+                "Unauthorized",
+                "weir/no-front-proxy-certificate",
+                "weir knows you by your client certificate but cannot tell the API server so: it needs \
+                 --proxy-client-cert-file and --proxy-client-key-file, signed by the CA of the API server's \
+                 --requestheader-client-ca-file; a bearer token without a client certificate is passed on as it is"
+                    .to_owned(),
+                None,
+            ),
+            Self::Rejected(rejection) => return Ok(rejected(*rejection)),
+            Self::Timeout(limit) => (
+                "Timeout",
+                "weir/request-timeout",
+                format!("the API server did not answer within {}s (weir's --request-timeout)", limit.as_secs_f64()),
+                None,
+            ),
+            Self::Unauthenticated(Unauthenticated::BadCertificate(fault)) => {
+                ("Unauthorized", "weir/client-certificate", fault.to_string(), None)
+            }
+            Self::Unspeakable(part) => (
+                "Unauthorized",
+                "weir/client-certificate",
+                format!("the {} of the client certificate's user cannot stand in a header", part.0),
+                None,
+            ),
+        };
+        Ok(Status { code: self.code().as_u16(), reason, message, cause, retry_after_seconds })
+    }
+}
+
+fn rejected(rejection: Rejection) -> Status {
+    let Rejection::MaxInFlight { kind, limit } = rejection;
+    let (cause, flag, what) = match kind {
+        RequestKind::Mutating => {
+            ("weir/max-mutating-requests-inflight", "--max-mutating-requests-inflight", "mutating")
+        }
+        RequestKind::ReadOnly => ("weir/max-requests-inflight", "--max-requests-inflight", "read-only"),
+    };
+    Status {
+        code: StatusCode::TOO_MANY_REQUESTS.as_u16(),
+        reason: "TooManyRequests",
+        message: format!(
+            "too many requests: weir serves at most {limit} {what} requests at a time ({flag}); please try again later"
+        ),
+        cause,
+        retry_after_seconds: Some(RETRY_MAX_IN_FLIGHT),
+    }
+}
+
+/// The refusals that are written beforehand.
+#[derive(Debug, Default)]
+pub struct Prepared(Vec<(Rejection, Wire)>);
+
+/// A Status as it goes out.
+#[derive(Clone, Debug)]
+struct Wire {
+    code: StatusCode,
+    json: Bytes,
+    protobuf: Bytes,
+    retry_after: Option<HeaderValue>,
+}
+
+impl Wire {
+    fn of(status: &Status, code: StatusCode) -> Self {
+        Self {
+            code,
+            json: status.to_json(),
+            protobuf: status.to_protobuf(),
+            retry_after: status.retry_after_seconds.map(HeaderValue::from),
+        }
+    }
+
+    fn respond(&self, accept: Option<&HeaderValue>) -> Response<Body> {
+        let (body, content_type) = if wants_protobuf(accept) {
+            (self.protobuf.clone(), PROTOBUF)
+        } else {
+            (self.json.clone(), JSON)
+        };
+        let mut response = plain(self.code, body, content_type);
+        if let Some(seconds) = &self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.clone());
+        }
+        response
+    }
+}
+
+impl Prepared {
+    /// Writes the refusals of these rejections.
+    #[must_use]
+    pub fn new(rejections: impl IntoIterator<Item = Rejection>) -> Self {
+        let wire = |rejection| Wire::of(&rejected(rejection), StatusCode::TOO_MANY_REQUESTS);
+        Self(rejections.into_iter().map(|rejection| (rejection, wire(rejection))).collect())
+    }
+
+    /// The answer to a client whose request had `headers`.
+    #[must_use]
+    pub fn respond(&self, refusal: &Refusal, accept: Option<&HeaderValue>) -> Response<Body> {
+        if let Refusal::Rejected(rejection) = refusal
+            && let Some((_, wire)) = self.0.iter().find(|(prepared, _)| prepared == rejection)
+        {
+            return wire.respond(accept);
+        }
+        match refusal.status() {
+            Ok(status) => Wire::of(&status, refusal.code()).respond(accept),
+            Err(text) => plain(refusal.code(), text, PLAIN),
+        }
+    }
+}
+
+fn plain(code: StatusCode, body: Bytes, content_type: HeaderValue) -> Response<Body> {
+    let mut response = Response::new(Body::fixed(body));
+    *response.status_mut() = code;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, content_type);
+    headers.insert(header::CACHE_CONTROL, NO_CACHE);
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, NOSNIFF);
+    response
+}
+
+/// Whether `Accept` allows protobuf and nothing that JSON would satisfy.
+fn wants_protobuf(accept: Option<&HeaderValue>) -> bool {
+    let mut protobuf = false;
+    for range in accept.map_or(&b""[..], HeaderValue::as_bytes).split(|b| *b == b',') {
+        let media = range.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
+        let is = |name: &[u8]| media.eq_ignore_ascii_case(name);
+        if is(b"*/*") || is(b"application/*") || is(b"application/json") {
+            return false;
+        }
+        protobuf |= is(PROTOBUF.as_bytes());
+    }
+    protobuf
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    const REJECTION: Rejection = Rejection::MaxInFlight { kind: RequestKind::ReadOnly, limit: 400 };
+
+    #[tokio::test]
+    async fn a_rejection_names_its_limit_and_is_small() {
+        let response = Prepared::new([REJECTION]).respond(&Refusal::Rejected(REJECTION), None);
+        assert_eq!(response.status(), 429);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
+        assert_eq!(response.headers()[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert!(body.len() < 2048, "client-go reads 2 KiB to keep the connection");
+        let status: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(status["details"]["causes"][0]["reason"], "weir/max-requests-inflight");
+        assert_eq!(status["details"]["retryAfterSeconds"], 1);
+    }
+
+    #[test]
+    fn protobuf_only_where_nothing_else_is_accepted() {
+        for (accept, expected) in [
+            ("application/vnd.kubernetes.protobuf", true),
+            ("application/vnd.kubernetes.protobuf, application/vnd.kubernetes.protobuf;q=0.5", true),
+            ("application/vnd.kubernetes.protobuf,application/json", false),
+            ("application/vnd.kubernetes.protobuf, */*", false),
+            ("text/html", false),
+        ] {
+            assert_eq!(wants_protobuf(Some(&HeaderValue::from_static(accept))), expected, "{accept}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_have_reached_the_server_may_be_tried_again_and_nothing_else() {
+        let unsent = Prepared::default().respond(&Refusal::Forward(ForwardError::Closed), None);
+        assert_eq!((unsent.status(), &unsent.headers()[header::RETRY_AFTER]), (StatusCode::SERVICE_UNAVAILABLE, &HeaderValue::from(1)));
+        let late = Prepared::default().respond(&Refusal::Timeout(Duration::from_secs(60)), None);
+        assert_eq!(late.status(), 504);
+        assert!(!late.headers().contains_key(header::RETRY_AFTER));
+    }
+}

@@ -1,0 +1,207 @@
+//! Responses: their bodies and the headers that say what the bodies are.
+
+use crate::playground::journal::PlainBody;
+use crate::playground::request::Query;
+use crate::playground::status::Status;
+use bytes::Bytes;
+use futures_util::stream;
+use http::HeaderValue;
+use http::Response;
+use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use http::header::RETRY_AFTER;
+use http::header::X_CONTENT_TYPE_OPTIONS;
+use http_body::Frame;
+use http_body_util::BodyExt;
+use http_body_util::Full;
+use http_body_util::StreamBody;
+use std::convert::Infallible;
+
+/// Up to here Go's HTTP/2 server knows an answer's length before it must send.
+const LONGEST_MEASURED: usize = 4096;
+/// How much of a long answer is put together at once.
+const CHUNK: usize = 32 * 1024;
+
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain; charset=utf-8";
+
+pub(crate) fn full(code: StatusCode, content_type: &'static str, body: Vec<u8>) -> Response<PlainBody> {
+    with_body(code, content_type, Full::new(Bytes::from(body)).boxed_unsync())
+}
+
+fn with_body(code: StatusCode, content_type: &'static str, body: PlainBody) -> Response<PlainBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() = code;
+    let content_type = HeaderValue::from_static(content_type);
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response
+}
+
+/// An object, complete.
+pub(crate) fn json(code: StatusCode, body: Vec<u8>) -> Response<PlainBody> {
+    if body.len() <= LONGEST_MEASURED {
+        return full(code, JSON, body);
+    }
+    let body = Bytes::from(body);
+    with_body(code, JSON, streamed(std::iter::once(body)))
+}
+
+/// Text, as Go's `http.Error` and the health checks send it.
+pub(crate) fn text(code: StatusCode, body: &str) -> Response<PlainBody> {
+    let mut response = full(code, TEXT, body.as_bytes().to_vec());
+    nosniff(&mut response);
+    response
+}
+
+fn nosniff(response: &mut Response<PlainBody>) {
+    let nosniff = HeaderValue::from_static("nosniff");
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, nosniff);
+}
+
+fn streamed(chunks: impl Iterator<Item = Bytes> + Send + 'static) -> PlainBody {
+    let frames = chunks.map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
+    StreamBody::new(stream::iter(frames)).boxed_unsync()
+}
+
+/// `head`, the items with commas between them, and `tail`, put together as they are sent.
+pub(crate) fn list(
+    head: Vec<u8>,
+    items: impl Iterator<Item = Bytes> + Send + 'static,
+    tail: &'static [u8],
+) -> Response<PlainBody> {
+    let mut chunks = Chunks {
+        head: Some(head),
+        items,
+        first: true,
+        tail: Some(tail),
+    };
+    let body = match (chunks.next(), chunks.next()) {
+        (Some(only), None) if only.len() <= LONGEST_MEASURED => Full::new(only).boxed_unsync(),
+        (first, second) => streamed(first.into_iter().chain(second).chain(chunks)),
+    };
+    with_body(StatusCode::OK, JSON, body)
+}
+
+/// A body that goes on until it ends: a watch, a log.
+pub(crate) fn endless(
+    content_type: &'static str,
+    chunks: impl futures_util::Stream<Item = Bytes> + Send + 'static,
+) -> Response<PlainBody> {
+    use futures_util::StreamExt;
+    let frames = chunks.map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
+    with_body(StatusCode::OK, content_type, StreamBody::new(frames).boxed_unsync())
+}
+
+/// A watch's events.
+pub(crate) fn events(
+    chunks: impl futures_util::Stream<Item = Bytes> + Send + 'static,
+) -> Response<PlainBody> {
+    endless(JSON, chunks)
+}
+
+struct Chunks<I> {
+    head: Option<Vec<u8>>,
+    items: I,
+    first: bool,
+    tail: Option<&'static [u8]>,
+}
+
+impl<I: Iterator<Item = Bytes>> Iterator for Chunks<I> {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        self.tail?;
+        let mut chunk = self.head.take().unwrap_or_default();
+        while chunk.len() < CHUNK {
+            let Some(item) = self.items.next() else {
+                chunk.extend_from_slice(self.tail.take()?);
+                break;
+            };
+            if !self.first {
+                chunk.push(b',');
+            }
+            self.first = false;
+            chunk.extend_from_slice(&item);
+        }
+        Some(Bytes::from(chunk))
+    }
+}
+
+/// A Status that says no.
+pub(crate) fn refused(status: &Status) -> Response<PlainBody> {
+    let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = json(code, status.to_json());
+    if code == StatusCode::FORBIDDEN {
+        nosniff(&mut response);
+    }
+    if let Some(seconds) = status.retry_after() {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+/// What kube-apiserver's max-in-flight filter answers.
+pub(crate) fn too_many_requests() -> Response<PlainBody> {
+    let message = "Too many requests, please try again later.\n";
+    let mut response = text(StatusCode::TOO_MANY_REQUESTS, message);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}
+
+/// What a path that names nothing is answered with.
+pub(crate) fn page_not_found() -> Response<PlainBody> {
+    text(StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
+/// Always well.
+pub(crate) fn health(check: &str, query: &Query) -> Response<PlainBody> {
+    if !query.flag("verbose") {
+        return text(StatusCode::OK, "ok");
+    }
+    let verbose = format!("[+]ping ok\n[+]log ok\n[+]storage-readiness ok\n{check} check passed\n");
+    text(StatusCode::OK, &verbose)
+}
+
+/// The version of the server that is played.
+pub(crate) fn version() -> Response<PlainBody> {
+    let version = r#"{
+  "major": "1",
+  "minor": "36",
+  "emulationMajor": "1",
+  "emulationMinor": "36",
+  "minCompatibilityMajor": "1",
+  "minCompatibilityMinor": "35",
+  "gitVersion": "v1.36.2",
+  "gitCommit": "playground",
+  "gitTreeState": "clean",
+  "buildDate": "1970-01-01T00:00:00Z",
+  "goVersion": "none",
+  "compiler": "rustc",
+  "platform": "linux/amd64"
+}"#;
+    json(StatusCode::OK, version.as_bytes().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::list;
+    use bytes::Bytes;
+    use http_body::Body;
+    use http_body_util::BodyExt;
+
+    #[tokio::test]
+    async fn a_short_list_says_how_long_it_is_and_a_long_one_comes_in_pieces() {
+        let items = |count: usize| (0..count).map(|n| Bytes::from(n.to_string()));
+        let short = list(b"[".to_vec(), items(3), b"]");
+        assert_eq!(short.body().size_hint().exact(), Some(7));
+        let body = short.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, "[0,1,2]");
+        let long = list(b"[".to_vec(), items(20_000), b"]");
+        assert_eq!(long.body().size_hint().exact(), None);
+        let body = long.into_body().collect().await.unwrap().to_bytes();
+        let numbers: Vec<u32> = serde_json::from_slice(&body).unwrap();
+        assert_eq!(numbers, (0..20_000).collect::<Vec<u32>>());
+        let none = list(b"[".to_vec(), items(0), b"]");
+        assert_eq!(none.into_body().collect().await.unwrap().to_bytes(), "[]");
+    }
+}

@@ -1,0 +1,360 @@
+//! Who asks: front proxy, client certificate, bearer token, or nobody, in kube-apiserver's order.
+//!
+//! A client certificate is asked for in the handshake and judged here, so that a bad one is a 401 and
+//! not a broken connection. A credential that was presented and is not good never makes its bearer
+//! anonymous. Impersonation is for `system:masters` only.
+
+use crate::playground::pki::Certificates;
+use crate::playground::pki::FRONT_PROXY_NAME;
+use crate::playground::time;
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use sha2::Digest;
+use sha2::Sha256;
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+use x509_parser::prelude::FromDer;
+use x509_parser::prelude::X509Certificate;
+
+const AUTHENTICATED: &str = "system:authenticated";
+const UNAUTHENTICATED: &str = "system:unauthenticated";
+const MASTERS: &str = "system:masters";
+
+/// Someone who asks, as `user.Info`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    /// The user name.
+    pub name: String,
+    /// The uid, or empty.
+    pub uid: String,
+    /// The groups, in the order they were asserted.
+    pub groups: Vec<String>,
+    /// Whatever else is known.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+/// A credential was presented, and it is not good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unauthorized;
+
+/// What a connection's client certificate says, judged once.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    /// Whether it is the front proxy's; `None` without a certificate.
+    front_proxy: Option<Result<(), Unauthorized>>,
+    /// Whose it is; `None` without a certificate, or without a name in it.
+    client: Option<Result<User, Unauthorized>>,
+}
+
+/// Knows the certificate authorities and the tokens.
+#[derive(Debug)]
+pub(crate) struct Authenticator {
+    clients: Arc<dyn ClientCertVerifier>,
+    front_proxies: Arc<dyn ClientCertVerifier>,
+    tokens: HashMap<String, User>,
+}
+
+impl User {
+    /// Nobody in particular.
+    fn anonymous() -> Self {
+        Self {
+            name: "system:anonymous".to_owned(),
+            groups: vec![UNAUTHENTICATED.to_owned()],
+            ..Self::default()
+        }
+    }
+
+    /// With the group that everyone who is known has.
+    fn authenticated(mut self) -> Self {
+        if !self.is_in(AUTHENTICATED) && !self.is_in(UNAUTHENTICATED) {
+            self.groups.push(AUTHENTICATED.to_owned());
+        }
+        self
+    }
+
+    fn is_in(&self, group: &str) -> bool {
+        self.groups.iter().any(|g| g == group)
+    }
+
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.name == "system:anonymous" || self.is_in(UNAUTHENTICATED)
+    }
+
+    pub(crate) fn is_master(&self) -> bool {
+        self.is_in(MASTERS)
+    }
+}
+
+impl Authenticator {
+    /// Believes the authorities and tokens of `certificates`. The error says what is wrong with them.
+    pub(crate) fn new(
+        certificates: &Certificates,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, String> {
+        let tokens = certificates
+            .users
+            .iter()
+            .map(|user| {
+                let known = User {
+                    name: user.name.to_owned(),
+                    uid: user.uid.to_owned(),
+                    groups: vec![user.group.to_owned()],
+                    extra: BTreeMap::new(),
+                };
+                (user.token.clone(), known)
+            })
+            .collect();
+        Ok(Self {
+            clients: verifier(&certificates.ca, provider)?,
+            front_proxies: verifier(&certificates.front_proxy_ca, provider)?,
+            tokens,
+        })
+    }
+
+    /// The verifier of ordinary client certificates; its hints go into the handshake.
+    pub(crate) const fn authorities(&self) -> [&Arc<dyn ClientCertVerifier>; 2] {
+        [&self.clients, &self.front_proxies]
+    }
+
+    /// Judges a connection's certificates.
+    pub(crate) fn peer(&self, certificates: Option<&[CertificateDer<'_>]>) -> Peer {
+        let Some((leaf, rest)) = certificates.and_then(<[_]>::split_first) else {
+            return Peer {
+                front_proxy: None,
+                client: None,
+            };
+        };
+        let holds = |verifier: &Arc<dyn ClientCertVerifier>| {
+            verifier
+                .verify_client_cert(leaf, rest, time::unix())
+                .map_err(|_| Unauthorized)
+        };
+        let user = subject(leaf);
+        let front_proxy = holds(&self.front_proxies).and_then(|_| {
+            let named = user.as_ref().is_some_and(|user| user.name == FRONT_PROXY_NAME);
+            named.then_some(()).ok_or(Unauthorized)
+        });
+        let client = match holds(&self.clients) {
+            Err(refused) => Some(Err(refused)),
+            Ok(_) => user.map(Ok),
+        };
+        Peer {
+            front_proxy: Some(front_proxy),
+            client,
+        }
+    }
+
+    /// The user of one request, impersonation not yet considered.
+    pub(crate) fn authenticate(
+        &self,
+        peer: &Peer,
+        headers: &HeaderMap,
+    ) -> Result<User, Unauthorized> {
+        let attempts = [
+            asserted(peer, headers),
+            peer.client.clone(),
+            bearer(headers).map(|token| self.token(token).ok_or(Unauthorized)),
+        ];
+        let mut refused = false;
+        for attempt in attempts.into_iter().flatten() {
+            match attempt {
+                Ok(user) => return Ok(user.authenticated()),
+                Err(Unauthorized) => refused = true,
+            }
+        }
+        if refused {
+            Err(Unauthorized)
+        } else {
+            Ok(User::anonymous())
+        }
+    }
+
+    /// Whose token this is, for TokenReview.
+    pub(crate) fn token(&self, token: &str) -> Option<User> {
+        Some(self.tokens.get(token)?.clone().authenticated())
+    }
+}
+
+fn verifier(
+    ca: &str,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(ca.as_bytes()) {
+        let certificate = certificate.map_err(|error| error.to_string())?;
+        roots.add(certificate).map_err(|error| error.to_string())?;
+    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+        .build()
+        .map_err(|error| error.to_string())
+}
+
+/// The user that a certificate names: common name, organizations, and its fingerprint.
+fn subject(certificate: &CertificateDer<'_>) -> Option<User> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
+        attribute.as_str().map(str::to_owned).ok()
+    };
+    let name = parsed.subject().iter_common_name().find_map(text)?;
+    if name.is_empty() {
+        return None;
+    }
+    let fingerprint: String = Sha256::digest(certificate.as_ref())
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    Some(User {
+        name,
+        uid: String::new(),
+        groups: parsed.subject().iter_organization().filter_map(text).collect(),
+        extra: BTreeMap::from([(
+            "authentication.kubernetes.io/credential-id".to_owned(),
+            vec![format!("X509SHA256={fingerprint}")],
+        )]),
+    })
+}
+
+/// What the front proxy says, if it is the front proxy and says something.
+fn asserted(peer: &Peer, headers: &HeaderMap) -> Option<Result<User, Unauthorized>> {
+    if peer.front_proxy? == Err(Unauthorized) {
+        return Some(Err(Unauthorized));
+    }
+    let user = user_of(headers, "x-remote-")?;
+    Some(Ok(user))
+}
+
+/// The user that a set of headers (`<prefix>user`, `-group`, `-uid`, `-extra-…`) describes.
+fn user_of(headers: &HeaderMap, prefix: &str) -> Option<User> {
+    let values = |name: &str| -> Vec<String> {
+        headers
+            .get_all(format!("{prefix}{name}"))
+            .iter()
+            .filter_map(|value| std::str::from_utf8(value.as_bytes()).ok())
+            .filter(|value| !value.is_empty())
+            .map(str::to_owned)
+            .collect()
+    };
+    let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let extra_prefix = format!("{prefix}extra-");
+    for (name, value) in headers {
+        if let (Some(key), Ok(value)) = (name.as_str().strip_prefix(&extra_prefix), value.to_str()) {
+            let key = super::request::percent_decoded(key);
+            extra.entry(key).or_default().push(value.to_owned());
+        }
+    }
+    Some(User {
+        name: values("user").into_iter().next()?,
+        uid: values("uid").into_iter().next().unwrap_or_default(),
+        groups: values("group"),
+        extra,
+    })
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let mut words = headers.get(AUTHORIZATION)?.to_str().ok()?.trim().split(' ');
+    let scheme = words.next()?;
+    let token = words.next()?;
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+/// The user that a request wants to be taken for, if it wants to.
+pub(crate) fn impersonated(headers: &HeaderMap) -> Option<User> {
+    user_of(headers, "impersonate-").map(User::authenticated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Authenticator;
+    use super::Unauthorized;
+    use crate::playground::pki::Certificates;
+    use crate::playground::pki::Credential;
+    use http::HeaderMap;
+    use http::HeaderName;
+    use rustls::crypto::aws_lc_rs;
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject;
+    use std::sync::Arc;
+
+    fn setup() -> (Certificates, Authenticator) {
+        let certificates = Certificates::generate().unwrap();
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let authenticator = Authenticator::new(&certificates, &provider).unwrap();
+        (certificates, authenticator)
+    }
+
+    fn chain(credential: &Credential) -> Vec<CertificateDer<'static>> {
+        vec![CertificateDer::from_pem_slice(credential.certificate.as_bytes()).unwrap()]
+    }
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn a_client_certificate_names_user_and_groups() {
+        let (certificates, authenticator) = setup();
+        let peer = authenticator.peer(Some(&chain(&certificates.users[0].credential)));
+        let user = authenticator.authenticate(&peer, &HeaderMap::new()).unwrap();
+        assert_eq!(user.name, "admin");
+        assert_eq!(user.groups, ["system:masters", "system:authenticated"]);
+    }
+
+    #[test]
+    fn the_front_proxy_is_believed_and_nobody_else() {
+        let (certificates, authenticator) = setup();
+        let asserted = headers(&[
+            ("x-remote-user", "carol"),
+            ("x-remote-group", "a"),
+            ("x-remote-group", "b"),
+            ("x-remote-uid", "7"),
+            ("x-remote-extra-example.org%2fkey", "v"),
+        ]);
+        let front = authenticator.peer(Some(&chain(&certificates.front_proxy_client)));
+        let user = authenticator.authenticate(&front, &asserted).unwrap();
+        assert_eq!((user.name.as_str(), user.uid.as_str()), ("carol", "7"));
+        assert_eq!(user.groups, ["a", "b", "system:authenticated"]);
+        assert_eq!(user.extra["example.org/key"], ["v"]);
+        let alice = authenticator.peer(Some(&chain(&certificates.users[1].credential)));
+        let user = authenticator.authenticate(&alice, &asserted).unwrap();
+        assert_eq!(user.name, "alice");
+        let without = authenticator.authenticate(&front, &HeaderMap::new());
+        assert_eq!(without, Err(Unauthorized));
+        let nobody = authenticator.peer(None);
+        assert!(authenticator.authenticate(&nobody, &asserted).unwrap().is_anonymous());
+    }
+
+    #[test]
+    fn a_bad_token_is_refused_and_no_token_is_anonymous() {
+        let (certificates, authenticator) = setup();
+        let nobody = authenticator.peer(None);
+        let ask = |value: &str| {
+            authenticator.authenticate(&nobody, &headers(&[("authorization", value)]))
+        };
+        let alice = ask(&format!("bearer {}", certificates.users[1].token)).unwrap();
+        assert_eq!((alice.name.as_str(), alice.uid.as_str()), ("alice", "u-alice"));
+        assert_eq!(ask("Bearer wrong"), Err(Unauthorized));
+        assert!(ask("Basic eDp5").unwrap().is_anonymous());
+    }
+
+    #[test]
+    fn a_stranger_s_certificate_is_refused_unless_a_token_is_good() {
+        let (certificates, authenticator) = setup();
+        let (strangers, _) = setup();
+        let peer = authenticator.peer(Some(&chain(&strangers.users[0].credential)));
+        let refused = authenticator.authenticate(&peer, &HeaderMap::new());
+        assert_eq!(refused, Err(Unauthorized));
+        let token = format!("Bearer {}", certificates.users[2].token);
+        let user = authenticator.authenticate(&peer, &headers(&[("authorization", &token)]));
+        assert_eq!(user.unwrap().name, "bob");
+    }
+}

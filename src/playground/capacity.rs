@@ -1,0 +1,261 @@
+//! How long an answer takes when there are many: processor sharing.
+//!
+//! Up to `capacity` requests are each served within the service time. With more, all are served at
+//! once and each gets its share, so that with twice the capacity everything takes twice as long.
+//! [`Sharing`] is the arithmetic, pure, in virtual time: one virtual second is one second of
+//! unshared service. [`Capacity`] waits.
+
+use crate::playground::time;
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::Instant;
+use tokio::sync::Notify;
+use tokio::sync::oneshot;
+
+/// Who waits for what in virtual time.
+///
+/// All ask for the same service, so that the order of arrival is the order of finishing.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    capacity: u128,
+    /// Nanoseconds.
+    service_time: u128,
+    /// Virtual time, in nanoseconds, and when it was that.
+    virtual_now: u128,
+    last: Instant,
+    next_ticket: u64,
+    /// Ticket to the virtual time at which it is served.
+    waiting: BTreeMap<u64, u128>,
+}
+
+impl Sharing {
+    pub(crate) fn new(now: Instant, capacity: NonZeroUsize, service_time: Duration) -> Self {
+        Self {
+            // Bounded, so that no product with a time overflows.
+            capacity: u128::from(u32::try_from(capacity.get()).unwrap_or(u32::MAX)),
+            service_time: service_time.as_nanos(),
+            virtual_now: 0,
+            last: now,
+            next_ticket: 0,
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    fn crowd(&self) -> u128 {
+        u128::try_from(self.waiting.len()).unwrap_or(u128::MAX)
+    }
+
+    fn advance(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.last).as_nanos();
+        let crowd = self.crowd().max(self.capacity);
+        self.virtual_now += passed * self.capacity / crowd;
+        self.last = self.last.max(now);
+    }
+
+    /// Someone comes to be served.
+    pub(crate) fn arrive(&mut self, now: Instant) -> u64 {
+        self.advance(now);
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.waiting.insert(ticket, self.virtual_now + self.service_time);
+        ticket
+    }
+
+    /// Someone goes, served or not.
+    pub(crate) fn leave(&mut self, now: Instant, ticket: u64) {
+        self.advance(now);
+        self.waiting.remove(&ticket);
+    }
+
+    /// The next one that is served by now.
+    pub(crate) fn served(&mut self, now: Instant) -> Option<u64> {
+        self.advance(now);
+        let first = self.waiting.first_entry()?;
+        if *first.get() > self.virtual_now {
+            return None;
+        }
+        Some(first.remove_entry().0)
+    }
+
+    /// When the next one is served if nobody comes or goes.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        let (_, due) = self.waiting.first_key_value()?;
+        let crowd = self.crowd().max(self.capacity);
+        let wait = (due.saturating_sub(self.virtual_now) * crowd).div_ceil(self.capacity);
+        let wait = Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX));
+        self.last.checked_add(wait)
+    }
+}
+
+/// Lets requests wait as long as the model says.
+#[derive(Debug)]
+pub(crate) struct Capacity {
+    /// Nothing is awaited under this lock.
+    state: Mutex<State>,
+    /// Someone came or went: look again who is next.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    sharing: Sharing,
+    waiters: HashMap<u64, oneshot::Sender<()>>,
+}
+
+/// One that is being served; goes when dropped.
+struct Served<'a> {
+    capacity: &'a Capacity,
+    ticket: u64,
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        let mut state = self.capacity.state();
+        state.sharing.leave(time::now(), self.ticket);
+        state.waiters.remove(&self.ticket);
+        drop(state);
+        self.capacity.changed.notify_one();
+    }
+}
+
+impl Capacity {
+    pub(crate) fn new(capacity: NonZeroUsize, service_time: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                sharing: Sharing::new(time::now(), capacity, service_time),
+                waiters: HashMap::new(),
+            }),
+            changed: Notify::new(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits to be served. Cancel safety: whoever stops waiting has gone.
+    pub(crate) async fn serve(&self) {
+        let (sender, receiver) = oneshot::channel();
+        let ticket = {
+            let mut state = self.state();
+            let ticket = state.sharing.arrive(time::now());
+            state.waiters.insert(ticket, sender);
+            ticket
+        };
+        let _served = Served {
+            capacity: self,
+            ticket,
+        };
+        self.changed.notify_one();
+        let _ = receiver.await;
+    }
+
+    /// Tells those that are served, for ever. To be run once. Cancel safety: nothing is lost.
+    pub(crate) async fn drive(&self) {
+        loop {
+            let next = {
+                let mut state = self.state();
+                let now = time::now();
+                while let Some(ticket) = state.sharing.served(now) {
+                    if let Some(waiter) = state.waiters.remove(&ticket) {
+                        let _ = waiter.send(());
+                    }
+                }
+                state.sharing.next()
+            };
+            match next {
+                Some(next) => {
+                    let next = tokio::time::Instant::from_std(next);
+                    // Whoever comes only makes the next one later; whoever goes makes it sooner.
+                    let _ = tokio::time::timeout_at(next, self.changed.notified()).await;
+                }
+                None => self.changed.notified().await,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Capacity;
+    use super::Sharing;
+    use std::num::NonZeroUsize;
+    use std::sync::Arc;
+    use std::time::Duration;
+    use std::time::Instant;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[expect(clippy::disallowed_methods, reason = "an origin to count from")]
+    fn origin() -> Instant {
+        Instant::now()
+    }
+
+    fn sharing(start: Instant, capacity: usize) -> Sharing {
+        Sharing::new(start, NonZeroUsize::new(capacity).unwrap(), SECOND)
+    }
+
+    #[test]
+    fn within_the_capacity_everyone_takes_the_service_time() {
+        let start = origin();
+        let mut sharing = sharing(start, 2);
+        let first = sharing.arrive(start);
+        let second = sharing.arrive(start + SECOND / 2);
+        assert_eq!(sharing.next(), Some(start + SECOND));
+        assert_eq!(sharing.served(start + SECOND), Some(first));
+        assert_eq!(sharing.served(start + SECOND), None);
+        assert_eq!(sharing.next(), Some(start + SECOND * 3 / 2));
+        assert_eq!(sharing.served(start + SECOND * 3 / 2), Some(second));
+        assert_eq!(sharing.next(), None);
+    }
+
+    #[test]
+    fn four_times_the_capacity_takes_four_times_as_long() {
+        let start = origin();
+        let mut sharing = sharing(start, 1);
+        for _ in 0..4 {
+            sharing.arrive(start);
+        }
+        assert_eq!(sharing.next(), Some(start + SECOND * 4));
+        let served = std::iter::from_fn(|| sharing.served(start + SECOND * 4)).count();
+        assert_eq!(served, 4);
+    }
+
+    #[test]
+    fn whoever_goes_leaves_their_share_to_the_others() {
+        let start = origin();
+        let mut sharing = sharing(start, 1);
+        let first = sharing.arrive(start);
+        let second = sharing.arrive(start);
+        // A second of two halves: each has had half of its service.
+        sharing.leave(start + SECOND, second);
+        assert_eq!(sharing.next(), Some(start + SECOND * 3 / 2));
+        assert_eq!(sharing.served(start + SECOND * 3 / 2), Some(first));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_wait_as_the_model_says() {
+        let capacity = Capacity::new(NonZeroUsize::MIN, SECOND);
+        let driver = tokio::spawn({
+            let capacity = Arc::clone(&capacity);
+            async move { capacity.drive().await }
+        });
+        let start = crate::playground::time::now();
+        let lone = capacity.serve();
+        lone.await;
+        let alone = crate::playground::time::now() - start;
+        tokio::join!(capacity.serve(), capacity.serve(), capacity.serve());
+        let together = crate::playground::time::now() - start - alone;
+        // Timers are a millisecond coarse.
+        let grain = Duration::from_millis(2);
+        assert!(alone.abs_diff(SECOND) <= grain, "{alone:?}");
+        assert!(together.abs_diff(SECOND * 3) <= grain, "{together:?}");
+        driver.abort();
+    }
+}

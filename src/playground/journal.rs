@@ -1,0 +1,236 @@
+//! What the server was asked and what it did, for tests and for the curious: the last requests, and
+//! counters.
+//!
+//! Requests are kept in memory with all their headers, credentials included, and never logged.
+
+use crate::playground::authentication::User;
+use bytes::Bytes;
+use http::HeaderMap;
+use http::Method;
+use http::Uri;
+use http_body::Body;
+use http_body::Frame;
+use http_body::SizeHint;
+use http_body_util::combinators::UnsyncBoxBody;
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::task::Context;
+use std::task::Poll;
+
+/// One request as it arrived.
+#[derive(Clone, Debug)]
+pub struct RequestRecord {
+    /// The method.
+    pub method: Method,
+    /// The path and query, as sent.
+    pub uri: Uri,
+    /// The protocol version.
+    pub version: http::Version,
+    /// Who was taken to have sent it (before impersonation); `None` was refused with 401.
+    pub user: Option<User>,
+    /// All headers, as sent.
+    pub headers: HeaderMap,
+}
+
+/// What the server has counted since it was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests of any kind that arrived.
+    pub requests: u64,
+    /// Ordinary requests being served now, to the end of their answers.
+    pub in_flight: usize,
+    /// The most of them there have been at once.
+    pub max_in_flight: usize,
+    /// Watches, logs and tunnels that are open now.
+    pub long_running: usize,
+    /// Requests refused by the server's own limit on requests in flight.
+    pub refused: u64,
+    /// Answers by their code.
+    pub by_code: BTreeMap<u16, u64>,
+    /// Writes that were accepted, by verb and resource (`("create", "events")`).
+    pub accepted: BTreeMap<(&'static str, &'static str), u64>,
+}
+
+/// Remembers and counts.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    /// How many requests are remembered.
+    memory: usize,
+    /// Nothing is awaited under this lock.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    counters: Counters,
+    requests: VecDeque<RequestRecord>,
+}
+
+/// What a request occupies while it is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occupied {
+    InFlight,
+    LongRunning,
+}
+
+/// A request that is being served, until dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    journal: Arc<Journal>,
+    occupied: Occupied,
+}
+
+impl Journal {
+    pub(crate) fn new(memory: usize) -> Arc<Self> {
+        Arc::new(Self {
+            memory,
+            state: Mutex::default(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn arrived(&self, record: RequestRecord) {
+        let mut state = self.state();
+        state.counters.requests += 1;
+        state.requests.push_back(record);
+        if state.requests.len() > self.memory {
+            state.requests.pop_front();
+        }
+    }
+
+    pub(crate) fn answered(&self, code: u16) {
+        *self.state().counters.by_code.entry(code).or_default() += 1;
+    }
+
+    pub(crate) fn accepted(&self, verb: &'static str, resource: &'static str) {
+        *self.state().counters.accepted.entry((verb, resource)).or_default() += 1;
+    }
+
+    /// Begins to serve a request, unless it is an ordinary one and `limit` are being served.
+    pub(crate) fn begin(self: &Arc<Self>, occupied: Occupied, limit: Option<usize>) -> Option<Place> {
+        let counters = &mut self.state().counters;
+        match occupied {
+            Occupied::InFlight => {
+                if limit.is_some_and(|limit| counters.in_flight >= limit) {
+                    counters.refused += 1;
+                    return None;
+                }
+                counters.in_flight += 1;
+                counters.max_in_flight = counters.max_in_flight.max(counters.in_flight);
+            }
+            Occupied::LongRunning => counters.long_running += 1,
+        }
+        Some(Place {
+            journal: Arc::clone(self),
+            occupied,
+        })
+    }
+
+    pub(crate) fn requests(&self) -> Vec<RequestRecord> {
+        self.state().requests.iter().cloned().collect()
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.state().counters.clone()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let counters = &mut self.journal.state().counters;
+        let count = match self.occupied {
+            Occupied::InFlight => &mut counters.in_flight,
+            Occupied::LongRunning => &mut counters.long_running,
+        };
+        *count = count.saturating_sub(1);
+    }
+}
+
+/// A response body.
+pub(crate) type PlainBody = UnsyncBoxBody<Bytes, Infallible>;
+
+/// A response body that keeps its request's place until it ends or is dropped.
+///
+/// The place is given back when the last frame is handed out, not when it has been sent: whoever has
+/// read an answer to its end must find that it is no longer counted.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    body: PlainBody,
+    place: Option<Place>,
+}
+
+impl Counted {
+    pub(crate) fn new(body: PlainBody, place: Option<Place>) -> Self {
+        let place = place.filter(|_| !body.is_end_stream());
+        Self { body, place }
+    }
+}
+
+impl Body for Counted {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
+            self.place = None;
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Counted;
+    use super::Journal;
+    use super::Occupied;
+    use bytes::Bytes;
+    use http_body_util::BodyExt;
+    use http_body_util::Full;
+
+    #[test]
+    fn the_limit_is_for_ordinary_requests() {
+        let journal = Journal::new(10);
+        let first = journal.begin(Occupied::InFlight, Some(1));
+        assert!(first.is_some());
+        assert!(journal.begin(Occupied::InFlight, Some(1)).is_none());
+        let watch = journal.begin(Occupied::LongRunning, Some(1));
+        assert!(watch.is_some());
+        let counters = journal.counters();
+        assert_eq!((counters.in_flight, counters.long_running, counters.refused), (1, 1, 1));
+        drop((first, watch));
+        let counters = journal.counters();
+        assert_eq!((counters.in_flight, counters.max_in_flight, counters.long_running), (0, 1, 0));
+    }
+
+    #[tokio::test]
+    async fn a_place_is_given_back_with_the_last_frame() {
+        let journal = Journal::new(10);
+        let place = journal.begin(Occupied::InFlight, None);
+        let body = Full::new(Bytes::from_static(b"x")).boxed_unsync();
+        let mut body = Counted::new(body, place);
+        assert_eq!(journal.counters().in_flight, 1);
+        assert!(body.frame().await.is_some());
+        assert_eq!(journal.counters().in_flight, 0);
+    }
+}

@@ -1,0 +1,56 @@
+//! Events have two spellings, `v1` and `events.k8s.io/v1`, of one stored object.
+//!
+//! Stored as `v1`. The two differ in the names of a few fields only, so that nothing is lost
+//! in either direction.
+
+use serde_json::Map;
+use serde_json::Value;
+
+/// `v1` name, `events.k8s.io/v1` name.
+const RENAMED: &[(&str, &str)] = &[
+    ("count", "deprecatedCount"),
+    ("firstTimestamp", "deprecatedFirstTimestamp"),
+    ("involvedObject", "regarding"),
+    ("lastTimestamp", "deprecatedLastTimestamp"),
+    ("message", "note"),
+    ("reportingComponent", "reportingController"),
+    ("source", "deprecatedSource"),
+];
+
+/// From the stored spelling to that of `events.k8s.io/v1`.
+pub(crate) fn to_events_v1(object: &mut Map<String, Value>) {
+    for (core, events) in RENAMED {
+        if let Some(value) = object.remove(*core) {
+            object.insert((*events).to_owned(), value);
+        }
+    }
+}
+
+/// From `events.k8s.io/v1` to the stored spelling.
+pub(crate) fn to_core(object: &mut Map<String, Value>) {
+    for (core, events) in RENAMED {
+        if let Some(value) = object.remove(*events) {
+            object.insert((*core).to_owned(), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::to_core;
+    use super::to_events_v1;
+    use serde_json::json;
+
+    #[test]
+    fn an_event_survives_both_spellings() {
+        let event = json!({"message": "m", "involvedObject": {"kind": "Pod"}, "count": 2});
+        let stored = event.as_object().cloned().unwrap_or_default();
+        let mut shown = stored.clone();
+        to_events_v1(&mut shown);
+        assert_eq!(shown["note"], "m");
+        assert_eq!(shown["regarding"]["kind"], "Pod");
+        assert!(!shown.contains_key("message"));
+        to_core(&mut shown);
+        assert_eq!(shown, stored);
+    }
+}

@@ -1,0 +1,379 @@
+//! The four kinds of patch.
+//!
+//! JSON patch and JSON merge patch are exact. Strategic merge knows the merge keys of the built-in
+//! kinds by the field's name (the Go types carry them as `patchMergeKey`), and the directives
+//! `$patch`, `$setElementOrder`, `$deleteFromPrimitiveList` and `$retainKeys`. Server-side apply
+//! merges as strategic merge does and keeps no field ownership: a field that is no longer applied
+//! stays, and nothing ever conflicts.
+
+use json_patch::PatchErrorKind;
+use serde_json::Map;
+use serde_json::Value;
+
+type Object = Map<String, Value>;
+
+/// Why a patch was not applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The patch itself cannot be read; the message is for a 400.
+    Malformed(String),
+    /// It can be read and does not fit the object, or its test failed: a 422.
+    Unprocessable,
+}
+
+/// A patch by its content type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PatchType {
+    Apply,
+    Json,
+    Merge,
+    Strategic,
+}
+
+impl PatchType {
+    /// As the refusal of another type lists them.
+    pub(crate) const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
+         application/strategic-merge-patch+json, application/apply-patch+yaml";
+
+    /// The type that a content type (without its parameters) names.
+    pub(crate) fn named(content_type: &str) -> Option<Self> {
+        match content_type {
+            "application/apply-patch+yaml" => Some(Self::Apply),
+            "application/json-patch+json" => Some(Self::Json),
+            "application/merge-patch+json" => Some(Self::Merge),
+            "application/strategic-merge-patch+json" => Some(Self::Strategic),
+            _ => None,
+        }
+    }
+
+    /// Changes `target` as `patch` says. After a failure `target` is as before.
+    pub(crate) fn apply(self, target: &mut Value, patch: &Value) -> Result<(), Fault> {
+        match self {
+            Self::Json => json(target, patch),
+            Self::Merge => {
+                object(patch)?;
+                json_patch::merge(target, patch);
+                Ok(())
+            }
+            Self::Apply | Self::Strategic => {
+                let patch = object(patch)?;
+                let target = target.as_object_mut().ok_or(Fault::Unprocessable)?;
+                merge_object(target, patch);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn object(patch: &Value) -> Result<&Object, Fault> {
+    patch
+        .as_object()
+        .ok_or_else(|| Fault::Malformed("a patch of this type must be an object".to_owned()))
+}
+
+fn json(target: &mut Value, patch: &Value) -> Result<(), Fault> {
+    let patch: json_patch::Patch = serde_json::from_value(patch.clone())
+        .map_err(|error| Fault::Malformed(format!("error decoding patch: {error}")))?;
+    json_patch::patch(target, &patch).map_err(|error| match error.kind {
+        PatchErrorKind::TestFailed
+        | PatchErrorKind::InvalidFromPointer
+        | PatchErrorKind::InvalidPointer
+        | PatchErrorKind::CannotMoveInsideItself
+        | _ => Fault::Unprocessable,
+    })
+}
+
+/// The keys by which a list of this name is merged, tried in this order; none: it is replaced.
+///
+/// `ports` are a container's (`containerPort`) or a service's (`port`).
+fn merge_keys(field: &str) -> &'static [&'static str] {
+    match field {
+        "containers" | "initContainers" | "ephemeralContainers" | "env" | "volumes"
+        | "imagePullSecrets" | "secrets" | "resourceClaims" => &["name"],
+        "volumeMounts" => &["mountPath"],
+        "volumeDevices" => &["devicePath"],
+        "ports" => &["containerPort", "port"],
+        "conditions" | "addresses" => &["type"],
+        "ownerReferences" => &["uid"],
+        "hostAliases" | "podIPs" | "hostIPs" => &["ip"],
+        "topologySpreadConstraints" => &["topologyKey"],
+        _ => &[],
+    }
+}
+
+/// Lists of plain values that are united rather than replaced.
+fn is_united(field: &str) -> bool {
+    field == "finalizers"
+}
+
+fn is_directive(key: &str) -> bool {
+    key.starts_with('$')
+}
+
+fn merge_object(target: &mut Object, patch: &Object) {
+    match patch.get("$patch").and_then(Value::as_str) {
+        Some("replace") => {
+            *target = cleaned_object(patch);
+            return;
+        }
+        Some("delete") => {
+            target.clear();
+            return;
+        }
+        Some(_) | None => {}
+    }
+    if let Some(Value::Array(kept)) = patch.get("$retainKeys") {
+        target.retain(|key, _| kept.iter().any(|k| k == key));
+    }
+    for (key, value) in patch {
+        if let Some(field) = key.strip_prefix("$deleteFromPrimitiveList/") {
+            delete_values(target.get_mut(field), value);
+        } else if !is_directive(key) {
+            merge_field(target, key, value);
+        }
+    }
+    for (key, value) in patch {
+        if let Some(field) = key.strip_prefix("$setElementOrder/") {
+            set_order(target.get_mut(field), value, merge_keys(field));
+        }
+    }
+}
+
+fn merge_field(target: &mut Object, key: &str, value: &Value) {
+    match (value, target.get_mut(key)) {
+        (Value::Null, _) => {
+            target.remove(key);
+        }
+        (Value::Object(patch), Some(Value::Object(old))) => merge_object(old, patch),
+        (Value::Array(patch), Some(Value::Array(old))) => merge_list(old, patch, key),
+        (_, Some(old)) => *old = cleaned(value),
+        (_, None) => {
+            target.insert(key.to_owned(), cleaned(value));
+        }
+    }
+}
+
+fn merge_list(old: &mut Vec<Value>, patch: &[Value], field: &str) {
+    if is_united(field) {
+        for value in patch {
+            if !old.contains(value) {
+                old.push(value.clone());
+            }
+        }
+        return;
+    }
+    let replaces = patch.iter().any(|item| directive(item) == Some("replace"));
+    match shared_key(patch, merge_keys(field)) {
+        Some(key) if !replaces => {
+            for item in patch {
+                merge_item(old, item, key);
+            }
+        }
+        Some(_) | None => *old = cleaned_list(patch),
+    }
+}
+
+fn merge_item(old: &mut Vec<Value>, item: &Value, key: &str) {
+    let place = old.iter().position(|o| o.get(key) == item.get(key));
+    match (place, directive(item)) {
+        (Some(place), Some("delete")) => {
+            old.remove(place);
+        }
+        (None, Some("delete")) => {}
+        (Some(place), _) => {
+            if let (Some(Value::Object(old)), Value::Object(item)) = (old.get_mut(place), item) {
+                merge_object(old, item);
+            }
+        }
+        (None, _) => old.push(cleaned(item)),
+    }
+}
+
+fn directive(item: &Value) -> Option<&str> {
+    item.get("$patch")?.as_str()
+}
+
+/// The first merge key that every item has.
+fn shared_key(items: &[Value], keys: &[&'static str]) -> Option<&'static str> {
+    keys.iter()
+        .copied()
+        .find(|key| items.iter().all(|item| item.get(*key).is_some()))
+}
+
+fn delete_values(target: Option<&mut Value>, values: &Value) {
+    if let (Some(Value::Array(old)), Value::Array(values)) = (target, values) {
+        old.retain(|value| !values.contains(value));
+    }
+}
+
+/// Puts the listed elements into the listed order; the others keep their places.
+fn set_order(target: Option<&mut Value>, order: &Value, keys: &[&'static str]) {
+    let (Some(Value::Array(list)), Value::Array(order)) = (target, order) else {
+        return;
+    };
+    let key = shared_key(order, keys);
+    let rank = |item: &Value| {
+        order.iter().position(|o| match key {
+            Some(key) => o.get(key) == item.get(key),
+            None => o == item,
+        })
+    };
+    let mut listed: Vec<(usize, Value)> = list
+        .iter()
+        .filter_map(|item| Some((rank(item)?, item.clone())))
+        .collect();
+    listed.sort_by_key(|(rank, _)| *rank);
+    let mut listed = listed.into_iter();
+    for item in list.iter_mut().filter(|item| rank(item).is_some()) {
+        if let Some((_, next)) = listed.next() {
+            *item = next;
+        }
+    }
+}
+
+/// What a patch adds where nothing stood: without directives and without nulls.
+fn cleaned(value: &Value) -> Value {
+    match value {
+        Value::Object(object) => Value::Object(cleaned_object(object)),
+        Value::Array(list) => Value::Array(cleaned_list(list)),
+        Value::Bool(_) | Value::Null | Value::Number(_) | Value::String(_) => value.clone(),
+    }
+}
+
+fn cleaned_object(object: &Object) -> Object {
+    object
+        .iter()
+        .filter(|(key, value)| !is_directive(key) && !value.is_null())
+        .map(|(key, value)| (key.clone(), cleaned(value)))
+        .collect()
+}
+
+fn cleaned_list(list: &[Value]) -> Vec<Value> {
+    list.iter()
+        .filter(|item| directive(item).is_none())
+        .map(cleaned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Fault;
+    use super::PatchType;
+    use serde_json::Value;
+    use serde_json::json;
+
+    fn patched(kind: PatchType, mut target: Value, patch: &Value) -> Result<Value, Fault> {
+        kind.apply(&mut target, patch)?;
+        Ok(target)
+    }
+
+    fn strategic(target: Value, patch: &Value) -> Value {
+        patched(PatchType::Strategic, target, patch).unwrap()
+    }
+
+    #[test]
+    fn a_merge_patch_sets_and_removes() {
+        let target = json!({"data": {"a": "b", "c": "d"}, "list": [1, 2]});
+        let patch = json!({"data": {"a": null, "e": "f"}, "list": [3]});
+        assert_eq!(
+            patched(PatchType::Merge, target, &patch),
+            Ok(json!({"data": {"c": "d", "e": "f"}, "list": [3]}))
+        );
+    }
+
+    #[test]
+    fn a_json_patch_is_all_or_nothing() {
+        let mut target = json!({"data": {"a": "b"}});
+        let patch = json!([
+            {"op": "add", "path": "/data/c", "value": "d"},
+            {"op": "test", "path": "/data/a", "value": "x"},
+        ]);
+        let result = PatchType::Json.apply(&mut target, &patch);
+        assert_eq!(result, Err(Fault::Unprocessable));
+        assert_eq!(target, json!({"data": {"a": "b"}}));
+        let malformed = PatchType::Json.apply(&mut target, &json!({"op": "add"}));
+        assert!(matches!(malformed, Err(Fault::Malformed(_))));
+    }
+
+    #[test]
+    fn containers_are_merged_by_name() {
+        let pod = json!({"spec": {"containers": [
+            {"name": "a", "image": "a:1", "env": [{"name": "X", "value": "1"}]},
+            {"name": "b", "image": "b:1", "args": ["x"]},
+        ]}});
+        let patch = json!({"spec": {"containers": [
+            {"name": "b", "image": "b:2", "args": null},
+            {"name": "a", "env": [{"name": "Y", "value": "2"}]},
+            {"name": "c", "image": "c:1"},
+        ]}});
+        assert_eq!(
+            strategic(pod, &patch),
+            json!({"spec": {"containers": [
+                {"name": "a", "image": "a:1", "env": [
+                    {"name": "X", "value": "1"}, {"name": "Y", "value": "2"},
+                ]},
+                {"name": "b", "image": "b:2"},
+                {"name": "c", "image": "c:1"},
+            ]}})
+        );
+    }
+
+    #[test]
+    fn directives_delete_replace_retain_and_order() {
+        let pod = json!({
+            "metadata": {"finalizers": ["x", "y"]},
+            "containers": [{"name": "a"}, {"name": "b"}, {"name": "c"}],
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}},
+            "selector": {"a": "b"},
+            "args": [1, 2],
+        });
+        let patch = json!({
+            "metadata": {"finalizers": ["z"], "$deleteFromPrimitiveList/finalizers": ["x"]},
+            "$setElementOrder/containers": [{"name": "c"}, {"name": "a"}],
+            "containers": [{"name": "b", "$patch": "delete"}],
+            "strategy": {"$retainKeys": ["type"], "type": "Recreate"},
+            "selector": {"$patch": "replace", "c": "d"},
+            "args": [3],
+        });
+        assert_eq!(
+            strategic(pod, &patch),
+            json!({
+                "metadata": {"finalizers": ["y", "z"]},
+                "containers": [{"name": "c"}, {"name": "a"}],
+                "strategy": {"type": "Recreate"},
+                "selector": {"c": "d"},
+                "args": [3],
+            })
+        );
+    }
+
+    #[test]
+    fn ports_of_services_and_of_containers_have_different_keys() {
+        let service = json!({"ports": [{"port": 80, "name": "http"}]});
+        let patch = json!({"ports": [{"port": 80, "targetPort": 8080}, {"port": 443}]});
+        assert_eq!(
+            strategic(service, &patch),
+            json!({"ports": [{"port": 80, "name": "http", "targetPort": 8080}, {"port": 443}]})
+        );
+        let container = json!({"ports": [{"containerPort": 80}]});
+        let patch = json!({"ports": [{"containerPort": 80, "name": "http"}]});
+        assert_eq!(
+            strategic(container, &patch),
+            json!({"ports": [{"containerPort": 80, "name": "http"}]})
+        );
+    }
+
+    #[test]
+    fn an_applied_object_is_merged_into_what_stands_there() {
+        let target = json!({"data": {"a": "b"}, "metadata": {"name": "x"}});
+        let patch = json!({"data": {"c": "d"}, "kind": "ConfigMap"});
+        assert_eq!(
+            patched(PatchType::Apply, target, &patch),
+            Ok(json!({
+                "data": {"a": "b", "c": "d"}, "metadata": {"name": "x"}, "kind": "ConfigMap",
+            }))
+        );
+        let list = patched(PatchType::Apply, json!({}), &json!([1]));
+        assert!(matches!(list, Err(Fault::Malformed(_))));
+    }
+}

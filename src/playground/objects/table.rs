@@ -1,0 +1,363 @@
+//! What `kubectl get` shows: columns and cells, as kube-apiserver's printers choose them.
+//!
+//! Pure: the time for ages is an argument.
+
+use crate::playground::objects::resources::Kind;
+use crate::playground::objects::store::text_at;
+use jiff::Timestamp;
+use serde_json::Value;
+use serde_json::json;
+
+/// A column: its name, and whether only `-o wide` shows it.
+pub(crate) type Column = (&'static str, bool);
+
+const NONE: &str = "<none>";
+const UNKNOWN: &str = "<unknown>";
+
+/// The columns of a kind.
+pub(crate) const fn columns(kind: Kind) -> &'static [Column] {
+    match kind {
+        Kind::ConfigMap => &[("Name", false), ("Data", false), ("Age", false)],
+        Kind::Event => &[
+            ("Last Seen", false),
+            ("Type", false),
+            ("Reason", false),
+            ("Object", false),
+            ("Subobject", true),
+            ("Source", true),
+            ("Message", false),
+            ("First Seen", true),
+            ("Count", true),
+            ("Name", true),
+        ],
+        Kind::Lease => &[("Name", false), ("Holder", false), ("Age", false)],
+        Kind::Namespace => &[("Name", false), ("Status", false), ("Age", false)],
+        Kind::Node => &[
+            ("Name", false),
+            ("Status", false),
+            ("Roles", false),
+            ("Age", false),
+            ("Version", false),
+            ("Internal-IP", true),
+            ("External-IP", true),
+            ("OS-Image", true),
+            ("Kernel-Version", true),
+            ("Container-Runtime", true),
+        ],
+        Kind::Pod => &[
+            ("Name", false),
+            ("Ready", false),
+            ("Status", false),
+            ("Restarts", false),
+            ("Age", false),
+            ("IP", true),
+            ("Node", true),
+            ("Nominated Node", true),
+            ("Readiness Gates", true),
+        ],
+        Kind::Secret => &[
+            ("Name", false),
+            ("Type", false),
+            ("Data", false),
+            ("Age", false),
+        ],
+        Kind::Service => &[
+            ("Name", false),
+            ("Type", false),
+            ("Cluster-IP", false),
+            ("External-IP", false),
+            ("Port(s)", false),
+            ("Age", false),
+            ("Selector", true),
+        ],
+        Kind::ServiceAccount => &[("Name", false), ("Age", false)],
+    }
+}
+
+/// `metav1.TableColumnDefinition`s of a kind.
+pub(crate) fn column_definitions(kind: Kind) -> Value {
+    columns(kind)
+        .iter()
+        .map(|(name, wide)| {
+            json!({
+                "name": name,
+                "type": if matches!(*name, "Data" | "Count") { "integer" } else { "string" },
+                "format": if *name == "Name" { "name" } else { "" },
+                "description": "",
+                "priority": u8::from(*wide),
+            })
+        })
+        .collect()
+}
+
+/// The cells of one object, one a column.
+pub(crate) fn cells(kind: Kind, object: &Value, now: Timestamp) -> Vec<Value> {
+    let name = text_at(object, &["metadata", "name"]);
+    let age = since(text_at(object, &["metadata", "creationTimestamp"]), now);
+    match kind {
+        Kind::ConfigMap => {
+            let count = len(object, "data") + len(object, "binaryData");
+            vec![name.into(), count.into(), age.into()]
+        }
+        Kind::Event => event(object, now),
+        Kind::Lease => {
+            let holder = text_at(object, &["spec", "holderIdentity"]);
+            vec![name.into(), holder.into(), age.into()]
+        }
+        Kind::Namespace => {
+            let phase = text_at(object, &["status", "phase"]);
+            vec![name.into(), phase.into(), age.into()]
+        }
+        Kind::Node => node(object, name, age),
+        Kind::Pod => pod(object, name, age),
+        Kind::Secret => {
+            let kind = text_at(object, &["type"]);
+            vec![name.into(), kind.into(), len(object, "data").into(), age.into()]
+        }
+        Kind::Service => service(object, name, age),
+        Kind::ServiceAccount => vec![name.into(), age.into()],
+    }
+}
+
+fn len(object: &Value, key: &str) -> usize {
+    let map = object.get(key).and_then(Value::as_object);
+    map.map_or(0, serde_json::Map::len)
+}
+
+fn or_none(text: &str) -> Value {
+    if text.is_empty() { NONE } else { text }.into()
+}
+
+fn items<'v>(object: &'v Value, path: &[&str]) -> impl Iterator<Item = &'v Value> {
+    path.iter()
+        .try_fold(object, |value, key| value.get(*key))
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+}
+
+fn pod(object: &Value, name: &str, age: String) -> Vec<Value> {
+    let statuses = || items(object, &["status", "containerStatuses"]);
+    let ready = statuses()
+        .filter(|status| status.get("ready") == Some(&Value::Bool(true)))
+        .count();
+    let restarts: u64 = statuses()
+        .filter_map(|status| status.get("restartCount")?.as_u64())
+        .sum();
+    let reason = text_at(object, &["status", "reason"]);
+    let status = if object.pointer("/metadata/deletionTimestamp").is_some() {
+        "Terminating"
+    } else if reason.is_empty() {
+        text_at(object, &["status", "phase"])
+    } else {
+        reason
+    };
+    vec![
+        name.into(),
+        format!("{ready}/{}", items(object, &["spec", "containers"]).count()).into(),
+        status.into(),
+        restarts.to_string().into(),
+        age.into(),
+        or_none(text_at(object, &["status", "podIP"])),
+        or_none(text_at(object, &["spec", "nodeName"])),
+        or_none(text_at(object, &["status", "nominatedNodeName"])),
+        NONE.into(),
+    ]
+}
+
+fn node(object: &Value, name: &str, age: String) -> Vec<Value> {
+    let ready = items(object, &["status", "conditions"])
+        .find(|condition| text_at(condition, &["type"]) == "Ready")
+        .map_or("Unknown", |condition| match text_at(condition, &["status"]) {
+            "True" => "Ready",
+            _ => "NotReady",
+        });
+    let cordoned = object.pointer("/spec/unschedulable") == Some(&Value::Bool(true));
+    let status = if cordoned {
+        format!("{ready},SchedulingDisabled")
+    } else {
+        ready.to_owned()
+    };
+    let labels = object.pointer("/metadata/labels").and_then(Value::as_object);
+    let roles: Vec<&str> = labels
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, _)| key.strip_prefix("node-role.kubernetes.io/"))
+        .collect();
+    let address = |kind: &str| {
+        let found = items(object, &["status", "addresses"])
+            .find(|address| text_at(address, &["type"]) == kind);
+        or_none(found.map_or("", |address| text_at(address, &["address"])))
+    };
+    let info = |key: &str| text_at(object, &["status", "nodeInfo", key]).to_owned();
+    let kernel = match (info("kernelVersion"), info("architecture")) {
+        (kernel, arch) if !kernel.is_empty() && !arch.is_empty() => format!("{kernel} ({arch})"),
+        (kernel, _) => kernel,
+    };
+    vec![
+        name.into(),
+        status.into(),
+        or_none(&roles.join(",")),
+        age.into(),
+        info("kubeletVersion").into(),
+        address("InternalIP"),
+        address("ExternalIP"),
+        info("osImage").into(),
+        kernel.into(),
+        info("containerRuntimeVersion").into(),
+    ]
+}
+
+fn service(object: &Value, name: &str, age: String) -> Vec<Value> {
+    let ports: Vec<String> = items(object, &["spec", "ports"])
+        .map(|port| {
+            let number = port.get("port").map(Value::to_string).unwrap_or_default();
+            format!("{number}/{}", text_at(port, &["protocol"]))
+        })
+        .collect();
+    let selector: Vec<String> = object
+        .pointer("/spec/selector")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
+        .collect();
+    vec![
+        name.into(),
+        text_at(object, &["spec", "type"]).into(),
+        or_none(text_at(object, &["spec", "clusterIP"])),
+        NONE.into(),
+        or_none(&ports.join(",")),
+        age.into(),
+        or_none(&selector.join(",")),
+    ]
+}
+
+fn event(object: &Value, now: Timestamp) -> Vec<Value> {
+    let first_of = |paths: &[&[&str]]| {
+        let mut texts = paths.iter().map(|path| text_at(object, path));
+        texts.find(|text| !text.is_empty()).unwrap_or_default()
+    };
+    let created: &[&str] = &["metadata", "creationTimestamp"];
+    let last = first_of(&[
+        &["series", "lastObservedTime"],
+        &["lastTimestamp"],
+        &["eventTime"],
+        created,
+    ]);
+    let first = first_of(&[&["firstTimestamp"], &["eventTime"], created]);
+    let about = |key: &str| text_at(object, &["involvedObject", key]);
+    let count = object
+        .pointer("/series/count")
+        .or_else(|| object.get("count"))
+        .and_then(Value::as_u64)
+        .unwrap_or(1);
+    vec![
+        since(last, now).into(),
+        text_at(object, &["type"]).into(),
+        text_at(object, &["reason"]).into(),
+        format!("{}/{}", about("kind").to_lowercase(), about("name")).into(),
+        about("fieldPath").into(),
+        first_of(&[&["reportingComponent"], &["source", "component"]]).into(),
+        text_at(object, &["message"]).trim().into(),
+        since(first, now).into(),
+        count.into(),
+        text_at(object, &["metadata", "name"]).into(),
+    ]
+}
+
+fn since(then: &str, now: Timestamp) -> String {
+    then.parse::<Timestamp>().map_or_else(
+        |_| UNKNOWN.to_owned(),
+        |then| human_duration(now.as_second() - then.as_second()),
+    )
+}
+
+/// `duration.HumanDuration`: two units at most, fewer as the span grows.
+fn human_duration(seconds: i64) -> String {
+    const MINUTE: i64 = 60;
+    const HOUR: i64 = 60 * MINUTE;
+    const DAY: i64 = 24 * HOUR;
+    const YEAR: i64 = 365 * DAY;
+    let two = |unit: i64, name: &str, part: i64, part_name: &str| {
+        let (whole, rest) = (seconds / unit, seconds % unit / part);
+        if rest == 0 {
+            format!("{whole}{name}")
+        } else {
+            format!("{whole}{name}{rest}{part_name}")
+        }
+    };
+    match seconds {
+        ..-1 => "<invalid>".to_owned(),
+        -1..0 => "0s".to_owned(),
+        s if s < 2 * MINUTE => format!("{s}s"),
+        s if s < 10 * MINUTE => two(MINUTE, "m", 1, "s"),
+        s if s < 3 * HOUR => format!("{}m", s / MINUTE),
+        s if s < 8 * HOUR => two(HOUR, "h", MINUTE, "m"),
+        s if s < 2 * DAY => format!("{}h", s / HOUR),
+        s if s < 8 * DAY => two(DAY, "d", HOUR, "h"),
+        s if s < 2 * YEAR => format!("{}d", s / DAY),
+        s if s < 8 * YEAR => two(YEAR, "y", DAY, "d"),
+        s => format!("{}y", s / YEAR),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Kind;
+    use super::cells;
+    use super::columns;
+    use super::human_duration;
+    use jiff::Timestamp;
+    use serde_json::json;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn every_kind_has_as_many_cells_as_columns() {
+        for kind in Kind::ALL {
+            let cells = cells(kind, &json!({}), at("2026-11-21T00:00:00Z"));
+            assert_eq!(cells.len(), columns(kind).len(), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_shows_its_containers_and_its_age() {
+        let pod = json!({
+            "metadata": {"name": "web", "creationTimestamp": "2026-11-21T03:43:51Z"},
+            "spec": {"nodeName": "node-0101", "containers": [{}, {}]},
+            "status": {"phase": "Running", "podIP": "10.100.101.7", "containerStatuses": [
+                {"ready": true, "restartCount": 2}, {"ready": false, "restartCount": 1},
+            ]},
+        });
+        assert_eq!(
+            cells(Kind::Pod, &pod, at("2026-11-21T03:43:54Z")),
+            ["web", "1/2", "Running", "3", "3s", "10.100.101.7", "node-0101", "<none>", "<none>"]
+        );
+    }
+
+    #[test]
+    fn ages_are_rounded_as_kubectl_rounds_them() {
+        for (seconds, text) in [
+            (-5, "<invalid>"),
+            (-1, "0s"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (150, "2m30s"),
+            (600, "10m"),
+            (10_799, "179m"),
+            (10_860, "3h1m"),
+            (28_800, "8h"),
+            (172_800, "2d"),
+            (176_400, "2d1h"),
+            (691_200, "8d"),
+            (63_072_000, "2y"),
+            (315_360_000, "10y"),
+        ] {
+            assert_eq!(human_duration(seconds), text, "{seconds}");
+        }
+    }
+}

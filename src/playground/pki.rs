@@ -1,0 +1,307 @@
+//! Certificates and tokens, made on the spot: nothing is read, nothing is kept but what
+//! [`Certificates::write_to`] is asked to write.
+//!
+//! Three users: `admin` (group `system:masters`), `alice` and `bob` (group `dev`), each with a
+//! client certificate and a bearer token. A second CA signs the front proxy's certificate, as
+//! kube-apiserver's `--requestheader-client-ca-file` wants it. Keys are ECDSA P-256.
+
+use crate::playground::time;
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use jiff::ToSpan;
+use jiff::tz::TimeZone;
+use rcgen::BasicConstraints;
+use rcgen::CertificateParams;
+use rcgen::DnType;
+use rcgen::ExtendedKeyUsagePurpose;
+use rcgen::IsCa;
+use rcgen::Issuer;
+use rcgen::KeyPair;
+use rcgen::KeyUsagePurpose;
+use rcgen::PKCS_ECDSA_P256_SHA256;
+use rustls::crypto::aws_lc_rs;
+use std::fs::OpenOptions;
+use std::io;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// The common name of the front proxy's certificate, the only one that is believed.
+pub(crate) const FRONT_PROXY_NAME: &str = "front-proxy-client";
+
+/// How long the certificates hold: longer than anyone plays.
+const VALID_DAYS: i64 = 365;
+
+/// The users: name, uid, group.
+const USERS: [(&str, &str, &str); 3] = [
+    ("admin", "u-admin", "system:masters"),
+    ("alice", "u-alice", "dev"),
+    ("bob", "u-bob", "dev"),
+];
+
+/// A certificate and its private key, both PEM.
+#[derive(Clone)]
+pub struct Credential {
+    /// The certificate, PEM.
+    pub certificate: String,
+    /// The private key, PEM (PKCS#8).
+    pub key: String,
+}
+
+/// One user of the playground.
+#[derive(Clone)]
+pub struct PlaygroundUser {
+    /// The user's name.
+    pub name: &'static str,
+    /// The user's uid.
+    pub uid: &'static str,
+    /// The user's only group.
+    pub group: &'static str,
+    /// The client certificate.
+    pub credential: Credential,
+    /// The bearer token, random each time.
+    pub token: String,
+}
+
+/// Everything a playground's TLS needs, for the proxy and for the API server.
+#[derive(Clone)]
+pub struct Certificates {
+    /// The CA of all serving and client certificates but the front proxy's, PEM.
+    pub ca: String,
+    /// The CA of the front proxy's certificate, PEM.
+    pub front_proxy_ca: String,
+    /// The client certificate with which a proxy asserts identities.
+    pub front_proxy_client: Credential,
+    /// The API server's serving certificate.
+    pub apiserver: Credential,
+    /// The proxy's serving certificate.
+    pub tls: Credential,
+    /// `admin`, `alice` and `bob`.
+    pub users: Vec<PlaygroundUser>,
+}
+
+/// Why certificates could not be made.
+#[derive(Debug)]
+pub enum PkiError {
+    /// The certificate library refused.
+    Certificate(rcgen::Error),
+    /// There was no randomness to be had.
+    Random,
+}
+
+impl std::fmt::Display for PkiError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Certificate(error) => write!(f, "cannot make certificates: {error}"),
+            Self::Random => f.write_str("cannot make tokens: no randomness"),
+        }
+    }
+}
+
+impl std::error::Error for PkiError {}
+
+impl From<rcgen::Error> for PkiError {
+    fn from(error: rcgen::Error) -> Self {
+        Self::Certificate(error)
+    }
+}
+
+/// What a certificate is for.
+enum Use<'a> {
+    Authority,
+    Client { organization: Option<&'a str> },
+    Server,
+}
+
+impl Certificates {
+    /// Makes all of them anew.
+    pub fn generate() -> Result<Self, PkiError> {
+        let (ca, ca_issuer) = authority("weir-playground-ca")?;
+        let (front_proxy_ca, front_proxy_issuer) = authority("weir-playground-front-proxy-ca")?;
+        let front = Use::Client { organization: None };
+        let mut users = Vec::with_capacity(USERS.len());
+        for (name, uid, group) in USERS {
+            let purpose = Use::Client {
+                organization: Some(group),
+            };
+            users.push(PlaygroundUser {
+                name,
+                uid,
+                group,
+                credential: issue(name, &purpose, &ca_issuer)?,
+                token: token()?,
+            });
+        }
+        Ok(Self {
+            front_proxy_client: issue(FRONT_PROXY_NAME, &front, &front_proxy_issuer)?,
+            apiserver: issue("kube-apiserver", &Use::Server, &ca_issuer)?,
+            tls: issue("weir", &Use::Server, &ca_issuer)?,
+            ca,
+            front_proxy_ca,
+            users,
+        })
+    }
+
+    /// Writes everything into `directory`, which must exist: `ca.crt`, `front-proxy-ca.crt`,
+    /// `<name>.crt` and `<name>.key` for `admin`, `alice`, `bob`, `front-proxy-client`, `apiserver`
+    /// and `tls`, and `tokens.csv` as kube-apiserver's `--token-auth-file` reads it. Keys and tokens
+    /// are readable by their owner only.
+    ///
+    /// # Errors
+    /// The first file that cannot be written ends it.
+    pub fn write_to(&self, directory: &Path) -> io::Result<()> {
+        write_public(&directory.join("ca.crt"), &self.ca)?;
+        write_public(&directory.join("front-proxy-ca.crt"), &self.front_proxy_ca)?;
+        let users = self.users.iter().map(|user| (user.name, &user.credential));
+        let others = [
+            (FRONT_PROXY_NAME, &self.front_proxy_client),
+            ("apiserver", &self.apiserver),
+            ("tls", &self.tls),
+        ];
+        for (name, credential) in users.chain(others) {
+            let certificate = directory.join(format!("{name}.crt"));
+            write_public(&certificate, &credential.certificate)?;
+            write_private(&directory.join(format!("{name}.key")), &credential.key)?;
+        }
+        write_private(&directory.join("tokens.csv"), &self.tokens_csv())
+    }
+
+    /// `token,user,uid,"group"` lines.
+    fn tokens_csv(&self) -> String {
+        self.users
+            .iter()
+            .map(|user| {
+                let PlaygroundUser {
+                    name,
+                    uid,
+                    group,
+                    token,
+                    ..
+                } = user;
+                format!("{token},{name},{uid},\"{group}\"\n")
+            })
+            .collect()
+    }
+}
+
+fn authority(name: &str) -> Result<(String, Issuer<'static, KeyPair>), PkiError> {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let params = params(name, &Use::Authority)?;
+    let certificate = params.self_signed(&key)?.pem();
+    Ok((certificate, Issuer::new(params, key)))
+}
+
+fn issue(
+    name: &str,
+    purpose: &Use<'_>,
+    issuer: &Issuer<'_, KeyPair>,
+) -> Result<Credential, PkiError> {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let certificate = params(name, purpose)?.signed_by(&key, issuer)?;
+    Ok(Credential {
+        certificate: certificate.pem(),
+        key: key.serialize_pem(),
+    })
+}
+
+fn params(name: &str, purpose: &Use<'_>) -> Result<CertificateParams, PkiError> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    // A day's grace before, for clocks that differ.
+    let ((y, m, d), (end_y, end_m, end_d)) = (day(-1), day(VALID_DAYS));
+    params.not_before = rcgen::date_time_ymd(y, m, d);
+    params.not_after = rcgen::date_time_ymd(end_y, end_m, end_d);
+    match purpose {
+        Use::Authority => {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        }
+        Use::Client { organization } => {
+            if let Some(organization) = organization {
+                params
+                    .distinguished_name
+                    .push(DnType::OrganizationName, *organization);
+            }
+            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        }
+        Use::Server => {
+            let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
+            params.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
+            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        }
+    }
+    params.use_authority_key_identifier_extension = !matches!(purpose, Use::Authority);
+    Ok(params)
+}
+
+/// Year, month and day of the day that is `days` from today.
+fn day(days: i64) -> (i32, u8, u8) {
+    let today = time::wall().to_zoned(TimeZone::UTC).date();
+    let date = today.saturating_add(days.days());
+    let part = |part: i8| u8::try_from(part).unwrap_or(1);
+    (i32::from(date.year()), part(date.month()), part(date.day()))
+}
+
+fn token() -> Result<String, PkiError> {
+    let mut bytes = [0_u8; 24];
+    aws_lc_rs::default_provider()
+        .secure_random
+        .fill(&mut bytes)
+        .map_err(|_| PkiError::Random)?;
+    Ok(BASE64_URL_SAFE_NO_PAD.encode(bytes))
+}
+
+fn write_public(path: &Path, text: &str) -> io::Result<()> {
+    std::fs::write(path, text)
+}
+
+/// Writes a file that only its owner may read, also where one stood that others could.
+pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    const OWNER_ONLY: u32 = 0o600;
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(OWNER_ONLY)
+        .open(path)?;
+    file.set_permissions(std::fs::Permissions::from_mode(OWNER_ONLY))?;
+    file.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Certificates;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn everything_is_written_and_secrets_are_the_owners_alone() {
+        let certificates = Certificates::generate().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        certificates.write_to(directory.path()).unwrap();
+        let mode = |name: &str| {
+            let metadata = std::fs::metadata(directory.path().join(name)).unwrap();
+            metadata.permissions().mode() & 0o777
+        };
+        for name in ["admin", "alice", "bob", "front-proxy-client", "apiserver", "tls"] {
+            assert_eq!(mode(&format!("{name}.key")), 0o600);
+            assert_ne!(mode(&format!("{name}.crt")) & 0o400, 0);
+        }
+        assert_eq!(mode("tokens.csv"), 0o600);
+        let tokens = std::fs::read_to_string(directory.path().join("tokens.csv")).unwrap();
+        let alice = tokens.lines().find(|line| line.contains(",alice,")).unwrap();
+        assert!(alice.ends_with(",alice,u-alice,\"dev\""));
+    }
+
+    #[test]
+    fn two_playgrounds_share_no_token() {
+        let first = Certificates::generate().unwrap();
+        let second = Certificates::generate().unwrap();
+        for (a, b) in first.users.iter().zip(&second.users) {
+            assert_ne!(a.token, b.token);
+            assert_eq!(a.token.len(), 32);
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! Accepts connections, speaks TLS and HTTP, and leads one request after the other from its head to
+//! its answer.
+//!
+//! TLS asks for a client certificate and takes whatever comes; `authentication` judges it. On HTTP/2 an
+//! anonymous or refused request closes its connection gracefully, as kube-apiserver's
+//! `UnauthenticatedHTTP2DOSMitigation` does.
+
+use crate::playground::answers;
+use crate::playground::authentication::Authenticator;
+use crate::playground::authentication::Peer;
+use crate::playground::authentication::Unauthorized;
+use crate::playground::authentication::User;
+use crate::playground::capacity::Capacity;
+use crate::playground::fill;
+use crate::playground::journal::Counted;
+use crate::playground::journal::Counters;
+use crate::playground::journal::Journal;
+use crate::playground::journal::Occupied;
+use crate::playground::journal::Place;
+use crate::playground::journal::PlainBody;
+use crate::playground::journal::RequestRecord;
+use crate::playground::objects::resources::RESOURCES;
+use crate::playground::objects::resources::Served;
+use crate::playground::objects::store::Store;
+use crate::playground::pki::Certificates;
+use crate::playground::pki::Credential;
+use crate::playground::request::Query;
+use crate::playground::request::Route;
+use crate::playground::settings::Settings;
+use crate::playground::state::State;
+use crate::playground::status::Status;
+use crate::playground::storage::Storage;
+use crate::playground::time;
+use http::HeaderName;
+use http::HeaderValue;
+use http::Request;
+use http::Response;
+use http::Version;
+use http::header::CACHE_CONTROL;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioIo;
+use hyper_util::rt::TokioTimer;
+use rustls::DigitallySignedStruct;
+use rustls::DistinguishedName;
+use rustls::ServerConfig;
+use rustls::SignatureScheme;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs;
+use rustls::crypto::verify_tls12_signature;
+use rustls::crypto::verify_tls13_signature;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::UnixTime;
+use rustls::pki_types::pem::PemObject;
+use rustls::server::danger::ClientCertVerified;
+use rustls::server::danger::ClientCertVerifier;
+use std::convert::Infallible;
+use std::num::NonZeroUsize;
+use std::pin::Pin;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+/// How long a client may take to shake hands.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// How long requests may take to end once the server stops; then they are cut.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long to wait when there are no file descriptors left to accept with.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// kube-apiserver's HTTP/2 frame size and stream window, in bytes.
+const H2_WINDOW: u32 = 256 * 1024;
+
+const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+const PRIORITY_LEVEL: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
+/// Fixed: the playground has one flow schema and one priority level, and neither can be read.
+const FLOW_SCHEMA_UID: HeaderValue =
+    HeaderValue::from_static("9693e014-120a-40d7-a8e6-6c51818ac228");
+const PRIORITY_LEVEL_UID: HeaderValue =
+    HeaderValue::from_static("2d2531ee-c7e8-4185-8f13-3fdaff98eba9");
+
+/// The API server. Clones are the same server.
+#[derive(Clone, Debug)]
+pub struct ApiServer {
+    state: Arc<State>,
+    tls: Arc<ServerConfig>,
+}
+
+/// Why a server could not be made: something is wrong with its certificates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartError(String);
+
+impl std::fmt::Display for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot start the API server: {}", self.0)
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl ApiServer {
+    /// A server with the objects that `settings` asks for.
+    ///
+    /// # Errors
+    /// The certificates cannot be used.
+    pub fn new(settings: Settings, certificates: &Certificates) -> Result<Self, StartError> {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let authenticator = Authenticator::new(certificates, &provider).map_err(StartError)?;
+        let tls = tls_config(&certificates.apiserver, &authenticator, provider)?;
+        let mut store = Store::new(settings.watch_history);
+        let now = time::wall().to_string();
+        fill::fill(&mut store, settings.nodes, settings.pods, &now);
+        let capacity = (!settings.service_time.is_zero()).then(|| {
+            let unshared = NonZeroUsize::MAX;
+            Capacity::new(settings.capacity.unwrap_or(unshared), settings.service_time)
+        });
+        let state = State {
+            storage: Storage::new(store),
+            journal: Journal::new(settings.remembered_requests),
+            authenticator,
+            capacity,
+            stopping: tokio::sync::watch::Sender::new(false),
+            settings,
+        };
+        Ok(Self {
+            state: Arc::new(state),
+            tls: Arc::new(tls),
+        })
+    }
+
+    /// Serves until `stop` is ready; then ends watches and logs, waits a little for the rest, and cuts
+    /// what is left. May be run on several listeners at once; the first to stop stops all.
+    ///
+    /// Cancel safety: dropping it cuts all connections at once.
+    pub async fn run(&self, listener: TcpListener, stop: impl Future<Output = ()>) {
+        let mut connections = JoinSet::new();
+        if let Some(capacity) = self.state.capacity.clone() {
+            // Ends with the set, when it is dropped.
+            connections.spawn(async move { capacity.drive().await });
+        }
+        let acceptor = TlsAcceptor::from(Arc::clone(&self.tls));
+        let mut stop = pin!(stop);
+        loop {
+            tokio::select! {
+                () = &mut stop => break,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        let (state, acceptor) = (Arc::clone(&self.state), acceptor.clone());
+                        connections.spawn(connection(state, acceptor, stream));
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "cannot accept");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+                Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            }
+        }
+        drop(listener);
+        self.state.stopping.send_replace(true);
+        let drivers = usize::from(self.state.capacity.is_some());
+        let drained = async {
+            while connections.len() > drivers && connections.join_next().await.is_some() {}
+        };
+        let _ = tokio::time::timeout(GRACE, drained).await;
+    }
+
+    /// The last requests, oldest first.
+    pub fn requests(&self) -> Vec<RequestRecord> {
+        self.state.journal.requests()
+    }
+
+    /// What has been counted.
+    pub fn counters(&self) -> Counters {
+        self.state.journal.counters()
+    }
+
+    /// How many objects of a resource (`pods`, `events`) are stored; `None` if it is not known.
+    pub fn count(&self, plural: &str) -> Option<usize> {
+        let Served::Objects(kind) = RESOURCES.iter().find(|r| r.plural == plural)?.served else {
+            return None;
+        };
+        Some(self.state.storage.read().len(kind))
+    }
+
+    /// A stored object, without `kind` and `apiVersion`. `namespace` is empty for cluster-scoped ones.
+    pub fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<serde_json::Value> {
+        let Served::Objects(kind) = RESOURCES.iter().find(|r| r.plural == plural)?.served else {
+            return None;
+        };
+        let object = Arc::clone(self.state.storage.read().get(kind, namespace, name)?);
+        Some(object.value())
+    }
+}
+
+fn tls_config(
+    serving: &Credential,
+    authenticator: &Authenticator,
+    provider: Arc<CryptoProvider>,
+) -> Result<ServerConfig, StartError> {
+    let wrong = |error: &dyn std::error::Error| StartError(error.to_string());
+    let certificate = CertificateDer::from_pem_slice(serving.certificate.as_bytes())
+        .map_err(|error| wrong(&error))?;
+    let key =
+        PrivateKeyDer::from_pem_slice(serving.key.as_bytes()).map_err(|error| wrong(&error))?;
+    let hints = authenticator
+        .authorities()
+        .iter()
+        .flat_map(|verifier| verifier.root_hint_subjects().to_vec())
+        .collect();
+    let verifier = AnyCertificate {
+        provider: Arc::clone(&provider),
+        hints,
+    };
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong(&error))?
+        .with_client_cert_verifier(Arc::new(verifier))
+        .with_single_cert(vec![certificate], key)
+        .map_err(|error| wrong(&error))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// Asks for a certificate and accepts any whose key the client has, and none as well.
+#[derive(Debug)]
+struct AnyCertificate {
+    provider: Arc<CryptoProvider>,
+    hints: Vec<DistinguishedName>,
+}
+
+impl ClientCertVerifier for AnyCertificate {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &self.hints
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// One connection, from the handshake to its end.
+async fn connection(state: Arc<State>, acceptor: TlsAcceptor, stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let handshake = tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream));
+    let Ok(Ok(stream)) = handshake.await else {
+        return;
+    };
+    let (_, session) = stream.get_ref();
+    let peer = Arc::new(state.authenticator.peer(session.peer_certificates()));
+    let h2 = session.alpn_protocol() == Some(b"h2");
+    let closing = Arc::new(Notify::new());
+    let service = service_fn({
+        let (state, closing) = (Arc::clone(&state), Arc::clone(&closing));
+        move |request| {
+            let (state, peer) = (Arc::clone(&state), Arc::clone(&peer));
+            let closing = Arc::clone(&closing);
+            async move { Ok::<_, Infallible>(serve(&state, &peer, &closing, request).await) }
+        }
+    });
+    let io = TokioIo::new(stream);
+    if h2 {
+        let streams = state.settings.max_concurrent_streams;
+        let connection = http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(streams)
+            .max_frame_size(H2_WINDOW)
+            .initial_stream_window_size(H2_WINDOW)
+            .initial_connection_window_size(H2_WINDOW.saturating_mul(streams.clamp(1, 100)))
+            .serve_connection(io, service);
+        drive(&state, &closing, connection, |c| c.graceful_shutdown()).await;
+    } else {
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .title_case_headers(true)
+            .serve_connection(io, service)
+            .with_upgrades();
+        drive(&state, &closing, connection, |c| c.graceful_shutdown()).await;
+    }
+}
+
+/// Runs a connection; closes it gracefully when asked to or when the server stops.
+async fn drive<C, E>(
+    state: &State,
+    closing: &Notify,
+    connection: C,
+    close: impl Fn(Pin<&mut C>),
+) where
+    C: Future<Output = Result<(), E>>,
+    E: std::fmt::Display,
+{
+    let mut stopping = state.stopping.subscribe();
+    let mut connection = pin!(connection);
+    let mut open = true;
+    loop {
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = closing.notified(), if open => {
+                open = false;
+                close(connection.as_mut());
+                continue;
+            }
+            _ = stopping.wait_for(|stopping| *stopping), if open => {
+                open = false;
+                close(connection.as_mut());
+                continue;
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "connection ended");
+        }
+        return;
+    }
+}
+
+/// One request: who asks, then everything else, then the headers that every answer has.
+async fn serve(
+    state: &Arc<State>,
+    peer: &Peer,
+    closing: &Notify,
+    request: Request<Incoming>,
+) -> Response<Counted> {
+    let h2 = request.version() == Version::HTTP_2;
+    let audit_id = request.headers().get(AUDIT_ID).cloned();
+    let user = state.authenticator.authenticate(peer, request.headers());
+    state.journal.arrived(RequestRecord {
+        method: request.method().clone(),
+        uri: request.uri().clone(),
+        version: request.version(),
+        user: user.clone().ok(),
+        headers: request.headers().clone(),
+    });
+    if h2 && user.as_ref().map_or(true, User::is_anonymous) {
+        closing.notify_one();
+    }
+    let mut response = match user {
+        Err(Unauthorized) => plain(answers::refused(&Status::unauthorized())),
+        Ok(user) => admit(state, &user, request).await,
+    };
+    state.journal.answered(response.status().as_u16());
+    let headers = response.headers_mut();
+    headers.insert(AUDIT_ID, audit_id.unwrap_or_else(new_audit_id));
+    headers
+        .entry(CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-cache, private"));
+    response
+}
+
+fn new_audit_id() -> HeaderValue {
+    let uuid = fill::uuid(&mut fastrand::Rng::new());
+    HeaderValue::try_from(uuid).unwrap_or(HeaderValue::from_static("0"))
+}
+
+fn plain(response: Response<PlainBody>) -> Response<Counted> {
+    response.map(|body| Counted::new(body, None))
+}
+
+/// Whether a known user's request is served now, when, and with what.
+async fn admit(state: &Arc<State>, user: &User, request: Request<Incoming>) -> Response<Counted> {
+    let query = Query::parse(request.uri().query());
+    let route = Route::parse(request.uri().path());
+    let occupied = if route.is_long_running(request.method(), &query) {
+        Occupied::LongRunning
+    } else {
+        Occupied::InFlight
+    };
+    let Some(place) = state.journal.begin(occupied, state.settings.max_in_flight) else {
+        time::burn(state.settings.refusal_cpu);
+        return plain(answers::too_many_requests());
+    };
+    if let Some(capacity) = &state.capacity {
+        capacity.serve().await;
+    }
+    time::burn(state.settings.service_cpu);
+    let answer = answers::answer(state, user, &route, &query, request).await;
+    let mut response = answer.unwrap_or_else(|status| answers::refused(&status));
+    let headers = response.headers_mut();
+    headers.insert(FLOW_SCHEMA, FLOW_SCHEMA_UID);
+    headers.insert(PRIORITY_LEVEL, PRIORITY_LEVEL_UID);
+    occupying(response, place)
+}
+
+fn occupying(response: Response<PlainBody>, place: Place) -> Response<Counted> {
+    response.map(|body| Counted::new(body, Some(place)))
+}
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

@@ -1,0 +1,1 @@
+//! The whole server over real sockets.

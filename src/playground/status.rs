@@ -1,0 +1,391 @@
+//! Every way of saying no, as `metav1.Status`, worded as kube-apiserver 1.36 words it.
+//!
+//! Pure: knows neither HTTP nor who asks. `answers` turns it into a response.
+
+use serde::Serialize;
+
+/// A refusal: what `kubectl` prints after `Error from server (<reason>): `.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Status {
+    /// The HTTP status code.
+    pub(crate) code: u16,
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    pub(crate) details: Option<Details>,
+    /// Where an expired list may be continued inconsistently; only on 410.
+    pub(crate) resume: Option<String>,
+}
+
+/// `metav1.StatusDetails`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Details {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) name: String,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub(crate) group: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub(crate) kind: &'static str,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) uid: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) causes: Vec<Cause>,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) retry_after_seconds: u32,
+}
+
+/// `metav1.StatusCause`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Cause {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) field: String,
+}
+
+/// What a request was about, for the details of a refusal.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subject<'a> {
+    pub(crate) group: &'static str,
+    /// The plural, as in the path.
+    pub(crate) resource: &'static str,
+    /// The kind, as in the object.
+    pub(crate) kind: &'static str,
+    pub(crate) name: &'a str,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+/// The wire form; field order as Kubernetes writes it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Wire<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: WireMeta<'a>,
+    status: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    message: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<&'a Details>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<u16>,
+}
+
+#[derive(Serialize)]
+struct WireMeta<'a> {
+    #[serde(rename = "continue", skip_serializing_if = "Option::is_none")]
+    resume: Option<&'a str>,
+}
+
+fn wire(wire: &Wire<'_>) -> Vec<u8> {
+    serde_json::to_vec(wire).unwrap_or_default()
+}
+
+/// The Status of something that went well and has no object to show, such as a deletion.
+pub(crate) fn success(details: &Details) -> Vec<u8> {
+    wire(&Wire {
+        kind: "Status",
+        api_version: "v1",
+        metadata: WireMeta { resume: None },
+        status: "Success",
+        message: "",
+        reason: "",
+        details: Some(details),
+        code: None,
+    })
+}
+
+impl Subject<'_> {
+    fn details(&self) -> Details {
+        Details {
+            name: self.name.to_owned(),
+            group: self.group,
+            kind: self.resource,
+            ..Details::default()
+        }
+    }
+
+    /// `configmaps`, or `leases.coordination.k8s.io` outside the core group.
+    fn qualified(&self) -> String {
+        qualified(self.resource, self.group)
+    }
+}
+
+fn qualified(name: &str, group: &str) -> String {
+    if group.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{name}.{group}")
+    }
+}
+
+impl Status {
+    /// The JSON of a refusal.
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        wire(&Wire {
+            kind: "Status",
+            api_version: "v1",
+            metadata: WireMeta {
+                resume: self.resume.as_deref(),
+            },
+            status: "Failure",
+            message: &self.message,
+            reason: self.reason,
+            details: self.details.as_ref(),
+            code: Some(self.code),
+        })
+    }
+
+    /// Seconds after which to try again.
+    pub(crate) fn retry_after(&self) -> Option<u32> {
+        let seconds = self.details.as_ref()?.retry_after_seconds;
+        (seconds > 0).then_some(seconds)
+    }
+
+    const fn plain(code: u16, reason: &'static str, message: String) -> Self {
+        Self {
+            code,
+            reason,
+            message,
+            details: None,
+            resume: None,
+        }
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::plain(400, "BadRequest", message.into())
+    }
+
+    pub(crate) fn unauthorized() -> Self {
+        Self::plain(401, "Unauthorized", "Unauthorized".to_owned())
+    }
+
+    /// `why` says who may not do what; `details` what it was about.
+    pub(crate) fn forbidden(message: String, details: Details) -> Self {
+        Self {
+            details: Some(details),
+            ..Self::plain(403, "Forbidden", message)
+        }
+    }
+
+    pub(crate) fn not_found(subject: Subject<'_>) -> Self {
+        let message = format!("{} {:?} not found", subject.qualified(), subject.name);
+        Self {
+            details: Some(subject.details()),
+            ..Self::plain(404, "NotFound", message)
+        }
+    }
+
+    /// The path names nothing that is served, though it looks like a resource.
+    pub(crate) fn no_such_resource() -> Self {
+        let message = "the server could not find the requested resource".to_owned();
+        Self {
+            details: Some(Details::default()),
+            ..Self::plain(404, "NotFound", message)
+        }
+    }
+
+    pub(crate) fn method_not_allowed() -> Self {
+        let message = "the server does not allow this method on the requested resource".to_owned();
+        Self {
+            details: Some(Details::default()),
+            ..Self::plain(405, "MethodNotAllowed", message)
+        }
+    }
+
+    pub(crate) fn not_acceptable() -> Self {
+        let message = "only the following media types are accepted: application/json, \
+                       application/yaml";
+        Self::plain(406, "NotAcceptable", message.to_owned())
+    }
+
+    pub(crate) fn already_exists(subject: Subject<'_>) -> Self {
+        let message = format!("{} {:?} already exists", subject.qualified(), subject.name);
+        Self {
+            details: Some(subject.details()),
+            ..Self::plain(409, "AlreadyExists", message)
+        }
+    }
+
+    /// Someone else wrote in between.
+    pub(crate) fn conflict(subject: Subject<'_>) -> Self {
+        Self::conflict_because(
+            subject,
+            "the object has been modified; please apply your changes to the latest version and \
+             try again",
+        )
+    }
+
+    pub(crate) fn conflict_because(subject: Subject<'_>, why: &str) -> Self {
+        let (resource, name) = (subject.qualified(), subject.name);
+        let message = format!("Operation cannot be fulfilled on {resource} {name:?}: {why}");
+        Self {
+            details: Some(subject.details()),
+            ..Self::plain(409, "Conflict", message)
+        }
+    }
+
+    pub(crate) fn expired(message: impl Into<String>) -> Self {
+        Self::plain(410, "Expired", message.into())
+    }
+
+    pub(crate) fn too_large(limit: usize) -> Self {
+        let message = format!("Request entity too large: limit is {limit}");
+        Self::plain(413, "RequestEntityTooLarge", message)
+    }
+
+    pub(crate) fn unsupported_media_type(accepted: &str) -> Self {
+        let message = format!(
+            "the body of the request was in an unknown format - accepted media types include: \
+             {accepted}"
+        );
+        Self::plain(415, "UnsupportedMediaType", message)
+    }
+
+    /// A field of the object (or of the options) is wrong: `field: what: why`.
+    pub(crate) fn invalid(subject: Subject<'_>, cause: Cause) -> Self {
+        let kind = qualified(subject.kind, subject.group);
+        let Cause { message, field, .. } = &cause;
+        let message = format!("{kind} {:?} is invalid: {field}: {message}", subject.name);
+        Self {
+            details: Some(Details {
+                name: subject.name.to_owned(),
+                group: subject.group,
+                kind: subject.kind,
+                causes: vec![cause],
+                ..Details::default()
+            }),
+            ..Self::plain(422, "Invalid", message)
+        }
+    }
+
+    /// A patch that is well-formed and cannot be applied.
+    pub(crate) fn unprocessable() -> Self {
+        let message = "the server rejected our request due to an error in our request".to_owned();
+        Self {
+            details: Some(Details::default()),
+            ..Self::plain(422, "Invalid", message)
+        }
+    }
+
+    /// A list at a version that has not come yet.
+    pub(crate) fn too_large_version(asked: u64, current: u64) -> Self {
+        let message = format!(
+            "Timeout: Too large resource version: {asked}, current: {current}"
+        );
+        Self {
+            details: Some(Details {
+                causes: vec![Cause {
+                    reason: "ResourceVersionTooLarge",
+                    message: "Too large resource version".to_owned(),
+                    field: String::new(),
+                }],
+                retry_after_seconds: 1,
+                ..Details::default()
+            }),
+            ..Self::plain(504, "Timeout", message)
+        }
+    }
+}
+
+impl Cause {
+    pub(crate) fn required(field: &str, why: &str) -> Self {
+        Self {
+            reason: "FieldValueRequired",
+            message: format!("Required value: {why}"),
+            field: field.to_owned(),
+        }
+    }
+
+    /// `value` is printed as it would stand in JSON.
+    pub(crate) fn invalid(field: &str, value: &str, why: &str) -> Self {
+        Self {
+            reason: "FieldValueInvalid",
+            message: format!("Invalid value: {value:?}: {why}"),
+            field: field.to_owned(),
+        }
+    }
+
+    pub(crate) fn forbidden(field: &str, why: &str) -> Self {
+        Self {
+            reason: "FieldValueForbidden",
+            message: format!("Forbidden: {why}"),
+            field: field.to_owned(),
+        }
+    }
+
+    pub(crate) fn unsupported(field: &str, value: &str, supported: &str) -> Self {
+        Self {
+            reason: "FieldValueNotSupported",
+            message: format!("Unsupported value: {value:?}: supported values: {supported:?}"),
+            field: field.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cause;
+    use super::Details;
+    use super::Status;
+    use super::Subject;
+    use super::success;
+
+    const CONFIG_MAP: Subject<'_> = Subject {
+        group: "",
+        resource: "configmaps",
+        kind: "ConfigMap",
+        name: "cap",
+    };
+
+    #[test]
+    fn a_refusal_reads_as_kube_apiserver_writes_it() {
+        assert_eq!(
+            String::from_utf8(Status::not_found(CONFIG_MAP).to_json()).unwrap(),
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"configmaps \"cap\" not found","reason":"NotFound","details":{"name":"cap","kind":"configmaps"},"code":404}"#
+        );
+        assert_eq!(
+            String::from_utf8(Status::unauthorized().to_json()).unwrap(),
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Unauthorized","reason":"Unauthorized","code":401}"#
+        );
+    }
+
+    #[test]
+    fn a_deletion_answers_with_the_uid() {
+        let details = Details {
+            name: "cap".into(),
+            kind: "configmaps",
+            uid: "a718e525".into(),
+            ..Details::default()
+        };
+        assert_eq!(
+            String::from_utf8(success(&details)).unwrap(),
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","details":{"name":"cap","kind":"configmaps","uid":"a718e525"}}"#
+        );
+    }
+
+    #[test]
+    fn an_invalid_object_names_the_field_and_the_kind() {
+        let status = Status::invalid(
+            Subject {
+                group: "coordination.k8s.io",
+                resource: "leases",
+                kind: "Lease",
+                name: "",
+            },
+            Cause::required("metadata.name", "name or generateName is required"),
+        );
+        assert_eq!(
+            status.message,
+            "Lease.coordination.k8s.io \"\" is invalid: metadata.name: Required value: name or \
+             generateName is required"
+        );
+        assert_eq!(status.code, 422);
+    }
+}

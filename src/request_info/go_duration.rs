@@ -1,0 +1,254 @@
+//! Go's way of writing a duration: `300ms`, `-1.5h`, `2h45m`.
+//!
+//! Follows `time.ParseDuration` (Go 1.27) to the letter, errors and rounding included, since kube-apiserver hands its
+//! errors on to clients.
+
+use std::fmt;
+
+/// 2^63: the magnitude of the longest negative duration, one more than that of the longest positive one.
+const LIMIT: u64 = 1 << 63;
+
+/// Why a text is no duration; prints as Go's error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DurationError {
+    text: Box<[u8]>,
+    fault: Fault,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fault {
+    Invalid,
+    MissingUnit,
+    UnknownUnit(Box<[u8]>),
+}
+
+impl fmt::Display for DurationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = quote(&self.text);
+        match &self.fault {
+            Fault::Invalid => write!(f, "time: invalid duration {text}"),
+            Fault::MissingUnit => write!(f, "time: missing unit in duration {text}"),
+            Fault::UnknownUnit(unit) => {
+                write!(f, "time: unknown unit {} in duration {text}", quote(unit))
+            }
+        }
+    }
+}
+
+impl std::error::Error for DurationError {}
+
+/// The duration that `text` stands for, in nanoseconds.
+///
+/// # Errors
+/// The text is not a number with a unit, or several, perhaps with a sign in front, or it is too long a time for 64 bits.
+pub fn parse(text: &[u8]) -> Result<i64, DurationError> {
+    let error = |fault| DurationError {
+        text: text.into(),
+        fault,
+    };
+    let (negative, unsigned) = match text {
+        [b'-', rest @ ..] => (true, rest),
+        [b'+', rest @ ..] => (false, rest),
+        _ => (false, text),
+    };
+    if unsigned == b"0" {
+        return Ok(0);
+    }
+    if unsigned.is_empty() {
+        return Err(error(Fault::Invalid));
+    }
+    let mut total: u64 = 0;
+    let mut rest = unsigned;
+    while !rest.is_empty() {
+        let term;
+        (term, rest) = split_term(rest).map_err(error)?;
+        // Go adds without a check, and two terms of 2^63 make zero.
+        total = total.wrapping_add(term);
+        if total > LIMIT {
+            return Err(error(Fault::Invalid));
+        }
+    }
+    let nanoseconds = if negative {
+        0_i64.checked_sub_unsigned(total)
+    } else {
+        0_i64.checked_add_unsigned(total)
+    };
+    nanoseconds.ok_or_else(|| error(Fault::Invalid))
+}
+
+/// The nanoseconds of the number and unit that `text` begins with, and what follows them.
+fn split_term(text: &[u8]) -> Result<(u64, &[u8]), Fault> {
+    let (whole, rest) = split_digits(text);
+    let (fraction, rest) = match rest {
+        [b'.', rest @ ..] => split_digits(rest),
+        _ => (Default::default(), rest),
+    };
+    if whole.is_empty() && fraction.is_empty() {
+        return Err(Fault::Invalid);
+    }
+    let mut value = whole_number(whole).ok_or(Fault::Invalid)?;
+    let is_number = |b: &u8| *b == b'.' || b.is_ascii_digit();
+    let (unit, rest) = rest.split_at(rest.iter().position(is_number).unwrap_or(rest.len()));
+    if unit.is_empty() {
+        return Err(Fault::MissingUnit);
+    }
+    let nanoseconds = nanoseconds_per(unit).ok_or_else(|| Fault::UnknownUnit(unit.into()))?;
+    if value > LIMIT / nanoseconds {
+        return Err(Fault::Invalid);
+    }
+    value = value * nanoseconds + fraction_of(nanoseconds, fraction);
+    if value > LIMIT {
+        return Err(Fault::Invalid);
+    }
+    Ok((value, rest))
+}
+
+fn split_digits(text: &[u8]) -> (&[u8], &[u8]) {
+    text.split_at(
+        text.iter()
+            .position(|b| !b.is_ascii_digit())
+            .unwrap_or(text.len()),
+    )
+}
+
+fn whole_number(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0_u64, |number, digit| {
+        let number = number
+            .checked_mul(10)?
+            .checked_add(u64::from(digit - b'0'))?;
+        (number <= LIMIT).then_some(number)
+    })
+}
+
+/// `0.digits` of a unit. Digits that no longer fit 63 bits are dropped.
+#[expect(
+    clippy::as_conversions,
+    reason = "Go computes in float64, and both ends are far within its range: at most 3.6e12"
+)]
+fn fraction_of(nanoseconds: u64, digits: &[u8]) -> u64 {
+    let (mut fraction, mut scale) = (0_u64, 1_f64);
+    for digit in digits {
+        if fraction > (LIMIT - 1) / 10 {
+            break;
+        }
+        let longer = fraction * 10 + u64::from(digit - b'0');
+        if longer > LIMIT {
+            break;
+        }
+        fraction = longer;
+        scale *= 10.0;
+    }
+    (fraction as f64 * (nanoseconds as f64 / scale)) as u64
+}
+
+fn nanoseconds_per(unit: &[u8]) -> Option<u64> {
+    Some(match unit {
+        b"ns" => 1,
+        // Both the micro sign and the Greek letter.
+        b"us" | b"\xC2\xB5s" | b"\xCE\xBCs" => 1_000,
+        b"ms" => 1_000_000,
+        b"s" => 1_000_000_000,
+        b"m" => 60_000_000_000,
+        b"h" => 3_600_000_000_000,
+        _ => return None,
+    })
+}
+
+/// The `time` package's own, coarser way to quote: everything outside of ASCII byte by byte.
+fn quote(text: &[u8]) -> String {
+    let mut quoted = String::from("\"");
+    for &byte in text {
+        match byte {
+            b'"' | b'\\' => quoted.extend(['\\', char::from(byte)]),
+            0x20..=0x7F => quoted.push(char::from(byte)),
+            _ => quoted.push_str(&format!("\\x{byte:02x}")),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        let cases: [(&str, i64); 27] = [
+            ("0", 0),
+            ("-0", 0),
+            ("+0", 0),
+            ("0s", 0),
+            ("5s", 5_000_000_000),
+            ("+5s", 5_000_000_000),
+            ("-5s", -5_000_000_000),
+            ("1.5s", 1_500_000_000),
+            (".5s", 500_000_000),
+            ("1.s", 1_000_000_000),
+            ("1.004s", 1_004_000_000),
+            ("100.00100s", 100_001_000_000),
+            ("3h30m", 12_600_000_000_000),
+            ("10.5s4m", 250_500_000_000),
+            ("-2m3.4s", -123_400_000_000),
+            ("1h2m3s4ms5us6ns", 3_723_004_005_006),
+            ("12\u{b5}s", 12_000),
+            ("12\u{3bc}s", 12_000),
+            ("39h9m14.425s", 140_954_425_000_000),
+            ("0.3333333333333333333h", 1_200_000_000_000),
+            ("0.100000000000000000000h", 360_000_000_000),
+            ("9007199254740993ns", 9_007_199_254_740_993),
+            ("9223372036854775807ns", i64::MAX),
+            ("-9223372036854775808ns", i64::MIN),
+            ("-9223372036s854ms775us808ns", i64::MIN),
+            ("0.9223372036854775807h", 3_320_413_933_267),
+            ("9223372036854775808ns9223372036854775808ns", 0),
+        ];
+        for (text, nanoseconds) in cases {
+            assert_eq!(parse(text.as_bytes()), Ok(nanoseconds), "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_are_worded_as_gos() {
+        let cases = [
+            ("", r#"time: invalid duration """#),
+            ("-", r#"time: invalid duration "-""#),
+            ("x", r#"time: invalid duration "x""#),
+            (".", r#"time: invalid duration ".""#),
+            ("-.s", r#"time: invalid duration "-.s""#),
+            (" 1s", r#"time: invalid duration " 1s""#),
+            ("3000000h", r#"time: invalid duration "3000000h""#),
+            (
+                "9223372036854775808ns",
+                r#"time: invalid duration "9223372036854775808ns""#,
+            ),
+            (
+                "-9223372036854775809ns",
+                r#"time: invalid duration "-9223372036854775809ns""#,
+            ),
+            (
+                "99999999999999999999s",
+                r#"time: invalid duration "99999999999999999999s""#,
+            ),
+            (
+                "9223372036s855ms",
+                r#"time: invalid duration "9223372036s855ms""#,
+            ),
+            ("30", r#"time: missing unit in duration "30""#),
+            ("1.5", r#"time: missing unit in duration "1.5""#),
+            ("1s2", r#"time: missing unit in duration "1s2""#),
+            ("00", r#"time: missing unit in duration "00""#),
+            ("1d", r#"time: unknown unit "d" in duration "1d""#),
+            ("1S", r#"time: unknown unit "S" in duration "1S""#),
+            ("1s 2s", r#"time: unknown unit "s " in duration "1s 2s""#),
+            ("1\"\\", r#"time: unknown unit "\"\\" in duration "1\"\\""#),
+            (
+                "1\u{e9}\t",
+                r#"time: unknown unit "\xc3\xa9\x09" in duration "1\xc3\xa9\x09""#,
+            ),
+        ];
+        for (text, message) in cases {
+            assert_eq!(parse(text.as_bytes()).unwrap_err().to_string(), message);
+        }
+    }
+}

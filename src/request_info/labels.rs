@@ -1,0 +1,232 @@
+//! A request in the labels of kube-apiserver's request metrics.
+//!
+//! Follows `CleanScope`, `CanonicalVerb`, `cleanVerb` and `cleanDryRun` (Kubernetes 1.36, `endpoints/metrics`). Every
+//! value is one of a fixed set, whatever a client sends.
+
+use super::RequestInfo;
+use super::Verb;
+use super::list_options;
+use super::query::Query;
+
+/// The labels that are not simply fields of the [`RequestInfo`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MetricLabels {
+    /// `verb`: the method rather than the API verb, but that lists, watches, connections and applies show.
+    pub verb: &'static str,
+    /// `scope`: `resource`, `namespace`, `cluster` or nothing.
+    pub scope: &'static str,
+    /// `dry_run`: `All`, `invalid` or nothing.
+    pub dry_run: &'static str,
+}
+
+impl MetricLabels {
+    /// The labels of a request with the given method and the first `Content-Type` header, if it has one.
+    #[must_use]
+    pub fn of(method: &str, info: &RequestInfo<'_>, content_type: Option<&[u8]>) -> Self {
+        let scope = scope(info);
+        Self {
+            verb: verb(method, info, scope, content_type),
+            scope,
+            dry_run: dry_run(info.query()),
+        }
+    }
+}
+
+fn scope(info: &RequestInfo<'_>) -> &'static str {
+    if !info.name().is_empty() || *info.verb() == Verb::Create {
+        "resource"
+    } else if !info.namespace().is_empty() {
+        "namespace"
+    } else if info.is_resource_request() {
+        "cluster"
+    } else {
+        ""
+    }
+}
+
+fn verb(
+    method: &str,
+    info: &RequestInfo<'_>,
+    scope: &str,
+    content_type: Option<&[u8]>,
+) -> &'static str {
+    if info.connects() {
+        return "CONNECT";
+    }
+    let verb = known_verb(method);
+    match verb {
+        // A HEAD is never shown as a watch, though it is one.
+        "GET" | "LIST" if !method.eq_ignore_ascii_case("HEAD") && asks_to_watch(info.query()) => {
+            "WATCH"
+        }
+        "GET" if matches!(scope, "cluster" | "namespace") => "LIST",
+        "PATCH" if content_type == Some(b"application/apply-patch+yaml") => "APPLY",
+        "WATCHLIST" => "WATCH",
+        _ => verb,
+    }
+}
+
+/// The methods and verbs that a label may show. A method of the wrong case is understood here, unlike elsewhere.
+fn known_verb(method: &str) -> &'static str {
+    const KNOWN: [&str; 14] = [
+        "APPLY",
+        "CONNECT",
+        "CREATE",
+        "DELETE",
+        "DELETECOLLECTION",
+        "GET",
+        "LIST",
+        "PATCH",
+        "POST",
+        "PROXY",
+        "PUT",
+        "UPDATE",
+        "WATCH",
+        "WATCHLIST",
+    ];
+    if method.eq_ignore_ascii_case("HEAD") {
+        return "GET";
+    }
+    let known = KNOWN
+        .into_iter()
+        .find(|known| method.eq_ignore_ascii_case(known));
+    known.unwrap_or("other")
+}
+
+fn asks_to_watch(query: Query<'_>) -> bool {
+    query
+        .first("watch")
+        .is_some_and(|value| list_options::is_true_lower_cased(&value))
+}
+
+/// `All` is the only dry run that Kubernetes has. Upstream looks for the name in the raw query first, so that one with an
+/// escape in it goes unseen.
+fn dry_run(query: Query<'_>) -> &'static str {
+    const NAME: &str = "dryRun";
+    if !query
+        .raw()
+        .windows(NAME.len())
+        .any(|window| window == NAME.as_bytes())
+    {
+        return "";
+    }
+    let mut label = "";
+    for value in query.all(NAME) {
+        if *value != *b"All" {
+            return "invalid";
+        }
+        label = "All";
+    }
+    label
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(method: &str, target: &str) -> MetricLabels {
+        typed(method, target, None)
+    }
+
+    fn typed(method: &str, target: &str, content_type: Option<&[u8]>) -> MetricLabels {
+        let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+        MetricLabels::of(method, &info, content_type)
+    }
+
+    #[test]
+    fn verb_and_scope_are_what_kube_apiserver_shows() {
+        let cases = [
+            ("GET", "/api/v1/pods", "LIST", "cluster"),
+            ("HEAD", "/api/v1/pods", "LIST", "cluster"),
+            ("GET", "/api/v1/namespaces/a/pods", "LIST", "namespace"),
+            ("GET", "/api/v1/namespaces/a/pods/b", "GET", "resource"),
+            ("GET", "/api/v1/namespaces/a", "GET", "resource"),
+            (
+                "GET",
+                "/api/v1/pods?fieldSelector=metadata.name%3Da",
+                "GET",
+                "resource",
+            ),
+            ("GET", "/api/v1/pods?watch=1", "WATCH", "cluster"),
+            ("GET", "/api/v1/pods/a?watch=1", "WATCH", "resource"),
+            ("GET", "/healthz?watch=1", "WATCH", ""),
+            ("HEAD", "/api/v1/pods?watch=1", "LIST", "cluster"),
+            ("GET", "/api/v1/pods?watch=False", "LIST", "cluster"),
+            ("GET", "/api/v1/pods?watch=fal%C5%BFe", "WATCH", "cluster"),
+            ("GET", "/api/v1/watch/pods", "LIST", "cluster"),
+            ("POST", "/api/v1/namespaces/a/pods", "POST", "resource"),
+            ("PUT", "/api/v1/namespaces/a/pods/b", "PUT", "resource"),
+            ("DELETE", "/api/v1/namespaces/a/pods", "DELETE", "namespace"),
+            ("DELETE", "/api/v1/pods", "DELETE", "cluster"),
+            (
+                "POST",
+                "/api/v1/namespaces/a/pods/b/exec",
+                "CONNECT",
+                "resource",
+            ),
+            (
+                "GET",
+                "/api/v1/namespaces/a/pods/b/log?watch=1",
+                "CONNECT",
+                "resource",
+            ),
+            (
+                "FOO",
+                "/api/v1/namespaces/a/pods/b/proxy/x",
+                "CONNECT",
+                "resource",
+            ),
+            ("GET", "/x/y/z/log", "GET", ""),
+            ("GET", "/healthz", "GET", ""),
+            ("HEAD", "/healthz", "GET", ""),
+            ("POST", "/healthz", "POST", ""),
+            ("OPTIONS", "/healthz", "other", ""),
+            ("OPTIONS", "/api/v1/pods", "other", "cluster"),
+            ("CREATE", "/healthz", "CREATE", "resource"),
+            ("get", "/healthz", "GET", ""),
+            ("LIST", "/healthz?watch", "WATCH", ""),
+            ("WATCHLIST", "/healthz", "WATCH", ""),
+        ];
+        for (method, target, verb, scope) in cases {
+            let labels = labels(method, target);
+            assert_eq!(
+                (labels.verb, labels.scope),
+                (verb, scope),
+                "{method} {target}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_apply_is_a_patch_of_one_content_type() {
+        let verb = |content_type| typed("PATCH", "/api/v1/namespaces/a", content_type).verb;
+        assert_eq!(verb(Some(b"application/apply-patch+yaml")), "APPLY");
+        assert_eq!(
+            verb(Some(b"application/apply-patch+yaml; charset=utf-8")),
+            "PATCH"
+        );
+        assert_eq!(verb(None), "PATCH");
+    }
+
+    #[test]
+    fn a_dry_run_is_all_or_invalid() {
+        let cases = [
+            ("", ""),
+            ("dryRun=All", "All"),
+            ("dryRun=All&dryRun=All", "All"),
+            ("dryRun=All&dryRun=", "invalid"),
+            ("dryRun", "invalid"),
+            ("dryRun=all", "invalid"),
+            ("dryRun=%41ll", "All"),
+            ("dry%52un=All", ""),
+            ("dry%52un=x&x=dryRun", "invalid"),
+            ("nodryRun=x", ""),
+            ("dryRun=%zz", ""),
+            ("dryRun=a;b", ""),
+        ];
+        for (query, dry_run) in cases {
+            let labels = labels("POST", &format!("/api/v1/pods?{query}"));
+            assert_eq!(labels.dry_run, dry_run, "{query}");
+        }
+    }
+}

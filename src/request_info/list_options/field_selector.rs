@@ -1,0 +1,186 @@
+//! The grammar of field selectors, as far as a request's name depends on it.
+//!
+//! Follows `fields.ParseSelector` and `RequiresExactMatch` (Kubernetes 1.36, `apimachinery/pkg/fields`): terms between
+//! commas that no backslash escapes, each `field OPERATOR value`. Spaces mean themselves. Which fields exist is not
+//! looked at.
+
+use std::borrow::Cow;
+
+use crate::request_info::path::Span;
+
+/// The selector is none: kube-apiserver would not understand it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unparsable;
+
+/// The value that `field` must have in everything `selector` selects, still escaped, if it demands one.
+///
+/// Of several demands that term decides which sorts first, byte by byte.
+///
+/// # Errors
+/// Any term of the selector is malformed.
+pub(super) fn exact_match(selector: &[u8], field: &[u8]) -> Result<Option<Span>, Unparsable> {
+    let mut found: Option<(&[u8], Span)> = None;
+    let mut start = 0;
+    while start < selector.len() {
+        let term = term_at(selector, start);
+        let text = term.of(selector);
+        if !text.is_empty() {
+            let (name, exact, value) = split_term(text).ok_or(Unparsable)?;
+            if !is_escaped_value(value) {
+                return Err(Unparsable);
+            }
+            if exact && name == field && found.is_none_or(|(first, _)| text < first) {
+                found = Some((text, Span::new(term.end() - value.len(), term.end())));
+            }
+        }
+        start = term.end() + 1;
+    }
+    Ok(found.map(|(_, value)| value))
+}
+
+/// From `start` to the next comma that is not escaped.
+fn term_at(selector: &[u8], start: usize) -> Span {
+    let mut escaped = false;
+    for (at, &byte) in selector.iter().enumerate().skip(start) {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b',' => return Span::new(start, at),
+            _ => {}
+        }
+    }
+    Span::new(start, selector.len())
+}
+
+/// A term's field, whether it must equal the value (`=`, `==`) or not (`!=`), and the value.
+fn split_term(term: &[u8]) -> Option<(&[u8], bool, &[u8])> {
+    for at in 0..term.len() {
+        let (field, rest) = term.split_at(at);
+        match rest {
+            [b'!', b'=', value @ ..] => return Some((field, false, value)),
+            [b'=', b'=', value @ ..] | [b'=', value @ ..] => return Some((field, true, value)),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Whether `=`, `,` and `\` are escaped by a backslash, and nothing else is.
+fn is_escaped_value(value: &[u8]) -> bool {
+    let mut bytes = value.iter();
+    while let Some(byte) = bytes.next() {
+        let fine = match byte {
+            b'\\' => matches!(bytes.next(), Some(b'\\' | b',' | b'=')),
+            b',' | b'=' => false,
+            _ => true,
+        };
+        if !fine {
+            return false;
+        }
+    }
+    true
+}
+
+/// What a well-formed `value` stands for. If it holds an escape, Go rewrites it rune by rune, and every byte that is not
+/// UTF-8 becomes U+FFFD on the way.
+pub(in crate::request_info) fn unescape(value: &[u8]) -> Cow<'_, [u8]> {
+    if !value.contains(&b'\\') {
+        return Cow::Borrowed(value);
+    }
+    let mut text = String::with_capacity(value.len());
+    for chunk in value.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
+    }
+    let mut unescaped = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        unescaped.extend(if c == '\\' { chars.next() } else { Some(c) });
+    }
+    Cow::Owned(unescaped.into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(selector: &str) -> Result<Option<String>, Unparsable> {
+        let found = exact_match(selector.as_bytes(), b"metadata.name")?;
+        let value = found.map(|span| unescape(span.of(selector.as_bytes())));
+        Ok(value.map(|value| String::from_utf8(value.into_owned()).unwrap()))
+    }
+
+    #[test]
+    fn a_name_is_demanded_by_one_or_two_equals_signs() {
+        let cases = [
+            ("", None),
+            (",,", None),
+            ("metadata.name=a", Some("a")),
+            ("metadata.name==a", Some("a")),
+            ("metadata.name=", Some("")),
+            ("metadata.name!=a", None),
+            ("metadata.name =a", None),
+            ("metadata.name= a", Some(" a")),
+            ("=a", None),
+            ("spec.nodeName=n,metadata.name=a,", Some("a")),
+            ("x=1!", None),
+            ("x!=1!,metadata.name=!a!", Some("!a!")),
+        ];
+        for (selector, demanded) in cases {
+            assert_eq!(
+                name(selector),
+                Ok(demanded.map(str::to_owned)),
+                "{selector}"
+            );
+        }
+    }
+
+    #[test]
+    fn of_several_names_the_term_that_sorts_first_decides() {
+        assert_eq!(
+            name("metadata.name=b,metadata.name=a"),
+            Ok(Some("a".to_owned()))
+        );
+        assert_eq!(
+            name("metadata.name=a,metadata.name==b"),
+            Ok(Some("b".to_owned()))
+        );
+        assert_eq!(
+            name("metadata.name=a,metadata.name="),
+            Ok(Some(String::new()))
+        );
+    }
+
+    #[test]
+    fn escapes_are_resolved_and_keep_commas_together() {
+        assert_eq!(
+            name(r"metadata.name=a\,b\=c\\d"),
+            Ok(Some(r"a,b=c\d".to_owned()))
+        );
+        assert_eq!(name(r"x\,y=1,metadata.name=a"), Ok(Some("a".to_owned())));
+        assert_eq!(
+            unescape(b"\xff\\=\xe2\x82"),
+            "\u{fffd}=\u{fffd}\u{fffd}".as_bytes()
+        );
+        assert_eq!(unescape(b"\xff"), &b"\xff"[..]);
+    }
+
+    #[test]
+    fn one_malformed_term_spoils_the_selector() {
+        let faulty = [
+            "metadata.name",
+            "metadata.name=a,foo",
+            "a=b=c",
+            "a===b",
+            r"a=\",
+            r"a=\x",
+            r"a=b\",
+            r"metadata.name=a,b=\c",
+            "!",
+            " ",
+        ];
+        for selector in faulty {
+            assert_eq!(name(selector), Err(Unparsable), "{selector}");
+        }
+    }
+}

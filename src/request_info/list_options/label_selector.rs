@@ -1,0 +1,322 @@
+//! The grammar of label selectors.
+//!
+//! Follows `labels.Parse` (Kubernetes 1.36, `apimachinery/pkg/labels/selector.go`) with the checks that
+//! `NewRequirement` makes. Only whether a selector is one matters here, not what it selects.
+
+/// The longest prefix of a key, in bytes (`DNS1123SubdomainMaxLength`).
+const MAX_PREFIX: usize = 253;
+/// The longest name of a key, and the longest value, in bytes.
+const MAX_NAME: usize = 63;
+
+/// Whether `text` is a selector that kube-apiserver understands. An empty one is.
+pub(super) fn is_valid(text: &[u8]) -> bool {
+    let mut parser = Parser::new(text);
+    parser.current == Token::End || parser.terms().is_some()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Token<'a> {
+    CloseParenthesis,
+    Comma,
+    /// `>` or `<`.
+    Compare,
+    End,
+    /// `=`, `==` or `!=`.
+    Equality,
+    Not,
+    OpenParenthesis,
+    /// A key, a value, or `in` and `notin`, which may be those as well.
+    Word(&'a [u8]),
+}
+
+/// Methods return `None` where the text is not a selector.
+struct Parser<'a> {
+    /// What follows `current`.
+    rest: &'a [u8],
+    current: Token<'a>,
+}
+
+impl<'a> Parser<'a> {
+    fn new(text: &'a [u8]) -> Self {
+        let mut parser = Self {
+            rest: text,
+            current: Token::End,
+        };
+        parser.advance();
+        parser
+    }
+
+    /// Takes the current token.
+    fn advance(&mut self) -> Token<'a> {
+        let next = self.scan();
+        std::mem::replace(&mut self.current, next)
+    }
+
+    fn scan(&mut self) -> Token<'a> {
+        let space = |b: &u8| !matches!(b, b' ' | b'\t' | b'\r' | b'\n');
+        let start = self.rest.iter().position(space).unwrap_or(self.rest.len());
+        let text = self.rest.get(start..).unwrap_or_default();
+        let (token, length) = match text {
+            // Go's scanner reads a NUL where the text is over, and so takes one for its end.
+            [] | [0, ..] => return Token::End,
+            [b'=', b'=', ..] | [b'!', b'=', ..] => (Token::Equality, 2),
+            [b'=', ..] => (Token::Equality, 1),
+            [b'!', ..] => (Token::Not, 1),
+            [b'(', ..] => (Token::OpenParenthesis, 1),
+            [b')', ..] => (Token::CloseParenthesis, 1),
+            [b',', ..] => (Token::Comma, 1),
+            [b'>' | b'<', ..] => (Token::Compare, 1),
+            _ => {
+                let length = text.iter().position(ends_word).unwrap_or(text.len());
+                (Token::Word(text.get(..length).unwrap_or_default()), length)
+            }
+        };
+        self.rest = text.get(length..).unwrap_or_default();
+        // The same, but there it ends the token only, and is gone.
+        self.rest = self.rest.strip_prefix(b"\0").unwrap_or(self.rest);
+        token
+    }
+
+    fn terms(&mut self) -> Option<()> {
+        loop {
+            self.term()?;
+            let separator = self.advance();
+            if separator == Token::End {
+                return Some(());
+            }
+            (separator == Token::Comma).then_some(())?;
+        }
+    }
+
+    fn term(&mut self) -> Option<()> {
+        let negated = self.current == Token::Not;
+        if negated {
+            self.advance();
+        }
+        self.word().filter(|key| is_key(key))?;
+        if negated || matches!(self.current, Token::Comma | Token::End) {
+            return Some(());
+        }
+        let operator = self.advance();
+        if let Token::Word(b"in" | b"notin") = operator {
+            self.list()
+        } else if operator == Token::Equality {
+            self.value().filter(|value| is_value(value)).map(drop)
+        } else if operator == Token::Compare {
+            self.value().filter(|value| is_number(value)).map(drop)
+        } else {
+            None
+        }
+    }
+
+    fn word(&mut self) -> Option<&'a [u8]> {
+        if let Token::Word(word) = self.advance() {
+            Some(word)
+        } else {
+            None
+        }
+    }
+
+    /// What an operator is followed by; nothing is the empty value.
+    fn value(&mut self) -> Option<&'a [u8]> {
+        if matches!(self.current, Token::Comma | Token::End) {
+            Some(b"")
+        } else {
+            self.word()
+        }
+    }
+
+    /// Values between parentheses. Each may be empty; but of two commas in a row Go takes the second without asking what
+    /// follows, so that `(a,,b)` is a list and `(a,,)` is none.
+    fn list(&mut self) -> Option<()> {
+        (self.advance() == Token::OpenParenthesis).then_some(())?;
+        while self.current != Token::CloseParenthesis {
+            let token = self.advance();
+            let fine = if let Token::Word(value) = token {
+                is_value(value) && matches!(self.current, Token::CloseParenthesis | Token::Comma)
+            } else if token == Token::Comma && self.current == Token::Comma {
+                self.advance();
+                matches!(self.current, Token::Comma | Token::Word(_))
+            } else {
+                token == Token::Comma
+            };
+            fine.then_some(())?;
+        }
+        self.advance();
+        Some(())
+    }
+}
+
+const fn ends_word(byte: &u8) -> bool {
+    matches!(
+        byte,
+        0 | b' ' | b'\t' | b'\r' | b'\n' | b'=' | b'!' | b'(' | b')' | b',' | b'>' | b'<'
+    )
+}
+
+/// `IsQualifiedName`: `[prefix/]name`.
+fn is_key(key: &[u8]) -> bool {
+    let mut parts = key.split(|&b| b == b'/');
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some(name), None, _) => is_name(name),
+        (Some(prefix), Some(name), None) => is_subdomain(prefix) && is_name(name),
+        _ => false,
+    }
+}
+
+fn is_subdomain(prefix: &[u8]) -> bool {
+    let is_alphanumeric = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let is_label = |label: &[u8]| {
+        label.first().is_some_and(is_alphanumeric)
+            && label.last().is_some_and(is_alphanumeric)
+            && label.iter().all(|b| is_alphanumeric(b) || *b == b'-')
+    };
+    prefix.len() <= MAX_PREFIX && prefix.split(|&b| b == b'.').all(is_label)
+}
+
+fn is_name(name: &[u8]) -> bool {
+    name.len() <= MAX_NAME
+        && name.first().is_some_and(u8::is_ascii_alphanumeric)
+        && name.last().is_some_and(u8::is_ascii_alphanumeric)
+        && name
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
+}
+
+/// `IsValidLabelValue`.
+fn is_value(value: &[u8]) -> bool {
+    value.is_empty() || is_name(value)
+}
+
+/// A 64-bit integer that is also a value, and so without a sign.
+fn is_number(value: &[u8]) -> bool {
+    is_value(value) && str::from_utf8(value).is_ok_and(|digits| digits.parse::<i64>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selectors_are_recognized() {
+        let selectors = [
+            "",
+            " \t\r\n",
+            "a",
+            "!a",
+            "! a",
+            "a,b",
+            "a,!b , c",
+            "a=",
+            "a=,b",
+            "a=b",
+            "a == b",
+            "a!=b",
+            "a in (b)",
+            "a notin (b,c)",
+            "a in ()",
+            "a in (,)",
+            "a in (,a)",
+            "a in (a,)",
+            "a in (a,,b)",
+            "a in (,,,)",
+            "a in (b),c",
+            "in",
+            "notin",
+            "in in (in,notin)",
+            "in=in",
+            "a>1",
+            "a < 0",
+            "a>9223372036854775807",
+            "example.com/a=b",
+            "a.b-c/d_E.f",
+            "A=B-_.9",
+            "a=b\t,\nc",
+            "!in",
+            "a in(b)",
+            "x in\n(y)",
+            "\0anything=(",
+            "a\0",
+            "a\0,b",
+            "a=\0b",
+            "a in (\0)",
+        ];
+        for selector in selectors {
+            assert!(is_valid(selector.as_bytes()), "{selector:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_selector_is_refused() {
+        let faulty = [
+            ",",
+            "a,",
+            ",a",
+            "a b",
+            "a=b c",
+            "!",
+            "!!a",
+            "!a=b",
+            "!a in (b)",
+            "a in",
+            "a in b",
+            "a in (b",
+            "a in (b c)",
+            "a in (b=c)",
+            "a in (a,,)",
+            "a in (,,)",
+            "a in b)",
+            "a notin",
+            "a=(b)",
+            "a===b",
+            "a=!b",
+            "a!b",
+            "a>",
+            "a>b",
+            "a>-1",
+            "a>+1",
+            "a<1.5",
+            "a>9223372036854775808",
+            "(a)",
+            "-a",
+            "a-",
+            "_a",
+            "a/b/c",
+            "/a",
+            "a/",
+            "A.com/a",
+            "a..b/c",
+            "-a/b",
+            "a-/b",
+            "a=-b",
+            "a=b-",
+            "a=b/c",
+            "a in (-b)",
+            "\u{e9}",
+            "a=\u{e9}",
+            "a\0b",
+            "a in ((b)",
+            "a in (b))",
+            "a in (b)c",
+            "a,,b",
+            "in (a)",
+        ];
+        for selector in faulty {
+            assert!(!is_valid(selector.as_bytes()), "{selector:?}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_limited() {
+        let name = "x".repeat(MAX_NAME);
+        let prefix = format!("{}x", "x.".repeat(MAX_PREFIX / 2));
+        assert!(is_valid(format!("{prefix}/{name}={name}").as_bytes()));
+        assert!(!is_valid(format!("{name}x").as_bytes()));
+        assert!(!is_valid(format!("a={name}x").as_bytes()));
+        assert!(!is_valid(format!("{prefix}x/a").as_bytes()));
+        assert!(is_valid(
+            format!("a>{}1", "0".repeat(MAX_NAME - 1)).as_bytes()
+        ));
+        assert!(!is_valid(format!("a>{}1", "0".repeat(MAX_NAME)).as_bytes()));
+    }
+}

@@ -1,0 +1,202 @@
+//! Where in a path each part of a Kubernetes request stands.
+//!
+//! The part of `RequestInfoFactory.NewRequestInfo` (Kubernetes 1.36, `endpoints/request/requestinfo.go`) that looks at
+//! the path alone. Results are offsets into the decoded path, so that whoever owns the path can hold them beside it.
+
+/// API prefixes of kube-apiserver; the first is the one whose group is not in the path.
+const LEGACY_PREFIX: &[u8] = b"api";
+const GROUPS_PREFIX: &[u8] = b"apis";
+
+/// A piece of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Span {
+    start: usize,
+    end: usize,
+}
+
+impl Span {
+    pub(super) const fn new(start: usize, end: usize) -> Self {
+        Self { start, end }
+    }
+
+    pub(super) const fn end(self) -> usize {
+        self.end
+    }
+
+    pub(super) const fn is_empty(self) -> bool {
+        self.start == self.end
+    }
+
+    /// The piece itself, of the text that it was measured in.
+    pub(super) fn of(self, text: &[u8]) -> &[u8] {
+        text.get(self.start..self.end).unwrap_or_default()
+    }
+}
+
+/// A verb that stands in the path instead of the method, an older way to ask for these two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum PathVerb {
+    /// There is none.
+    #[default]
+    Absent,
+    /// There is one, and nothing after it that it could be applied to.
+    Alone,
+    Proxy,
+    Watch,
+}
+
+/// A path, located. Pieces that it does not have are empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Located {
+    pub(super) is_resource_request: bool,
+    pub(super) verb: PathVerb,
+    pub(super) api_prefix: Span,
+    pub(super) api_group: Span,
+    pub(super) api_version: Span,
+    pub(super) namespace: Span,
+    pub(super) resource: Span,
+    pub(super) name: Span,
+    pub(super) subresource: Span,
+    /// From the resource to the end, without trailing slashes.
+    pub(super) parts: Option<Span>,
+}
+
+impl Located {
+    pub(super) fn locate(path: &[u8]) -> Self {
+        let mut located = Self::default();
+        let segments = Segments::split(path);
+        let [prefix, after_prefix @ ..] = segments.as_slice() else {
+            return located;
+        };
+        if after_prefix.len() < 2 {
+            return located;
+        }
+        let from_version = match prefix.of(path) {
+            LEGACY_PREFIX => after_prefix,
+            GROUPS_PREFIX => match after_prefix {
+                [group, rest @ ..] if rest.len() >= 2 => {
+                    located.api_group = *group;
+                    rest
+                }
+                _ => {
+                    located.api_prefix = *prefix;
+                    return located;
+                }
+            },
+            _ => return located,
+        };
+        located.api_prefix = *prefix;
+        if let [version, rest @ ..] = from_version {
+            located.is_resource_request = true;
+            located.api_version = *version;
+            located.locate_object(path, rest, segments.end);
+        }
+        located
+    }
+
+    fn locate_object(&mut self, path: &[u8], segments: &[Span], end: usize) {
+        let (verb, segments) = match segments {
+            [first, rest @ ..] => match first.of(path) {
+                b"proxy" | b"watch" if rest.is_empty() => (PathVerb::Alone, rest),
+                b"proxy" => (PathVerb::Proxy, rest),
+                b"watch" => (PathVerb::Watch, rest),
+                _ => (PathVerb::Absent, segments),
+            },
+            [] => return,
+        };
+        self.verb = verb;
+        let parts = match segments {
+            [first, namespace, rest @ ..] if first.of(path) == b"namespaces" => {
+                self.namespace = *namespace;
+                match rest {
+                    // What is asked about is the namespace itself.
+                    [] => segments,
+                    [third, ..] if matches!(third.of(path), b"finalize" | b"status") => segments,
+                    _ => rest,
+                }
+            }
+            _ => segments,
+        };
+        let mut parts = parts.iter().copied();
+        if let Some(resource) = parts.next() {
+            self.parts = Some(Span::new(resource.start, end));
+            self.resource = resource;
+        }
+        self.name = parts.next().unwrap_or_default();
+        if verb != PathVerb::Proxy {
+            self.subresource = parts.next().unwrap_or_default();
+        }
+    }
+}
+
+/// As many segments as are ever looked at: prefix, group, version, verb, `namespaces`, a namespace, resource, name,
+/// subresource.
+const INTERPRETED: usize = 9;
+
+/// The first segments of a path, between its leading and trailing slashes. One may be empty inside.
+struct Segments {
+    spans: [Span; INTERPRETED],
+    count: usize,
+    /// Where the trailing slashes begin.
+    end: usize,
+}
+
+impl Segments {
+    fn split(path: &[u8]) -> Self {
+        let is_no_slash = |&b: &u8| b != b'/';
+        let end = path
+            .iter()
+            .rposition(is_no_slash)
+            .map_or(0, |last| last + 1);
+        let mut start = path.iter().position(is_no_slash).unwrap_or(end);
+        let mut spans = [Span::default(); INTERPRETED];
+        let mut count = 0;
+        for span in &mut spans {
+            if start >= end {
+                break;
+            }
+            let rest = Span::new(start, end).of(path);
+            let length = rest.iter().position(|&b| b == b'/').unwrap_or(rest.len());
+            *span = Span::new(start, start + length);
+            count += 1;
+            start += length + 1;
+        }
+        Self { spans, count, end }
+    }
+
+    fn as_slice(&self) -> &[Span] {
+        self.spans.get(..self.count).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segments(path: &str) -> Vec<&str> {
+        let segments = Segments::split(path.as_bytes());
+        let text = |span: &Span| &path[span.start..span.end];
+        segments.as_slice().iter().map(text).collect()
+    }
+
+    #[test]
+    fn outer_slashes_are_trimmed_and_inner_ones_kept() {
+        assert_eq!(segments(""), Vec::<&str>::new());
+        assert_eq!(segments("///"), Vec::<&str>::new());
+        assert_eq!(segments("a"), ["a"]);
+        assert_eq!(segments("//a//b/c///"), ["a", "", "b", "c"]);
+    }
+
+    #[test]
+    fn segments_past_the_ninth_are_left_alone() {
+        assert_eq!(segments("/1/2/3/4/5/6/7/8/9/10/11").len(), INTERPRETED);
+    }
+
+    #[test]
+    fn parts_reach_to_the_end_of_a_path_of_any_length() {
+        let path = b"/apis/g/v/watch/namespaces/n/r/name/sub/a/b/";
+        let located = Located::locate(path);
+        assert_eq!(located.parts.unwrap().of(path), b"r/name/sub/a/b");
+        assert_eq!(located.subresource.of(path), b"sub");
+    }
+}

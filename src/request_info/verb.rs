@@ -1,0 +1,156 @@
+//! What a request does, in Kubernetes' words.
+
+/// `RequestInfo.Verb`: an API verb for a resource request, the lower-cased method for any other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Verb {
+    /// A non-resource request's CONNECT.
+    Connect,
+    /// POST on a resource.
+    Create,
+    /// DELETE of a named object, or of a non-resource path.
+    Delete,
+    /// DELETE on a resource without a name.
+    DeleteCollection,
+    /// GET or HEAD of a named object; GET of a non-resource path.
+    Get,
+    /// A non-resource request's HEAD.
+    Head,
+    /// GET or HEAD on a resource without a name.
+    List,
+    /// A resource request whose method has no verb; prints as nothing.
+    None,
+    /// A non-resource request's OPTIONS.
+    Options,
+    /// Any other method of a non-resource request, lower-cased.
+    Other(Box<str>),
+    /// PATCH.
+    Patch,
+    /// A non-resource request's POST.
+    Post,
+    /// The verb of paths such as `/api/v1/proxy/…`.
+    Proxy,
+    /// A non-resource request's PUT.
+    Put,
+    /// A non-resource request's TRACE.
+    Trace,
+    /// PUT on a resource.
+    Update,
+    /// A list that goes on.
+    Watch,
+}
+
+impl Verb {
+    /// What a method does to a resource, as long as nothing is known of a name or of the query.
+    pub(super) fn on_resource(method: &str) -> Self {
+        match method {
+            "DELETE" => Self::Delete,
+            "GET" | "HEAD" => Self::Get,
+            "PATCH" => Self::Patch,
+            "POST" => Self::Create,
+            "PUT" => Self::Update,
+            _ => Self::None,
+        }
+    }
+
+    /// The lower-cased method. One that nobody has heard of may well read like an API verb, and then is taken for it.
+    pub(super) fn off_resource(method: &str) -> Self {
+        match method {
+            "" => Self::None,
+            "CONNECT" => Self::Connect,
+            "DELETE" => Self::Delete,
+            "GET" => Self::Get,
+            "HEAD" => Self::Head,
+            "OPTIONS" => Self::Options,
+            "PATCH" => Self::Patch,
+            "POST" => Self::Post,
+            "PUT" => Self::Put,
+            "TRACE" => Self::Trace,
+            _ => Self::named(method.to_ascii_lowercase()),
+        }
+    }
+
+    fn named(name: String) -> Self {
+        match name.as_str() {
+            "connect" => Self::Connect,
+            "create" => Self::Create,
+            "delete" => Self::Delete,
+            "deletecollection" => Self::DeleteCollection,
+            "get" => Self::Get,
+            "head" => Self::Head,
+            "list" => Self::List,
+            "options" => Self::Options,
+            "patch" => Self::Patch,
+            "post" => Self::Post,
+            "proxy" => Self::Proxy,
+            "put" => Self::Put,
+            "trace" => Self::Trace,
+            "update" => Self::Update,
+            "watch" => Self::Watch,
+            _ => Self::Other(name.into_boxed_str()),
+        }
+    }
+
+    /// As Kubernetes writes it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Connect => "connect",
+            Self::Create => "create",
+            Self::Delete => "delete",
+            Self::DeleteCollection => "deletecollection",
+            Self::Get => "get",
+            Self::Head => "head",
+            Self::List => "list",
+            Self::None => "",
+            Self::Options => "options",
+            Self::Other(method) => method,
+            Self::Patch => "patch",
+            Self::Post => "post",
+            Self::Proxy => "proxy",
+            Self::Put => "put",
+            Self::Trace => "trace",
+            Self::Update => "update",
+            Self::Watch => "watch",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_off_resource_is_its_lower_case() {
+        let methods = [
+            "",
+            "CONNECT",
+            "CREATE",
+            "DELETE",
+            "DELETECOLLECTION",
+            "GET",
+            "HEAD",
+            "LIST",
+            "OPTIONS",
+            "PATCH",
+            "POST",
+            "PROXY",
+            "PUT",
+            "TRACE",
+            "UPDATE",
+            "WATCH",
+            "PROPFIND",
+            "Get",
+            "weird!",
+        ];
+        for method in methods {
+            let verb = Verb::off_resource(method);
+            assert_eq!(verb.as_str(), method.to_ascii_lowercase(), "{verb:?}");
+        }
+    }
+
+    #[test]
+    fn methods_are_case_sensitive_on_resources() {
+        assert_eq!(Verb::on_resource("get"), Verb::None);
+        assert_eq!(Verb::on_resource("LIST"), Verb::None);
+    }
+}

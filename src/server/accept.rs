@@ -1,0 +1,104 @@
+//! The listener: takes connections, counts them, and gives each to the worker with the fewest.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use socket2::Domain;
+use socket2::Protocol;
+use socket2::SockRef;
+use socket2::Socket;
+use socket2::TcpKeepalive;
+use socket2::Type;
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
+use tracing::warn;
+
+use crate::drain::Drain;
+use crate::drain::Stage;
+use crate::server::Metrics;
+use crate::server::worker::Accepted;
+use crate::server::worker::Worker;
+
+/// Connections that the system completes while none is accepted: a storm of new ones is answered late, not refused.
+const BACKLOG: i32 = 4096;
+
+/// The pause after a failure to accept that does not go away by trying again (no file descriptors left).
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// kube-apiserver's TCP keep-alive towards clients.
+const KEEPALIVE: Duration = Duration::from_secs(180);
+
+/// Binds `address`; port 0 takes any free one.
+///
+/// # Errors
+/// If the address cannot be had.
+pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Who accepts, for whom.
+#[derive(Debug)]
+pub struct Acceptor {
+    /// Where clients connect.
+    pub listener: TcpListener,
+    /// Who serves them; at least one.
+    pub workers: Vec<Worker>,
+    /// Most open connections (`--max-connections`).
+    pub most: usize,
+    /// `--trusted-proxies`.
+    pub trusted: Vec<IpNet>,
+    /// When to end.
+    pub drain: Arc<Drain>,
+    /// What is counted.
+    pub metrics: Metrics,
+}
+
+impl Acceptor {
+    /// Accepts until weir closes; gives the workers back, whose connections go on.
+    pub async fn run(self) -> Vec<Worker> {
+        let mut closing = std::pin::pin!(self.drain.reached(Stage::Closing));
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = closing.as_mut() => return self.workers,
+            };
+            match accepted {
+                Ok((tcp, address)) => self.hand_on(tcp, address),
+                // The client has gone again; there is nothing to pause for.
+                Err(why) if why.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(why) => {
+                    warn!(%why, "cannot accept connections; waiting a moment");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn hand_on(&self, tcp: TcpStream, address: SocketAddr) {
+        if self.drain.open_connections() >= self.most {
+            self.metrics.refused.inc();
+            return; // dropped, and so closed
+        }
+        let open = self.drain.connection();
+        let _ = tcp.set_nodelay(true); // a connection without these works, if less well
+        let _ = SockRef::from(&tcp).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE));
+        let ip = address.ip().to_canonical();
+        let trusted = self.trusted.iter().any(|net| net.contains(&ip));
+        match (tcp.into_std(), self.workers.iter().min_by_key(|worker| worker.load())) {
+            (Ok(tcp), Some(worker)) => worker.take(Accepted { tcp, address, trusted, open }),
+            (Err(why), _) => warn!(client = %address, %why, "a connection cannot be served"),
+            (Ok(_), None) => warn!("there is no worker"),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! One client's connection: the TLS handshake, HTTP/1.1 or HTTP/2, and its end.
+//!
+//! HTTP's settings are set on purpose, after kube-apiserver's own; where the library cannot be told apart what Go can,
+//! the constant says so. A panic ends one request.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use http::Request;
+use http::Response;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioIo;
+use hyper_util::rt::TokioTimer;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tracing::debug;
+use tracing::error;
+
+use crate::drain::Drain;
+use crate::drain::Stage;
+use crate::identity::PeerCertificate;
+use crate::pipeline::Peer;
+use crate::pipeline::Pipeline;
+use crate::pipeline::body::Body;
+use crate::pipeline::refusal::Refusal;
+use crate::server::Metrics;
+
+/// Longest handshake: two lost packets' worth; Go's server gives `ReadHeaderTimeout`, which is no shorter for the honest.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long an HTTP/1.1 connection may idle (kube-apiserver's `IdleTimeout`). The library has one timer for idling and
+/// for a slow head, for which kube-apiserver allows 32 s; the longer one is taken, and the number of connections is bounded.
+const HTTP1_HEAD_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// Go's `http.DefaultMaxHeaderBytes`.
+const HEADER_BYTES: u32 = 1 << 20;
+
+/// Most headers of an HTTP/1.1 request: a thousand `Impersonate-Group` and the usual ones. Upstream counts bytes only.
+const HEADERS: usize = 1100;
+
+/// Read buffer of an HTTP/1.1 connection at its largest: a head must fit.
+const HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
+
+/// kube-apiserver's per-stream upload window is 256 KiB; more helps an upload over a long distance.
+const STREAM_WINDOW: u32 = 1 << 20;
+
+/// So large that a few uploads that the upstream takes slowly cannot stop the others of their connection.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+
+/// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS` and `HTTP2_PING_TIMEOUT_SECONDS`, towards the client.
+const PING_EVERY: Duration = Duration::from_secs(30);
+const PING_ANSWER: Duration = Duration::from_secs(15);
+
+/// What all connections of a worker share.
+#[derive(Debug)]
+pub struct Serving {
+    /// What answers.
+    pub pipeline: Arc<Pipeline>,
+    /// When to end.
+    pub drain: Arc<Drain>,
+    /// `--http2-max-streams-per-connection`.
+    pub max_streams: u32,
+    /// `--goaway-chance`, 0 to 0.02.
+    pub goaway_chance: f64,
+    /// What is counted.
+    pub metrics: Metrics,
+}
+
+/// Serves a connection to its end.
+pub async fn serve(
+    tcp: TcpStream,
+    address: SocketAddr,
+    trusted: bool,
+    tls: TlsAcceptor,
+    serving: Arc<Serving>,
+) {
+    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(why)) => {
+            serving.metrics.handshake_errors.inc();
+            debug!(client = %address, %why, "TLS handshake error");
+            return;
+        }
+        Err(_) => {
+            serving.metrics.handshake_errors.inc();
+            debug!(client = %address, "TLS handshake timed out");
+            return;
+        }
+    };
+    let (_, session) = stream.get_ref();
+    let http2 = session.alpn_protocol() == Some(b"h2");
+    let certificate = PeerCertificate::new(session.peer_certificates());
+    let peer = Arc::new(Peer { address, trusted, certificate });
+    serving.metrics.connections.inc();
+    if http2 {
+        serve_http2(stream, peer, &serving).await;
+    } else {
+        serve_http1(stream, peer, &serving).await;
+    }
+    serving.metrics.connections.dec();
+}
+
+async fn serve_http1(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Arc<Serving>) {
+    let service = service_fn(|request| answer(Arc::clone(serving), Arc::clone(&peer), request));
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HTTP1_HEAD_TIMEOUT)
+            .max_headers(HEADERS)
+            .max_buf_size(HTTP1_BUFFER)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades()
+    );
+    tokio::select! {
+        ended = connection.as_mut() => return log_end(&peer, ended),
+        () = serving.drain.reached(Stage::Closing) => connection.as_mut().graceful_shutdown(),
+    }
+    log_end(&peer, connection.await);
+}
+
+async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Arc<Serving>) {
+    let go_away = Arc::new(Notify::new());
+    let service = service_fn(|request| {
+        if serving.goaway_chance > 0.0 && fastrand::f64() < serving.goaway_chance {
+            go_away.notify_one();
+        }
+        answer(Arc::clone(serving), Arc::clone(&peer), request)
+    });
+    let mut connection = pin!(
+        http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(serving.max_streams)
+            .max_header_list_size(HEADER_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_ANSWER)
+            .serve_connection(TokioIo::new(stream), service)
+    );
+    tokio::select! {
+        ended = connection.as_mut() => return log_end(&peer, ended),
+        () = serving.drain.reached(Stage::Closing) => connection.as_mut().graceful_shutdown(),
+        () = go_away.notified() => connection.as_mut().graceful_shutdown(),
+    }
+    log_end(&peer, connection.await);
+}
+
+async fn answer(
+    serving: Arc<Serving>,
+    peer: Arc<Peer>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let answered = AssertUnwindSafe(serving.pipeline.handle(&peer, request)).catch_unwind().await;
+    Ok(answered.unwrap_or_else(|_| {
+        serving.metrics.panics.inc();
+        error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
+        serving.pipeline.refusals.respond(&Refusal::Panic, None)
+    }))
+}
+
+fn log_end(peer: &Peer, ended: Result<(), hyper::Error>) {
+    if let Err(why) = ended {
+        debug!(client = %peer.address, %why, "connection ended");
+    }
+}

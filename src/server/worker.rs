@@ -1,0 +1,118 @@
+//! Workers: single-threaded runtimes, one a core, each serving its own connections with its own pipeline.
+//!
+//! Nothing of a request crosses from one core to another but the counts of the limits. Measured against one
+//! multi-threaded runtime: see ARCHITECTURE.md, "Runtime".
+
+use std::io;
+use std::net::SocketAddr;
+use std::net::TcpStream as StdTcpStream;
+use std::sync::Arc;
+use std::thread;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+use tracing::warn;
+
+use crate::clock::Clock;
+use crate::drain::UnderWay;
+use crate::pipeline::overdue::LOOK_EVERY;
+use crate::server::connection;
+use crate::server::connection::Serving;
+
+/// How often idle connections to the upstream are looked through; their time-out is several times that.
+const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(10);
+
+/// A connection that was accepted.
+#[derive(Debug)]
+pub struct Accepted {
+    /// The socket, not yet part of a runtime.
+    pub tcp: StdTcpStream,
+    /// Where it is from.
+    pub address: SocketAddr,
+    /// Whether that is one of `--trusted-proxies`.
+    pub trusted: bool,
+    /// Counts it as open.
+    pub open: UnderWay,
+}
+
+/// A thread that serves connections.
+#[derive(Debug)]
+pub struct Worker {
+    connections: mpsc::UnboundedSender<(Accepted, Arc<()>)>,
+    /// One reference for each connection, beside this one.
+    load: Arc<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Worker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If the system gives no thread or no runtime.
+    pub fn start(number: usize, tls: TlsAcceptor, serving: Arc<Serving>) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (connections, accepted) = mpsc::unbounded_channel();
+        let thread = thread::Builder::new()
+            .name(format!("weir-worker-{number}"))
+            .spawn(move || runtime.block_on(work(accepted, tls, serving)))?;
+        Ok(Self { connections, load: Arc::new(()), thread })
+    }
+
+    /// The connections it has.
+    #[must_use]
+    pub fn load(&self) -> usize {
+        Arc::strong_count(&self.load) - 1
+    }
+
+    /// Gives it a connection.
+    pub fn take(&self, accepted: Accepted) {
+        if self.connections.send((accepted, Arc::clone(&self.load))).is_err() {
+            warn!("a worker has ended early; a connection is closed");
+        }
+    }
+
+    /// Cuts off whatever it still serves, and waits for its end.
+    pub fn stop(self) {
+        drop(self.connections);
+        if self.thread.join().is_err() {
+            warn!("a worker ended in a panic");
+        }
+    }
+}
+
+/// Ends when no more connections can come; the runtime's end cuts off what is left.
+async fn work(
+    mut accepted: mpsc::UnboundedReceiver<(Accepted, Arc<()>)>,
+    tls: TlsAcceptor,
+    serving: Arc<Serving>,
+) {
+    tokio::spawn(keep_house(Arc::clone(&serving)));
+    while let Some((Accepted { tcp, address, trusted, open }, load)) = accepted.recv().await {
+        let tcp = match TcpStream::from_std(tcp) {
+            Ok(tcp) => tcp,
+            Err(why) => {
+                warn!(client = %address, %why, "a connection cannot be served");
+                continue;
+            }
+        };
+        let connection = connection::serve(tcp, address, trusted, tls.clone(), Arc::clone(&serving));
+        tokio::spawn(async move {
+            connection.await;
+            drop((open, load));
+        });
+    }
+}
+
+async fn keep_house(serving: Arc<Serving>) {
+    let mut look = tokio::time::interval(LOOK_EVERY);
+    let mut close_idle = tokio::time::interval(CLOSE_IDLE_EVERY);
+    loop {
+        tokio::select! {
+            _ = look.tick() => serving.pipeline.overdue.expire(Clock.now()),
+            _ = close_idle.tick() => serving.pipeline.upstream.close_idle(Clock.now()),
+        }
+    }
+}

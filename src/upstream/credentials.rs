@@ -1,0 +1,456 @@
+//! What weir itself shows the API server for its own calls, never for those of its clients.
+//!
+//! Promises: a credential is there from the start, or the start fails and says what to do; it is renewed before it ends, one
+//! attempt at a time; while renewing fails, the old one serves until its end, and then there is none, which is an error and
+//! not an anonymous call; no secret gets into a log or a `Debug`. Files are read again every minute, which costs nothing and is
+//! soon enough for whatever rotates them. Deliberately not here: clients' credentials, and the calls themselves.
+
+use std::fmt;
+use std::future::Future;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use http::HeaderValue;
+use rustls::SignatureScheme;
+use rustls::client::ResolvesClientCert;
+use rustls::sign::CertifiedKey;
+use tokio::sync::Notify;
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::upstream::exec::Cause;
+use crate::upstream::exec::Obtained;
+use crate::upstream::exec::Plugin;
+use crate::upstream::exec::PluginError;
+use crate::upstream::refresh::Schedule;
+use crate::upstream::refresh::next_refresh;
+use crate::upstream::tls::Pem;
+use crate::upstream::tls::PemFault;
+use crate::upstream::tls::certified_key_from_pem;
+
+/// How often files are read again: as client-go reads a token file, which is half of what the kubelet leaves between a new token
+/// and the end of the old one.
+const REREAD: Duration = Duration::from_secs(60);
+
+/// Where weir's own credential comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// What was given, or stands in files; nothing at all is an anonymous caller.
+    Given {
+        /// The client certificate.
+        certificate: Option<ClientCertificate>,
+        /// The bearer token.
+        token: Option<Token>,
+    },
+    /// A program is asked.
+    Plugin(Plugin),
+}
+
+/// A client certificate and its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientCertificate {
+    /// The certificate with its chain.
+    pub certificate: Pem,
+    /// Its private key.
+    pub key: Pem,
+}
+
+/// A bearer token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Token {
+    /// In a file, which may change.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What serves as long as the file has not been read (`token` beside `tokenFile`).
+        until_read: Option<HeaderValue>,
+    },
+    /// Given, as [`bearer`] makes it.
+    Given(HeaderValue),
+}
+
+/// A token that cannot be sent. It does not say which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnspeakableToken;
+
+impl fmt::Display for UnspeakableToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a token with characters that no HTTP header can have")
+    }
+}
+
+/// The `Authorization` header for a token, marked sensitive.
+///
+/// # Errors
+/// The token cannot stand in a header.
+pub fn bearer(token: &str) -> Result<HeaderValue, UnspeakableToken> {
+    let mut value =
+        HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| UnspeakableToken)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Why there is no credential, or no new one.
+#[derive(Clone, Debug)]
+pub enum CredentialError {
+    /// The certificate or its key.
+    Certificate(PemFault),
+    /// The plugin.
+    Plugin(PluginError),
+    /// The token file.
+    TokenFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+}
+
+impl fmt::Display for CredentialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Certificate(fault) => write!(f, "the client certificate: {fault}"),
+            Self::Plugin(why) => why.fmt(f),
+            Self::TokenFile { path, message } => {
+                write!(f, "the token file {}: {message}", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for CredentialError {}
+
+/// The credential is over and there is no other.
+#[derive(Clone, Debug)]
+pub struct Expired {
+    /// Why the last attempt to renew it failed; none if none has yet.
+    pub failure: Option<Arc<CredentialError>>,
+}
+
+impl fmt::Display for Expired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "weir's own credential for the API server has expired")?;
+        match &self.failure {
+            Some(why) => write!(f, ", and there is no new one: {why}"),
+            None => write!(f, " and is being renewed"),
+        }
+    }
+}
+
+impl std::error::Error for Expired {}
+
+#[derive(Clone, Default)]
+struct Credential {
+    authorization: Option<HeaderValue>,
+    certificate: Option<Arc<CertifiedKey>>,
+    /// On the monotonic clock, so that a wall clock set anew does not end it; the API server's word counts in any case.
+    expires: Option<Instant>,
+}
+
+impl Credential {
+    fn from_plugin(obtained: Obtained, clock: Clock) -> Result<Self, Cause> {
+        let Obtained { authorization, certificate, expires } = obtained;
+        let expires = match expires {
+            None => None,
+            Some(at) => match at.duration_since(clock.wall()) {
+                Ok(left) if !left.is_zero() => clock.now().checked_add(left),
+                _ => return Err(Cause::Expired(at)),
+            },
+        };
+        Ok(Self { authorization, certificate, expires })
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        self.expires.is_some_and(|expires| expires <= now)
+    }
+}
+
+#[derive(Default)]
+struct Current {
+    credential: Credential,
+    failure: Option<Arc<CredentialError>>,
+}
+
+/// The credential that weir uses for its own calls, as it is at the moment.
+pub struct OwnCredentials {
+    current: ArcSwap<Current>,
+    refused: Notify,
+    certificates: watch::Sender<u64>,
+    clock: Clock,
+}
+
+impl OwnCredentials {
+    /// Fetches the credential for the first time. Whoever starts it has the [`Renewal`] run.
+    ///
+    /// # Errors
+    /// There is none; the error says why, and what to do.
+    ///
+    /// # Cancel safety
+    /// Dropping the future kills a plugin that runs.
+    pub async fn start(source: Source, clock: Clock) -> Result<(Arc<Self>, Renewal), CredentialError> {
+        let credential = match &source {
+            Source::Given { certificate, token } => Credential {
+                authorization: first_token(token.as_ref()).await?,
+                certificate: match certificate {
+                    Some(certificate) => Some(certificate.read().await?),
+                    None => None,
+                },
+                expires: None,
+            },
+            Source::Plugin(plugin) => ask(plugin, clock).await?,
+        };
+        let now = clock.now();
+        let schedule = Schedule::succeeded(now, source.due(now, credential.expires));
+        let own = Arc::new(Self {
+            current: ArcSwap::from_pointee(Current { credential, failure: None }),
+            refused: Notify::new(),
+            certificates: watch::Sender::new(0),
+            clock,
+        });
+        Ok((Arc::clone(&own), Renewal { own, source, schedule }))
+    }
+
+    /// What stands in the `Authorization` header; none for a caller that has only a certificate, or nothing.
+    ///
+    /// # Errors
+    /// The credential is over: the call must not be made without it.
+    pub fn authorization(&self) -> Result<Option<HeaderValue>, Expired> {
+        self.authorization_at(self.clock.now())
+    }
+
+    fn authorization_at(&self, now: Instant) -> Result<Option<HeaderValue>, Expired> {
+        let current = self.current.load();
+        if current.credential.is_over(now) {
+            return Err(Expired { failure: current.failure.clone() });
+        }
+        Ok(current.credential.authorization.clone())
+    }
+
+    fn certificate_at(&self, now: Instant) -> Option<Arc<CertifiedKey>> {
+        let current = self.current.load();
+        if current.credential.is_over(now) { None } else { current.credential.certificate.clone() }
+    }
+
+    /// To be told when the API server has answered 401 to a call of weir's own: a new credential is fetched, at once if the
+    /// last attempt is a minute ago, and then if it is not.
+    pub fn refused(&self) {
+        self.refused.notify_one();
+    }
+
+    /// Shows the current certificate, whichever that is when a connection is made.
+    #[must_use]
+    pub fn certificate_resolver(self: &Arc<Self>) -> Arc<dyn ResolvesClientCert> {
+        Arc::new(CurrentCertificate(Arc::clone(self)))
+    }
+
+    /// A number that changes with the certificate. Connections made before keep showing the old one, which the API server
+    /// refuses once it is over: they have to be closed.
+    #[must_use]
+    pub fn certificate_changes(&self) -> watch::Receiver<u64> {
+        self.certificates.subscribe()
+    }
+
+    fn replace(&self, credential: Credential) {
+        let previous = self.current.swap(Arc::new(Current { credential, failure: None }));
+        let shown = |credential: &Credential| credential.certificate.as_ref().map(|pair| pair.cert.clone());
+        if shown(&previous.credential) != shown(&self.current.load().credential) {
+            self.certificates.send_modify(|changes| *changes = changes.wrapping_add(1));
+        }
+    }
+
+    fn failed(&self, why: CredentialError) {
+        let credential = self.current.load().credential.clone();
+        if credential.is_over(self.clock.now()) {
+            tracing::error!("weir's own credential has expired, and there is no new one: {why}");
+        } else {
+            tracing::warn!("weir's own credential is not renewed yet: {why}");
+        }
+        self.current.store(Arc::new(Current { credential, failure: Some(Arc::new(why)) }));
+    }
+}
+
+impl fmt::Debug for OwnCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let current = self.current.load();
+        f.debug_struct("OwnCredentials")
+            .field("authorization", &current.credential.authorization)
+            .field("certificate", &current.credential.certificate.is_some())
+            .field("expires", &current.credential.expires)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct CurrentCertificate(Arc<OwnCredentials>);
+
+impl ResolvesClientCert for CurrentCertificate {
+    /// Whatever issuers the server names, as client-go's callback does: it judges the certificate anyway.
+    fn resolve(&self, _issuers: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.certificate_at(self.0.clock.now())
+    }
+
+    /// Asked before the handshake, in which one may have come.
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+/// Keeps [`OwnCredentials`] fresh. There is one for each, and so one attempt at a time.
+#[derive(Debug)]
+#[must_use = "credentials end unless their renewal runs"]
+pub struct Renewal {
+    own: Arc<OwnCredentials>,
+    source: Source,
+    schedule: Schedule,
+}
+
+impl Renewal {
+    /// Runs until it is dropped.
+    ///
+    /// # Cancel safety
+    /// Dropping the future kills a plugin that runs; the credentials stay as they are.
+    pub fn run(self) -> impl Future<Output = ()> + Send + use<> {
+        let mut this = self;
+        async move {
+            loop {
+                this.wait().await;
+                this.renew().await;
+            }
+        }
+    }
+
+    /// Waits until the source is to be asked.
+    async fn wait(&mut self) {
+        loop {
+            let refused = self.own.refused.notified();
+            let Some(due) = self.schedule.due() else {
+                refused.await;
+                if self.source.can_change() {
+                    self.schedule = self.schedule.refused();
+                }
+                continue;
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(due.into()) => return,
+                () = refused => self.schedule = self.schedule.refused(),
+            }
+        }
+    }
+
+    async fn renew(&mut self) {
+        let (own, clock) = (&self.own, self.own.clock);
+        let renewed = match &self.source {
+            Source::Given { certificate, token } => {
+                own.replace(self.reread(certificate.as_ref(), token.as_ref()).await);
+                Ok(())
+            }
+            Source::Plugin(plugin) => ask(plugin, clock).await.map(|credential| own.replace(credential)),
+        };
+        let now = clock.now();
+        self.schedule = match renewed {
+            Ok(()) => {
+                let expires = own.current.load().credential.expires;
+                Schedule::succeeded(now, self.source.due(now, expires))
+            }
+            Err(why) => {
+                own.failed(why);
+                self.schedule.failed(now)
+            }
+        };
+    }
+
+    /// The files as they are now; one that cannot be read leaves its part as it was.
+    async fn reread(&self, certificate: Option<&ClientCertificate>, token: Option<&Token>) -> Credential {
+        let mut credential = self.own.current.load().credential.clone();
+        if let Some(certificate) = certificate {
+            match certificate.read().await {
+                Ok(pair) => credential.certificate = Some(pair),
+                Err(why) => tracing::warn!("the one read before serves on: {why}"),
+            }
+        }
+        if let Some(Token::File { path, .. }) = token {
+            match read_token(path).await {
+                Ok(value) => credential.authorization = Some(value),
+                Err(why) => tracing::warn!("the one read before serves on: {why}"),
+            }
+        }
+        credential
+    }
+}
+
+impl Source {
+    fn can_change(&self) -> bool {
+        match self {
+            Self::Given { certificate, token } => {
+                certificate.as_ref().is_some_and(ClientCertificate::can_change)
+                    || matches!(token, Some(Token::File { .. }))
+            }
+            Self::Plugin(_) => true,
+        }
+    }
+
+    /// When it is to be asked for what comes after a credential that ends at `expires`.
+    fn due(&self, now: Instant, expires: Option<Instant>) -> Option<Instant> {
+        match self {
+            Self::Given { .. } => self.can_change().then(|| now + REREAD),
+            Self::Plugin(_) => expires.map(|expires| next_refresh(now, expires)),
+        }
+    }
+}
+
+impl ClientCertificate {
+    fn can_change(&self) -> bool {
+        let file = |pem: &Pem| matches!(pem, Pem::File(_));
+        file(&self.certificate) || file(&self.key)
+    }
+
+    async fn read(&self) -> Result<Arc<CertifiedKey>, CredentialError> {
+        let read = async {
+            let (certificate, key) = (self.certificate.read().await?, self.key.read().await?);
+            let (certificate_origin, key_origin) = (self.certificate.origin(), self.key.origin());
+            certified_key_from_pem((&certificate_origin, &certificate), (&key_origin, &key))
+        };
+        read.await.map_err(CredentialError::Certificate)
+    }
+}
+
+async fn ask(plugin: &Plugin, clock: Clock) -> Result<Credential, CredentialError> {
+    let obtained = plugin.run().await.map_err(CredentialError::Plugin)?;
+    Credential::from_plugin(obtained, clock)
+        .map_err(|cause| CredentialError::Plugin(plugin.error(cause)))
+}
+
+async fn first_token(token: Option<&Token>) -> Result<Option<HeaderValue>, CredentialError> {
+    let (path, until_read) = match token {
+        None => return Ok(None),
+        Some(Token::Given(value)) => return Ok(Some(value.clone())),
+        Some(Token::File { path, until_read }) => (path, until_read),
+    };
+    match (read_token(path).await, until_read) {
+        (Ok(value), _) => Ok(Some(value)),
+        (Err(why), Some(value)) => {
+            tracing::warn!("the token given beside it serves until it can be read: {why}");
+            Ok(Some(value.clone()))
+        }
+        (Err(why), None) => Err(why),
+    }
+}
+
+/// As client-go: without white space around it, and never empty.
+async fn read_token(path: &Path) -> Result<HeaderValue, CredentialError> {
+    let fault = |message: String| CredentialError::TokenFile { path: path.to_owned(), message };
+    let bytes = tokio::fs::read(path).await.map_err(|why| fault(why.to_string()))?;
+    let text = str::from_utf8(&bytes).map_err(|_| fault("not text".to_owned()))?.trim();
+    if text.is_empty() {
+        return Err(fault("it is empty".to_owned()));
+    }
+    bearer(text).map_err(|why| fault(format!("it holds {why}")))
+}
+
+#[cfg(test)]
+#[path = "credentials_tests.rs"]
+mod tests;

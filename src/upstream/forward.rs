@@ -1,0 +1,158 @@
+//! Sends one request to the upstream and hands back the head of its answer.
+//!
+//! A request is sent again only where the upstream cannot have executed it: it never left (the connection was closing),
+//! or the upstream said so (`REFUSED_STREAM`, or a GOAWAY that names an earlier stream) and no byte of a body was sent.
+//!
+//! # Cancel safety
+//! Dropping a future here resets the stream or closes the connection; the upstream sees its client gone.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use http::Response;
+use http_body::Body;
+use hyper::body::Incoming;
+
+use crate::upstream::ForwardError;
+use crate::upstream::body::RequestBody;
+use crate::upstream::headers::Outbound;
+use crate::upstream::headers::Way;
+use crate::upstream::pool::Lease;
+use crate::upstream::pool::Own1;
+use crate::upstream::pool::Own2;
+use crate::upstream::pool::Pool;
+
+/// Tries for one request; a second failure of this kind in a row happens when an upstream is being replaced, a third
+/// one hardly does.
+const TRIES: usize = 3;
+
+/// What ends with the answer's body: the connection's turn.
+pub trait Turn: Send + Sync {
+    /// The body came to its end, and the connection can serve another request.
+    fn complete(&mut self);
+}
+
+impl<W: Way> Turn for Lease<W> {
+    fn complete(&mut self) {
+        match self {
+            Self::Http1(own) => own.complete(),
+            Self::Http2(_) => {}
+        }
+    }
+}
+
+enum Failed<W: Way> {
+    /// It cannot have been executed: here it is again.
+    Unsent(Outbound<W>, RequestBody, ForwardError),
+    For(ForwardError),
+}
+
+impl<W: Way> Pool<W> {
+    /// Sends the request; the turn must be kept until the answer's body has ended.
+    ///
+    /// # Errors
+    /// What went wrong, and whose fault it is.
+    pub async fn send(
+        self: &Arc<Self>,
+        mut head: Outbound<W>,
+        mut body: RequestBody,
+    ) -> Result<(Response<Incoming>, Box<dyn Turn>), ForwardError> {
+        let mut tries = 1;
+        loop {
+            let lease = self.lease().await?;
+            let failed = match self.exchange(lease, head, body).await {
+                Ok((response, lease)) => return Ok((response, Box::new(lease))),
+                Err(failed) => failed,
+            };
+            match failed {
+                Failed::Unsent(again, unsent, _) if tries < TRIES => {
+                    self.metrics().retries.inc();
+                    tries += 1;
+                    (head, body) = (again, unsent);
+                }
+                Failed::Unsent(_, _, error) | Failed::For(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn exchange(
+        &self,
+        lease: Lease<W>,
+        head: Outbound<W>,
+        body: RequestBody,
+    ) -> Result<(Response<Incoming>, Lease<W>), Failed<W>> {
+        match lease {
+            Lease::Http1(own) => self.exchange_http1(own, head, body).await,
+            Lease::Http2(own) => self.exchange_http2(own, head, body).await,
+        }
+    }
+
+    async fn exchange_http1(
+        &self,
+        mut own: Own1<W>,
+        head: Outbound<W>,
+        body: RequestBody,
+    ) -> Result<(Response<Incoming>, Lease<W>), Failed<W>> {
+        let Some(sender) = own.sender.as_mut() else {
+            return Err(Failed::Unsent(head, body, ForwardError::Closed));
+        };
+        let request = head.into_http1(body, &self.host());
+        match sender.try_send_request(request).await {
+            Ok(response) => Ok((response, Lease::Http1(own))),
+            Err(mut refused) => match refused.take_message() {
+                Some(request) => {
+                    let (parts, body) = request.into_parts();
+                    Err(Failed::Unsent(Outbound::returned(parts), body, refused.into_error().into()))
+                }
+                None => Err(Failed::For(refused.into_error().into())),
+            },
+        }
+    }
+
+    async fn exchange_http2(
+        &self,
+        own: Own2<W>,
+        head: Outbound<W>,
+        body: RequestBody,
+    ) -> Result<(Response<Incoming>, Lease<W>), Failed<W>> {
+        // Without a body a refused stream can be opened again; what it takes is the head.
+        let spare = body.is_end_stream().then(|| head.again());
+        let request = head.into_http2(body, self.connector().authority());
+        match own.sender().try_send_request(request).await {
+            Ok(response) => Ok((response, Lease::Http2(own))),
+            Err(mut refused) => match (refused.take_message(), spare) {
+                (Some(request), _) => {
+                    let (parts, body) = request.into_parts();
+                    Err(Failed::Unsent(Outbound::returned(parts), body, refused.into_error().into()))
+                }
+                (None, Some(head)) if never_executed(refused.error()) => {
+                    Err(Failed::Unsent(head, RequestBody::empty(), refused.into_error().into()))
+                }
+                (None, _) => Err(Failed::For(refused.into_error().into())),
+            },
+        }
+    }
+
+    pub(super) fn host(&self) -> HeaderValue {
+        // An authority is made of characters that a header's value may have.
+        HeaderValue::from_maybe_shared(Bytes::copy_from_slice(self.connector().authority().as_str().as_bytes()))
+            .unwrap_or_else(|_| HeaderValue::from_static("upstream"))
+    }
+}
+
+/// Whether the peer said that it has not begun with this stream.
+fn never_executed(error: &hyper::Error) -> bool {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        if let Some(h2) = cause.downcast_ref::<h2::Error>() {
+            let refused = h2.is_reset() && h2.reason() == Some(h2::Reason::REFUSED_STREAM);
+            // h2 reports a GOAWAY for a stream only if the stream's number is beyond the last one processed.
+            let gone_away = h2.is_go_away() && h2.is_remote() && h2.reason() == Some(h2::Reason::NO_ERROR);
+            return refused || gone_away;
+        }
+        source = cause.source();
+    }
+    false
+}

@@ -1,0 +1,413 @@
+//! What a request and a response carry from one side to the other. Pure.
+//!
+//! The only place where a request for the upstream is made: an [`Outbound`] of a [`Way`] can be built nowhere else, so
+//! that a request which asserts a user cannot get onto a connection without weir's certificate, nor one that carries
+//! its own credential onto a connection with it. The order matters and is fixed: what is hop-by-hop goes first (also what
+//! `Connection` names), then whatever could pass for an identity, and an asserted identity is written last.
+//!
+//! Follows `k8s.io/apiserver/pkg/authentication/request/headerrequest` and `transport.NewAuthProxyRoundTripper` (1.36).
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::net::IpAddr;
+
+use http::HeaderMap;
+use http::HeaderName;
+use http::HeaderValue;
+use http::Version;
+use http::header;
+use http::request;
+use http::uri::Authority;
+use http::uri::PathAndQuery;
+use http::uri::Scheme;
+
+use crate::api::UserInfo;
+use crate::identity::WEBSOCKET_BEARER;
+
+/// The standard names, removed from every client whatever else is configured.
+const IDENTITY_PREFIX: &str = "x-remote-";
+
+/// Headers that concern one connection only (RFC 9110, 7.6.1, and the older ones that are still met).
+const HOP_BY_HOP: [HeaderName; 6] = [
+    header::CONNECTION,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+];
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// A way to the upstream: what a connection proves there, and so which requests may use it.
+pub trait Way: Send + Sync + 'static {
+    /// The value of the metric label `way`.
+    const NAME: &'static str;
+    /// Whether HTTP/2 may be spoken on it.
+    const HTTP2: bool;
+}
+
+/// Connections that carry the front-proxy certificate: the upstream believes the user that they name.
+#[derive(Debug)]
+pub enum Asserting {}
+/// Connections that carry no certificate, for requests whose own credential is known to be good.
+#[derive(Debug)]
+pub enum PassThrough {}
+/// Connections that carry no certificate, for requests without a credential or with one that is not known to be good.
+/// kube-apiserver closes an HTTP/2 connection after an anonymous request or a 401 (`UnauthenticatedHTTP2DOSMitigation`),
+/// so these keep to HTTP/1.1, where it does not, and never share a connection with anybody else's requests.
+#[derive(Debug)]
+pub enum Stranger {}
+/// Connections for weir's own calls, with weir's own credentials. No client's request can become one.
+#[derive(Debug)]
+pub enum Own {}
+
+impl Way for Asserting {
+    const NAME: &'static str = "asserting";
+    const HTTP2: bool = true;
+}
+impl Way for PassThrough {
+    const NAME: &'static str = "pass-through";
+    const HTTP2: bool = true;
+}
+impl Way for Stranger {
+    const NAME: &'static str = "stranger";
+    const HTTP2: bool = false;
+}
+impl Way for Own {
+    const NAME: &'static str = "own";
+    const HTTP2: bool = false;
+}
+
+/// The head of a request that may go to the upstream by way `W`, and by no other.
+pub struct Outbound<W> {
+    parts: request::Parts,
+    way: PhantomData<W>,
+}
+
+impl<W> fmt::Debug for Outbound<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Headers hold credentials: they are not shown.
+        write!(f, "Outbound({} {})", self.parts.method, self.parts.uri.path())
+    }
+}
+
+impl<W: Way> Outbound<W> {
+    fn new(parts: request::Parts) -> Self {
+        Self { parts, way: PhantomData }
+    }
+
+    /// A second one of the same, for another try.
+    pub(super) fn again(&self) -> Self {
+        let mut parts = http::Request::new(()).into_parts().0;
+        parts.method = self.parts.method.clone();
+        parts.uri = self.parts.uri.clone();
+        parts.version = self.parts.version;
+        parts.headers = self.parts.headers.clone();
+        Self::new(parts)
+    }
+
+    /// One that came back from a connection of the same way, unsent.
+    pub(super) fn returned(parts: request::Parts) -> Self {
+        Self::new(parts)
+    }
+
+    /// Asks the upstream to change to `protocol`, once the request's own wish was taken off as hop-by-hop.
+    pub(super) fn switching_to(mut self, protocol: HeaderValue) -> Self {
+        self.parts.headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        self.parts.headers.insert(header::UPGRADE, protocol);
+        self
+    }
+
+    /// The request as HTTP/1.1 has it: the target alone, the authority as `Host`.
+    pub(super) fn into_http1<B>(mut self, body: B, upstream: &HeaderValue) -> http::Request<B> {
+        if self.parts.uri.authority().is_some()
+            && let Some(path) = self.parts.uri.path_and_query()
+        {
+            self.parts.uri = http::Uri::from(path.clone());
+        }
+        self.parts.headers.insert(header::HOST, upstream.clone());
+        join_cookies(&mut self.parts.headers);
+        self.parts.version = Version::HTTP_11;
+        http::Request::from_parts(self.parts, body)
+    }
+
+    /// The request as HTTP/2 has it: the authority in the target, no `Host`.
+    pub(super) fn into_http2<B>(mut self, body: B, upstream: &Authority) -> http::Request<B> {
+        self.parts.headers.remove(header::HOST);
+        let mut uri = http::uri::Parts::default();
+        uri.scheme = Some(Scheme::HTTPS);
+        uri.authority = Some(upstream.clone());
+        uri.path_and_query = self.parts.uri.path_and_query().cloned();
+        // All three parts are there, which is all that is asked of an absolute target.
+        self.parts.uri = http::Uri::from_parts(uri).unwrap_or_default();
+        self.parts.version = Version::HTTP_2;
+        http::Request::from_parts(self.parts, body)
+    }
+}
+
+/// The names by which a front proxy tells the upstream who asks: kube-apiserver's `--requestheader-*-headers`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentityHeaders {
+    /// Removed from clients, all of them; the first is the one written.
+    pub username: Vec<HeaderName>,
+    /// Likewise.
+    pub uid: Vec<HeaderName>,
+    /// Likewise.
+    pub group: Vec<HeaderName>,
+    /// Prefixes, lower-case; likewise.
+    pub extra_prefix: Vec<String>,
+}
+
+impl Default for IdentityHeaders {
+    fn default() -> Self {
+        Self {
+            username: vec![HeaderName::from_static("x-remote-user")],
+            uid: vec![HeaderName::from_static("x-remote-uid")],
+            group: vec![HeaderName::from_static("x-remote-group")],
+            extra_prefix: vec!["x-remote-extra-".to_owned()],
+        }
+    }
+}
+
+impl IdentityHeaders {
+    /// Whether a header of this name could pass for an identity. Underscores count as dashes, since a hop behind may
+    /// take them for such.
+    #[must_use]
+    pub fn covers(&self, name: &HeaderName) -> bool {
+        let mapped;
+        let name = if name.as_str().contains('_') {
+            mapped = name.as_str().replace('_', "-");
+            mapped.as_str()
+        } else {
+            name.as_str()
+        };
+        let listed = |names: &[HeaderName]| names.iter().any(|n| dashed_eq(n.as_str(), name));
+        name.starts_with(IDENTITY_PREFIX)
+            || listed(&self.username)
+            || listed(&self.uid)
+            || listed(&self.group)
+            || self.extra_prefix.iter().any(|p| starts_with_dashed(name, p))
+    }
+
+    /// Removes every header that could pass for an identity.
+    pub fn remove_from(&self, headers: &mut HeaderMap) {
+        remove_where(headers, |name| self.covers(name));
+    }
+}
+
+fn dashed_eq(configured: &str, dashed: &str) -> bool {
+    configured.len() == dashed.len() && starts_with_dashed(dashed, configured)
+}
+
+fn starts_with_dashed(dashed: &str, configured: &str) -> bool {
+    dashed.len() >= configured.len()
+        && configured.bytes().zip(dashed.bytes()).all(|(c, d)| c == d || (c == b'_' && d == b'-'))
+}
+
+fn remove_where(headers: &mut HeaderMap, doomed: impl Fn(&HeaderName) -> bool) {
+    // Almost never is there anything to remove; nothing is allocated then.
+    let mut names: Vec<HeaderName> = Vec::new();
+    for name in headers.keys() {
+        if doomed(name) {
+            names.push(name.clone());
+        }
+    }
+    for name in names {
+        headers.remove(name);
+    }
+}
+
+/// Takes off what concerns the client's connection only, and tells which protocol it wants to change to, if any.
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
+    let mut upgrade = None;
+    if let Some(connection) = headers.get(header::CONNECTION) {
+        let single = headers.get_all(header::CONNECTION).iter().count() == 1;
+        if !(single && connection.as_bytes().eq_ignore_ascii_case(b"keep-alive")) {
+            let named = connection_options(headers);
+            if named.contains(&header::UPGRADE) {
+                upgrade = headers.get(header::UPGRADE).cloned();
+            }
+            for name in named {
+                headers.remove(name);
+            }
+        }
+    }
+    let te_trailers = headers.get(header::TE).is_some_and(|te| {
+        te.to_str().is_ok_and(|te| te.split(',').any(|t| t.trim().eq_ignore_ascii_case("trailers")))
+    });
+    headers.remove(header::TE);
+    if te_trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+    for name in HOP_BY_HOP {
+        headers.remove(name);
+    }
+    headers.remove(PROXY_CONNECTION);
+    upgrade
+}
+
+fn connection_options(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|b| *b == b','))
+        .filter_map(|option| HeaderName::from_bytes(option.trim_ascii()).ok())
+        // `Connection: close` names no header, and a message without its length would be another message.
+        .filter(|name| *name != header::CONTENT_LENGTH && *name != header::HOST)
+        .collect()
+}
+
+/// Whose requests come from where, as the upstream's audit log will tell it.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientAddress {
+    /// The address that the connection came from.
+    pub peer: IpAddr,
+    /// Whether it is one of `--trusted-proxies`, whose word about earlier hops is kept.
+    pub trusted: bool,
+}
+
+fn forwarded_for(headers: &mut HeaderMap, client: ClientAddress) {
+    let peer = client.peer.to_canonical();
+    if !client.trusted {
+        headers.remove(X_FORWARDED_FOR);
+        headers.remove(X_REAL_IP);
+    }
+    let mut list: Vec<u8> = Vec::new();
+    for value in headers.get_all(&X_FORWARDED_FOR) {
+        list.extend_from_slice(value.as_bytes());
+        list.extend_from_slice(b", ");
+    }
+    list.extend_from_slice(peer.to_string().as_bytes());
+    if let Ok(value) = HeaderValue::from_maybe_shared(bytes::Bytes::from(list)) {
+        headers.insert(X_FORWARDED_FOR, value);
+    }
+}
+
+/// A request whose own credential goes on untouched.
+#[must_use]
+pub fn pass_through(parts: request::Parts, client: ClientAddress, names: &IdentityHeaders) -> Outbound<PassThrough> {
+    Outbound::new(own_credential(parts, client, names))
+}
+
+/// A request without a credential, or with one that nobody vouches for.
+#[must_use]
+pub fn stranger(parts: request::Parts, client: ClientAddress, names: &IdentityHeaders) -> Outbound<Stranger> {
+    Outbound::new(own_credential(parts, client, names))
+}
+
+/// A request of weir's own.
+#[must_use]
+pub fn own(method: http::Method, path: PathAndQuery, authorization: Option<HeaderValue>) -> Outbound<Own> {
+    let mut parts = http::Request::new(()).into_parts().0;
+    parts.method = method;
+    parts.uri = http::Uri::from(path);
+    parts.headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("weir/", env!("CARGO_PKG_VERSION"))));
+    if let Some(value) = authorization {
+        parts.headers.insert(header::AUTHORIZATION, value);
+    }
+    Outbound::new(parts)
+}
+
+fn own_credential(mut parts: request::Parts, client: ClientAddress, names: &IdentityHeaders) -> request::Parts {
+    names.remove_from(&mut parts.headers);
+    parts.headers.remove(header::EXPECT);
+    forwarded_for(&mut parts.headers, client);
+    parts
+}
+
+/// A request in the name of `user`, whose own credential ends here.
+///
+/// # Errors
+/// [`Unspeakable`] if a part of the user cannot be written as a header.
+pub fn asserting(
+    parts: request::Parts,
+    client: ClientAddress,
+    names: &IdentityHeaders,
+    user: &UserInfo,
+) -> Result<Outbound<Asserting>, Unspeakable> {
+    let mut parts = own_credential(parts, client, names);
+    let headers = &mut parts.headers;
+    headers.remove(header::AUTHORIZATION);
+    remove_websocket_bearer(headers);
+    let value = |what, text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unspeakable(what));
+    if let Some(name) = names.username.first() {
+        headers.append(name, value("name", &user.name)?);
+    }
+    if let Some(name) = names.uid.first().filter(|_| !user.uid.is_empty()) {
+        headers.append(name, value("uid", &user.uid)?);
+    }
+    if let Some(name) = names.group.first() {
+        for group in &user.groups {
+            headers.append(name, value("group", group)?);
+        }
+    }
+    if let Some(prefix) = names.extra_prefix.first() {
+        for (key, values) in &user.extra {
+            let name = format!("{prefix}{}", escape_extra_key(key));
+            let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| Unspeakable("extra key"))?;
+            for text in values {
+                headers.append(&name, value("extra value", text)?);
+            }
+        }
+    }
+    Ok(Outbound::new(parts))
+}
+
+/// A user that cannot be named in headers: which part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unspeakable(pub &'static str);
+
+/// Percent-encodes what may not stand in a header's name, and `%` itself (`transport.headerKeyEscape`).
+fn escape_extra_key(key: &str) -> String {
+    let mut escaped = String::with_capacity(key.len());
+    for byte in key.to_ascii_lowercase().bytes() {
+        if byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02x}"));
+        }
+    }
+    escaped
+}
+
+fn remove_websocket_bearer(headers: &mut HeaderMap) {
+    let name = header::SEC_WEBSOCKET_PROTOCOL;
+    if !headers.contains_key(&name) {
+        return;
+    }
+    let kept: Vec<String> = headers
+        .get_all(&name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|protocol| !protocol.starts_with(WEBSOCKET_BEARER))
+        .map(str::to_owned)
+        .collect();
+    headers.remove(&name);
+    if let Ok(value) = HeaderValue::from_str(&kept.join(", ")) {
+        headers.insert(name, value);
+    }
+}
+
+/// HTTP/2 may send a cookie in pieces; HTTP/1.1 knows one header only (RFC 9113, 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let mut cookies = headers.get_all(header::COOKIE).iter();
+    let (Some(first), Some(second)) = (cookies.next(), cookies.next()) else {
+        return;
+    };
+    let mut joined = first.as_bytes().to_vec();
+    for cookie in std::iter::once(second).chain(cookies) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(cookie.as_bytes());
+    }
+    if let Ok(value) = HeaderValue::from_bytes(&joined) {
+        headers.insert(header::COOKIE, value);
+    }
+}
+
+#[cfg(test)]
+#[path = "headers_tests.rs"]
+mod tests;

@@ -1,0 +1,304 @@
+//! The way to the API server: connections, what travels on them, and what went wrong.
+//!
+//! Promises: a request goes by the [`Way`] that its credential allows and by no other (the types say so); nothing is
+//! buffered; a request is sent again only where it cannot have been executed; every failure says whose it is.
+
+pub mod body;
+pub mod connector;
+pub mod forward;
+pub mod headers;
+pub mod pool;
+mod settings;
+pub mod upgrade;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use http::HeaderValue;
+use http::Response;
+use http::StatusCode;
+use hyper::body::Incoming;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
+use rustls::ClientConfig;
+
+use crate::metrics::Registry;
+use crate::upstream::body::RequestBody;
+use crate::upstream::connector::Connector;
+use crate::upstream::connector::Protocol;
+use crate::upstream::connector::Target;
+use crate::upstream::forward::Turn;
+use crate::upstream::headers::Asserting;
+use crate::upstream::headers::Outbound;
+use crate::upstream::headers::PassThrough;
+use crate::upstream::headers::Stranger;
+use crate::upstream::pool::Pool;
+
+/// Where the API server is, and what weir shows it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Host, port, name and proxy.
+    pub target: Target,
+    /// TLS without a client certificate.
+    pub plain: ClientConfig,
+    /// TLS with the front-proxy certificate, if there is one.
+    pub asserting: Option<ClientConfig>,
+    /// TLS for weir's own calls, which no worker makes.
+    pub own: ClientConfig,
+    /// Most HTTP/2 connections for each way (`--upstream-max-connections`).
+    pub most_connections: usize,
+}
+
+/// The API server, by every way that is configured.
+#[derive(Debug)]
+pub struct Upstream {
+    asserting: Option<Arc<Pool<Asserting>>>,
+    pass_through: Arc<Pool<PassThrough>>,
+    stranger: Arc<Pool<Stranger>>,
+}
+
+/// A client's request, dressed for its way.
+#[derive(Debug)]
+pub enum Dressed {
+    /// In the name of the certificate's user.
+    Asserting(Outbound<Asserting>),
+    /// With its own credential, known to be good.
+    PassThrough(Outbound<PassThrough>),
+    /// With none, or one that is not known.
+    Stranger(Outbound<Stranger>),
+}
+
+impl Upstream {
+    /// Pools without connections; requests open them.
+    #[must_use]
+    pub fn new(config: Config, metrics: &Arc<Metrics>) -> Self {
+        let Config { target, plain, asserting, own: _, most_connections } = config;
+        let target = Arc::new(target);
+        let metrics = || Arc::clone(metrics);
+        Self {
+            asserting: asserting.map(|tls| {
+                Pool::new(Connector::new(Arc::clone(&target), tls), most_connections, metrics())
+            }),
+            pass_through: Pool::new(
+                Connector::new(Arc::clone(&target), plain.clone()),
+                most_connections,
+                metrics(),
+            ),
+            stranger: Pool::new(Connector::new(target, plain), most_connections, metrics()),
+        }
+    }
+
+    /// Whether a certificate's user can be asserted.
+    #[must_use]
+    pub fn can_assert(&self) -> bool {
+        self.asserting.is_some()
+    }
+
+    /// Sends a client's request; see [`Pool::send`].
+    ///
+    /// # Errors
+    /// What went wrong, and whose fault it is.
+    pub async fn send(
+        &self,
+        request: Dressed,
+        body: RequestBody,
+    ) -> Result<(Response<Incoming>, Box<dyn Turn>), ForwardError> {
+        match request {
+            Dressed::Asserting(head) => self.asserting()?.send(head, body).await,
+            Dressed::PassThrough(head) => self.pass_through.send(head, body).await,
+            Dressed::Stranger(head) => self.stranger.send(head, body).await,
+        }
+    }
+
+    /// Sends a client's request that asks for another protocol; see [`Pool::send_upgrade`].
+    ///
+    /// # Errors
+    /// What went wrong, and whose fault it is.
+    pub async fn send_upgrade(
+        &self,
+        request: Dressed,
+        body: RequestBody,
+        protocol: HeaderValue,
+    ) -> Result<Response<Incoming>, ForwardError> {
+        match request {
+            Dressed::Asserting(head) => self.asserting()?.send_upgrade(head, body, protocol).await,
+            Dressed::PassThrough(head) => self.pass_through.send_upgrade(head, body, protocol).await,
+            Dressed::Stranger(head) => self.stranger.send_upgrade(head, body, protocol).await,
+        }
+    }
+
+    /// Closes connections that have been idle for long.
+    pub fn close_idle(&self, now: Instant) {
+        if let Some(asserting) = &self.asserting {
+            asserting.close_idle(now);
+        }
+        self.pass_through.close_idle(now);
+        self.stranger.close_idle(now);
+    }
+
+    fn asserting(&self) -> Result<&Arc<Pool<Asserting>>, ForwardError> {
+        // Asked before the request was dressed; a request dressed for a way that is not there goes nowhere.
+        self.asserting.as_ref().ok_or(ForwardError::Closed)
+    }
+}
+
+/// Why a request has no answer.
+#[derive(Clone, Debug)]
+pub enum ForwardError {
+    /// The connection was closed before the request could be sent.
+    Closed,
+    /// No TCP connection.
+    Connect(Arc<io::Error>),
+    /// No connection in this time.
+    ConnectTimeout(Duration),
+    /// The CONNECT proxy failed.
+    Proxy(Arc<hyper::Error>),
+    /// The CONNECT proxy said no.
+    ProxyRefused(StatusCode),
+    /// The connection broke after the request may have been sent.
+    Reset(Arc<hyper::Error>),
+    /// No TLS: the handshake failed, or the certificate is not the upstream's.
+    Tls(Arc<io::Error>),
+    /// This many requests wait for a stream already.
+    TooManyWaiting(usize),
+    /// It changed to a protocol that nobody asked for.
+    Unasked,
+}
+
+impl ForwardError {
+    pub(crate) fn reset(error: hyper::Error) -> Self {
+        Self::Reset(Arc::new(error))
+    }
+
+    /// The value of the cause that a client sees, and of the log's `reason`.
+    #[must_use]
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Closed => "weir/upstream-closed",
+            Self::Connect(_) => "weir/upstream-connect",
+            Self::ConnectTimeout(_) => "weir/upstream-connect-timeout",
+            Self::Proxy(_) | Self::ProxyRefused(_) => "weir/upstream-proxy",
+            Self::Reset(_) => "weir/upstream-reset",
+            Self::Tls(_) => "weir/upstream-tls",
+            Self::TooManyWaiting(_) => "weir/upstream-streams",
+            Self::Unasked => "weir/upstream-protocol",
+        }
+    }
+
+    /// Whether the request cannot have reached the API server, so that the client may simply try again.
+    #[must_use]
+    pub const fn unsent(&self) -> bool {
+        match self {
+            Self::Closed
+            | Self::Connect(_)
+            | Self::ConnectTimeout(_)
+            | Self::Proxy(_)
+            | Self::ProxyRefused(_)
+            | Self::Tls(_)
+            | Self::TooManyWaiting(_) => true,
+            Self::Reset(_) | Self::Unasked => false,
+        }
+    }
+}
+
+impl From<hyper::Error> for ForwardError {
+    fn from(error: hyper::Error) -> Self {
+        Self::reset(error)
+    }
+}
+
+impl fmt::Display for ForwardError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => write!(f, "the connection was closing"),
+            Self::Connect(why) => write!(f, "cannot connect: {why}"),
+            Self::ConnectTimeout(limit) => write!(f, "no connection within {}s", limit.as_secs()),
+            Self::Proxy(why) => write!(f, "the proxy on the way failed: {why}"),
+            Self::ProxyRefused(status) => write!(f, "the proxy on the way refused: {status}"),
+            Self::Reset(why) => write!(f, "the connection broke before an answer: {}", Chain(&**why)),
+            Self::Tls(why) => write!(f, "TLS failed: {why}"),
+            Self::Unasked => write!(f, "it changed to a protocol that was not asked for"),
+            Self::TooManyWaiting(most) => write!(f, "{most} requests wait for a free stream already"),
+        }
+    }
+}
+
+/// An error and what caused it, in one line.
+struct Chain<'a>(&'a dyn std::error::Error);
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut source = self.0.source();
+        while let Some(cause) = source {
+            write!(f, ": {cause}")?;
+            source = cause.source();
+        }
+        Ok(())
+    }
+}
+
+/// What is counted here.
+#[derive(Debug)]
+pub struct Metrics {
+    connections: IntGaugeVec,
+    connects: IntCounterVec,
+    retries: IntCounter,
+    stream_waits: IntCounter,
+}
+
+impl Metrics {
+    /// Registers them.
+    #[must_use]
+    pub fn register(registry: &Registry) -> Arc<Self> {
+        Arc::new(Self {
+            connections: registry.gauges(
+                "weir_upstream_connections",
+                "Open connections to the API server, by the way that they serve.",
+                &["way"],
+            ),
+            connects: registry.counters(
+                "weir_upstream_connects_total",
+                "Connections to the API server that were tried, by way and result (http1, http2, failed).",
+                &["way", "result"],
+            ),
+            retries: registry.counter(
+                "weir_upstream_retries_total",
+                "Requests sent again because the API server cannot have executed them.",
+            ),
+            stream_waits: registry.counter(
+                "weir_upstream_stream_waits_total",
+                "Requests that had to wait for a connection or a free HTTP/2 stream to the API server.",
+            ),
+        })
+    }
+
+    fn connected(&self, way: &str, protocol: Option<Protocol>) {
+        let result = match protocol {
+            Some(Protocol::Http1) => "http1",
+            Some(Protocol::Http2) => "http2",
+            None => "failed",
+        };
+        self.connects.with_label_values(&[way, result]).inc();
+    }
+
+    /// Counts a connection as open until the value is dropped.
+    fn open(&self, way: &str) -> OpenConnection {
+        let gauge = self.connections.with_label_values(&[way]);
+        gauge.inc();
+        OpenConnection(gauge)
+    }
+}
+
+struct OpenConnection(IntGauge);
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

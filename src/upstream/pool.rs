@@ -1,0 +1,376 @@
+//! Connections to the upstream, kept and shared: one [`Pool`] for each [`Way`].
+//!
+//! HTTP/2: requests share a few connections, each on the one with the fewest streams. When every connection has 75 % of
+//! the streams taken that the peer allows, another is opened, up to a limit; when every stream is taken, requests wait,
+//! a bounded number of them. HTTP/1.1: a stack of idle connections, the last used first, so that the rest can go
+//! idle and be closed. Nothing is awaited under the lock.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use std::time::Instant;
+
+use hyper::client::conn::http1;
+use hyper::client::conn::http2;
+use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioTimer;
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::upstream::ForwardError;
+use crate::upstream::Metrics;
+use crate::upstream::body::RequestBody;
+use crate::upstream::connector::Connection;
+use crate::upstream::connector::Connector;
+use crate::upstream::connector::Protocol;
+use crate::upstream::headers::Way;
+use crate::upstream::settings;
+
+/// An idle HTTP/1.1 connection is closed after this long: well below the 90 s after which kube-apiserver closes it
+/// itself, so that a request is hardly ever sent into a connection that is being closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
+
+/// Most requests that wait for an HTTP/2 stream or for the first connection; one more is told so at once.
+const MOST_WAITING: usize = 1024;
+
+/// The peer's stream limit until its SETTINGS have come: what RFC 9113 recommends as the least.
+const STREAMS_BEFORE_SETTINGS: usize = 100;
+
+/// Connections for the way `W`.
+pub struct Pool<W> {
+    connector: Connector<W>,
+    /// Most HTTP/2 connections (`--upstream-max-connections`).
+    most: usize,
+    /// Guards the lists; held for a look at them, never across an await.
+    state: Mutex<State>,
+    /// Something became free, was opened, or failed.
+    changed: Notify,
+    waiting: AtomicUsize,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Default)]
+struct State {
+    speaks: Option<Protocol>,
+    shared: Vec<Arc<Shared>>,
+    idle: Vec<(Instant, http1::SendRequest<RequestBody>)>,
+    opening: usize,
+    /// The last failure to connect, for those who were waiting when it happened.
+    failed: Option<(Instant, ForwardError)>,
+}
+
+/// An HTTP/2 connection.
+struct Shared {
+    sender: http2::SendRequest<RequestBody>,
+    streams: AtomicUsize,
+    most_streams: AtomicUsize,
+    closed: AtomicBool,
+}
+
+impl Shared {
+    fn usable(&self) -> bool {
+        !self.closed.load(Ordering::Acquire) && !self.sender.is_closed()
+    }
+}
+
+/// A connection's turn for one request; dropping it gives the turn back.
+pub(super) enum Lease<W: Way> {
+    Http1(Own1<W>),
+    Http2(Own2<W>),
+}
+
+/// The sole use of an HTTP/1.1 connection. Only after [`Own1::complete`] does it serve another request.
+pub(super) struct Own1<W: Way> {
+    pub(super) sender: Option<http1::SendRequest<RequestBody>>,
+    pool: Arc<Pool<W>>,
+}
+
+impl<W: Way> Own1<W> {
+    /// The exchange has come to its end: the connection may serve another.
+    pub(super) fn complete(&mut self) {
+        let Some(mut sender) = self.sender.take() else {
+            return;
+        };
+        let pool = Arc::clone(&self.pool);
+        if sender.is_ready() {
+            pool.put_back(sender);
+        } else if !sender.is_closed() {
+            tokio::spawn(async move {
+                if sender.ready().await.is_ok() {
+                    pool.put_back(sender);
+                }
+            });
+        }
+    }
+}
+
+/// A stream of an HTTP/2 connection.
+pub(super) struct Own2<W: Way> {
+    shared: Arc<Shared>,
+    pool: Arc<Pool<W>>,
+}
+
+impl<W: Way> Own2<W> {
+    pub(super) fn sender(&self) -> http2::SendRequest<RequestBody> {
+        self.shared.sender.clone()
+    }
+}
+
+impl<W: Way> Drop for Own2<W> {
+    fn drop(&mut self) {
+        self.shared.streams.fetch_sub(1, Ordering::AcqRel);
+        if self.pool.waiting.load(Ordering::Acquire) > 0 {
+            self.pool.changed.notify_one();
+        }
+    }
+}
+
+enum Choice<W: Way> {
+    Take(Lease<W>),
+    /// Open a connection for oneself (HTTP/1.1).
+    Open,
+    /// Somebody opens one, or somebody's stream will end.
+    Wait,
+}
+
+impl<W: Way> Pool<W> {
+    /// A pool without connections; the first request opens one.
+    #[must_use]
+    pub fn new(connector: Connector<W>, most: usize, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            connector,
+            most: most.max(1),
+            state: Mutex::default(),
+            changed: Notify::new(),
+            waiting: AtomicUsize::new(0),
+            metrics,
+        })
+    }
+
+    pub(super) fn connector(&self) -> &Connector<W> {
+        &self.connector
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// A turn on a connection.
+    ///
+    /// # Errors
+    /// If there is none to be had; nothing has been sent then.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: a connection that is being opened goes on and serves somebody else.
+    pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease<W>, ForwardError> {
+        let asked = Clock.now();
+        match self.choose(asked) {
+            Choice::Take(lease) => return Ok(lease),
+            Choice::Open => return self.open_http1().await,
+            Choice::Wait => {}
+        }
+        let _waiting = Waiting::enter(&self.waiting, &self.metrics)?;
+        loop {
+            // Registered before looking again: what changes in between is not missed.
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            match self.choose(asked) {
+                Choice::Take(lease) => return Ok(lease),
+                Choice::Open => return self.open_http1().await,
+                Choice::Wait => {}
+            }
+            if let Some(failure) = self.state().failed_since(asked) {
+                return Err(failure);
+            }
+            changed.await;
+        }
+    }
+
+    fn choose(self: &Arc<Self>, now: Instant) -> Choice<W> {
+        let mut state = self.state();
+        state.shared.retain(|shared| shared.usable());
+        let least = state.shared.iter().min_by_key(|s| s.streams.load(Ordering::Acquire));
+        if let Some(least) = least {
+            let streams = least.streams.load(Ordering::Acquire);
+            let most = least.most_streams.load(Ordering::Acquire);
+            let lease = (streams < most).then(|| {
+                least.streams.fetch_add(1, Ordering::AcqRel);
+                Lease::Http2(Own2 { shared: Arc::clone(least), pool: Arc::clone(self) })
+            });
+            let crowded = (streams + 1).saturating_mul(4) > most.saturating_mul(3);
+            if crowded && state.opening == 0 && state.shared.len() < self.most {
+                self.open_shared(&mut state);
+            }
+            return lease.map_or(Choice::Wait, Choice::Take);
+        }
+        if let Some(sender) = state.idle_connection(now) {
+            let pool = Arc::clone(self);
+            return Choice::Take(Lease::Http1(Own1 { sender: Some(sender), pool }));
+        }
+        if state.speaks == Some(Protocol::Http1) || !W::HTTP2 {
+            return Choice::Open;
+        }
+        let failed_just_now = state.failed.as_ref().is_some_and(|(at, _)| *at >= now);
+        if state.opening == 0 && !failed_just_now {
+            self.open_shared(&mut state);
+        }
+        Choice::Wait
+    }
+
+    async fn open_http1(self: &Arc<Self>) -> Result<Lease<W>, ForwardError> {
+        let opened = self.connector.connect().await;
+        self.metrics.connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol).ok());
+        let (connection, protocol) = opened?;
+        if protocol == Protocol::Http2 {
+            // The upstream has learned HTTP/2 since (an upgrade of the cluster): the next request sees it.
+            self.state().speaks = Some(protocol);
+            let shared = self.share(connection).await?;
+            return Ok(Lease::Http2(Own2 { shared, pool: Arc::clone(self) }));
+        }
+        let sender = self.speak_http1(connection).await?;
+        Ok(Lease::Http1(Own1 { sender: Some(sender), pool: Arc::clone(self) }))
+    }
+
+    async fn speak_http1(&self, connection: Connection) -> Result<http1::SendRequest<RequestBody>, ForwardError> {
+        let (sender, driver) =
+            settings::client_http1().handshake(connection).await.map_err(ForwardError::reset)?;
+        let open = self.metrics.open(W::NAME);
+        tokio::spawn(async move {
+            let _ = driver.await; // whoever waits for an answer on it is told by hyper
+            drop(open);
+        });
+        Ok(sender)
+    }
+
+    /// Opens a connection that others can share, in a task of its own: whoever asked first may go away.
+    fn open_shared(self: &Arc<Self>, state: &mut State) {
+        state.opening += 1;
+        let pool = Arc::clone(self);
+        tokio::spawn(async move {
+            let opened = pool.connector.connect().await;
+            pool.metrics.connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol).ok());
+            let outcome = match opened {
+                Ok((connection, Protocol::Http2)) => pool.share(connection).await.map(|shared| {
+                    // `share` counts one stream for its caller.
+                    shared.streams.fetch_sub(1, Ordering::AcqRel);
+                    pool.state().speaks = Some(Protocol::Http2);
+                }),
+                Ok((connection, Protocol::Http1)) => pool.speak_http1(connection).await.map(|sender| {
+                    let mut state = pool.state();
+                    state.speaks = Some(Protocol::Http1);
+                    state.idle.push((Clock.now(), sender));
+                }),
+                Err(failure) => Err(failure),
+            };
+            let mut state = pool.state();
+            state.opening = state.opening.saturating_sub(1);
+            if let Err(failure) = outcome {
+                state.failed = Some((Clock.now(), failure));
+            }
+            drop(state);
+            pool.changed.notify_waiters();
+        });
+    }
+
+    /// Speaks HTTP/2 on `connection` and puts it up for sharing, one stream taken.
+    async fn share(self: &Arc<Self>, connection: Connection) -> Result<Arc<Shared>, ForwardError> {
+        let (sender, mut driver) = settings::client_http2(TokioExecutor::new(), TokioTimer::new())
+            .initial_max_send_streams(STREAMS_BEFORE_SETTINGS)
+            .handshake(connection)
+            .await
+            .map_err(ForwardError::reset)?;
+        let shared = Arc::new(Shared {
+            sender,
+            streams: AtomicUsize::new(1),
+            most_streams: AtomicUsize::new(STREAMS_BEFORE_SETTINGS),
+            closed: AtomicBool::new(false),
+        });
+        self.state().shared.push(Arc::clone(&shared));
+        let (driven, pool) = (Arc::downgrade(&shared), Arc::downgrade(self));
+        let open = self.metrics.open(W::NAME);
+        tokio::spawn(async move {
+            std::future::poll_fn(|cx| {
+                let polled = Pin::new(&mut driver).poll(cx);
+                if let Some(shared) = driven.upgrade() {
+                    shared.most_streams.store(driver.current_max_send_streams(), Ordering::Release);
+                }
+                polled.map(|_| ()) // whoever waits for an answer on it is told by hyper
+            })
+            .await;
+            drop(open);
+            if let Some(shared) = driven.upgrade() {
+                shared.closed.store(true, Ordering::Release);
+            }
+            if let Some(pool) = pool.upgrade() {
+                pool.state().shared.retain(|shared| shared.usable());
+                pool.changed.notify_waiters();
+            }
+        });
+        Ok(shared)
+    }
+
+    fn put_back(&self, sender: http1::SendRequest<RequestBody>) {
+        self.state().idle.push((Clock.now(), sender));
+    }
+
+    /// Closes what has been idle for too long; to be called now and then.
+    pub fn close_idle(&self, now: Instant) {
+        self.state().idle.retain(|(since, sender)| {
+            now.saturating_duration_since(*since) < IDLE_TIMEOUT && !sender.is_closed()
+        });
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<W: Way> std::fmt::Debug for Pool<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool of {:?}", self.connector)
+    }
+}
+
+impl State {
+    /// The failure to connect after which nothing is left to wait for.
+    fn failed_since(&self, asked: Instant) -> Option<ForwardError> {
+        let (at, failure) = self.failed.as_ref()?;
+        (*at >= asked && self.shared.is_empty() && self.opening == 0).then(|| failure.clone())
+    }
+
+    fn idle_connection(&mut self, now: Instant) -> Option<http1::SendRequest<RequestBody>> {
+        while let Some((since, sender)) = self.idle.pop() {
+            if sender.is_ready() && now.saturating_duration_since(since) < IDLE_TIMEOUT {
+                return Some(sender);
+            }
+        }
+        None
+    }
+}
+
+/// One of the waiting.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn enter(waiting: &'a AtomicUsize, metrics: &Metrics) -> Result<Self, ForwardError> {
+        if waiting.fetch_add(1, Ordering::AcqRel) >= MOST_WAITING {
+            waiting.fetch_sub(1, Ordering::AcqRel);
+            return Err(ForwardError::TooManyWaiting(MOST_WAITING));
+        }
+        metrics.stream_waits.inc();
+        Ok(Self(waiting))
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}

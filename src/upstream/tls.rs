@@ -1,0 +1,227 @@
+//! What TLS towards the API server is made of: roots, certificate and key from PEM, and the client's configuration.
+//!
+//! Promises: nothing from the inside of a key or a certificate file gets into a fault or a `Debug`; the provider is named, so
+//! that no process-wide default is needed. Deliberately not here: ALPN and connections (`connector`), and which certificate
+//! is shown when (`credentials`).
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::client::ResolvesClientCert;
+use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs;
+use rustls::sign::CertifiedKey;
+use rustls::version::TLS12;
+use rustls::version::TLS13;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::PrivateKeyDer;
+use rustls_pki_types::pem;
+use rustls_pki_types::pem::PemObject;
+
+/// PEM, or where it is to be found.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Pem {
+    /// Given in place.
+    Data {
+        /// Where it was given, for whoever reads a fault.
+        origin: String,
+        /// The PEM itself.
+        bytes: Vec<u8>,
+    },
+    /// In a file, which may change.
+    File(PathBuf),
+}
+
+impl Pem {
+    /// What faults call it.
+    #[must_use]
+    pub fn origin(&self) -> Cow<'_, str> {
+        match self {
+            Self::Data { origin, .. } => Cow::Borrowed(origin),
+            Self::File(path) => path.to_string_lossy(),
+        }
+    }
+
+    /// The PEM as it is now.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn read(&self) -> Result<Cow<'_, [u8]>, PemFault> {
+        match self {
+            Self::Data { bytes, .. } => Ok(Cow::Borrowed(bytes)),
+            Self::File(path) => match tokio::fs::read(path).await {
+                Ok(bytes) => Ok(Cow::Owned(bytes)),
+                Err(why) => Err(PemFault::new(&self.origin(), why.to_string())),
+            },
+        }
+    }
+}
+
+impl fmt::Debug for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pem({})", self.origin())
+    }
+}
+
+/// PEM that cannot be used: which, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PemFault {
+    /// The file, or the field of a file.
+    pub origin: String,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+impl PemFault {
+    fn new(origin: &str, message: impl Into<String>) -> Self {
+        Self { origin: origin.to_owned(), message: message.into() }
+    }
+}
+
+impl fmt::Display for PemFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.origin, self.message)
+    }
+}
+
+impl std::error::Error for PemFault {}
+
+/// The roots that `ca` holds; the system's where it is not given.
+///
+/// # Errors
+/// It cannot be read, or there is none in it that can be used.
+///
+/// # Cancel safety
+/// Nothing is lost.
+pub async fn roots(ca: Option<&Pem>) -> Result<RootCertStore, PemFault> {
+    match ca {
+        Some(ca) => roots_from_pem(&ca.origin(), &ca.read().await?),
+        None => match tokio::task::spawn_blocking(system_roots).await {
+            Ok(roots) => roots,
+            Err(why) => Err(PemFault::new(SYSTEM_ROOTS, why.to_string())),
+        },
+    }
+}
+
+/// What faults call the system's roots.
+const SYSTEM_ROOTS: &str = "the system's root certificates";
+
+/// The roots that this machine trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR` included). Reads files, and so blocks.
+///
+/// # Errors
+/// There are none.
+pub fn system_roots() -> Result<RootCertStore, PemFault> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    // Some systems carry roots that webpki cannot read; the others count.
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    if added > 0 {
+        return Ok(roots);
+    }
+    let why = found.errors.first().map_or_else(
+        || "there are none; give the API server's CA".to_owned(),
+        |why| format!("{why}; give the API server's CA instead"),
+    );
+    Err(PemFault::new(SYSTEM_ROOTS, why))
+}
+
+/// The roots in a PEM text, each of which must be one; `origin` is what a fault calls the text.
+///
+/// # Errors
+/// There is no certificate, or one that cannot be a root.
+pub fn roots_from_pem(origin: &str, text: &[u8]) -> Result<RootCertStore, PemFault> {
+    let mut roots = RootCertStore::empty();
+    for (n, certificate) in certificates(origin, text)?.into_iter().enumerate() {
+        roots.add(certificate).map_err(|why| {
+            PemFault::new(origin, format!("certificate {} cannot be a root: {why}", n + 1))
+        })?;
+    }
+    Ok(roots)
+}
+
+/// A certificate with its chain, and the key that belongs to it. Of several keys the first counts, as in Go's `X509KeyPair`.
+///
+/// # Errors
+/// Either cannot be read, or they do not belong together.
+pub fn certified_key_from_pem(
+    (certificate_origin, certificate): (&str, &[u8]),
+    (key_origin, key): (&str, &[u8]),
+) -> Result<Arc<CertifiedKey>, PemFault> {
+    let chain = certificates(certificate_origin, certificate)?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|why| match why {
+        pem::Error::NoItemsFound => PemFault::new(
+            key_origin,
+            "no private key in it (PEM, not encrypted: PKCS#8, PKCS#1 or SEC1)",
+        ),
+        why => PemFault::new(key_origin, not_pem(&why)),
+    })?;
+    match CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider()) {
+        Ok(pair) => Ok(Arc::new(pair)),
+        Err(rustls::Error::InconsistentKeys(_)) => Err(PemFault::new(
+            key_origin,
+            format!("the key does not belong to the certificate in {certificate_origin}"),
+        )),
+        Err(rustls::Error::InvalidCertificate(why)) => {
+            Err(PemFault::new(certificate_origin, format!("not a usable certificate: {why:?}")))
+        }
+        Err(why) => Err(PemFault::new(key_origin, format!("not a usable key: {why}"))),
+    }
+}
+
+/// A client that trusts `roots` and shows what `certificate` resolves to, if anything. TLS 1.3 and 1.2.
+#[must_use]
+pub fn client_config(
+    roots: RootCertStore,
+    certificate: Option<Arc<dyn ResolvesClientCert>>,
+) -> ClientConfig {
+    let builder = client_builder().with_root_certificates(roots);
+    match certificate {
+        None => builder.with_no_client_auth(),
+        Some(resolver) => {
+            let mut config = builder.with_client_cert_resolver(resolver);
+            // A session that is taken up again is that of the certificate it began with, even after a new one has come.
+            config.resumption = Resumption::disabled();
+            config
+        }
+    }
+}
+
+#[expect(clippy::expect_used, reason = "fails only for a provider without cipher suites for both")]
+fn client_builder() -> rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier> {
+    let provider: Arc<CryptoProvider> = Arc::new(aws_lc_rs::default_provider());
+    ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13, &TLS12])
+        .expect("the provider has cipher suites for TLS 1.2 and 1.3")
+}
+
+fn certificates(origin: &str, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemFault> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err(PemFault::new(origin, "no certificate in it (PEM)")),
+        Ok(found) => Ok(found),
+        Err(why) => Err(PemFault::new(origin, not_pem(&why))),
+    }
+}
+
+/// The library's own words quote the text, which may be a key.
+fn not_pem(why: &pem::Error) -> String {
+    let what = match why {
+        pem::Error::MissingSectionEnd { .. } => "a section does not end",
+        pem::Error::IllegalSectionStart { .. } => "a section's first line is broken",
+        pem::Error::Base64Decode(_) => "a section is not base64",
+        _ => "it cannot be read",
+    };
+    format!("not PEM: {what}")
+}
+
+#[cfg(test)]
+#[path = "tls_tests.rs"]
+mod tests;

@@ -1,0 +1,60 @@
+//! Requests that change the protocol: exec, attach, port-forward, and watches over WebSocket.
+//!
+//! Each has an HTTP/1.1 connection of its own, which never serves another request, whatever the answer. Only after 101
+//! are bytes passed, and then any bytes, of whatever protocol; an answer other than 101 is an ordinary answer, passed on
+//! unchanged, so that a client's fall-back from WebSocket to SPDY works.
+
+use http::HeaderValue;
+use http::Response;
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::io::copy_bidirectional;
+
+use crate::upstream::ForwardError;
+use crate::upstream::body::RequestBody;
+use crate::upstream::headers::Outbound;
+use crate::upstream::headers::Way;
+use crate::upstream::pool::Pool;
+use crate::upstream::settings;
+
+impl<W: Way> Pool<W> {
+    /// Sends a request that asks for `protocol`, on a connection of its own.
+    ///
+    /// # Errors
+    /// What went wrong, and whose fault it is.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the connection.
+    pub async fn send_upgrade(
+        &self,
+        head: Outbound<W>,
+        body: RequestBody,
+        protocol: HeaderValue,
+    ) -> Result<Response<Incoming>, ForwardError> {
+        let opened = self.connector().connect_http1().await;
+        self.metrics().connected(W::NAME, opened.as_ref().map(|_| super::connector::Protocol::Http1).ok());
+        let (mut sender, driver) =
+            settings::client_http1().handshake(opened?).await.map_err(ForwardError::reset)?;
+        let open = self.metrics().open(W::NAME);
+        tokio::spawn(async move {
+            let _ = driver.with_upgrades().await; // whoever waits for an answer on it is told by hyper
+            drop(open);
+        });
+        let request = head.switching_to(protocol).into_http1(body, &self.host());
+        sender.send_request(request).await.map_err(ForwardError::reset)
+    }
+}
+
+/// Passes bytes both ways until both sides have ended; a side that only stops sending leaves the other open.
+///
+/// # Cancel safety
+/// Dropping the future closes both connections.
+pub async fn tunnel(client: OnUpgrade, upstream: OnUpgrade) {
+    let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else {
+        return; // one of them went away before the change of protocol was complete
+    };
+    let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
+    // An error is a connection that broke; both are closed by the drop, which is all that can be said to either.
+    let _ = copy_bidirectional(&mut client, &mut upstream).await;
+}

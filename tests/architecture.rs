@@ -1,0 +1,140 @@
+//! Imports point one way, and what is pure stays pure.
+//!
+//! The table is the one of `src/lib.rs`: a module imports only from rows above its own, and modules of one row do not import
+//! each other. Imports are written one module a line (`use crate::api::UserInfo;`), so that this can read them.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+
+const LAYERS: &[&[&str]] = &[
+    &["clock", "document", "metrics"],
+    &["api", "drain", "playground", "request_info"],
+    &["identity"],
+    &["flowcontrol", "upstream"],
+    &["limits"],
+    &["pipeline"],
+    &["observe", "server"],
+    &["config"],
+    &["app"],
+    &["cli"],
+    &["lib", "main"],
+];
+
+/// Modules that know nothing but themselves.
+const APART: &[&str] = &["playground"];
+
+/// Files and folders that decide: no I/O, no clock, no locks, no logs.
+const PURE: &[&str] = &[
+    "api",
+    "document",
+    "identity/token_file.rs",
+    "request_info",
+    "upstream/headers.rs",
+];
+
+const IMPURE: &[&str] = &[
+    "tokio", "hyper", "tracing", "rand", "fastrand", "Instant::now", "SystemTime", "std::fs", "std::net::Tcp",
+    "std::env", "std::thread", "Mutex",
+];
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn layer(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|row| row.contains(&module))
+}
+
+fn all_sources() -> Vec<(PathBuf, String)> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    sources(&src, &mut found);
+    assert!(found.len() > 20, "the sources are not where this test looks");
+    found
+        .into_iter()
+        .map(|path| {
+            let text = fs::read_to_string(&path).unwrap();
+            (path.strip_prefix(&src).unwrap().to_owned(), text)
+        })
+        .collect()
+}
+
+/// A file's text without its tests, which may use what they like.
+fn program(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+    text[..end].lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"))
+}
+
+fn is_test(path: &Path) -> bool {
+    let name = path.file_stem().unwrap().to_string_lossy();
+    name == "tests" || name.ends_with("_tests") || path.iter().any(|part| part == "tests")
+}
+
+#[test]
+fn imports_point_down() {
+    let mut faults = Vec::new();
+    for (path, text) in all_sources() {
+        let module = path.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_owned();
+        let Some(own) = layer(&module) else {
+            faults.push(format!("{}: {module} has no layer", path.display()));
+            continue;
+        };
+        for (n, line) in text.lines().enumerate() {
+            if line.trim_start().starts_with("//") {
+                continue;
+            }
+            for (_, rest) in line.match_indices("crate::").map(|(at, m)| (at, &line[at + m.len()..])) {
+                let target: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                if target.is_empty() || rest.starts_with('{') {
+                    faults.push(format!("{}:{}: write one module a line", path.display(), n + 1));
+                } else if target != module && (layer(&target).is_none_or(|at| at >= own) || APART.contains(&module.as_str())) {
+                    faults.push(format!("{}:{}: {module} must not import {target}", path.display(), n + 1));
+                }
+            }
+        }
+    }
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn what_decides_is_pure() {
+    let mut faults = Vec::new();
+    let mut seen = vec![false; PURE.len()];
+    for (path, text) in all_sources() {
+        let Some(at) = PURE.iter().position(|pure| path.starts_with(pure)) else {
+            continue;
+        };
+        seen[at] = true;
+        if is_test(&path) {
+            continue;
+        }
+        for (n, line) in program(&text) {
+            for word in IMPURE.iter().filter(|word| line.contains(**word)) {
+                faults.push(format!("{}:{}: {word}", path.display(), n + 1));
+            }
+        }
+    }
+    for (pure, _) in PURE.iter().zip(seen).filter(|(_, seen)| !seen) {
+        faults.push(format!("{pure} is not there"));
+    }
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn files_stay_within_their_budget() {
+    const MOST_LINES: usize = 600;
+    let long: Vec<_> = all_sources()
+        .into_iter()
+        .map(|(path, text)| (path, text.lines().count()))
+        .filter(|(_, lines)| *lines > MOST_LINES)
+        .collect();
+    assert!(long.is_empty(), "split these by step: {long:?}");
+}

@@ -1,0 +1,35 @@
+//! The objects that kube-apiserver makes for itself.
+
+use serde_json::json;
+use weir::api::flowcontrol;
+use weir::document;
+use weir::document::Faults;
+use weir::document::Strictness;
+use weir::flowcontrol::bootstrap;
+use weir::flowcontrol::bootstrap::Class;
+
+use crate::support;
+
+#[test]
+fn the_built_in_objects_are_those_of_kubernetes() {
+    let mut left: Vec<_> = [Class::Mandatory, Class::Suggested]
+        .iter()
+        .flat_map(|class| bootstrap::objects(*class).iter().map(move |object| (*class, object)))
+        .collect();
+    for case in support::cases("bootstrap_objects") {
+        let class = if case["input"]["class"] == json!("mandatory") {
+            Class::Mandatory
+        } else {
+            Class::Suggested
+        };
+        let mut faults = Faults::default();
+        let documents = document::parse_all("case", &case["expected"].to_string(), &mut faults);
+        let expected = flowcontrol::decode(&documents[0], Strictness::Strict, &mut faults);
+        assert_eq!(faults.to_string(), "", "{}", case["name"]);
+        let same = |(c, object): &(Class, &_)| *c == class && **object == expected[0].object;
+        let at = left.iter().position(same);
+        let at = at.unwrap_or_else(|| panic!("{} is not built in as expected", case["input"]));
+        left.remove(at);
+    }
+    assert!(left.is_empty(), "built in, but not by Kubernetes: {left:?}");
+}

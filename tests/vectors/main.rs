@@ -1,0 +1,5 @@
+//! Golden cases made by running Kubernetes' own packages (1.36.2): each file `NAME.json` (or `NAME.json.gz`)
+//! beside this one is read whole, and every case in it must come out the same here.
+
+mod request_info;
+mod support;

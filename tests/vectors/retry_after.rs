@@ -1,0 +1,39 @@
+//! `retry_after`: the header's value for each of a sequence of drops.
+
+use std::collections::HashMap;
+
+use weir::flowcontrol::retry_after::DroppedRequests;
+
+use crate::support;
+
+const NANOSECONDS: i64 = 1_000_000_000;
+
+#[test]
+fn every_dropped_request_is_told_to_come_back_when_upstream_would() {
+    for case in support::cases("retry_after") {
+        let mut levels: HashMap<&str, DroppedRequests> = HashMap::new();
+        let told: Vec<i64> = case["input"]["drops"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|drop| {
+                let second = drop[0].as_i64().unwrap().div_euclid(NANOSECONDS);
+                levels
+                    .entry(drop[1].as_str().unwrap())
+                    .or_default()
+                    .record(second)
+            })
+            .collect();
+        let expected = &case["expected"];
+        assert_eq!(
+            serde_json::json!(told),
+            expected["retry_after_s"],
+            "{}",
+            case["name"]
+        );
+        assert_eq!(
+            DroppedRequests::default().retry_after(),
+            expected["unknown_level"]
+        );
+    }
+}

@@ -1,0 +1,59 @@
+//! `shuffle_shard`: hashes of flows and the hands they are dealt. `shuffle_shard_validation`: which hands can be dealt.
+
+use serde_json::Value;
+use weir::flowcontrol::shuffle_sharding::Dealer;
+use weir::flowcontrol::shuffle_sharding::flow_hash;
+use weir::flowcontrol::shuffle_sharding::required_entropy_bits;
+
+use crate::support;
+
+#[test]
+fn every_flow_is_dealt_the_hand_it_is_dealt_upstream() {
+    for case in support::cases("shuffle_shard") {
+        let Value::Object(input) = &case["input"] else {
+            panic!("no input: {case}")
+        };
+        let hash = match input.get("hash") {
+            Some(hash) => hash.as_str().unwrap().parse().unwrap(),
+            None => flow_hash(
+                input["flow_schema"].as_str().unwrap(),
+                input["distinguisher"].as_str().unwrap(),
+            ),
+        };
+        assert_eq!(hash.to_string(), case["expected"]["hash"], "{input:?}");
+        for (sizes, hand) in case["expected"]["hands"].as_object().unwrap() {
+            let (deck_size, hand_size) = sizes.split_once('/').unwrap();
+            let dealer =
+                Dealer::new(deck_size.parse().unwrap(), hand_size.parse().unwrap()).unwrap();
+            assert_eq!(
+                serde_json::json!(dealer.deal(hash).cards()),
+                *hand,
+                "{sizes} of {input:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_same_dealers_can_be_made_as_upstream() {
+    for case in support::cases("shuffle_shard_validation") {
+        let size = |name: &str| i32::try_from(case["input"][name].as_i64().unwrap()).unwrap();
+        let (deck_size, hand_size) = (size("deck_size"), size("hand_size"));
+        let expected = &case["expected"];
+        let made = Dealer::new(deck_size, hand_size);
+        assert_eq!(
+            made.is_ok(),
+            expected["dealer_ok"].as_bool().unwrap(),
+            "{case}"
+        );
+        if let Err(error) = made {
+            assert_eq!(error.to_string(), expected["dealer_error"], "{case}");
+        }
+        if let Some(bits) = expected.get("required_entropy_bits") {
+            assert_eq!(
+                serde_json::json!(required_entropy_bits(deck_size, hand_size)),
+                *bits
+            );
+        }
+    }
+}
