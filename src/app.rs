@@ -88,7 +88,10 @@ pub struct StartError {
 
 impl StartError {
     fn new(what: impl Into<String>, why: impl fmt::Display) -> Self {
-        Self { what: what.into(), why: why.to_string() }
+        Self {
+            what: what.into(),
+            why: why.to_string(),
+        }
     }
 }
 
@@ -106,7 +109,17 @@ impl App {
     /// # Errors
     /// What could not be had, and why.
     pub fn bind(config: Config) -> Result<Self, StartError> {
-        let Config { serving, identity, limits, request_timeout, upstream, shutdown, admin, workers, provider } = config;
+        let Config {
+            serving,
+            identity,
+            limits,
+            request_timeout,
+            upstream,
+            shutdown,
+            admin,
+            workers,
+            provider,
+        } = config;
         let registry = Registry::new();
         let drain = Drain::new();
 
@@ -139,7 +152,9 @@ impl App {
         let admin_listeners = bind_admin(admin, &readiness, &registry)?;
         let addresses = Addresses {
             clients: local(&bound)?,
-            admin: admin_listeners.first().map_or(Ok(admin.address), |(listener, _)| local(listener))?,
+            admin: admin_listeners
+                .first()
+                .map_or(Ok(admin.address), |(listener, _)| local(listener))?,
         };
 
         let acceptor = TlsAcceptor::from(Arc::new(tls));
@@ -176,7 +191,15 @@ impl App {
             drain: Arc::clone(&drain),
             metrics: server_metrics,
         };
-        Ok(Self { acceptor, admin: admin_listeners, limiter, drain, shutdown, request_timeout, addresses })
+        Ok(Self {
+            acceptor,
+            admin: admin_listeners,
+            limiter,
+            drain,
+            shutdown,
+            request_timeout,
+            addresses,
+        })
     }
 
     /// Where it can be reached.
@@ -186,8 +209,20 @@ impl App {
     }
 
     /// Serves until `stop` comes, then goes away in order, or at once if `at_once` comes.
-    pub async fn run(self, stop: impl Future<Output = ()>, at_once: impl Future<Output = ()>) -> Ended {
-        let Self { acceptor, admin, limiter, drain, shutdown, request_timeout, addresses: _ } = self;
+    pub async fn run(
+        self,
+        stop: impl Future<Output = ()>,
+        at_once: impl Future<Output = ()>,
+    ) -> Ended {
+        let Self {
+            acceptor,
+            admin,
+            limiter,
+            drain,
+            shutdown,
+            request_timeout,
+            addresses: _,
+        } = self;
         for (listener, admin) in admin {
             tokio::spawn(admin.run(listener));
         }
@@ -201,7 +236,8 @@ impl App {
         };
         drain.enter(Stage::Closing); // when it is cut short, the listener ends here
         if let Ok(workers) = accepting.await {
-            let stopping = tokio::task::spawn_blocking(|| workers.into_iter().for_each(Worker::stop));
+            let stopping =
+                tokio::task::spawn_blocking(|| workers.into_iter().for_each(Worker::stop));
             let _ = timeout(CLOSE_WITHIN, stopping).await;
         }
         ended
@@ -218,18 +254,31 @@ struct Shared {
 
 async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) {
     let Shutdown { delay, watch_grace } = shutdown;
-    info!(delay_seconds = delay.as_secs_f64(), "told to go: /readyz fails from now on");
+    info!(
+        delay_seconds = delay.as_secs_f64(),
+        "told to go: /readyz fails from now on"
+    );
     drain.enter(Stage::NotReady);
     tokio::time::sleep(delay).await;
-    info!(connections = drain.open_connections(), "no new connections; requests under way finish");
+    info!(
+        connections = drain.open_connections(),
+        "no new connections; requests under way finish"
+    );
     drain.enter(Stage::Closing);
     // No request outlives its time, so this wait ends; the time is for those that came last.
     let _ = timeout(request_timeout, drain.requests_done()).await;
-    info!(watches = drain.open_watches(), grace_seconds = watch_grace.as_secs_f64(), "watches end");
+    info!(
+        watches = drain.open_watches(),
+        grace_seconds = watch_grace.as_secs_f64(),
+        "watches end"
+    );
     drain.end_watches(watch_grace);
     let _ = timeout(watch_grace + CLOSE_WITHIN, drain.watches_done()).await;
     let _ = timeout(CLOSE_WITHIN, drain.connections_done()).await;
-    info!(connections = drain.open_connections(), "gone; what is still open is cut off");
+    info!(
+        connections = drain.open_connections(),
+        "gone; what is still open is cut off"
+    );
 }
 
 async fn publish_peaks(limiter: Arc<MaxInFlight>) {
@@ -253,11 +302,19 @@ fn bind_admin(
                 .and_then(TcpListener::from_std)
                 .map_err(|why| StartError::new(format!("cannot listen on {address}"), why))?;
             let metrics = metrics.then(|| registry.clone());
-            Ok((listener, Arc::new(Admin { readiness: Arc::clone(readiness), metrics })))
+            Ok((
+                listener,
+                Arc::new(Admin {
+                    readiness: Arc::clone(readiness),
+                    metrics,
+                }),
+            ))
         })
         .collect()
 }
 
 fn local(listener: &TcpListener) -> Result<SocketAddr, StartError> {
-    listener.local_addr().map_err(|why| StartError::new("a listener without an address", why))
+    listener
+        .local_addr()
+        .map_err(|why| StartError::new("a listener without an address", why))
 }

@@ -183,7 +183,10 @@ pub struct UnderWay {
 impl UnderWay {
     fn enter(drain: &Arc<Drain>, of: fn(&Drain) -> &Counted) -> Self {
         of(drain).count.fetch_add(1, Ordering::AcqRel);
-        Self { drain: Arc::clone(drain), of }
+        Self {
+            drain: Arc::clone(drain),
+            of,
+        }
     }
 }
 
@@ -212,7 +215,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn watches_end_within_the_grace_period_and_few_of_them_sooner() {
         let drain = Drain::new();
-        let open: Vec<_> = (0..400).map(|_| (drain.watch(), drain.watch_end())).collect();
+        let open: Vec<_> = (0..400)
+            .map(|_| (drain.watch(), drain.watch_end()))
+            .collect();
         let began = tokio::time::Instant::now();
         drain.end_watches(Duration::from_secs(60));
         let ends = open.into_iter().map(|(under_way, end)| async move {
@@ -223,7 +228,11 @@ mod tests {
         drain.watches_done().await;
         ended.await.unwrap();
         // 400 watches at 200 a second
-        assert!(began.elapsed() <= Duration::from_secs(2), "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() <= Duration::from_secs(2),
+            "{:?}",
+            began.elapsed()
+        );
     }
 
     #[tokio::test]

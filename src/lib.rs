@@ -43,13 +43,13 @@
 )]
 
 // The way of a request
-pub mod server;
-pub mod pipeline;
-pub mod request_info;
 pub mod identity;
 pub mod limits;
-pub mod upstream;
 pub mod observe;
+pub mod pipeline;
+pub mod request_info;
+pub mod server;
+pub mod upstream;
 
 // What they share
 pub mod api;
@@ -57,6 +57,10 @@ pub mod clock;
 pub mod document;
 pub mod drain;
 pub mod metrics;
+
+// A room of its own
+#[cfg(feature = "playground")]
+pub mod playground;
 
 // The edges
 pub mod app;

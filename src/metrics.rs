@@ -71,7 +71,10 @@ impl Registry {
         text
     }
 
-    #[expect(clippy::expect_used, reason = "names and labels are constants of this program; a test renders them all")]
+    #[expect(
+        clippy::expect_used,
+        reason = "names and labels are constants of this program; a test renders them all"
+    )]
     fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
         let collector = made.expect("a metric's name and labels are well-formed");
         self.0

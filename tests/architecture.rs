@@ -34,8 +34,18 @@ const PURE: &[&str] = &[
 ];
 
 const IMPURE: &[&str] = &[
-    "tokio", "hyper", "tracing", "rand", "fastrand", "Instant::now", "SystemTime", "std::fs", "std::net::Tcp",
-    "std::env", "std::thread", "Mutex",
+    "tokio",
+    "hyper",
+    "tracing",
+    "rand",
+    "fastrand",
+    "Instant::now",
+    "SystemTime",
+    "std::fs",
+    "std::net::Tcp",
+    "std::env",
+    "std::thread",
+    "Mutex",
 ];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -57,7 +67,10 @@ fn all_sources() -> Vec<(PathBuf, String)> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     sources(&src, &mut found);
-    assert!(found.len() > 20, "the sources are not where this test looks");
+    assert!(
+        found.len() > 20,
+        "the sources are not where this test looks"
+    );
     found
         .into_iter()
         .map(|path| {
@@ -70,7 +83,10 @@ fn all_sources() -> Vec<(PathBuf, String)> {
 /// A file's text without its tests, which may use what they like.
 fn program(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
-    text[..end].lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"))
+    text[..end]
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim_start().starts_with("//"))
 }
 
 fn is_test(path: &Path) -> bool {
@@ -82,7 +98,13 @@ fn is_test(path: &Path) -> bool {
 fn imports_point_down() {
     let mut faults = Vec::new();
     for (path, text) in all_sources() {
-        let module = path.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_owned();
+        let module = path
+            .iter()
+            .next()
+            .unwrap()
+            .to_string_lossy()
+            .trim_end_matches(".rs")
+            .to_owned();
         let Some(own) = layer(&module) else {
             faults.push(format!("{}: {module} has no layer", path.display()));
             continue;
@@ -91,12 +113,29 @@ fn imports_point_down() {
             if line.trim_start().starts_with("//") {
                 continue;
             }
-            for (_, rest) in line.match_indices("crate::").map(|(at, m)| (at, &line[at + m.len()..])) {
-                let target: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            for (_, rest) in line
+                .match_indices("crate::")
+                .map(|(at, m)| (at, &line[at + m.len()..]))
+            {
+                let target: String = rest
+                    .chars()
+                    .take_while(|c| c.is_alphanumeric() || *c == '_')
+                    .collect();
                 if target.is_empty() || rest.starts_with('{') {
-                    faults.push(format!("{}:{}: write one module a line", path.display(), n + 1));
-                } else if target != module && (layer(&target).is_none_or(|at| at >= own) || APART.contains(&module.as_str())) {
-                    faults.push(format!("{}:{}: {module} must not import {target}", path.display(), n + 1));
+                    faults.push(format!(
+                        "{}:{}: write one module a line",
+                        path.display(),
+                        n + 1
+                    ));
+                } else if target != module
+                    && (layer(&target).is_none_or(|at| at >= own)
+                        || APART.contains(&module.as_str()))
+                {
+                    faults.push(format!(
+                        "{}:{}: {module} must not import {target}",
+                        path.display(),
+                        n + 1
+                    ));
                 }
             }
         }

@@ -206,10 +206,14 @@ mod tests {
     #[test]
     fn protobuf_carries_the_magic_the_type_and_the_same_fields() {
         let bytes = full().to_protobuf();
-        let unknown = protobuf::Unknown::decode(bytes.strip_prefix(PROTOBUF_MAGIC).unwrap()).unwrap();
+        let unknown =
+            protobuf::Unknown::decode(bytes.strip_prefix(PROTOBUF_MAGIC).unwrap()).unwrap();
         assert_eq!(unknown.type_meta.unwrap().kind, "Status");
         let status = protobuf::Status::decode(unknown.raw.as_slice()).unwrap();
-        assert_eq!((status.code, status.reason.as_str()), (429, "TooManyRequests"));
+        assert_eq!(
+            (status.code, status.reason.as_str()),
+            (429, "TooManyRequests")
+        );
         let details = status.details.unwrap();
         assert_eq!(details.retry_after_seconds, 1);
         assert_eq!(details.causes[0].reason, "weir/max-requests-inflight");

@@ -18,16 +18,30 @@ use crate::document::Node;
 use crate::document::Place;
 
 /// The flags that the file's entries stand for, without those that `typed` has already.
-pub fn flags(file: &str, text: &str, command: &Command, typed: &ArgMatches, faults: &mut Faults) -> Vec<OsString> {
+pub(super) fn flags(
+    file: &str,
+    text: &str,
+    command: &Command,
+    typed: &ArgMatches,
+    faults: &mut Faults,
+) -> Vec<OsString> {
     let documents = document::parse_all(file, text, faults);
     let mut flags = Vec::new();
     for (n, document) in documents.iter().enumerate() {
         if n > 0 {
-            faults.error(&document.place, "", "one document is expected, this is another");
+            faults.error(
+                &document.place,
+                "",
+                "one document is expected, this is another",
+            );
             continue;
         }
         let Content::Mapping(entries) = &document.content else {
-            faults.error(&document.place, "", "settings are expected here, such as securePort: 6443");
+            faults.error(
+                &document.place,
+                "",
+                "settings are expected here, such as securePort: 6443",
+            );
             continue;
         };
         let mut seen: Vec<(String, &Place)> = Vec::new();
@@ -35,7 +49,11 @@ pub fn flags(file: &str, text: &str, command: &Command, typed: &ArgMatches, faul
             let key = entry.name.as_str();
             let name = flag_name(key);
             if let Some((_, first)) = seen.iter().find(|(seen, _)| *seen == name) {
-                faults.error(&entry.place, key, format!("this setting stands in line {} already", first.line));
+                faults.error(
+                    &entry.place,
+                    key,
+                    format!("this setting stands in line {} already", first.line),
+                );
                 continue;
             }
             seen.push((name.clone(), &entry.place));
@@ -72,8 +90,12 @@ fn flag(
     typed: &ArgMatches,
     faults: &mut Faults,
 ) -> Vec<OsString> {
-    let argument = command.get_arguments().find(|a| a.get_long() == Some(name) && name != "config");
-    let Some(argument) = argument.filter(|a| matches!(a.get_action(), ArgAction::Set | ArgAction::Append)) else {
+    let argument = command
+        .get_arguments()
+        .find(|a| a.get_long() == Some(name) && name != "config");
+    let Some(argument) =
+        argument.filter(|a| matches!(a.get_action(), ArgAction::Set | ArgAction::Append))
+    else {
         let near = nearest(name, command);
         let hint = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
         faults.error(&value.place, key, format!("unknown setting{hint}"));
@@ -84,23 +106,35 @@ fn flag(
     }
     let texts: Option<Vec<String>> = match &value.content {
         Content::Scalar(scalar) => Some(vec![scalar.text.clone()]),
-        Content::Sequence(items) if matches!(argument.get_action(), ArgAction::Append) => {
-            items.iter().map(|item| item.as_str().map(str::to_owned)).collect()
-        }
+        Content::Sequence(items) if matches!(argument.get_action(), ArgAction::Append) => items
+            .iter()
+            .map(|item| item.as_str().map(str::to_owned))
+            .collect(),
         Content::Sequence(_) | Content::Mapping(_) => None,
     };
     let Some(texts) = texts else {
-        faults.error(&value.place, key, format!("a single value is expected, got {}", value.describe()));
+        faults.error(
+            &value.place,
+            key,
+            format!("a single value is expected, got {}", value.describe()),
+        );
         return Vec::new();
     };
-    let flags: Vec<OsString> = texts.iter().map(|text| format!("--{name}={text}").into()).collect();
+    let flags: Vec<OsString> = texts
+        .iter()
+        .map(|text| format!("--{name}={text}").into())
+        .collect();
     // Alone, so that what is wrong with it is told with its place.
     let alone = Arg::new("setting")
         .long(name.to_owned())
         .action(argument.get_action().clone())
         .value_parser(argument.get_value_parser().clone())
         .value_delimiter(argument.get_value_delimiter());
-    if let Err(fault) = Command::new("weir").no_binary_name(true).arg(alone).try_get_matches_from(&flags) {
+    if let Err(fault) = Command::new("weir")
+        .no_binary_name(true)
+        .arg(alone)
+        .try_get_matches_from(&flags)
+    {
         faults.error(&value.place, key, reason(&fault));
         return Vec::new();
     }
@@ -119,9 +153,15 @@ fn reason(fault: &clap::Error) -> String {
 
 /// The setting whose name looks most like `name`, if one looks like it at all.
 fn nearest(name: &str, command: &Command) -> Option<String> {
-    let flags = command.get_arguments().filter_map(Arg::get_long).filter(|flag| *flag != "config");
-    let near = flags.map(|flag| (strsim::jaro_winkler(name, flag), flag)).max_by(|a, b| a.0.total_cmp(&b.0));
-    near.filter(|(likeness, _)| *likeness > 0.8).map(|(_, flag)| flag.to_owned())
+    let flags = command
+        .get_arguments()
+        .filter_map(Arg::get_long)
+        .filter(|flag| *flag != "config");
+    let near = flags
+        .map(|flag| (strsim::jaro_winkler(name, flag), flag))
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    near.filter(|(likeness, _)| *likeness > 0.8)
+        .map(|(_, flag)| flag.to_owned())
 }
 
 #[cfg(test)]
@@ -135,7 +175,10 @@ mod tests {
         let command = Cli::command();
         let line = ["weir", "serve"].iter().chain(typed);
         let matches = command.clone().try_get_matches_from(line).unwrap();
-        let (serve, typed) = (command.find_subcommand("serve").unwrap(), matches.subcommand().unwrap().1);
+        let (serve, typed) = (
+            command.find_subcommand("serve").unwrap(),
+            matches.subcommand().unwrap().1,
+        );
         let mut faults = Faults::default();
         let flags = flags("weir.yaml", text, serve, typed, &mut faults);
         (flags, faults.to_string())
@@ -148,7 +191,10 @@ mod tests {
             ("max-requests-inflight", "max-requests-inflight"),
             ("clientCaFile", "client-ca-file"),
             ("clientCAFile", "client-ca-file"),
-            ("http2MaxStreamsPerConnection", "http2-max-streams-per-connection"),
+            (
+                "http2MaxStreamsPerConnection",
+                "http2-max-streams-per-connection",
+            ),
             ("tlsCertFile", "tls-cert-file"),
         ] {
             assert_eq!(flag_name(key), name);
@@ -159,14 +205,23 @@ mod tests {
     fn a_flag_on_the_command_line_wins() {
         let text = "maxRequestsInflight: 7\nrequestTimeout: 30s\n";
         let (flags, faults) = read(text, &["--max-requests-inflight=9"]);
-        assert_eq!((flags, faults.as_str()), (vec!["--request-timeout=30s".into()], ""));
+        assert_eq!(
+            (flags, faults.as_str()),
+            (vec!["--request-timeout=30s".into()], "")
+        );
     }
 
     #[test]
     fn lists_are_repeated_flags() {
         let (flags, faults) = read("trustedProxies: [10.0.0.0/8, 192.168.0.0/16]\n", &[]);
         assert_eq!(faults, "");
-        assert_eq!(flags, ["--trusted-proxies=10.0.0.0/8", "--trusted-proxies=192.168.0.0/16"]);
+        assert_eq!(
+            flags,
+            [
+                "--trusted-proxies=10.0.0.0/8",
+                "--trusted-proxies=192.168.0.0/16"
+            ]
+        );
     }
 
     #[test]
@@ -175,10 +230,22 @@ mod tests {
         let (_, faults) = read(text, &[]);
         let lines: Vec<_> = faults.lines().collect();
         assert_eq!(lines.len(), 4, "{faults}");
-        assert_eq!(lines[0], "weir.yaml:1:21: maxRequestInflight: unknown setting; did you mean max-requests-inflight?");
-        assert!(lines[1].starts_with("weir.yaml:2:17: requestTimeout: invalid value '30'"), "{faults}");
+        assert_eq!(
+            lines[0],
+            "weir.yaml:1:21: maxRequestInflight: unknown setting; did you mean max-requests-inflight?"
+        );
+        assert!(
+            lines[1].starts_with("weir.yaml:2:17: requestTimeout: invalid value '30'"),
+            "{faults}"
+        );
         assert!(lines[1].contains("missing unit"), "{faults}");
-        assert_eq!(lines[2], "weir.yaml:4:1: secure-port: this setting stands in line 3 already");
-        assert!(lines[3].starts_with("weir.yaml:5:14: bindAddress: a single value is expected"), "{faults}");
+        assert_eq!(
+            lines[2],
+            "weir.yaml:4:1: secure-port: this setting stands in line 3 already"
+        );
+        assert!(
+            lines[3].starts_with("weir.yaml:5:14: bindAddress: a single value is expected"),
+            "{faults}"
+        );
     }
 }

@@ -31,6 +31,9 @@ pub struct Cli {
 pub enum Command {
     /// Stand in front of an API server.
     Serve(Box<ServeArgs>),
+    /// Stand in front of a small API server in memory, with certificates and a kubeconfig made on the spot.
+    #[cfg(feature = "playground")]
+    Playground(Box<crate::cli::playground::PlaygroundArgs>),
 }
 
 /// `weir serve`.
@@ -94,9 +97,9 @@ pub struct ProxyArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Serving")]
 pub struct ServingArgs {
-    /// Address to listen on.
-    #[arg(long, value_name = "IP", default_value = "0.0.0.0")]
-    pub bind_address: IpAddr,
+    /// Address to listen on: 0.0.0.0 by default, for the playground 127.0.0.1.
+    #[arg(long, value_name = "IP")]
+    pub bind_address: Option<IpAddr>,
     /// Port to listen on; 0 takes any free one.
     #[arg(long, value_name = "PORT", default_value_t = 6443)]
     pub secure_port: u16,
@@ -147,16 +150,36 @@ pub struct IdentityArgs {
     pub trusted_proxies: Vec<IpNet>,
     /// The header by which the API server takes a user's name from a front proxy: the first is written, all are removed
     /// from clients.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "X-Remote-User")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "X-Remote-User"
+    )]
     pub requestheader_username_headers: Vec<HeaderName>,
     /// Likewise for the uid.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "X-Remote-Uid")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "X-Remote-Uid"
+    )]
     pub requestheader_uid_headers: Vec<HeaderName>,
     /// Likewise for the groups.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "X-Remote-Group")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "X-Remote-Group"
+    )]
     pub requestheader_group_headers: Vec<HeaderName>,
     /// Likewise for everything else; the beginning of the headers' names.
-    #[arg(long, value_name = "PREFIX", value_delimiter = ',', default_value = "X-Remote-Extra-")]
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        value_delimiter = ',',
+        default_value = "X-Remote-Extra-"
+    )]
     pub requestheader_extra_headers_prefix: Vec<HeaderName>,
 }
 
@@ -238,8 +261,11 @@ pub enum LoggingFormat {
 
 /// A duration as Go writes it: `1m30s`, `500ms`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let nanos = go_duration::parse(text.as_bytes()).map_err(|why| format!("{why}; give it as 30s, 1m30s or 500ms"))?;
-    u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| "it must not be negative".to_owned())
+    let nanos = go_duration::parse(text.as_bytes())
+        .map_err(|why| format!("{why}; give it as 30s, 1m30s or 500ms"))?;
+    u64::try_from(nanos)
+        .map(Duration::from_nanos)
+        .map_err(|_| "it must not be negative".to_owned())
 }
 
 fn goaway_chance(text: &str) -> Result<f64, String> {

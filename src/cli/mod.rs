@@ -3,6 +3,8 @@
 mod config_file;
 pub mod flags;
 mod logging;
+#[cfg(feature = "playground")]
+pub mod playground;
 mod serve;
 mod settings;
 
@@ -29,13 +31,18 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     match parsed.command {
         Command::Serve(args) => serve::run(*args),
+        #[cfg(feature = "playground")]
+        Command::Playground(args) => playground::run(*args),
     }
 }
 
 /// Parses the command line and the `--config` file that it names, if it names one.
 fn parse(typed: Vec<OsString>) -> Result<Cli, ExitCode> {
     let command = Cli::command();
-    let matches = command.clone().try_get_matches_from(&typed).map_err(report)?;
+    let matches = command
+        .clone()
+        .try_get_matches_from(&typed)
+        .map_err(report)?;
     let Some((name, chosen)) = matches.subcommand() else {
         return Err(ExitCode::from(USAGE));
     };
@@ -44,7 +51,8 @@ fn parse(typed: Vec<OsString>) -> Result<Cli, ExitCode> {
         return Cli::from_arg_matches(&matches).map_err(report);
     };
     let shown = file.display().to_string();
-    let text = fs::read_to_string(file).map_err(|why| misuse(&format!("--config: cannot read {shown}: {why}")))?;
+    let text = fs::read_to_string(file)
+        .map_err(|why| misuse(&format!("--config: cannot read {shown}: {why}")))?;
     let mut faults = document::Faults::default();
     let flags = config_file::flags(&shown, &text, subcommand, chosen, &mut faults);
     for warning in faults.warnings() {

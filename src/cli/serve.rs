@@ -17,7 +17,7 @@ use crate::cli::misuse;
 use crate::cli::settings;
 
 /// Runs the command.
-pub fn run(args: ServeArgs) -> ExitCode {
+pub(super) fn run(args: ServeArgs) -> ExitCode {
     if let Err(why) = logging::begin(&args.proxy.operation) {
         return misuse(&why);
     }
@@ -28,9 +28,14 @@ pub fn run(args: ServeArgs) -> ExitCode {
         Err(faults) => return misuse(&faults.to_string()),
     };
     if !verifies {
-        warn!("bearer tokens go on to the API server unverified: their requests are classified as system:anonymous");
+        warn!(
+            "bearer tokens go on to the API server unverified: their requests are classified as system:anonymous"
+        );
     }
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(why) => return failure(&why),
     };
@@ -65,7 +70,10 @@ pub(super) fn stop_again() -> impl Future<Output = ()> {
 
 /// Counts from when it is called, not from when it is first polled: no signal is missed.
 fn signals(count: usize) -> impl Future<Output = ()> {
-    let both = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    let both = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    );
     async move {
         let (Ok(mut terminate), Ok(mut interrupt)) = both else {
             warn!("signals cannot be watched: only SIGKILL ends this process");

@@ -2,6 +2,8 @@
 //! flag's name.
 
 use std::fs;
+use std::net::IpAddr;
+use std::net::Ipv4Addr;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,9 +37,12 @@ use crate::upstream::headers::IdentityHeaders;
 /// File descriptors that are not clients' connections: listeners, connections to the upstream, logs.
 const SPARE_DESCRIPTORS: u64 = 256;
 
+/// kube-apiserver's default.
+const EVERYWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
 /// What is wrong with the flags, one line each.
 #[derive(Debug, Default)]
-pub struct Faults(Vec<String>);
+pub(super) struct Faults(Vec<String>);
 
 impl Faults {
     fn add(&mut self, flag: &str, what: impl std::fmt::Display) {
@@ -60,26 +65,44 @@ impl std::fmt::Display for Faults {
 ///
 /// # Errors
 /// All that is wrong with them.
-pub fn resolve(args: ServeArgs) -> Result<Config, Faults> {
+pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let ServeArgs { upstream, proxy } = args;
-    let ProxyArgs { config: _, serving, identity, limits, operation } = proxy;
+    let ProxyArgs {
+        config: _,
+        serving,
+        identity,
+        limits,
+        operation,
+    } = proxy;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut faults = Faults::default();
     if limits.enable_priority_and_fairness {
-        faults.add("enable-priority-and-fairness", "API Priority and Fairness is not there yet: only false works");
+        faults.add(
+            "enable-priority-and-fairness",
+            "API Priority and Fairness is not there yet: only false works",
+        );
     }
-    let client_ca = identity.client_ca_file.as_ref().map(|file| faults.roots("client-ca-file", file));
+    let client_ca = identity
+        .client_ca_file
+        .as_ref()
+        .map(|file| faults.roots("client-ca-file", file));
     let tokens = faults.tokens(identity.token_auth_file.as_deref());
     let headers = identity_headers(&identity);
     let trusted_proxies = identity.trusted_proxies;
     let serving = faults.serving(serving, client_ca.clone().flatten(), trusted_proxies);
     let upstream = faults.upstream(upstream, &limits, &provider);
-    let (Some(serving), Some(tokens), Some(upstream), true) = (serving, tokens, upstream, faults.0.is_empty()) else {
+    let (Some(serving), Some(tokens), Some(upstream), true) =
+        (serving, tokens, upstream, faults.0.is_empty())
+    else {
         return Err(faults);
     };
     Ok(Config {
         serving,
-        identity: config::Identity { client_ca: client_ca.flatten(), tokens, headers },
+        identity: config::Identity {
+            client_ca: client_ca.flatten(),
+            tokens,
+            headers,
+        },
         limits: max_in_flight::Config {
             read_only: limits.max_requests_inflight.into(),
             mutating: limits.max_mutating_requests_inflight.into(),
@@ -123,7 +146,10 @@ fn identity_headers(identity: &IdentityArgs) -> IdentityHeaders {
 
 impl Faults {
     fn read(&mut self, flag: &str, file: &Path) -> Option<Vec<u8>> {
-        self.check(flag, fs::read(file).map_err(|why| format!("cannot read {}: {why}", file.display())))
+        self.check(
+            flag,
+            fs::read(file).map_err(|why| format!("cannot read {}: {why}", file.display())),
+        )
     }
 
     fn roots(&mut self, flag: &str, file: &Path) -> Option<RootCertStore> {
@@ -140,7 +166,10 @@ impl Faults {
             Ok(tokens) => Some(tokens),
             Err(lines) => {
                 for (line, what) in lines {
-                    self.add("token-auth-file", format!("{}:{line}: {what}", file.display()));
+                    self.add(
+                        "token-auth-file",
+                        format!("{}:{line}: {what}", file.display()),
+                    );
                 }
                 None
             }
@@ -155,15 +184,21 @@ impl Faults {
     ) -> Option<config::Serving> {
         let (certificate, key) = (&args.tls_cert_file, &args.tls_private_key_file);
         if certificate.is_none() {
-            self.add("tls-cert-file", "needed: the certificate that clients see (PEM)");
+            self.add(
+                "tls-cert-file",
+                "needed: the certificate that clients see (PEM)",
+            );
         }
         if key.is_none() {
-            self.add("tls-private-key-file", "needed: the key of --tls-cert-file (PEM)");
+            self.add(
+                "tls-private-key-file",
+                "needed: the key of --tls-cert-file (PEM)",
+            );
         }
         let chain = self.chain("tls-cert-file", certificate.as_deref()?);
         let key = self.key("tls-private-key-file", key.as_deref()?);
         Some(config::Serving {
-            address: SocketAddr::new(args.bind_address, args.secure_port),
+            address: SocketAddr::new(args.bind_address.unwrap_or(EVERYWHERE), args.secure_port),
             tls: tls::Config {
                 chain: chain?,
                 key: key?,
@@ -172,9 +207,11 @@ impl Faults {
             },
             max_streams: args.http2_max_streams_per_connection,
             goaway_chance: args.goaway_chance,
-            max_connections: args.max_connections.map_or_else(connections_allowed, |most| {
-                usize::try_from(most).unwrap_or(usize::MAX)
-            }),
+            max_connections: args
+                .max_connections
+                .map_or_else(connections_allowed, |most| {
+                    usize::try_from(most).unwrap_or(usize::MAX)
+                }),
             trusted_proxies,
         })
     }
@@ -182,8 +219,12 @@ impl Faults {
 
 /// What the open-file limit leaves for clients: each may need a descriptor of its own and one towards the upstream.
 fn connections_allowed() -> usize {
-    let descriptors = rlimit::Resource::NOFILE.get().map_or(1024, |(soft, _)| soft);
-    usize::try_from(descriptors.saturating_sub(SPARE_DESCRIPTORS) / 2).unwrap_or(usize::MAX).max(1)
+    let descriptors = rlimit::Resource::NOFILE
+        .get()
+        .map_or(1024, |(soft, _)| soft);
+    usize::try_from(descriptors.saturating_sub(SPARE_DESCRIPTORS) / 2)
+        .unwrap_or(usize::MAX)
+        .max(1)
 }
 
 impl Faults {
@@ -193,11 +234,17 @@ impl Faults {
         match chain {
             Ok(chain) if !chain.is_empty() => Some(chain),
             Ok(_) => {
-                self.add(flag, format!("{} holds no certificate (PEM)", file.display()));
+                self.add(
+                    flag,
+                    format!("{} holds no certificate (PEM)", file.display()),
+                );
                 None
             }
             Err(why) => {
-                self.add(flag, format!("{} cannot be read as PEM: {why}", file.display()));
+                self.add(
+                    flag,
+                    format!("{} cannot be read as PEM: {why}", file.display()),
+                );
                 None
             }
         }
@@ -206,7 +253,10 @@ impl Faults {
     fn key(&mut self, flag: &str, file: &Path) -> Option<PrivateKeyDer<'static>> {
         let pem = self.read(flag, file)?;
         let key = PrivateKeyDer::from_pem_slice(&pem);
-        self.check(flag, key.map_err(|why| format!("{} holds no private key (PEM): {why}", file.display())))
+        self.check(
+            flag,
+            key.map_err(|why| format!("{} holds no private key (PEM): {why}", file.display())),
+        )
     }
 
     fn upstream(
@@ -216,7 +266,10 @@ impl Faults {
         provider: &Arc<CryptoProvider>,
     ) -> Option<upstream::Config> {
         let Some(url) = &args.upstream else {
-            self.add("upstream", "needed: the API server, as https://HOST:PORT; or a --kubeconfig");
+            self.add(
+                "upstream",
+                "needed: the API server, as https://HOST:PORT; or a --kubeconfig",
+            );
             return None;
         };
         let target = self.target(url);
@@ -230,13 +283,18 @@ impl Faults {
                 .map(|b| b.with_root_certificates(roots))
         };
         let roots = roots?;
-        let plain = self.check("upstream", builder(roots.clone()))?.with_no_client_auth();
+        let plain = self
+            .check("upstream", builder(roots.clone()))?
+            .with_no_client_auth();
         let asserting = match (&args.proxy_client_cert_file, &args.proxy_client_key_file) {
             (Some(certificate), Some(key)) => {
                 let chain = self.chain("proxy-client-cert-file", certificate)?;
                 let key = self.key("proxy-client-key-file", key)?;
                 let tls = self.check("upstream", builder(roots))?;
-                Some(self.check("proxy-client-cert-file", tls.with_client_auth_cert(chain, key))?)
+                Some(self.check(
+                    "proxy-client-cert-file",
+                    tls.with_client_auth_cert(chain, key),
+                )?)
             }
             _ => None,
         };
@@ -252,12 +310,23 @@ impl Faults {
     fn target(&mut self, url: &str) -> Option<Target> {
         let uri: http::Uri = self.check("upstream", url.parse())?;
         let authority = uri.authority()?.clone();
-        let server_name = self.check("upstream", ServerName::try_from(authority.host().to_owned()))?;
-        Some(Target { authority, server_name, proxy: None })
+        let server_name = self.check(
+            "upstream",
+            ServerName::try_from(authority.host().to_owned()),
+        )?;
+        Some(Target {
+            authority,
+            server_name,
+            proxy: None,
+        })
     }
 }
 fn roots_from_pem(pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    for c in CertificateDer::pem_slice_iter(pem) { roots.add(c.map_err(|e| e.to_string())?).map_err(|e| e.to_string())?; }
+    for c in CertificateDer::pem_slice_iter(pem) {
+        roots
+            .add(c.map_err(|e| e.to_string())?)
+            .map_err(|e| e.to_string())?;
+    }
     Ok(roots)
 }

@@ -58,7 +58,12 @@ impl Node {
         field: &str,
         strictness: Strictness,
     ) -> Value<'a> {
-        Value { node: self, path: field.to_owned(), faults, strictness }
+        Value {
+            node: self,
+            path: field.to_owned(),
+            faults,
+            strictness,
+        }
     }
 }
 
@@ -78,13 +83,20 @@ impl<'a> Fields<'a> {
     pub fn value(&mut self, name: &'static str) -> Option<Value<'_>> {
         let node = self.node(name)?;
         let path = self.path(name);
-        Some(Value { node, path, faults: self.faults, strictness: self.strictness })
+        Some(Value {
+            node,
+            path,
+            faults: self.faults,
+            strictness: self.strictness,
+        })
     }
 
     /// The field as it was parsed, unless absent or null.
     pub fn node(&mut self, name: &'static str) -> Option<&'a Node> {
         self.known(&[name]);
-        find(self.entries, name).map(|entry| &entry.value).filter(|node| !node.is_null())
+        find(self.entries, name)
+            .map(|entry| &entry.value)
+            .filter(|node| !node.is_null())
     }
 
     /// A string.
@@ -208,7 +220,9 @@ impl<'a> Fields<'a> {
 
     /// Reports unknown fields and fields given twice.
     fn finish(self) {
-        let Some(severity) = self.strictness.severity() else { return };
+        let Some(severity) = self.strictness.severity() else {
+            return;
+        };
         let mut seen = HashSet::new();
         for Entry { name, place, .. } in self.entries {
             let message = if !seen.insert(name) {
@@ -219,7 +233,12 @@ impl<'a> Fields<'a> {
                 continue;
             };
             let (place, field) = (place.clone(), self.path(name));
-            self.faults.push(Fault { place, severity, field, message });
+            self.faults.push(Fault {
+                place,
+                severity,
+                field,
+                message,
+            });
         }
     }
 }
@@ -264,7 +283,9 @@ impl<'a> Value<'a> {
 
     /// A string that means something else, which `parse` finds out; its error is reported with the string that it did not understand.
     pub fn parsed<T, E: Display>(self, parse: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
-        let Some(text) = self.node.as_str() else { return self.expected("a string") };
+        let Some(text) = self.node.as_str() else {
+            return self.expected("a string");
+        };
         parse(text)
             .map_err(|e| {
                 let message = format!("{e}, got {}", self.node.describe());
@@ -294,8 +315,11 @@ impl<'a> Value<'a> {
         };
         match value.filter(|value| range.contains(value)) {
             Some(value) => Some(value),
-            None => self
-                .expected(&format!("a whole number from {} to {}", range.start(), range.end())),
+            None => self.expected(&format!(
+                "a whole number from {} to {}",
+                range.start(),
+                range.end()
+            )),
         }
     }
 
@@ -318,11 +342,23 @@ impl<'a> Value<'a> {
     pub fn object<T>(self, read: impl FnOnce(&mut Fields<'_>) -> T) -> Option<T> {
         let entries: &[Entry] = match &self.node.content {
             Content::Mapping(entries) => entries,
-            _ if self.blank() => &[],
-            _ => return self.expected("a mapping"),
+            Content::Scalar(_) if self.blank() => &[],
+            Content::Scalar(_) | Content::Sequence(_) => return self.expected("a mapping"),
         };
-        let Self { node, path, faults, strictness } = self;
-        let mut fields = Fields { node, entries, path, asked: Vec::new(), faults, strictness };
+        let Self {
+            node,
+            path,
+            faults,
+            strictness,
+        } = self;
+        let mut fields = Fields {
+            node,
+            entries,
+            path,
+            asked: Vec::new(),
+            faults,
+            strictness,
+        };
         let value = read(&mut fields);
         fields.finish();
         Some(value)
@@ -332,13 +368,23 @@ impl<'a> Value<'a> {
     pub fn list<T>(self, mut read: impl FnMut(Value<'_>) -> Option<T>) -> Option<Vec<T>> {
         let items: &[Node] = match &self.node.content {
             Content::Sequence(items) => items,
-            _ if self.blank() => &[],
-            _ => return self.expected("a list"),
+            Content::Scalar(_) if self.blank() => &[],
+            Content::Mapping(_) | Content::Scalar(_) => return self.expected("a list"),
         };
-        let Self { path, faults, strictness, .. } = self;
+        let Self {
+            path,
+            faults,
+            strictness,
+            ..
+        } = self;
         let read_one = |(n, node)| {
             let path = format!("{path}[{n}]");
-            read(Value { node, path, faults: &mut *faults, strictness })
+            read(Value {
+                node,
+                path,
+                faults: &mut *faults,
+                strictness,
+            })
         };
         Some(items.iter().enumerate().filter_map(read_one).collect())
     }
@@ -348,20 +394,40 @@ impl<'a> Value<'a> {
     pub fn map<T>(self, mut read: impl FnMut(Value<'_>) -> Option<T>) -> Option<Vec<(String, T)>> {
         let entries: &[Entry] = match &self.node.content {
             Content::Mapping(entries) => entries,
-            _ if self.blank() => &[],
-            _ => return self.expected("a mapping"),
+            Content::Scalar(_) if self.blank() => &[],
+            Content::Scalar(_) | Content::Sequence(_) => return self.expected("a mapping"),
         };
-        let Self { path, faults, strictness, .. } = self;
+        let Self {
+            path,
+            faults,
+            strictness,
+            ..
+        } = self;
         let mut seen = HashSet::new();
         let mut values = Vec::new();
-        for Entry { name, place, value: node } in entries.iter().rev() {
+        for Entry {
+            name,
+            place,
+            value: node,
+        } in entries.iter().rev()
+        {
             let path = format!("{path}[{name}]");
             if seen.insert(name) {
-                let value = Value { node, path, faults: &mut *faults, strictness };
+                let value = Value {
+                    node,
+                    path,
+                    faults: &mut *faults,
+                    strictness,
+                };
                 values.extend(read(value).map(|value| (name.clone(), value)));
             } else if let Some(severity) = strictness.severity() {
                 let message = "given twice; the last one counts".to_owned();
-                faults.push(Fault { place: place.clone(), severity, field: path, message });
+                faults.push(Fault {
+                    place: place.clone(),
+                    severity,
+                    field: path,
+                    message,
+                });
             }
         }
         values.reverse();

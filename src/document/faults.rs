@@ -63,17 +63,26 @@ impl Faults {
     fn add(&mut self, severity: Severity, place: &Place, field: &str, message: String) {
         let place = place.clone();
         let field = field.to_owned();
-        self.push(Fault { place, severity, field, message });
+        self.push(Fault {
+            place,
+            severity,
+            field,
+            message,
+        });
     }
 
     /// The faults that make the document unusable.
     pub fn errors(&self) -> impl Iterator<Item = &Fault> {
-        self.0.iter().filter(|fault| fault.severity == Severity::Error)
+        self.0
+            .iter()
+            .filter(|fault| fault.severity == Severity::Error)
     }
 
     /// The faults that do not.
     pub fn warnings(&self) -> impl Iterator<Item = &Fault> {
-        self.0.iter().filter(|fault| fault.severity == Severity::Warning)
+        self.0
+            .iter()
+            .filter(|fault| fault.severity == Severity::Warning)
     }
 
     /// Whether anything is unusable.

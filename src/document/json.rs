@@ -33,7 +33,12 @@ pub(super) struct Tokens<'t> {
 
 impl<'t> Tokens<'t> {
     pub(super) fn of(text: &'t str) -> Self {
-        Self { text, rest: text.char_indices().peekable(), line: 1, column: 1 }
+        Self {
+            text,
+            rest: text.char_indices().peekable(),
+            line: 1,
+            column: 1,
+        }
     }
 
     fn step(&mut self) -> Option<(usize, char)> {

@@ -43,3 +43,6 @@ pub use node::Scalar;
 pub use node::Style;
 pub use parse::parse_all;
 pub use resolve::Resolved;
+
+#[cfg(test)]
+mod tests;

@@ -22,7 +22,11 @@ impl Place {
     /// The file as a whole.
     #[must_use]
     pub fn whole(file: &str) -> Self {
-        Self { file: file.into(), line: 0, column: 0 }
+        Self {
+            file: file.into(),
+            line: 0,
+            column: 0,
+        }
     }
 }
 

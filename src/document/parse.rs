@@ -92,7 +92,11 @@ struct Open {
 }
 
 enum Partial {
-    Mapping { entries: Vec<Entry>, key: Option<(Key, Place)>, merged: Vec<Node> },
+    Mapping {
+        entries: Vec<Entry>,
+        key: Option<(Key, Place)>,
+        merged: Vec<Node>,
+    },
     Sequence(Vec<Node>),
 }
 
@@ -104,25 +108,41 @@ enum Key {
 
 impl Partial {
     fn mapping() -> Self {
-        Self::Mapping { entries: Vec::new(), key: None, merged: Vec::new() }
+        Self::Mapping {
+            entries: Vec::new(),
+            key: None,
+            merged: Vec::new(),
+        }
     }
 }
 
 impl Reading {
     fn read_json(&mut self, text: &str) -> Result<(), Fatal> {
         for (line, column, token) in Tokens::of(text) {
-            let place = Place { file: Arc::clone(&self.file), line, column };
+            let place = Place {
+                file: Arc::clone(&self.file),
+                line,
+                column,
+            };
             match token {
                 Token::End => self.end()?,
                 Token::Mapping => self.begin(place, NO_ANCHOR, Partial::mapping())?,
                 Token::Sequence => self.begin(place, NO_ANCHOR, Partial::Sequence(Vec::new()))?,
                 Token::Bare(text) => {
                     let resolved = resolve::json(text);
-                    let scalar = Scalar { text: text.to_owned(), style: Style::Plain, resolved };
+                    let scalar = Scalar {
+                        text: text.to_owned(),
+                        style: Style::Plain,
+                        resolved,
+                    };
                     self.finished_scalar(place, scalar, NO_ANCHOR)?;
                 }
                 Token::Text(text) => {
-                    let scalar = Scalar { text, style: Style::Quoted, resolved: Resolved::Text };
+                    let scalar = Scalar {
+                        text,
+                        style: Style::Quoted,
+                        resolved: Resolved::Text,
+                    };
                     self.finished_scalar(place, scalar, NO_ANCHOR)?;
                 }
             }
@@ -171,7 +191,9 @@ impl Reading {
         Place {
             file: Arc::clone(&self.file),
             line: u32::try_from(at.line()).unwrap_or(u32::MAX),
-            column: u32::try_from(at.col()).unwrap_or(u32::MAX).saturating_add(1),
+            column: u32::try_from(at.col())
+                .unwrap_or(u32::MAX)
+                .saturating_add(1),
         }
     }
 
@@ -181,46 +203,88 @@ impl Reading {
         scalar: Scalar,
         anchor: usize,
     ) -> Result<(), Fatal> {
-        let size = Size { depth: 1, weight: scalar.text.len().saturating_add(1) };
-        self.finished(Node { place, content: Content::Scalar(scalar) }, anchor, size)
+        let size = Size {
+            depth: 1,
+            weight: scalar.text.len().saturating_add(1),
+        };
+        self.finished(
+            Node {
+                place,
+                content: Content::Scalar(scalar),
+            },
+            anchor,
+            size,
+        )
     }
 
     fn begin(&mut self, place: Place, anchor: usize, content: Partial) -> Result<(), Fatal> {
         if self.open.len() >= MAX_DEPTH {
             return Err((place, format!("values nest deeper than {MAX_DEPTH}")));
         }
-        self.open.push(Open { place, anchor, content, size: Size { depth: 1, weight: 1 } });
+        self.open.push(Open {
+            place,
+            anchor,
+            content,
+            size: Size {
+                depth: 1,
+                weight: 1,
+            },
+        });
         Ok(())
     }
 
     fn end(&mut self) -> Result<(), Fatal> {
-        let Some(Open { place, anchor, content, size }) = self.open.pop() else { return Ok(()) };
+        let Some(Open {
+            place,
+            anchor,
+            content,
+            size,
+        }) = self.open.pop()
+        else {
+            return Ok(());
+        };
         let content = match content {
             Partial::Sequence(items) => Content::Sequence(items),
-            Partial::Mapping { entries, merged, .. } => {
-                Content::Mapping(if merged.is_empty() { entries } else { merge(entries, merged)? })
-            }
+            Partial::Mapping {
+                entries, merged, ..
+            } => Content::Mapping(if merged.is_empty() {
+                entries
+            } else {
+                merge(entries, merged)?
+            }),
         };
         self.finished(Node { place, content }, anchor, size)
     }
 
     fn finished(&mut self, node: Node, anchor: usize, size: Size) -> Result<(), Fatal> {
         if anchor != NO_ANCHOR {
-            self.anchors.insert(anchor, Anchored { node: node.clone(), size });
+            self.anchors.insert(
+                anchor,
+                Anchored {
+                    node: node.clone(),
+                    size,
+                },
+            );
         }
         self.add(node, size)
     }
 
     fn expand(&mut self, anchor: usize, place: &Place) -> Result<(Node, Size), Fatal> {
         let Some(Anchored { node, size }) = self.anchors.get(&anchor) else {
-            return Err((place.clone(), "an alias to the value that it is part of".to_owned()));
+            return Err((
+                place.clone(),
+                "an alias to the value that it is part of".to_owned(),
+            ));
         };
         self.expanded = self.expanded.saturating_add(size.weight);
         if self.expanded > MAX_EXPANSION {
             return Err((place.clone(), "the aliases expand to too much".to_owned()));
         }
         if self.open.len().saturating_add(size.depth) > MAX_DEPTH {
-            return Err((place.clone(), format!("values nest deeper than {MAX_DEPTH}")));
+            return Err((
+                place.clone(),
+                format!("values nest deeper than {MAX_DEPTH}"),
+            ));
         }
         Ok((node.clone(), *size))
     }
@@ -237,10 +301,18 @@ impl Reading {
         parent.size.weight = parent.size.weight.saturating_add(size.weight);
         match &mut parent.content {
             Partial::Sequence(items) => items.push(node),
-            Partial::Mapping { entries, key, merged } => match key.take() {
+            Partial::Mapping {
+                entries,
+                key,
+                merged,
+            } => match key.take() {
                 None => *key = Some((name(&node)?, node.place)),
                 Some((Key::Merge, _)) => merged.push(node),
-                Some((Key::Name(name), place)) => entries.push(Entry { name, place, value: node }),
+                Some((Key::Name(name), place)) => entries.push(Entry {
+                    name,
+                    place,
+                    value: node,
+                }),
             },
         }
         Ok(())
@@ -268,22 +340,35 @@ fn scalar(
         | (Some(Some("float")), Resolved::Float(_) | Resolved::Integer(_)) => plain,
         (Some(name), _) => {
             let name = name.unwrap_or("of its own");
-            return Err((place.clone(), format!("{text:?} cannot have the tag {name}")));
+            return Err((
+                place.clone(),
+                format!("{text:?} cannot have the tag {name}"),
+            ));
         }
     };
-    Ok(Scalar { text, style, resolved })
+    Ok(Scalar {
+        text,
+        style,
+        resolved,
+    })
 }
 
 /// A key as JSON would have it.
 fn name(node: &Node) -> Result<Key, Fatal> {
     let Content::Scalar(scalar) = &node.content else {
-        return Err((node.place.clone(), format!("a key must be a string, not {}", node.describe())));
+        return Err((
+            node.place.clone(),
+            format!("a key must be a string, not {}", node.describe()),
+        ));
     };
     Ok(match scalar.resolved {
         Resolved::Bool(value) => Key::Name(value.to_string()),
         Resolved::Integer(value) => Key::Name(value.to_string()),
         Resolved::Null => {
-            return Err((node.place.clone(), "a key must not be empty; quote it".to_owned()));
+            return Err((
+                node.place.clone(),
+                "a key must not be empty; quote it".to_owned(),
+            ));
         }
         Resolved::Text if scalar.text == "<<" && scalar.style == Style::Plain => Key::Merge,
         Resolved::Float(_) | Resolved::Text => Key::Name(scalar.text.clone()),
@@ -299,10 +384,16 @@ fn merge(mut entries: Vec<Entry>, merged: Vec<Node>) -> Result<Vec<Entry>, Fatal
     });
     for source in sources {
         let Content::Mapping(added) = source.content else {
-            let message = format!("<< takes a mapping or a list of them, not {}", source.describe());
+            let message = format!(
+                "<< takes a mapping or a list of them, not {}",
+                source.describe()
+            );
             return Err((source.place, message));
         };
-        let new: Vec<_> = added.into_iter().filter(|entry| !known.contains(&entry.name)).collect();
+        let new: Vec<_> = added
+            .into_iter()
+            .filter(|entry| !known.contains(&entry.name))
+            .collect();
         known.extend(new.iter().map(|entry| entry.name.clone()));
         entries.extend(new);
     }
@@ -320,9 +411,10 @@ fn core(tag: &Tag) -> Option<&str> {
 
 fn check_tag(tag: Option<&Tag>, allowed: &str, place: &Place) -> Result<(), Fatal> {
     match tag {
-        Some(tag) if core(tag).is_none_or(|name| !name.is_empty() && name != allowed) => {
-            Err((place.clone(), format!("only the tag {allowed} can stand here")))
-        }
+        Some(tag) if core(tag).is_none_or(|name| !name.is_empty() && name != allowed) => Err((
+            place.clone(),
+            format!("only the tag {allowed} can stand here"),
+        )),
         _ => Ok(()),
     }
 }

@@ -39,7 +39,11 @@ pub(super) fn yaml(text: &str) -> Resolved {
         return Resolved::Text;
     }
     // A number that begins with a point may not be broken up by underscores: go-yaml tries it as it stands.
-    let plain = if text.starts_with('.') { text.to_owned() } else { text.replace('_', "") };
+    let plain = if text.starts_with('.') {
+        text.to_owned()
+    } else {
+        text.replace('_', "")
+    };
     if let Some(value) = whole(&plain) {
         return Resolved::Integer(value);
     }
@@ -82,24 +86,29 @@ fn whole(text: &str) -> Option<i128> {
         return None; // from_str_radix would take a second sign
     }
     let value = sign * i128::from_str_radix(digits, base).ok()?;
-    (i128::from(i64::MIN)..=i128::from(u64::MAX)).contains(&value).then_some(value)
+    (i128::from(i64::MIN)..=i128::from(u64::MAX))
+        .contains(&value)
+        .then_some(value)
 }
 
 /// A decimal fraction in go-yaml's form, so that neither `inf` nor `1.2.3` is one.
 fn decimal(text: &str) -> Option<f64> {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
-    let formed = unsigned.chars().all(|c| c.is_ascii_digit() || "+-.eE".contains(c));
-    if formed && unsigned.contains(|c: char| c.is_ascii_digit()) { text.parse().ok() } else { None }
+    let formed = unsigned
+        .chars()
+        .all(|c| c.is_ascii_digit() || "+-.eE".contains(c));
+    if formed && unsigned.contains(|c: char| c.is_ascii_digit()) {
+        text.parse().ok()
+    } else {
+        None
+    }
 }
 
 /// Go writes a float64 without point where it is whole and below 1e21, and reads that back as an integer.
 fn through_json(value: f64) -> Resolved {
-    if value.fract() == 0.0 && value.abs() < 1e21 {
-        if let Ok(value) = format!("{value:.0}").parse() {
-            return Resolved::Integer(value);
-        }
-    }
-    Resolved::Float(value)
+    let whole = value.fract() == 0.0 && value.abs() < 1e21;
+    let integer = whole.then(|| format!("{value:.0}").parse().ok()).flatten();
+    integer.map_or(Resolved::Float(value), Resolved::Integer)
 }
 
 #[cfg(test)]

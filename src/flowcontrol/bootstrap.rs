@@ -41,10 +41,17 @@ mod tests {
     #[test]
     fn the_built_in_texts_are_read_whole_and_are_valid() {
         let mut faults = Faults::default();
-        let mut documents =
-            document::parse_all("suggested.yaml", include_str!("suggested.yaml"), &mut faults);
+        let mut documents = document::parse_all(
+            "suggested.yaml",
+            include_str!("suggested.yaml"),
+            &mut faults,
+        );
         let mandatory = include_str!("../api/flowcontrol/mandatory.yaml");
-        documents.extend(document::parse_all("mandatory.yaml", mandatory, &mut faults));
+        documents.extend(document::parse_all(
+            "mandatory.yaml",
+            mandatory,
+            &mut faults,
+        ));
         assert_eq!(flowcontrol::read(&documents, &mut faults).len(), 19);
         assert_eq!(faults.to_string(), "");
         assert_eq!(objects(Class::Mandatory).len(), 4);
@@ -54,12 +61,16 @@ mod tests {
     #[test]
     fn the_shares_add_up_to_those_of_kubernetes() {
         let shares = |object: &Object| match object {
-            Object::PriorityLevelConfiguration(level) => {
-                level.spec.limited.as_ref().map(|limited| limited.nominal_concurrency_shares)
-            }
+            Object::PriorityLevelConfiguration(level) => level
+                .spec
+                .limited
+                .as_ref()
+                .map(|limited| limited.nominal_concurrency_shares),
             Object::FlowSchema(_) => None,
         };
-        let all = objects(Class::Mandatory).iter().chain(objects(Class::Suggested));
+        let all = objects(Class::Mandatory)
+            .iter()
+            .chain(objects(Class::Suggested));
         assert_eq!(all.filter_map(shares).sum::<i32>(), 245);
     }
 }

@@ -78,11 +78,17 @@ impl ClientCertificates {
         Ok(Self { verifier })
     }
 
-    fn verify(&self, chain: &[CertificateDer<'static>], wall: SystemTime) -> Result<Verified, CertificateFault> {
+    fn verify(
+        &self,
+        chain: &[CertificateDer<'static>],
+        wall: SystemTime,
+    ) -> Result<Verified, CertificateFault> {
         let (own, intermediates) = chain
             .split_first()
             .ok_or_else(|| CertificateFault::Malformed("there is none".to_owned()))?;
-        let since_epoch = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let since_epoch = wall
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
         self.verifier
             .verify_client_cert(own, intermediates, UnixTime::since_unix_epoch(since_epoch))
             .map_err(|why| CertificateFault::Untrusted(why.to_string()))?;
@@ -91,7 +97,10 @@ impl ClientCertificates {
         for certificate in intermediates {
             expires = expires.min(not_after(&parse(certificate)?));
         }
-        Ok(Verified { user: Arc::new(user(&parsed, own)?), expires })
+        Ok(Verified {
+            user: Arc::new(user(&parsed, own)?),
+            expires,
+        })
     }
 }
 
@@ -113,7 +122,10 @@ impl PeerCertificate {
     #[must_use]
     pub fn new(chain: Option<&[CertificateDer<'_>]>) -> Option<Self> {
         let chain: Vec<_> = chain?.iter().map(|c| c.clone().into_owned()).collect();
-        (!chain.is_empty()).then_some(Self { chain, verdict: Mutex::new(None) })
+        (!chain.is_empty()).then_some(Self {
+            chain,
+            verdict: Mutex::new(None),
+        })
     }
 
     pub(super) fn user(
@@ -123,7 +135,9 @@ impl PeerCertificate {
     ) -> Result<Arc<UserInfo>, CertificateFault> {
         let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
         match &*verdict {
-            Some(Ok(verified)) if wall <= verified.expires => return Ok(Arc::clone(&verified.user)),
+            Some(Ok(verified)) if wall <= verified.expires => {
+                return Ok(Arc::clone(&verified.user));
+            }
             Some(Err(fault)) => return Err(fault.clone()),
             Some(Ok(_)) | None => {}
         }
@@ -150,7 +164,10 @@ fn not_after(certificate: &X509Certificate<'_>) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-fn user(certificate: &X509Certificate<'_>, der: &CertificateDer<'_>) -> Result<UserInfo, CertificateFault> {
+fn user(
+    certificate: &X509Certificate<'_>,
+    der: &CertificateDer<'_>,
+) -> Result<UserInfo, CertificateFault> {
     let subject = certificate.subject();
     // Go's pkix.Name keeps the last of several common names.
     let name = subject
@@ -167,7 +184,10 @@ fn user(certificate: &X509Certificate<'_>, der: &CertificateDer<'_>) -> Result<U
         .map(str::to_owned)
         .collect();
     let fingerprint = Sha256::digest(der.as_ref());
-    let hex: String = fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = fingerprint
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     let user = UserInfo {
         name: name.to_owned(),
         uid: uid(subject)?,
@@ -183,7 +203,9 @@ fn uid(subject: &X509Name<'_>) -> Result<String, CertificateFault> {
         return Ok(String::new());
     };
     if uids.next().is_some() {
-        return Err(CertificateFault::Uid("expected one, found several".to_owned()));
+        return Err(CertificateFault::Uid(
+            "expected one, found several".to_owned(),
+        ));
     }
     match uid.as_str() {
         Ok(text) if !text.is_empty() => Ok(text.to_owned()),

@@ -71,7 +71,11 @@ impl Identity {
     /// An identity from its authenticators.
     #[must_use]
     pub fn new(certificates: Option<ClientCertificates>, tokens: TokenFile) -> Self {
-        Self { certificates, tokens, anonymous: Arc::new(UserInfo::anonymous()) }
+        Self {
+            certificates,
+            tokens,
+            anonymous: Arc::new(UserInfo::anonymous()),
+        }
     }
 
     /// The user of a request with `headers` on a connection whose client presented `certificate`.
@@ -86,7 +90,12 @@ impl Identity {
     ) -> Result<Known, Unauthenticated> {
         let fault = match (&self.certificates, certificate) {
             (Some(authority), Some(presented)) => match presented.user(authority, wall) {
-                Ok(user) => return Ok(Known { user, credential: Credential::Certificate }),
+                Ok(user) => {
+                    return Ok(Known {
+                        user,
+                        credential: Credential::Certificate,
+                    });
+                }
                 // A subject without a name is "no opinion" upstream: the next method is asked.
                 Err(CertificateFault::NoCommonName) => None,
                 Err(fault) => Some(fault),
@@ -95,19 +104,26 @@ impl Identity {
         };
         match (bearer_token(headers), fault) {
             (Bearer::Token(token), _) => Ok(match self.tokens.user(token) {
-                Some(user) => Known { user, credential: Credential::Token },
+                Some(user) => Known {
+                    user,
+                    credential: Credential::Token,
+                },
                 None => self.unverified(),
             }),
             (Bearer::Other, _) => Ok(self.unverified()),
             (Bearer::None, Some(fault)) => Err(Unauthenticated::BadCertificate(fault)),
-            (Bearer::None, None) => {
-                Ok(Known { user: Arc::clone(&self.anonymous), credential: Credential::None })
-            }
+            (Bearer::None, None) => Ok(Known {
+                user: Arc::clone(&self.anonymous),
+                credential: Credential::None,
+            }),
         }
     }
 
     fn unverified(&self) -> Known {
-        Known { user: Arc::clone(&self.anonymous), credential: Credential::UnverifiedToken }
+        Known {
+            user: Arc::clone(&self.anonymous),
+            credential: Credential::UnverifiedToken,
+        }
     }
 }
 
@@ -122,9 +138,15 @@ enum Bearer<'a> {
 fn bearer_token(headers: &HeaderMap) -> Bearer<'_> {
     let Some(value) = headers.get(AUTHORIZATION) else {
         let in_protocol = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().any(|v| {
-            v.as_bytes().windows(WEBSOCKET_BEARER.len()).any(|w| w == WEBSOCKET_BEARER.as_bytes())
+            v.as_bytes()
+                .windows(WEBSOCKET_BEARER.len())
+                .any(|w| w == WEBSOCKET_BEARER.as_bytes())
         });
-        return if in_protocol { Bearer::Other } else { Bearer::None };
+        return if in_protocol {
+            Bearer::Other
+        } else {
+            Bearer::None
+        };
     };
     let mut words = value.as_bytes().trim_ascii().splitn(3, |b| *b == b' ');
     let scheme = words.next().unwrap_or_default();
@@ -149,7 +171,9 @@ mod tests {
     fn resolve(authorization: &'static str) -> Known {
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, HeaderValue::from_static(authorization));
-        identity().resolve(None, &headers, SystemTime::UNIX_EPOCH).unwrap()
+        identity()
+            .resolve(None, &headers, SystemTime::UNIX_EPOCH)
+            .unwrap()
     }
 
     #[test]
@@ -173,7 +197,9 @@ mod tests {
 
     #[test]
     fn no_credential_is_anonymous() {
-        let known = identity().resolve(None, &HeaderMap::new(), SystemTime::UNIX_EPOCH).unwrap();
+        let known = identity()
+            .resolve(None, &HeaderMap::new(), SystemTime::UNIX_EPOCH)
+            .unwrap();
         assert_eq!(known.user.groups, ["system:unauthenticated"]);
         assert_eq!(known.credential, Credential::None);
     }
@@ -183,9 +209,13 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(
             SEC_WEBSOCKET_PROTOCOL,
-            HeaderValue::from_static("v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0"),
+            HeaderValue::from_static(
+                "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0",
+            ),
         );
-        let known = identity().resolve(None, &headers, SystemTime::UNIX_EPOCH).unwrap();
+        let known = identity()
+            .resolve(None, &headers, SystemTime::UNIX_EPOCH)
+            .unwrap();
         assert_eq!(known.credential, Credential::UnverifiedToken);
     }
 }

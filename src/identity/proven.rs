@@ -41,7 +41,9 @@ impl ProvenTokens {
     /// The mark of the credential in `headers`; none if it is not in `Authorization`.
     #[must_use]
     pub fn mark(&self, headers: &HeaderMap) -> Option<Mark> {
-        headers.get(AUTHORIZATION).map(|value| Mark(self.key.hash_one(value.as_bytes())))
+        headers
+            .get(AUTHORIZATION)
+            .map(|value| Mark(self.key.hash_one(value.as_bytes())))
     }
 
     /// Whether the upstream has taken it.
@@ -70,7 +72,9 @@ impl ProvenTokens {
     }
 
     fn generations(&self) -> MutexGuard<'_, Generations> {
-        self.generations.lock().unwrap_or_else(PoisonError::into_inner)
+        self.generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -97,7 +101,9 @@ mod tests {
 
     fn mark(tokens: &ProvenTokens, token: usize) -> Mark {
         let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
-        tokens.mark(&HeaderMap::from_iter([(AUTHORIZATION, value)])).unwrap()
+        tokens
+            .mark(&HeaderMap::from_iter([(AUTHORIZATION, value)]))
+            .unwrap()
     }
 
     #[test]

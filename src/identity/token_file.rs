@@ -36,7 +36,8 @@ impl TokenFile {
                 }
             };
             let line = record.position().map_or(0, csv::Position::line);
-            let (Some(token), Some(name), Some(uid)) = (record.get(0), record.get(1), record.get(2))
+            let (Some(token), Some(name), Some(uid)) =
+                (record.get(0), record.get(1), record.get(2))
             else {
                 faults.push((line, "expected at least token,user,uid".to_owned()));
                 continue;
@@ -48,12 +49,20 @@ impl TokenFile {
             let user = UserInfo {
                 name: name.to_owned(),
                 uid: uid.to_owned(),
-                groups: groups.split(',').filter(|g| !g.is_empty()).map(str::to_owned).collect(),
+                groups: groups
+                    .split(',')
+                    .filter(|g| !g.is_empty())
+                    .map(str::to_owned)
+                    .collect(),
                 extra: Vec::new(),
             };
             users.insert(token.as_bytes().into(), Arc::new(user.authenticated()));
         }
-        if faults.is_empty() { Ok(Self(users)) } else { Err(faults) }
+        if faults.is_empty() {
+            Ok(Self(users))
+        } else {
+            Err(faults)
+        }
     }
 
     /// Whose token it is.
@@ -76,7 +85,10 @@ mod tests {
     #[test]
     fn every_bad_line_is_reported_with_its_number() {
         let faults = TokenFile::parse("a,alice,1\nonly-a-token\n,nobody,2\nb\n").unwrap_err();
-        assert_eq!(faults.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 4]);
+        assert_eq!(
+            faults.iter().map(|(line, _)| *line).collect::<Vec<_>>(),
+            [2, 4]
+        );
     }
 
     #[test]

@@ -55,7 +55,10 @@ impl MaxInFlight {
     /// A limiter that shows itself in `registry`.
     #[must_use]
     pub fn new(config: Config, registry: &Registry) -> Self {
-        let Config { read_only, mutating } = config;
+        let Config {
+            read_only,
+            mutating,
+        } = config;
         let current = registry.gauges(
             "apiserver_current_inflight_requests",
             "[STABLE] Most requests in flight at once in the last second, per request kind.",
@@ -102,7 +105,10 @@ impl MaxInFlight {
             None if digest.user.in_group(GROUP_MASTERS) => Ok(None),
             None => {
                 slots.dropped.inc();
-                Err(Rejection::MaxInFlight { kind: slots.kind, limit: limit.get() })
+                Err(Rejection::MaxInFlight {
+                    kind: slots.kind,
+                    limit: limit.get(),
+                })
             }
         }
     }
@@ -111,12 +117,16 @@ impl MaxInFlight {
     #[must_use]
     pub fn rejections(&self) -> Vec<Rejection> {
         let no = |slots: &Slots| match slots.limit {
-            InFlightLimit::AtMost(limit) => {
-                Some(Rejection::MaxInFlight { kind: slots.kind, limit: limit.get() })
-            }
+            InFlightLimit::AtMost(limit) => Some(Rejection::MaxInFlight {
+                kind: slots.kind,
+                limit: limit.get(),
+            }),
             InFlightLimit::Unlimited => None,
         };
-        [no(&self.read_only), no(&self.mutating)].into_iter().flatten().collect()
+        [no(&self.read_only), no(&self.mutating)]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     /// Publishes the peak since the last call; to be called once a second, as `maintainReadOnlyWatermark` does.
@@ -146,7 +156,9 @@ impl Slots {
         // Acquire/Release pair with the give-back: who takes the freed slot sees its former holder gone.
         let before = self
             .in_use
-            .try_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < limit).then_some(n + 1))
+            .try_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+                (n < limit).then_some(n + 1)
+            })
             .ok()?;
         self.peak.fetch_max(before + 1, Ordering::Relaxed);
         Some(InFlightPermit(Arc::clone(self)))
@@ -171,7 +183,10 @@ mod tests {
 
     fn limiter(read_only: u32, mutating: u32) -> (MaxInFlight, Registry) {
         let registry = Registry::new();
-        let config = Config { read_only: read_only.into(), mutating: mutating.into() };
+        let config = Config {
+            read_only: read_only.into(),
+            mutating: mutating.into(),
+        };
         (MaxInFlight::new(config, &registry), registry)
     }
 
@@ -183,9 +198,17 @@ mod tests {
         }
     }
 
-    fn admit(limiter: &MaxInFlight, method: &str, target: &str, groups: &[&str]) -> Result<Option<InFlightPermit>, Rejection> {
+    fn admit(
+        limiter: &MaxInFlight,
+        method: &str,
+        target: &str,
+        groups: &[&str],
+    ) -> Result<Option<InFlightPermit>, Rejection> {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        limiter.admit(&RequestDigest { info: &info, user: &user(groups) })
+        limiter.admit(&RequestDigest {
+            info: &info,
+            user: &user(groups),
+        })
     }
 
     #[test]
@@ -196,18 +219,33 @@ mod tests {
         assert!(read.is_some() && write.is_some());
         assert_eq!(
             admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap_err(),
-            Rejection::MaxInFlight { kind: RequestKind::ReadOnly, limit: 1 }
+            Rejection::MaxInFlight {
+                kind: RequestKind::ReadOnly,
+                limit: 1
+            }
         );
         drop(read);
-        assert!(admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap().is_some());
+        assert!(
+            admit(&limiter, "GET", "/api/v1/pods", &[])
+                .unwrap()
+                .is_some()
+        );
     }
 
     #[test]
     fn long_running_requests_take_no_slot() {
         let (limiter, _) = limiter(1, 1);
         let _held = admit(&limiter, "GET", "/api/v1/pods", &[]).unwrap();
-        assert!(admit(&limiter, "GET", "/api/v1/pods?watch=1", &[]).unwrap().is_none());
-        assert!(admit(&limiter, "GET", "/api/v1/namespaces/a/pods/b/log", &[]).unwrap().is_none());
+        assert!(
+            admit(&limiter, "GET", "/api/v1/pods?watch=1", &[])
+                .unwrap()
+                .is_none()
+        );
+        assert!(
+            admit(&limiter, "GET", "/api/v1/namespaces/a/pods/b/log", &[])
+                .unwrap()
+                .is_none()
+        );
     }
 
     #[test]
@@ -215,15 +253,25 @@ mod tests {
         let (limiter, _) = limiter(1, 1);
         let held = admit(&limiter, "GET", "/", &[GROUP_MASTERS]).unwrap();
         assert!(held.is_some());
-        assert!(admit(&limiter, "GET", "/", &[GROUP_MASTERS]).unwrap().is_none());
+        assert!(
+            admit(&limiter, "GET", "/", &[GROUP_MASTERS])
+                .unwrap()
+                .is_none()
+        );
     }
 
     #[test]
     fn zero_is_no_limit_and_counts_nothing() {
         let (limiter, registry) = limiter(0, 1);
-        let _held: Vec<_> = (0..1000).map(|_| admit(&limiter, "GET", "/", &[])).collect();
+        let _held: Vec<_> = (0..1000)
+            .map(|_| admit(&limiter, "GET", "/", &[]))
+            .collect();
         limiter.publish_peaks();
-        assert!(registry.render().contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 0"));
+        assert!(
+            registry
+                .render()
+                .contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 0")
+        );
     }
 
     #[test]
@@ -233,9 +281,19 @@ mod tests {
         drop(held);
         limiter.publish_peaks();
         let text = registry.render();
-        assert!(text.contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 2"), "{text}");
-        assert!(text.contains("apiserver_dropped_requests_total{request_kind=\"readOnly\"} 3"), "{text}");
+        assert!(
+            text.contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 2"),
+            "{text}"
+        );
+        assert!(
+            text.contains("apiserver_dropped_requests_total{request_kind=\"readOnly\"} 3"),
+            "{text}"
+        );
         limiter.publish_peaks();
-        assert!(registry.render().contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 0"));
+        assert!(
+            registry
+                .render()
+                .contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 0")
+        );
     }
 }

@@ -35,7 +35,11 @@ impl RequestKind {
     /// The kind of `info`'s verb.
     #[must_use]
     pub fn of(info: &RequestInfo<'_>) -> Self {
-        if info.mutating() { Self::Mutating } else { Self::ReadOnly }
+        if info.mutating() {
+            Self::Mutating
+        } else {
+            Self::ReadOnly
+        }
     }
 
     /// The value of the metric label `request_kind`.
@@ -98,7 +102,10 @@ pub struct Permit {
 
 impl Permit {
     fn new(held: Option<max_in_flight::InFlightPermit>) -> Self {
-        Self { held, unanswered_since: None }
+        Self {
+            held,
+            unanswered_since: None,
+        }
     }
 
     /// The request is about to be sent to the upstream.

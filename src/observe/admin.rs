@@ -33,7 +33,8 @@ const MOST_CONNECTIONS: usize = 64;
 /// How long an idle connection is kept, or a slow request waited for.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 
-const METRICS_TYPE: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+const METRICS_TYPE: HeaderValue =
+    HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
 /// What is served.
@@ -80,23 +81,38 @@ impl Admin {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, Infallible> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return Ok(response(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here\n"));
+            return Ok(response(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "only GET is served here\n",
+            ));
         }
         Ok(match (request.uri().path(), &self.metrics) {
             ("/livez", _) => response(StatusCode::OK, "ok"),
             ("/readyz", _) => {
                 let (ready, text) = self.readiness.report().await;
-                let code = if ready { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+                let code = if ready {
+                    StatusCode::OK
+                } else {
+                    StatusCode::INTERNAL_SERVER_ERROR
+                };
                 response(code, text)
             }
             ("/metrics", Some(registry)) => {
                 let mut metrics = response(StatusCode::OK, registry.render());
-                metrics.headers_mut().insert(header::CONTENT_TYPE, METRICS_TYPE);
+                metrics
+                    .headers_mut()
+                    .insert(header::CONTENT_TYPE, METRICS_TYPE);
                 metrics
             }
-            _ => response(StatusCode::NOT_FOUND, "served here: /livez /readyz /metrics\n"),
+            _ => response(
+                StatusCode::NOT_FOUND,
+                "served here: /livez /readyz /metrics\n",
+            ),
         })
     }
 }

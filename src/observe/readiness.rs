@@ -43,7 +43,11 @@ impl Readiness {
     /// Readiness of what `upstream` leads to.
     #[must_use]
     pub fn new(upstream: Arc<Pool<Own>>, drain: Arc<Drain>) -> Self {
-        Self { upstream, drain, last: Mutex::default() }
+        Self {
+            upstream,
+            drain,
+            last: Mutex::default(),
+        }
     }
 
     /// What `/readyz` says: the checks, and whether all is well.
@@ -51,8 +55,15 @@ impl Readiness {
     /// # Cancel safety
     /// Nothing is lost; the next asker asks again.
     pub async fn report(&self) -> (bool, String) {
-        let shutdown = if self.drain.ready() { Ok(()) } else { Err("weir is shutting down".to_owned()) };
-        let checks = [("shutdown", shutdown), ("upstream", self.upstream_answers().await)];
+        let shutdown = if self.drain.ready() {
+            Ok(())
+        } else {
+            Err("weir is shutting down".to_owned())
+        };
+        let checks = [
+            ("shutdown", shutdown),
+            ("upstream", self.upstream_answers().await),
+        ];
         let ready = checks.iter().all(|(_, check)| check.is_ok());
         let mut text = String::new();
         for (name, check) in checks {
@@ -61,7 +72,11 @@ impl Readiness {
                 Err(why) => format!("[-]{name} failed: {why}\n"),
             });
         }
-        text.push_str(if ready { "readyz check passed\n" } else { "readyz check failed\n" });
+        text.push_str(if ready {
+            "readyz check passed\n"
+        } else {
+            "readyz check failed\n"
+        });
         (ready, text)
     }
 
@@ -81,10 +96,17 @@ impl Readiness {
 
     async fn ask(&self) -> Result<(), String> {
         let request = headers::own(Method::GET, PathAndQuery::from_static("/readyz"), None);
-        let (response, mut turn) =
-            self.upstream.send(request, RequestBody::empty()).await.map_err(|why| why.to_string())?;
+        let (response, mut turn) = self
+            .upstream
+            .send(request, RequestBody::empty())
+            .await
+            .map_err(|why| why.to_string())?;
         // Read to its end, so that the connection serves the next question.
-        if Limited::new(response.into_body(), MOST_BYTES).collect().await.is_ok() {
+        if Limited::new(response.into_body(), MOST_BYTES)
+            .collect()
+            .await
+            .is_ok()
+        {
             turn.complete();
         }
         Ok(())

@@ -110,7 +110,10 @@ where
             guard.complete();
         }
         let inner = (!ended).then_some((body, guard));
-        let held = Arc::new(Held { inner: Mutex::new(inner), reader: AtomicWaker::new() });
+        let held = Arc::new(Held {
+            inner: Mutex::new(inner),
+            reader: AtomicWaker::new(),
+        });
         let (entered, stop) = match until {
             Until::Deadline(at, overdue) if !ended => {
                 let held: Arc<dyn Expire> = Arc::<Held<B, G>>::clone(&held);
@@ -119,7 +122,13 @@ where
             Until::Stop(stop) => (None, Some(stop)),
             Until::Deadline(..) | Until::End => (None, None),
         };
-        Self { held, stop, _entered: entered, size, ended }
+        Self {
+            held,
+            stop,
+            _entered: entered,
+            size,
+            ended,
+        }
     }
 }
 
@@ -147,7 +156,12 @@ where
         };
         let polled = match Pin::new(&mut *body).poll_frame(cx) {
             Poll::Ready(polled) => polled.map(|frame| frame.map_err(Broken::Source)),
-            Poll::Pending if this.stop.as_mut().is_some_and(|s| s.as_mut().poll(cx).is_ready()) => {
+            Poll::Pending
+                if this
+                    .stop
+                    .as_mut()
+                    .is_some_and(|s| s.as_mut().poll(cx).is_ready()) =>
+            {
                 this.ended = true;
                 None
             }
@@ -172,7 +186,11 @@ where
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.ended { SizeHint::with_exact(0) } else { self.size.clone() }
+        if self.ended {
+            SizeHint::with_exact(0)
+        } else {
+            self.size.clone()
+        }
     }
 }
 

@@ -124,7 +124,9 @@ impl Pipeline {
             Err(refusal) => {
                 let mut response = self.refusals.respond(&refusal, asked.accept.as_ref());
                 if !asked.skip(body).await {
-                    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                    response
+                        .headers_mut()
+                        .insert(header::CONNECTION, HeaderValue::from_static("close"));
                 }
                 response
             }
@@ -141,22 +143,37 @@ impl Pipeline {
     ) -> Result<Response<Body>, Refusal> {
         let target = target(&head)?;
         let info = RequestInfo::parse(head.method.as_str(), target.as_str().as_bytes())?;
-        let content_type = head.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        let content_type = head
+            .headers
+            .get(header::CONTENT_TYPE)
+            .map(HeaderValue::as_bytes);
         let labels = MetricLabels::of(head.method.as_str(), &info, content_type);
-        let subject = Subject { labels, info: &info };
+        let subject = Subject {
+            labels,
+            info: &info,
+        };
         trace.classified();
 
         let answered = async {
             self.own_readiness(&info)?;
             let upgrade = upgrade_of(&mut head);
             let known = self.identify(peer, &head.headers)?;
-            let digest = RequestDigest { info: &info, user: &known.user };
+            let digest = RequestDigest {
+                info: &info,
+                user: &known.user,
+            };
             let permit = self.admission.admit(&digest)?;
             let (request, mark) = self.dress(head, peer, &known)?;
             let body = body.take().map_or_else(RequestBody::empty, |b| {
                 RequestBody::new(b, Arc::clone(&self.identity_headers))
             });
-            let passage = Passage { request, body, upgrade, mark, permit };
+            let passage = Passage {
+                request,
+                body,
+                upgrade,
+                mark,
+                permit,
+            };
             self.forward(subject, passage, trace).await
         };
         answered.await.inspect_err(|refusal| {
@@ -173,7 +190,9 @@ impl Pipeline {
     }
 
     fn identify(&self, peer: &Peer, headers: &HeaderMap) -> Result<Known, Refusal> {
-        let known = self.identity.resolve(peer.certificate.as_ref(), headers, Clock.wall())?;
+        let known = self
+            .identity
+            .resolve(peer.certificate.as_ref(), headers, Clock.wall())?;
         if known.credential == Credential::Certificate && !self.upstream.can_assert() {
             return Err(Refusal::NoFrontProxy);
         }
@@ -187,22 +206,38 @@ impl Pipeline {
         peer: &Peer,
         known: &Known,
     ) -> Result<(Dressed, Option<Mark>), Refusal> {
-        let client = ClientAddress { peer: peer.address.ip(), trusted: peer.trusted };
+        let client = ClientAddress {
+            peer: peer.address.ip(),
+            trusted: peer.trusted,
+        };
         let names = &*self.identity_headers;
         Ok(match known.credential {
-            Credential::Certificate => {
-                (Dressed::Asserting(headers::asserting(head, client, names, &known.user)?), None)
-            }
-            Credential::Token => (Dressed::PassThrough(headers::pass_through(head, client, names)), None),
+            Credential::Certificate => (
+                Dressed::Asserting(headers::asserting(head, client, names, &known.user)?),
+                None,
+            ),
+            Credential::Token => (
+                Dressed::PassThrough(headers::pass_through(head, client, names)),
+                None,
+            ),
             Credential::UnverifiedToken => {
                 let mark = self.proven.mark(&head.headers);
                 if mark.is_some_and(|mark| self.proven.knows(mark)) {
-                    (Dressed::PassThrough(headers::pass_through(head, client, names)), mark)
+                    (
+                        Dressed::PassThrough(headers::pass_through(head, client, names)),
+                        mark,
+                    )
                 } else {
-                    (Dressed::Stranger(headers::stranger(head, client, names)), mark)
+                    (
+                        Dressed::Stranger(headers::stranger(head, client, names)),
+                        mark,
+                    )
                 }
             }
-            Credential::None => (Dressed::Stranger(headers::stranger(head, client, names)), None),
+            Credential::None => (
+                Dressed::Stranger(headers::stranger(head, client, names)),
+                None,
+            ),
         })
     }
 
@@ -212,7 +247,13 @@ impl Pipeline {
         passage: Passage,
         trace: &mut Trace,
     ) -> Result<Response<Body>, Refusal> {
-        let Passage { request, body, upgrade, mark, mut permit } = passage;
+        let Passage {
+            request,
+            body,
+            upgrade,
+            mark,
+            mut permit,
+        } = passage;
         let under_way = self.under_way(subject.info);
         let limit = self.time_for(subject.info);
         let deadline = limit.map(|limit| trace.arrived() + limit);
@@ -223,9 +264,12 @@ impl Pipeline {
                     let (response, turn) = self.upstream.send(request, body).await?;
                     (response, Some(turn))
                 }
-                Some((protocol, _)) => {
-                    (self.upstream.send_upgrade(request, body, protocol.clone()).await?, None)
-                }
+                Some((protocol, _)) => (
+                    self.upstream
+                        .send_upgrade(request, body, protocol.clone())
+                        .await?,
+                    None,
+                ),
             })
         };
         let (response, turn) = match (deadline, limit) {
@@ -237,21 +281,32 @@ impl Pipeline {
         permit.answered();
         trace.answered(subject, response.status());
         if let Some(mark) = mark {
-            self.proven.note(mark, response.status() != StatusCode::UNAUTHORIZED);
+            self.proven
+                .note(mark, response.status() != StatusCode::UNAUTHORIZED);
         }
-        let riding = Riding { turn, trace: trace.hand_over(), _permit: permit, _under_way: under_way };
+        let riding = Riding {
+            turn,
+            _trace: trace.hand_over(),
+            _permit: permit,
+            _under_way: under_way,
+        };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return switch(response, upgrade, riding);
         }
         let until = match deadline {
             Some(deadline) => Until::Deadline(deadline, Arc::clone(&self.overdue)),
-            None if *subject.info.verb() == Verb::Watch => Until::Stop(Box::pin(self.drain.watch_end())),
+            None if *subject.info.verb() == Verb::Watch => {
+                Until::Stop(Box::pin(self.drain.watch_end()))
+            }
             None => Until::End,
         };
         let (mut head, body) = response.into_parts();
         headers::strip_hop_by_hop(&mut head.headers);
         head.version = Version::HTTP_11; // the connection to the client says its own
-        Ok(Response::from_parts(head, Body::forwarded(Guarded::new(body, riding, until))))
+        Ok(Response::from_parts(
+            head,
+            Body::forwarded(Guarded::new(body, riding, until)),
+        ))
     }
 
     /// What weir's end waits for: requests, then watches; other long-running ones are cut off, as upstream does.
@@ -288,7 +343,7 @@ struct Passage {
 /// What rides on an answer's body and ends with it, in this order.
 pub struct Riding {
     turn: Option<Box<dyn Turn>>,
-    trace: Trace,
+    _trace: Trace,
     _permit: Permit,
     _under_way: Option<UnderWay>,
 }
@@ -307,7 +362,9 @@ fn target(head: &request::Parts) -> Result<PathAndQuery, Refusal> {
         return Err(Refusal::Connect);
     }
     let target = head.uri.path_and_query();
-    target.cloned().ok_or_else(|| Refusal::BadRequest("the request has no target".to_owned()))
+    target
+        .cloned()
+        .ok_or_else(|| Refusal::BadRequest("the request has no target".to_owned()))
 }
 
 /// Takes the connection's own headers off, and the wish to change the protocol with them.
@@ -336,7 +393,9 @@ fn switch(
     let mut response = response.map(|_| Body::fixed(Bytes::new()));
     if let Some(protocol) = protocol {
         response.headers_mut().insert(header::UPGRADE, protocol);
-        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        response
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     }
     Ok(response)
 }
@@ -374,6 +433,9 @@ impl Asked {
             }
             Some(())
         };
-        matches!(tokio::time::timeout(SKIP_WITHIN, skipped).await, Ok(Some(())))
+        matches!(
+            tokio::time::timeout(SKIP_WITHIN, skipped).await,
+            Ok(Some(()))
+        )
     }
 }

@@ -41,7 +41,10 @@ impl Overdue {
     #[must_use]
     pub fn enter(self: &Arc<Self>, deadline: Instant, what: Arc<dyn Expire>) -> Entered {
         let key = self.entries().insert((deadline, what));
-        Entered { overdue: Arc::clone(self), key }
+        Entered {
+            overdue: Arc::clone(self),
+            key,
+        }
     }
 
     /// Ends whatever should have ended by `now`.

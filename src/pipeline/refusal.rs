@@ -69,7 +69,9 @@ impl From<TargetError<'_>> for Refusal {
     fn from(error: TargetError<'_>) -> Self {
         match error {
             TargetError::Malformed(why) => Self::BadRequest(why.to_string()),
-            TargetError::Unresolvable(unresolvable) => Self::RequestInfo(unresolvable.body().into()),
+            TargetError::Unresolvable(unresolvable) => {
+                Self::RequestInfo(unresolvable.body().into())
+            }
         }
     }
 }
@@ -107,10 +109,14 @@ impl Refusal {
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::Forward(error) if error.unsent() => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forward(_) => StatusCode::BAD_GATEWAY,
-            Self::NotReady | Self::Panic | Self::RequestInfo(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
             Self::Rejected(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
-            Self::NoFrontProxy | Self::Unauthenticated(_) | Self::Unspeakable(_) => StatusCode::UNAUTHORIZED,
+            Self::NoFrontProxy | Self::Unauthenticated(_) | Self::Unspeakable(_) => {
+                StatusCode::UNAUTHORIZED
+            }
         }
     }
 
@@ -169,17 +175,29 @@ impl Refusal {
                 None,
             ),
         };
-        Ok(Status { code: self.code().as_u16(), reason, message, cause, retry_after_seconds })
+        Ok(Status {
+            code: self.code().as_u16(),
+            reason,
+            message,
+            cause,
+            retry_after_seconds,
+        })
     }
 }
 
 fn rejected(rejection: Rejection) -> Status {
     let Rejection::MaxInFlight { kind, limit } = rejection;
     let (cause, flag, what) = match kind {
-        RequestKind::Mutating => {
-            ("weir/max-mutating-requests-inflight", "--max-mutating-requests-inflight", "mutating")
-        }
-        RequestKind::ReadOnly => ("weir/max-requests-inflight", "--max-requests-inflight", "read-only"),
+        RequestKind::Mutating => (
+            "weir/max-mutating-requests-inflight",
+            "--max-mutating-requests-inflight",
+            "mutating",
+        ),
+        RequestKind::ReadOnly => (
+            "weir/max-requests-inflight",
+            "--max-requests-inflight",
+            "read-only",
+        ),
     };
     Status {
         code: StatusCode::TOO_MANY_REQUESTS.as_u16(),
@@ -223,7 +241,9 @@ impl Wire {
         };
         let mut response = plain(self.code, body, content_type);
         if let Some(seconds) = &self.retry_after {
-            response.headers_mut().insert(header::RETRY_AFTER, seconds.clone());
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, seconds.clone());
         }
         response
     }
@@ -234,7 +254,12 @@ impl Prepared {
     #[must_use]
     pub fn new(rejections: impl IntoIterator<Item = Rejection>) -> Self {
         let wire = |rejection| Wire::of(&rejected(rejection), StatusCode::TOO_MANY_REQUESTS);
-        Self(rejections.into_iter().map(|rejection| (rejection, wire(rejection))).collect())
+        Self(
+            rejections
+                .into_iter()
+                .map(|rejection| (rejection, wire(rejection)))
+                .collect(),
+        )
     }
 
     /// The answer to a client whose request had `headers`.
@@ -265,8 +290,15 @@ fn plain(code: StatusCode, body: Bytes, content_type: HeaderValue) -> Response<B
 /// Whether `Accept` allows protobuf and nothing that JSON would satisfy.
 fn wants_protobuf(accept: Option<&HeaderValue>) -> bool {
     let mut protobuf = false;
-    for range in accept.map_or(&b""[..], HeaderValue::as_bytes).split(|b| *b == b',') {
-        let media = range.split(|b| *b == b';').next().unwrap_or_default().trim_ascii();
+    for range in accept
+        .map_or(&b""[..], HeaderValue::as_bytes)
+        .split(|b| *b == b',')
+    {
+        let media = range
+            .split(|b| *b == b';')
+            .next()
+            .unwrap_or_default()
+            .trim_ascii();
         let is = |name: &[u8]| media.eq_ignore_ascii_case(name);
         if is(b"*/*") || is(b"application/*") || is(b"application/json") {
             return false;
@@ -282,7 +314,10 @@ mod tests {
 
     use super::*;
 
-    const REJECTION: Rejection = Rejection::MaxInFlight { kind: RequestKind::ReadOnly, limit: 400 };
+    const REJECTION: Rejection = Rejection::MaxInFlight {
+        kind: RequestKind::ReadOnly,
+        limit: 400,
+    };
 
     #[tokio::test]
     async fn a_rejection_names_its_limit_and_is_small() {
@@ -290,11 +325,20 @@ mod tests {
         assert_eq!(response.status(), 429);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
-        assert_eq!(response.headers()[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
+        assert_eq!(
+            response.headers()[header::X_CONTENT_TYPE_OPTIONS],
+            "nosniff"
+        );
         let body = response.into_body().collect().await.unwrap().to_bytes();
-        assert!(body.len() < 2048, "client-go reads 2 KiB to keep the connection");
+        assert!(
+            body.len() < 2048,
+            "client-go reads 2 KiB to keep the connection"
+        );
         let status: serde_json::Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(status["details"]["causes"][0]["reason"], "weir/max-requests-inflight");
+        assert_eq!(
+            status["details"]["causes"][0]["reason"],
+            "weir/max-requests-inflight"
+        );
         assert_eq!(status["details"]["retryAfterSeconds"], 1);
     }
 
@@ -302,19 +346,32 @@ mod tests {
     fn protobuf_only_where_nothing_else_is_accepted() {
         for (accept, expected) in [
             ("application/vnd.kubernetes.protobuf", true),
-            ("application/vnd.kubernetes.protobuf, application/vnd.kubernetes.protobuf;q=0.5", true),
-            ("application/vnd.kubernetes.protobuf,application/json", false),
+            (
+                "application/vnd.kubernetes.protobuf, application/vnd.kubernetes.protobuf;q=0.5",
+                true,
+            ),
+            (
+                "application/vnd.kubernetes.protobuf,application/json",
+                false,
+            ),
             ("application/vnd.kubernetes.protobuf, */*", false),
             ("text/html", false),
         ] {
-            assert_eq!(wants_protobuf(Some(&HeaderValue::from_static(accept))), expected, "{accept}");
+            assert_eq!(
+                wants_protobuf(Some(&HeaderValue::from_static(accept))),
+                expected,
+                "{accept}"
+            );
         }
     }
 
     #[test]
     fn what_cannot_have_reached_the_server_may_be_tried_again_and_nothing_else() {
         let unsent = Prepared::default().respond(&Refusal::Forward(ForwardError::Closed), None);
-        assert_eq!((unsent.status(), &unsent.headers()[header::RETRY_AFTER]), (StatusCode::SERVICE_UNAVAILABLE, &HeaderValue::from(1)));
+        assert_eq!(
+            (unsent.status(), &unsent.headers()[header::RETRY_AFTER]),
+            (StatusCode::SERVICE_UNAVAILABLE, &HeaderValue::from(1))
+        );
         let late = Prepared::default().respond(&Refusal::Timeout(Duration::from_secs(60)), None);
         assert_eq!(late.status(), 504);
         assert!(!late.headers().contains_key(header::RETRY_AFTER));

@@ -22,13 +22,13 @@ use prometheus::IntGaugeVec;
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::request_info::RequestInfo;
 use crate::request_info::MetricLabels;
+use crate::request_info::RequestInfo;
 
 /// `apiserver_request_duration_seconds`' upper bounds (`endpoints/metrics/metrics.go`).
 const DURATION_BUCKETS: [f64; 23] = [
-    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0,
-    15.0, 20.0, 30.0, 45.0, 60.0,
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0,
+    10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
 ];
 
 /// Most sets of label values: a cluster with 200 resource types uses about 10 of them each; beyond it, all is `other`.
@@ -39,16 +39,50 @@ const USUAL_CODES: [u16; 12] = [200, 201, 304, 400, 401, 403, 404, 409, 422, 429
 
 /// Resources that are known before the upstream has confirmed them, so that a refusal in the first second has its label.
 const BUILT_IN: [&str; 30] = [
-    "bindings", "configmaps", "cronjobs", "customresourcedefinitions", "daemonsets", "deployments",
-    "endpoints", "endpointslices", "events", "flowschemas", "horizontalpodautoscalers", "ingresses", "jobs",
-    "leases", "limitranges", "namespaces", "networkpolicies", "nodes", "persistentvolumeclaims",
-    "persistentvolumes", "pods", "prioritylevelconfigurations", "replicasets", "resourcequotas", "secrets",
-    "serviceaccounts", "services", "statefulsets", "subjectaccessreviews", "tokenreviews",
+    "bindings",
+    "configmaps",
+    "cronjobs",
+    "customresourcedefinitions",
+    "daemonsets",
+    "deployments",
+    "endpoints",
+    "endpointslices",
+    "events",
+    "flowschemas",
+    "horizontalpodautoscalers",
+    "ingresses",
+    "jobs",
+    "leases",
+    "limitranges",
+    "namespaces",
+    "networkpolicies",
+    "nodes",
+    "persistentvolumeclaims",
+    "persistentvolumes",
+    "pods",
+    "prioritylevelconfigurations",
+    "replicasets",
+    "resourcequotas",
+    "secrets",
+    "serviceaccounts",
+    "services",
+    "statefulsets",
+    "subjectaccessreviews",
+    "tokenreviews",
 ];
 
 /// Non-resource paths that may be a label, where upstream has the path as `subresource`.
-const KNOWN_PATHS: [&str; 9] =
-    ["/api", "/apis", "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version"];
+const KNOWN_PATHS: [&str; 9] = [
+    "/api",
+    "/apis",
+    "/healthz",
+    "/livez",
+    "/metrics",
+    "/openapi/v2",
+    "/openapi/v3",
+    "/readyz",
+    "/version",
+];
 
 /// The label value of what is not known.
 const OTHER: &str = "other";
@@ -81,14 +115,46 @@ impl RequestMetrics {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &Registry) -> Arc<Self> {
-        const TOTAL: [&str; 9] =
-            ["verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component", "code"];
-        const DURATION: [&str; 8] =
-            ["verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"];
-        const TERMINATIONS: [&str; 8] =
-            ["verb", "group", "version", "resource", "subresource", "scope", "component", "code"];
-        const LONG_RUNNING: [&str; 7] =
-            ["verb", "group", "version", "resource", "subresource", "scope", "component"];
+        const TOTAL: [&str; 9] = [
+            "verb",
+            "dry_run",
+            "group",
+            "version",
+            "resource",
+            "subresource",
+            "scope",
+            "component",
+            "code",
+        ];
+        const DURATION: [&str; 8] = [
+            "verb",
+            "dry_run",
+            "group",
+            "version",
+            "resource",
+            "subresource",
+            "scope",
+            "component",
+        ];
+        const TERMINATIONS: [&str; 8] = [
+            "verb",
+            "group",
+            "version",
+            "resource",
+            "subresource",
+            "scope",
+            "component",
+            "code",
+        ];
+        const LONG_RUNNING: [&str; 7] = [
+            "verb",
+            "group",
+            "version",
+            "resource",
+            "subresource",
+            "scope",
+            "component",
+        ];
         Arc::new(Self {
             total: registry.counters(
                 "apiserver_request_total",
@@ -126,18 +192,42 @@ impl RequestMetrics {
     }
 
     fn series(&self, subject: Subject<'_>, exists: bool) -> Arc<Series> {
-        let Subject { labels: common, info } = subject;
-        let names = [info.api_group(), info.api_version(), info.resource(), info.subresource()];
+        let Subject {
+            labels: common,
+            info,
+        } = subject;
+        let names = [
+            info.api_group(),
+            info.api_version(),
+            info.resource(),
+            info.subresource(),
+        ];
         let key = self.hasher.hash_one((common, names));
         if let Some(series) = self.series.get(&key) {
             return Arc::clone(&series);
         }
         let known = !info.is_resource_request() || exists || built_in(info);
         if !known || self.series.len() >= MOST_SERIES {
-            return Arc::new(self.resolve([common.verb, common.dry_run, OTHER, OTHER, OTHER, OTHER, common.scope]));
+            return Arc::new(self.resolve([
+                common.verb,
+                common.dry_run,
+                OTHER,
+                OTHER,
+                OTHER,
+                OTHER,
+                common.scope,
+            ]));
         }
         let [group, version, resource, subresource] = names.map(String::from_utf8_lossy);
-        let values = [common.verb, common.dry_run, &*group, &*version, &*resource, &*subresource, common.scope];
+        let values = [
+            common.verb,
+            common.dry_run,
+            &*group,
+            &*version,
+            &*resource,
+            &*subresource,
+            common.scope,
+        ];
         let series = Arc::new(self.resolve(values));
         self.series.insert(key, Arc::clone(&series));
         series
@@ -145,7 +235,16 @@ impl RequestMetrics {
 
     fn resolve(&self, values: [&str; 7]) -> Series {
         let [verb, dry_run, group, version, resource, subresource, scope] = values;
-        let values = [verb, dry_run, group, version, resource, subresource, scope, COMPONENT];
+        let values = [
+            verb,
+            dry_run,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            COMPONENT,
+        ];
         Series {
             duration: self.duration.with_label_values(&values),
             usual: Default::default(),
@@ -156,13 +255,32 @@ impl RequestMetrics {
 
     fn count(&self, series: &Series, code: StatusCode) {
         let resolve = || {
-            let [verb, dry_run, group, version, resource, subresource, scope, component] =
-                series.values.each_ref().map(|value| &**value);
+            let [
+                verb,
+                dry_run,
+                group,
+                version,
+                resource,
+                subresource,
+                scope,
+                component,
+            ] = series.values.each_ref().map(|value| &**value);
             self.total.with_label_values(&[
-                verb, dry_run, group, version, resource, subresource, scope, component, code.as_str(),
+                verb,
+                dry_run,
+                group,
+                version,
+                resource,
+                subresource,
+                scope,
+                component,
+                code.as_str(),
             ])
         };
-        let usual = USUAL_CODES.iter().zip(&series.usual).find(|(usual, _)| **usual == code.as_u16());
+        let usual = USUAL_CODES
+            .iter()
+            .zip(&series.usual)
+            .find(|(usual, _)| **usual == code.as_u16());
         match usual {
             Some((_, counter)) => counter.get_or_init(resolve).inc(),
             None => resolve().inc(),
@@ -171,36 +289,101 @@ impl RequestMetrics {
 
     /// Upstream labels these by the path where it is no resource (`RecordRequestTermination`).
     fn terminated(&self, series: &Series, info: &RequestInfo<'_>, code: StatusCode) {
-        let [verb, _, group, version, resource, subresource, scope, component] =
-            series.values.each_ref().map(|value| &**value);
-        let subresource = if info.is_resource_request() { subresource } else { known_path(info) };
+        let [
+            verb,
+            _,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+        ] = series.values.each_ref().map(|value| &**value);
+        let subresource = if info.is_resource_request() {
+            subresource
+        } else {
+            known_path(info)
+        };
         self.terminations
-            .with_label_values(&[verb, group, version, resource, subresource, scope, component, code.as_str()])
+            .with_label_values(&[
+                verb,
+                group,
+                version,
+                resource,
+                subresource,
+                scope,
+                component,
+                code.as_str(),
+            ])
             .inc();
     }
 
     fn long_running(&self, series: &Series, info: &RequestInfo<'_>) -> IntGauge {
         let gauge = series.long_running.get_or_init(|| {
-            let [verb, _, group, version, resource, subresource, scope, component] =
-                series.values.each_ref().map(|value| &**value);
-            let subresource = if info.is_resource_request() { subresource } else { known_path(info) };
-            self.long_running.with_label_values(&[verb, group, version, resource, subresource, scope, component])
+            let [
+                verb,
+                _,
+                group,
+                version,
+                resource,
+                subresource,
+                scope,
+                component,
+            ] = series.values.each_ref().map(|value| &**value);
+            let subresource = if info.is_resource_request() {
+                subresource
+            } else {
+                known_path(info)
+            };
+            self.long_running.with_label_values(&[
+                verb,
+                group,
+                version,
+                resource,
+                subresource,
+                scope,
+                component,
+            ])
         });
         gauge.clone()
     }
 }
 
 fn built_in(info: &RequestInfo<'_>) -> bool {
-    let resource = BUILT_IN.iter().any(|name| name.as_bytes() == info.resource());
-    let subresource = [&b""[..], b"status", b"scale", b"log", b"exec", b"attach", b"portforward", b"proxy", b"binding", b"eviction", b"token", b"finalize"]
-        .contains(&info.subresource());
+    let resource = BUILT_IN
+        .iter()
+        .any(|name| name.as_bytes() == info.resource());
+    let subresource = [
+        &b""[..],
+        b"status",
+        b"scale",
+        b"log",
+        b"exec",
+        b"attach",
+        b"portforward",
+        b"proxy",
+        b"binding",
+        b"eviction",
+        b"token",
+        b"finalize",
+    ]
+    .contains(&info.subresource());
     let version = [&b"v1"[..], b"v2", b"v1beta1"].contains(&info.api_version());
     let group = info.api_group();
-    resource && subresource && version && (group.is_empty() || group.ends_with(b".k8s.io") || [&b"apps"[..], b"batch", b"autoscaling", b"policy"].contains(&group))
+    resource
+        && subresource
+        && version
+        && (group.is_empty()
+            || group.ends_with(b".k8s.io")
+            || [&b"apps"[..], b"batch", b"autoscaling", b"policy"].contains(&group))
 }
 
 fn known_path(info: &RequestInfo<'_>) -> &'static str {
-    KNOWN_PATHS.iter().find(|path| path.as_bytes() == info.path()).copied().unwrap_or(OTHER)
+    KNOWN_PATHS
+        .iter()
+        .find(|path| path.as_bytes() == info.path())
+        .copied()
+        .unwrap_or(OTHER)
 }
 
 impl fmt::Debug for RequestMetrics {
@@ -238,7 +421,11 @@ impl Trace {
     /// A request has arrived.
     #[must_use]
     pub fn started(metrics: Arc<RequestMetrics>, now: Instant) -> Self {
-        Self { metrics, started: now, noted: Noted::Unclassified }
+        Self {
+            metrics,
+            started: now,
+            noted: Noted::Unclassified,
+        }
     }
 
     /// When it arrived.
@@ -256,12 +443,19 @@ impl Trace {
     #[must_use]
     pub fn hand_over(&mut self) -> Self {
         let noted = std::mem::replace(&mut self.noted, Noted::Unclassified);
-        Self { metrics: Arc::clone(&self.metrics), started: self.started, noted }
+        Self {
+            metrics: Arc::clone(&self.metrics),
+            started: self.started,
+            noted,
+        }
     }
 
     /// The upstream has begun to answer.
     pub fn answered(&mut self, subject: Subject<'_>, code: StatusCode) {
-        self.metrics.upstream_responses.with_label_values(&[code.as_str()]).inc();
+        self.metrics
+            .upstream_responses
+            .with_label_values(&[code.as_str()])
+            .inc();
         let exists = code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS;
         let series = self.metrics.series(subject, exists);
         let open = (exists && subject.info.long_running()).then(|| {
@@ -308,7 +502,9 @@ impl fmt::Debug for Trace {
             Noted::Nothing | Noted::Unclassified => None,
             Noted::Answered(_, code, _) => Some(code),
         };
-        f.debug_struct("Trace").field("code", &code).finish_non_exhaustive()
+        f.debug_struct("Trace")
+            .field("code", &code)
+            .finish_non_exhaustive()
     }
 }
 
@@ -319,7 +515,10 @@ mod tests {
     fn trace_of(metrics: &Arc<RequestMetrics>, target: &str, code: u16, answered: bool) {
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
         let labels = MetricLabels::of("GET", &info, None);
-        let subject = Subject { labels, info: &info };
+        let subject = Subject {
+            labels,
+            info: &info,
+        };
         let mut trace = Trace::started(Arc::clone(metrics), Clock.now());
         let code = StatusCode::from_u16(code).unwrap();
         if answered {
@@ -336,8 +535,16 @@ mod tests {
         trace_of(&metrics, "/api/v1/nodes", 429, false);
         let text = registry.render();
         let labels = r#"code="429",component="apiserver",group="",resource="nodes",scope="cluster",subresource="",verb="LIST",version="v1""#;
-        assert!(text.contains(&format!("apiserver_request_terminations_total{{{labels}}} 1")), "{text}");
-        assert!(!text.contains("apiserver_request_duration_seconds_count{") || text.contains("} 0"), "{text}");
+        assert!(
+            text.contains(&format!(
+                "apiserver_request_terminations_total{{{labels}}} 1"
+            )),
+            "{text}"
+        );
+        assert!(
+            !text.contains("apiserver_request_duration_seconds_count{") || text.contains("} 0"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -349,9 +556,15 @@ mod tests {
             trace_of(&metrics, &format!("/made/up/{n}"), 429, false);
         }
         let text = registry.render();
-        assert!(!text.contains("things") && !text.contains("/made"), "{text}");
+        assert!(
+            !text.contains("things") && !text.contains("/made"),
+            "{text}"
+        );
         trace_of(&metrics, "/apis/made.up/v1/widgets", 200, true);
-        assert!(registry.render().contains("resource=\"widgets\""), "a resource that exists has a label");
+        assert!(
+            registry.render().contains("resource=\"widgets\""),
+            "a resource that exists has a label"
+        );
     }
 
     #[test]
@@ -361,9 +574,19 @@ mod tests {
         let info = RequestInfo::parse("GET", b"/api/v1/pods?watch=1").unwrap();
         let labels = MetricLabels::of("GET", &info, None);
         let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
-        trace.answered(Subject { labels, info: &info }, StatusCode::OK);
+        trace.answered(
+            Subject {
+                labels,
+                info: &info,
+            },
+            StatusCode::OK,
+        );
         let series = "apiserver_longrunning_requests{component=\"apiserver\",group=\"\",resource=\"pods\",scope=\"cluster\",subresource=\"\",verb=\"WATCH\",version=\"v1\"}";
-        assert!(registry.render().contains(&format!("{series} 1")), "{}", registry.render());
+        assert!(
+            registry.render().contains(&format!("{series} 1")),
+            "{}",
+            registry.render()
+        );
         drop(trace);
         assert!(registry.render().contains(&format!("{series} 0")));
     }

@@ -138,7 +138,9 @@ impl Authenticator {
         };
         let user = subject(leaf);
         let front_proxy = holds(&self.front_proxies).and_then(|_| {
-            let named = user.as_ref().is_some_and(|user| user.name == FRONT_PROXY_NAME);
+            let named = user
+                .as_ref()
+                .is_some_and(|user| user.name == FRONT_PROXY_NAME);
             named.then_some(()).ok_or(Unauthorized)
         });
         let client = match holds(&self.clients) {
@@ -213,7 +215,11 @@ fn subject(certificate: &CertificateDer<'_>) -> Option<User> {
     Some(User {
         name,
         uid: String::new(),
-        groups: parsed.subject().iter_organization().filter_map(text).collect(),
+        groups: parsed
+            .subject()
+            .iter_organization()
+            .filter_map(text)
+            .collect(),
         extra: BTreeMap::from([(
             "authentication.kubernetes.io/credential-id".to_owned(),
             vec![format!("X509SHA256={fingerprint}")],
@@ -244,7 +250,8 @@ fn user_of(headers: &HeaderMap, prefix: &str) -> Option<User> {
     let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let extra_prefix = format!("{prefix}extra-");
     for (name, value) in headers {
-        if let (Some(key), Ok(value)) = (name.as_str().strip_prefix(&extra_prefix), value.to_str()) {
+        if let (Some(key), Ok(value)) = (name.as_str().strip_prefix(&extra_prefix), value.to_str())
+        {
             let key = super::request::percent_decoded(key);
             extra.entry(key).or_default().push(value.to_owned());
         }
@@ -304,7 +311,9 @@ mod tests {
     fn a_client_certificate_names_user_and_groups() {
         let (certificates, authenticator) = setup();
         let peer = authenticator.peer(Some(&chain(&certificates.users[0].credential)));
-        let user = authenticator.authenticate(&peer, &HeaderMap::new()).unwrap();
+        let user = authenticator
+            .authenticate(&peer, &HeaderMap::new())
+            .unwrap();
         assert_eq!(user.name, "admin");
         assert_eq!(user.groups, ["system:masters", "system:authenticated"]);
     }
@@ -330,7 +339,12 @@ mod tests {
         let without = authenticator.authenticate(&front, &HeaderMap::new());
         assert_eq!(without, Err(Unauthorized));
         let nobody = authenticator.peer(None);
-        assert!(authenticator.authenticate(&nobody, &asserted).unwrap().is_anonymous());
+        assert!(
+            authenticator
+                .authenticate(&nobody, &asserted)
+                .unwrap()
+                .is_anonymous()
+        );
     }
 
     #[test]
@@ -341,7 +355,10 @@ mod tests {
             authenticator.authenticate(&nobody, &headers(&[("authorization", value)]))
         };
         let alice = ask(&format!("bearer {}", certificates.users[1].token)).unwrap();
-        assert_eq!((alice.name.as_str(), alice.uid.as_str()), ("alice", "u-alice"));
+        assert_eq!(
+            (alice.name.as_str(), alice.uid.as_str()),
+            ("alice", "u-alice")
+        );
         assert_eq!(ask("Bearer wrong"), Err(Unauthorized));
         assert!(ask("Basic eDp5").unwrap().is_anonymous());
     }

@@ -138,7 +138,10 @@ mod tests {
         let alice = user("alice", "dev");
         assert!(allowed(&alice, &pod("team-b")));
         assert!(!allowed(&alice, &pod("kube-system")));
-        assert!(allowed(&user("alice", "system:masters"), &pod("kube-system")));
+        assert!(allowed(
+            &user("alice", "system:masters"),
+            &pod("kube-system")
+        ));
         assert_eq!(
             refusal(&alice, &pod("kube-system"), Details::default()).message,
             "pods \"foo\" is forbidden: User \"alice\" cannot get resource \"pods\" in API group \

@@ -63,7 +63,8 @@ impl Sharing {
         self.advance(now);
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        self.waiting.insert(ticket, self.virtual_now + self.service_time);
+        self.waiting
+            .insert(ticket, self.virtual_now + self.service_time);
         ticket
     }
 

@@ -189,10 +189,18 @@ fn pod(rng: &mut Rng, number: usize, nodes: usize, now: &str) -> Value {
     let place = number % POD_NAMESPACES.len();
     let namespace = POD_NAMESPACES.get(place).copied().unwrap_or_default();
     let app = format!("web-{:02}", number / POD_NAMESPACES.len() / PODS_OF_ONE_APP);
-    let template = format!("{:x}", 0x6d4c_0000_u64 + u64::try_from(number / 40).unwrap_or(0));
+    let template = format!(
+        "{:x}",
+        0x6d4c_0000_u64 + u64::try_from(number / 40).unwrap_or(0)
+    );
     let name = format!("{app}-{template}-{}", suffix(rng, 5));
     let node = node_name(number % nodes.max(1));
-    let ip = format!("10.{}.{}.{}", 100 + number / 65_536 % 100, number / 256 % 256, number % 256);
+    let ip = format!(
+        "10.{}.{}.{}",
+        100 + number / 65_536 % 100,
+        number / 256 % 256,
+        number % 256
+    );
     let image = format!("registry.example.com/{namespace}/{app}:v1");
     let conditions = ["Initialized", "Ready", "ContainersReady", "PodScheduled"].map(|kind| {
         json!({"type": kind, "status": "True", "lastProbeTime": null, "lastTransitionTime": now})
@@ -263,7 +271,11 @@ mod tests {
         assert_eq!(store.len(Kind::Namespace), 6);
         assert!(store.get(Kind::Namespace, "", "kube-system").is_some());
         let node = store.get(Kind::Node, "", "node-0002").unwrap();
-        assert!((800..2000).contains(&node.json().len()), "{}", node.json().len());
+        assert!(
+            (800..2000).contains(&node.json().len()),
+            "{}",
+            node.json().len()
+        );
     }
 
     #[test]

@@ -112,11 +112,20 @@ impl Journal {
     }
 
     pub(crate) fn accepted(&self, verb: &'static str, resource: &'static str) {
-        *self.state().counters.accepted.entry((verb, resource)).or_default() += 1;
+        *self
+            .state()
+            .counters
+            .accepted
+            .entry((verb, resource))
+            .or_default() += 1;
     }
 
     /// Begins to serve a request, unless it is an ordinary one and `limit` are being served.
-    pub(crate) fn begin(self: &Arc<Self>, occupied: Occupied, limit: Option<usize>) -> Option<Place> {
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        occupied: Occupied,
+        limit: Option<usize>,
+    ) -> Option<Place> {
         let counters = &mut self.state().counters;
         match occupied {
             Occupied::InFlight => {
@@ -217,10 +226,20 @@ mod tests {
         let watch = journal.begin(Occupied::LongRunning, Some(1));
         assert!(watch.is_some());
         let counters = journal.counters();
-        assert_eq!((counters.in_flight, counters.long_running, counters.refused), (1, 1, 1));
+        assert_eq!(
+            (counters.in_flight, counters.long_running, counters.refused),
+            (1, 1, 1)
+        );
         drop((first, watch));
         let counters = journal.counters();
-        assert_eq!((counters.in_flight, counters.max_in_flight, counters.long_running), (0, 1, 0));
+        assert_eq!(
+            (
+                counters.in_flight,
+                counters.max_in_flight,
+                counters.long_running
+            ),
+            (0, 1, 0)
+        );
     }
 
     #[tokio::test]

@@ -79,9 +79,22 @@ mod tests {
             .collect();
         assert_eq!(
             names,
-            ["admin", "admin-token", "alice", "alice-token", "bob", "bob-token"]
+            [
+                "admin",
+                "admin-token",
+                "alice",
+                "alice-token",
+                "bob",
+                "bob-token"
+            ]
         );
-        assert_eq!(config["users"][3]["user"]["token"], certificates.users[1].token);
-        assert_eq!(config["clusters"][0]["cluster"]["server"], "https://127.0.0.1:6443");
+        assert_eq!(
+            config["users"][3]["user"]["token"],
+            certificates.users[1].token
+        );
+        assert_eq!(
+            config["clusters"][0]["cluster"]["server"],
+            "https://127.0.0.1:6443"
+        );
     }
 }

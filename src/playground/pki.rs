@@ -215,7 +215,10 @@ fn params(name: &str, purpose: &Use<'_>) -> Result<CertificateParams, PkiError> 
     match purpose {
         Use::Authority => {
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-            params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+            params.key_usages = vec![
+                KeyUsagePurpose::KeyCertSign,
+                KeyUsagePurpose::DigitalSignature,
+            ];
         }
         Use::Client { organization } => {
             if let Some(organization) = organization {
@@ -285,13 +288,23 @@ mod tests {
             let metadata = std::fs::metadata(directory.path().join(name)).unwrap();
             metadata.permissions().mode() & 0o777
         };
-        for name in ["admin", "alice", "bob", "front-proxy-client", "apiserver", "tls"] {
+        for name in [
+            "admin",
+            "alice",
+            "bob",
+            "front-proxy-client",
+            "apiserver",
+            "tls",
+        ] {
             assert_eq!(mode(&format!("{name}.key")), 0o600);
             assert_ne!(mode(&format!("{name}.crt")) & 0o400, 0);
         }
         assert_eq!(mode("tokens.csv"), 0o600);
         let tokens = std::fs::read_to_string(directory.path().join("tokens.csv")).unwrap();
-        let alice = tokens.lines().find(|line| line.contains(",alice,")).unwrap();
+        let alice = tokens
+            .lines()
+            .find(|line| line.contains(",alice,"))
+            .unwrap();
         assert!(alice.ends_with(",alice,u-alice,\"dev\""));
     }
 

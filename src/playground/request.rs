@@ -65,7 +65,10 @@ pub(crate) enum Form {
 
 impl Query {
     pub(crate) fn parse(query: Option<&str>) -> Self {
-        let pairs = query.unwrap_or_default().split('&').filter(|p| !p.is_empty());
+        let pairs = query
+            .unwrap_or_default()
+            .split('&')
+            .filter(|p| !p.is_empty());
         Self(
             pairs
                 .map(|pair| {
@@ -83,7 +86,10 @@ impl Query {
     }
 
     pub(crate) fn all(&self, key: &str) -> impl Iterator<Item = &str> {
-        self.0.iter().filter(move |(k, _)| k == key).map(|(_, v)| v.as_str())
+        self.0
+            .iter()
+            .filter(move |(k, _)| k == key)
+            .map(|(_, v)| v.as_str())
     }
 
     /// A boolean parameter, as Go's conversion reads it: present, and neither `false` nor `0`.
@@ -113,7 +119,11 @@ pub(crate) fn percent_decoded(text: &str) -> String {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, tail)) = rest.split_first() {
-        let hex = |digit: u8| char::from(digit).to_digit(16).and_then(|d| u8::try_from(d).ok());
+        let hex = |digit: u8| {
+            char::from(digit)
+                .to_digit(16)
+                .and_then(|d| u8::try_from(d).ok())
+        };
         rest = tail;
         if byte == b'%'
             && let [high, low, after @ ..] = tail
@@ -193,7 +203,10 @@ impl Route {
             !namespace.is_empty()
         };
         let known = subresource.is_empty()
-            || resource.subresources().iter().any(|s| s.name == subresource);
+            || resource
+                .subresources()
+                .iter()
+                .any(|s| s.name == subresource);
         if misplaced || !known {
             return Self::UnknownResource;
         }
@@ -353,10 +366,19 @@ mod tests {
         for (path, expected) in [
             ("/api/v1/nodes", ("nodes", "", "", "", false)),
             ("/api/v1/pods", ("pods", "", "", "", false)),
-            ("/api/v1/namespaces/x/pods/p/log", ("pods", "x", "p", "log", false)),
+            (
+                "/api/v1/namespaces/x/pods/p/log",
+                ("pods", "x", "p", "log", false),
+            ),
             ("/api/v1/namespaces/x", ("namespaces", "", "x", "", false)),
-            ("/api/v1/namespaces/x/status", ("namespaces", "", "x", "status", false)),
-            ("/api/v1/watch/namespaces/x/pods", ("pods", "x", "", "", true)),
+            (
+                "/api/v1/namespaces/x/status",
+                ("namespaces", "", "x", "status", false),
+            ),
+            (
+                "/api/v1/watch/namespaces/x/pods",
+                ("pods", "x", "", "", true),
+            ),
             (
                 "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node%2D1",
                 ("leases", "kube-node-lease", "node-1", "", false),
@@ -379,9 +401,18 @@ mod tests {
             "/api/v1/namespaces/x/pods/p/scale",
             "/api/v1/namespaces/x/pods/p/log/more",
         ] {
-            assert!(matches!(Route::parse(path), Route::UnknownResource), "{path}");
+            assert!(
+                matches!(Route::parse(path), Route::UnknownResource),
+                "{path}"
+            );
         }
-        for path in ["/nope", "/apis/apps", "/apis/apps/v1/deployments", "/api/v2", "/"] {
+        for path in [
+            "/nope",
+            "/apis/apps",
+            "/apis/apps/v1/deployments",
+            "/api/v2",
+            "/",
+        ] {
             assert!(matches!(Route::parse(path), Route::NotFound), "{path}");
         }
     }
@@ -389,7 +420,9 @@ mod tests {
     #[test]
     fn verbs_follow_method_name_and_query() {
         let verb = |method: Method, path: &str, query: &str| {
-            target(path).unwrap().verb(&method, &Query::parse(Some(query)))
+            target(path)
+                .unwrap()
+                .verb(&method, &Query::parse(Some(query)))
         };
         let pods = "/api/v1/namespaces/x/pods";
         assert_eq!(verb(Method::GET, pods, ""), "list");
@@ -417,9 +450,15 @@ mod tests {
         assert_eq!(Form::negotiate(None), Some(Form::Object));
         let typed = "application/vnd.kubernetes.protobuf,application/json";
         assert_eq!(Form::negotiate(Some(typed)), Some(Form::Object));
-        assert_eq!(Form::negotiate(Some("application/vnd.kubernetes.protobuf")), None);
+        assert_eq!(
+            Form::negotiate(Some("application/vnd.kubernetes.protobuf")),
+            None
+        );
         let discovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
                          application/json";
-        assert_eq!(Form::negotiate(Some(discovery)), Some(Form::AggregatedDiscovery));
+        assert_eq!(
+            Form::negotiate(Some(discovery)),
+            Some(Form::AggregatedDiscovery)
+        );
     }
 }

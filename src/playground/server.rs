@@ -278,7 +278,9 @@ impl ClientCertVerifier for AnyCertificate {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
@@ -323,12 +325,8 @@ async fn connection(state: Arc<State>, acceptor: TlsAcceptor, stream: TcpStream)
 }
 
 /// Runs a connection; closes it gracefully when asked to or when the server stops.
-async fn drive<C, E>(
-    state: &State,
-    closing: &Notify,
-    connection: C,
-    close: impl Fn(Pin<&mut C>),
-) where
+async fn drive<C, E>(state: &State, closing: &Notify, connection: C, close: impl Fn(Pin<&mut C>))
+where
     C: Future<Output = Result<(), E>>,
     E: std::fmt::Display,
 {

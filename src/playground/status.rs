@@ -276,9 +276,7 @@ impl Status {
 
     /// A list at a version that has not come yet.
     pub(crate) fn too_large_version(asked: u64, current: u64) -> Self {
-        let message = format!(
-            "Timeout: Too large resource version: {asked}, current: {current}"
-        );
+        let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
         Self {
             details: Some(Details {
                 causes: vec![Cause {

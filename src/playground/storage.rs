@@ -19,7 +19,9 @@ pub(crate) struct Storage {
 impl Storage {
     pub(crate) fn new(store: Store) -> Self {
         Self {
-            changed: Kind::ALL.map(|_| watch::Sender::new(store.version())).into(),
+            changed: Kind::ALL
+                .map(|_| watch::Sender::new(store.version()))
+                .into(),
             store: Mutex::new(store),
         }
     }

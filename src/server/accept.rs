@@ -36,7 +36,11 @@ const KEEPALIVE: Duration = Duration::from_secs(180);
 /// # Errors
 /// If the address cannot be had.
 pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
@@ -95,8 +99,16 @@ impl Acceptor {
         let _ = SockRef::from(&tcp).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE));
         let ip = address.ip().to_canonical();
         let trusted = self.trusted.iter().any(|net| net.contains(&ip));
-        match (tcp.into_std(), self.workers.iter().min_by_key(|worker| worker.load())) {
-            (Ok(tcp), Some(worker)) => worker.take(Accepted { tcp, address, trusted, open }),
+        match (
+            tcp.into_std(),
+            self.workers.iter().min_by_key(|worker| worker.load()),
+        ) {
+            (Ok(tcp), Some(worker)) => worker.take(Accepted {
+                tcp,
+                address,
+                trusted,
+                open,
+            }),
             (Err(why), _) => warn!(client = %address, %why, "a connection cannot be served"),
             (Ok(_), None) => warn!("there is no worker"),
         }

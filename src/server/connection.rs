@@ -101,7 +101,11 @@ pub async fn serve(
     let (_, session) = stream.get_ref();
     let http2 = session.alpn_protocol() == Some(b"h2");
     let certificate = PeerCertificate::new(session.peer_certificates());
-    let peer = Arc::new(Peer { address, trusted, certificate });
+    let peer = Arc::new(Peer {
+        address,
+        trusted,
+        certificate,
+    });
     serving.metrics.connections.inc();
     if http2 {
         serve_http2(stream, peer, &serving).await;
@@ -161,7 +165,9 @@ async fn answer(
     peer: Arc<Peer>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let answered = AssertUnwindSafe(serving.pipeline.handle(&peer, request)).catch_unwind().await;
+    let answered = AssertUnwindSafe(serving.pipeline.handle(&peer, request))
+        .catch_unwind()
+        .await;
     Ok(answered.unwrap_or_else(|_| {
         serving.metrics.panics.inc();
         error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");

@@ -45,9 +45,17 @@ pub struct Config {
 /// # Errors
 /// If the key does not fit the certificate, or is of no known kind.
 pub fn server_config(config: Config, provider: Arc<CryptoProvider>) -> Result<ServerConfig, Error> {
-    let Config { chain, key, client_ca, tls13_only } = config;
-    let versions: &[_] =
-        if tls13_only { &[&rustls::version::TLS13] } else { &[&rustls::version::TLS13, &rustls::version::TLS12] };
+    let Config {
+        chain,
+        key,
+        client_ca,
+        tls13_only,
+    } = config;
+    let versions: &[_] = if tls13_only {
+        &[&rustls::version::TLS13]
+    } else {
+        &[&rustls::version::TLS13, &rustls::version::TLS12]
+    };
     let algorithms = provider.signature_verification_algorithms;
     let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(versions)?;
     let builder = match client_ca {

@@ -53,12 +53,18 @@ impl Worker {
     /// # Errors
     /// If the system gives no thread or no runtime.
     pub fn start(number: usize, tls: TlsAcceptor, serving: Arc<Serving>) -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         let (connections, accepted) = mpsc::unbounded_channel();
         let thread = thread::Builder::new()
             .name(format!("weir-worker-{number}"))
             .spawn(move || runtime.block_on(work(accepted, tls, serving)))?;
-        Ok(Self { connections, load: Arc::new(()), thread })
+        Ok(Self {
+            connections,
+            load: Arc::new(()),
+            thread,
+        })
     }
 
     /// The connections it has.
@@ -69,7 +75,11 @@ impl Worker {
 
     /// Gives it a connection.
     pub fn take(&self, accepted: Accepted) {
-        if self.connections.send((accepted, Arc::clone(&self.load))).is_err() {
+        if self
+            .connections
+            .send((accepted, Arc::clone(&self.load)))
+            .is_err()
+        {
             warn!("a worker has ended early; a connection is closed");
         }
     }
@@ -90,7 +100,16 @@ async fn work(
     serving: Arc<Serving>,
 ) {
     tokio::spawn(keep_house(Arc::clone(&serving)));
-    while let Some((Accepted { tcp, address, trusted, open }, load)) = accepted.recv().await {
+    while let Some((
+        Accepted {
+            tcp,
+            address,
+            trusted,
+            open,
+        },
+        load,
+    )) = accepted.recv().await
+    {
         let tcp = match TcpStream::from_std(tcp) {
             Ok(tcp) => tcp,
             Err(why) => {
@@ -98,7 +117,8 @@ async fn work(
                 continue;
             }
         };
-        let connection = connection::serve(tcp, address, trusted, tls.clone(), Arc::clone(&serving));
+        let connection =
+            connection::serve(tcp, address, trusted, tls.clone(), Arc::clone(&serving));
         tokio::spawn(async move {
             connection.await;
             drop((open, load));

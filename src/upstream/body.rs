@@ -31,13 +31,19 @@ impl RequestBody {
         if incoming.is_end_stream() {
             return Self::empty();
         }
-        Self { incoming: Some(incoming), names: Some(names) }
+        Self {
+            incoming: Some(incoming),
+            names: Some(names),
+        }
     }
 
     /// No body.
     #[must_use]
     pub fn empty() -> Self {
-        Self { incoming: None, names: None }
+        Self {
+            incoming: None,
+            names: None,
+        }
     }
 }
 
@@ -66,6 +72,8 @@ impl Body for RequestBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+        self.incoming
+            .as_ref()
+            .map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
     }
 }

@@ -129,10 +129,15 @@ impl<W: Way> Connector<W> {
     /// # Cancel safety
     /// As [`Connector::connect`].
     pub async fn connect_http1(&self) -> Result<Connection, ForwardError> {
-        self.connect_with(Arc::clone(&self.http1)).await.map(|(connection, _)| connection)
+        self.connect_with(Arc::clone(&self.http1))
+            .await
+            .map(|(connection, _)| connection)
     }
 
-    async fn connect_with(&self, tls: Arc<ClientConfig>) -> Result<(Connection, Protocol), ForwardError> {
+    async fn connect_with(
+        &self,
+        tls: Arc<ClientConfig>,
+    ) -> Result<(Connection, Protocol), ForwardError> {
         timeout(CONNECT_TIMEOUT, async {
             let tcp = self.reach().await?;
             let stream = TlsConnector::from(tls)
@@ -165,12 +170,17 @@ impl<W: Way> std::fmt::Debug for Connector<W> {
 }
 
 async fn dial(authority: &Authority) -> Result<TcpStream, ForwardError> {
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    let host = authority
+        .host()
+        .trim_start_matches('[')
+        .trim_end_matches(']');
     let stream = TcpStream::connect((host, Target::port(authority)))
         .await
         .map_err(|why| ForwardError::Connect(Arc::new(why)))?;
     let _ = stream.set_nodelay(true); // a connection without it works, if slower
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE)
+        .with_interval(KEEPALIVE);
     let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
     Ok(stream)
 }
@@ -190,10 +200,15 @@ async fn tunnel(proxy: &Proxy, target: &Authority) -> Result<Box<dyn Stream>, Fo
     let request = request
         .body(Empty::<bytes::Bytes>::new())
         .map_err(|_| ForwardError::ProxyRefused(http::StatusCode::BAD_REQUEST))?;
-    let response = sender.send_request(request).await.map_err(|why| ForwardError::Proxy(Arc::new(why)))?;
+    let response = sender
+        .send_request(request)
+        .await
+        .map_err(|why| ForwardError::Proxy(Arc::new(why)))?;
     if !response.status().is_success() {
         return Err(ForwardError::ProxyRefused(response.status()));
     }
-    let upgraded = hyper::upgrade::on(response).await.map_err(|why| ForwardError::Proxy(Arc::new(why)))?;
+    let upgraded = hyper::upgrade::on(response)
+        .await
+        .map_err(|why| ForwardError::Proxy(Arc::new(why)))?;
     Ok(Box::new(TokioIo::new(upgraded)))
 }

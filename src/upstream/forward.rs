@@ -104,7 +104,11 @@ impl<W: Way> Pool<W> {
             Err(mut refused) => match refused.take_message() {
                 Some(request) => {
                     let (parts, body) = request.into_parts();
-                    Err(Failed::Unsent(Outbound::returned(parts), body, refused.into_error().into()))
+                    Err(Failed::Unsent(
+                        Outbound::returned(parts),
+                        body,
+                        refused.into_error().into(),
+                    ))
                 }
                 None => Err(Failed::For(refused.into_error().into())),
             },
@@ -125,11 +129,17 @@ impl<W: Way> Pool<W> {
             Err(mut refused) => match (refused.take_message(), spare) {
                 (Some(request), _) => {
                     let (parts, body) = request.into_parts();
-                    Err(Failed::Unsent(Outbound::returned(parts), body, refused.into_error().into()))
+                    Err(Failed::Unsent(
+                        Outbound::returned(parts),
+                        body,
+                        refused.into_error().into(),
+                    ))
                 }
-                (None, Some(head)) if never_executed(refused.error()) => {
-                    Err(Failed::Unsent(head, RequestBody::empty(), refused.into_error().into()))
-                }
+                (None, Some(head)) if never_executed(refused.error()) => Err(Failed::Unsent(
+                    head,
+                    RequestBody::empty(),
+                    refused.into_error().into(),
+                )),
                 (None, _) => Err(Failed::For(refused.into_error().into())),
             },
         }
@@ -137,8 +147,10 @@ impl<W: Way> Pool<W> {
 
     pub(super) fn host(&self) -> HeaderValue {
         // An authority is made of characters that a header's value may have.
-        HeaderValue::from_maybe_shared(Bytes::copy_from_slice(self.connector().authority().as_str().as_bytes()))
-            .unwrap_or_else(|_| HeaderValue::from_static("upstream"))
+        HeaderValue::from_maybe_shared(Bytes::copy_from_slice(
+            self.connector().authority().as_str().as_bytes(),
+        ))
+        .unwrap_or_else(|_| HeaderValue::from_static("upstream"))
     }
 }
 
@@ -149,7 +161,8 @@ fn never_executed(error: &hyper::Error) -> bool {
         if let Some(h2) = cause.downcast_ref::<h2::Error>() {
             let refused = h2.is_reset() && h2.reason() == Some(h2::Reason::REFUSED_STREAM);
             // h2 reports a GOAWAY for a stream only if the stream's number is beyond the last one processed.
-            let gone_away = h2.is_go_away() && h2.is_remote() && h2.reason() == Some(h2::Reason::NO_ERROR);
+            let gone_away =
+                h2.is_go_away() && h2.is_remote() && h2.reason() == Some(h2::Reason::NO_ERROR);
             return refused || gone_away;
         }
         source = cause.source();

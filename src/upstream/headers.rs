@@ -89,13 +89,21 @@ pub struct Outbound<W> {
 impl<W> fmt::Debug for Outbound<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Headers hold credentials: they are not shown.
-        write!(f, "Outbound({} {})", self.parts.method, self.parts.uri.path())
+        write!(
+            f,
+            "Outbound({} {})",
+            self.parts.method,
+            self.parts.uri.path()
+        )
     }
 }
 
 impl<W: Way> Outbound<W> {
     fn new(parts: request::Parts) -> Self {
-        Self { parts, way: PhantomData }
+        Self {
+            parts,
+            way: PhantomData,
+        }
     }
 
     /// A second one of the same, for another try.
@@ -115,7 +123,9 @@ impl<W: Way> Outbound<W> {
 
     /// Asks the upstream to change to `protocol`, once the request's own wish was taken off as hop-by-hop.
     pub(super) fn switching_to(mut self, protocol: HeaderValue) -> Self {
-        self.parts.headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        self.parts
+            .headers
+            .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         self.parts.headers.insert(header::UPGRADE, protocol);
         self
     }
@@ -188,7 +198,10 @@ impl IdentityHeaders {
             || listed(&self.username)
             || listed(&self.uid)
             || listed(&self.group)
-            || self.extra_prefix.iter().any(|p| starts_with_dashed(name, p))
+            || self
+                .extra_prefix
+                .iter()
+                .any(|p| starts_with_dashed(name, p))
     }
 
     /// Removes every header that could pass for an identity.
@@ -203,7 +216,10 @@ fn dashed_eq(configured: &str, dashed: &str) -> bool {
 
 fn starts_with_dashed(dashed: &str, configured: &str) -> bool {
     dashed.len() >= configured.len()
-        && configured.bytes().zip(dashed.bytes()).all(|(c, d)| c == d || (c == b'_' && d == b'-'))
+        && configured
+            .bytes()
+            .zip(dashed.bytes())
+            .all(|(c, d)| c == d || (c == b'_' && d == b'-'))
 }
 
 fn remove_where(headers: &mut HeaderMap, doomed: impl Fn(&HeaderName) -> bool) {
@@ -235,7 +251,10 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
         }
     }
     let te_trailers = headers.get(header::TE).is_some_and(|te| {
-        te.to_str().is_ok_and(|te| te.split(',').any(|t| t.trim().eq_ignore_ascii_case("trailers")))
+        te.to_str().is_ok_and(|te| {
+            te.split(',')
+                .any(|t| t.trim().eq_ignore_ascii_case("trailers"))
+        })
     });
     headers.remove(header::TE);
     if te_trailers {
@@ -287,30 +306,49 @@ fn forwarded_for(headers: &mut HeaderMap, client: ClientAddress) {
 
 /// A request whose own credential goes on untouched.
 #[must_use]
-pub fn pass_through(parts: request::Parts, client: ClientAddress, names: &IdentityHeaders) -> Outbound<PassThrough> {
+pub fn pass_through(
+    parts: request::Parts,
+    client: ClientAddress,
+    names: &IdentityHeaders,
+) -> Outbound<PassThrough> {
     Outbound::new(own_credential(parts, client, names))
 }
 
 /// A request without a credential, or with one that nobody vouches for.
 #[must_use]
-pub fn stranger(parts: request::Parts, client: ClientAddress, names: &IdentityHeaders) -> Outbound<Stranger> {
+pub fn stranger(
+    parts: request::Parts,
+    client: ClientAddress,
+    names: &IdentityHeaders,
+) -> Outbound<Stranger> {
     Outbound::new(own_credential(parts, client, names))
 }
 
 /// A request of weir's own.
 #[must_use]
-pub fn own(method: http::Method, path: PathAndQuery, authorization: Option<HeaderValue>) -> Outbound<Own> {
+pub fn own(
+    method: http::Method,
+    path: PathAndQuery,
+    authorization: Option<HeaderValue>,
+) -> Outbound<Own> {
     let mut parts = http::Request::new(()).into_parts().0;
     parts.method = method;
     parts.uri = http::Uri::from(path);
-    parts.headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("weir/", env!("CARGO_PKG_VERSION"))));
+    parts.headers.insert(
+        header::USER_AGENT,
+        HeaderValue::from_static(concat!("weir/", env!("CARGO_PKG_VERSION"))),
+    );
     if let Some(value) = authorization {
         parts.headers.insert(header::AUTHORIZATION, value);
     }
     Outbound::new(parts)
 }
 
-fn own_credential(mut parts: request::Parts, client: ClientAddress, names: &IdentityHeaders) -> request::Parts {
+fn own_credential(
+    mut parts: request::Parts,
+    client: ClientAddress,
+    names: &IdentityHeaders,
+) -> request::Parts {
     names.remove_from(&mut parts.headers);
     parts.headers.remove(header::EXPECT);
     forwarded_for(&mut parts.headers, client);
@@ -331,7 +369,8 @@ pub fn asserting(
     let headers = &mut parts.headers;
     headers.remove(header::AUTHORIZATION);
     remove_websocket_bearer(headers);
-    let value = |what, text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unspeakable(what));
+    let value =
+        |what, text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unspeakable(what));
     if let Some(name) = names.username.first() {
         headers.append(name, value("name", &user.name)?);
     }
@@ -346,7 +385,8 @@ pub fn asserting(
     if let Some(prefix) = names.extra_prefix.first() {
         for (key, values) in &user.extra {
             let name = format!("{prefix}{}", escape_extra_key(key));
-            let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| Unspeakable("extra key"))?;
+            let name =
+                HeaderName::from_bytes(name.as_bytes()).map_err(|_| Unspeakable("extra key"))?;
             for text in values {
                 headers.append(&name, value("extra value", text)?);
             }

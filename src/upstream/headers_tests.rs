@@ -2,7 +2,10 @@ use http::Request;
 
 use super::*;
 
-const CLIENT: ClientAddress = ClientAddress { peer: IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7)), trusted: false };
+const CLIENT: ClientAddress = ClientAddress {
+    peer: IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7)),
+    trusted: false,
+};
 
 fn head(headers: &[(&str, &str)]) -> request::Parts {
     let mut request = Request::get("/api/v1/pods?x=%2f");
@@ -23,7 +26,10 @@ fn alice() -> UserInfo {
         name: "alice".to_owned(),
         uid: "u1".to_owned(),
         groups: vec!["dev".to_owned(), "system:authenticated".to_owned()],
-        extra: vec![("example.com/Pod name%".to_owned(), vec!["a".to_owned(), "b".to_owned()])],
+        extra: vec![(
+            "example.com/Pod name%".to_owned(),
+            vec!["a".to_owned(), "b".to_owned()],
+        )],
     }
 }
 
@@ -46,26 +52,39 @@ fn hop_by_hop_headers_and_those_that_connection_names_stop_here() {
     names.sort_unstable();
     assert_eq!(names, ["te", "trailer", "x-kept"]);
     assert_eq!(headers["te"], "trailers");
-    assert_eq!(upgrade, None, "an Upgrade that Connection does not name is no wish to upgrade");
+    assert_eq!(
+        upgrade, None,
+        "an Upgrade that Connection does not name is no wish to upgrade"
+    );
 }
 
 #[test]
 fn an_upgrade_is_told_once_connection_names_it() {
-    let (headers, upgrade) = stripped(&[("connection", "keep-alive, Upgrade"), ("upgrade", "SPDY/3.1")]);
+    let (headers, upgrade) = stripped(&[
+        ("connection", "keep-alive, Upgrade"),
+        ("upgrade", "SPDY/3.1"),
+    ]);
     assert_eq!(upgrade.unwrap(), "SPDY/3.1");
     assert!(headers.is_empty());
 }
 
 #[test]
 fn connection_cannot_name_what_makes_the_message() {
-    let (headers, _) = stripped(&[("connection", "content-length, host"), ("content-length", "3"), ("host", "h")]);
+    let (headers, _) = stripped(&[
+        ("connection", "content-length, host"),
+        ("content-length", "3"),
+        ("host", "h"),
+    ]);
     assert_eq!(headers.len(), 2);
 }
 
 #[test]
 fn no_spelling_of_an_identity_header_goes_through() {
     let names = IdentityHeaders {
-        username: vec![HeaderName::from_static("x-remote-user"), HeaderName::from_static("x_custom_user")],
+        username: vec![
+            HeaderName::from_static("x-remote-user"),
+            HeaderName::from_static("x_custom_user"),
+        ],
         extra_prefix: vec!["x-remote-extra-".to_owned(), "corp-".to_owned()],
         ..IdentityHeaders::default()
     };
@@ -85,7 +104,12 @@ fn no_spelling_of_an_identity_header_goes_through() {
         ("Authorization", "Bearer t"),
     ];
     let outbound = stranger(head(&forged), CLIENT, &names);
-    let mut kept: Vec<_> = outbound.parts.headers.keys().map(HeaderName::as_str).collect();
+    let mut kept: Vec<_> = outbound
+        .parts
+        .headers
+        .keys()
+        .map(HeaderName::as_str)
+        .collect();
     kept.sort_unstable();
     assert_eq!(kept, ["authorization", "x-forwarded-for", "x-kept"]);
 }
@@ -96,38 +120,67 @@ fn an_asserted_user_is_the_only_identity_and_the_token_stops_here() {
         ("Authorization", "Bearer secret"),
         ("X-Remote-User", "root"),
         ("X-Remote-Group", "system:masters"),
-        ("Sec-WebSocket-Protocol", "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0"),
+        (
+            "Sec-WebSocket-Protocol",
+            "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0",
+        ),
         ("Impersonate-User", "bob"),
     ];
     let outbound = asserting(head(&sent), CLIENT, &IdentityHeaders::default(), &alice()).unwrap();
     let headers = &outbound.parts.headers;
-    let all = |name: &str| headers.get_all(name).iter().map(|v| v.to_str().unwrap()).collect::<Vec<_>>();
+    let all = |name: &str| {
+        headers
+            .get_all(name)
+            .iter()
+            .map(|v| v.to_str().unwrap())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(all("x-remote-user"), ["alice"]);
     assert_eq!(all("x-remote-uid"), ["u1"]);
     assert_eq!(all("x-remote-group"), ["dev", "system:authenticated"]);
-    assert_eq!(all("x-remote-extra-example.com%2fpod%20name%25"), ["a", "b"]);
+    assert_eq!(
+        all("x-remote-extra-example.com%2fpod%20name%25"),
+        ["a", "b"]
+    );
     assert_eq!(all("sec-websocket-protocol"), ["v4.channel.k8s.io"]);
-    assert_eq!(all("impersonate-user"), ["bob"], "the API server judges it, by the asserted user");
+    assert_eq!(
+        all("impersonate-user"),
+        ["bob"],
+        "the API server judges it, by the asserted user"
+    );
     assert!(!headers.contains_key("authorization"));
 }
 
 #[test]
 fn a_user_that_headers_cannot_name_is_refused() {
-    let user = UserInfo { name: "a\nb".to_owned(), ..alice() };
+    let user = UserInfo {
+        name: "a\nb".to_owned(),
+        ..alice()
+    };
     let refused = asserting(head(&[]), CLIENT, &IdentityHeaders::default(), &user);
     assert_eq!(refused.unwrap_err(), Unspeakable("name"));
 }
 
 #[test]
 fn earlier_hops_are_told_by_trusted_proxies_only() {
-    let sent = [("x-forwarded-for", "198.51.100.1"), ("x-forwarded-for", "198.51.100.2"), ("x-real-ip", "198.51.100.1")];
+    let sent = [
+        ("x-forwarded-for", "198.51.100.1"),
+        ("x-forwarded-for", "198.51.100.2"),
+        ("x-real-ip", "198.51.100.1"),
+    ];
     let names = IdentityHeaders::default();
     let told = |trusted| {
         let outbound = pass_through(head(&sent), ClientAddress { trusted, ..CLIENT }, &names);
         let headers = outbound.parts.headers;
-        (headers["x-forwarded-for"].to_str().unwrap().to_owned(), headers.contains_key("x-real-ip"))
+        (
+            headers["x-forwarded-for"].to_str().unwrap().to_owned(),
+            headers.contains_key("x-real-ip"),
+        )
     };
-    assert_eq!(told(true), ("198.51.100.1, 198.51.100.2, 192.0.2.7".to_owned(), true));
+    assert_eq!(
+        told(true),
+        ("198.51.100.1, 198.51.100.2, 192.0.2.7".to_owned(), true)
+    );
     assert_eq!(told(false), ("192.0.2.7".to_owned(), false));
 }
 
@@ -136,11 +189,18 @@ fn the_target_goes_on_byte_for_byte_and_the_authority_is_the_upstream_s() {
     let names = IdentityHeaders::default();
     let authority = Authority::from_static("upstream:6443");
     let sent = [("host", "weir"), ("cookie", "a=1"), ("cookie", "b=2")];
-    let one = stranger(head(&sent), CLIENT, &names).into_http1((), &HeaderValue::from_static("upstream:6443"));
+    let one = stranger(head(&sent), CLIENT, &names)
+        .into_http1((), &HeaderValue::from_static("upstream:6443"));
     assert_eq!(one.uri().to_string(), "/api/v1/pods?x=%2f");
     assert_eq!(one.headers()["host"], "upstream:6443");
-    assert_eq!(one.headers().get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2"]);
+    assert_eq!(
+        one.headers().get_all("cookie").iter().collect::<Vec<_>>(),
+        ["a=1; b=2"]
+    );
     let two = pass_through(head(&sent), CLIENT, &names).into_http2((), &authority);
-    assert_eq!(two.uri().to_string(), "https://upstream:6443/api/v1/pods?x=%2f");
+    assert_eq!(
+        two.uri().to_string(),
+        "https://upstream:6443/api/v1/pods?x=%2f"
+    );
     assert!(!two.headers().contains_key("host"));
 }

@@ -77,12 +77,22 @@ impl Upstream {
     /// Pools without connections; requests open them.
     #[must_use]
     pub fn new(config: Config, metrics: &Arc<Metrics>) -> Self {
-        let Config { target, plain, asserting, own: _, most_connections } = config;
+        let Config {
+            target,
+            plain,
+            asserting,
+            own: _,
+            most_connections,
+        } = config;
         let target = Arc::new(target);
         let metrics = || Arc::clone(metrics);
         Self {
             asserting: asserting.map(|tls| {
-                Pool::new(Connector::new(Arc::clone(&target), tls), most_connections, metrics())
+                Pool::new(
+                    Connector::new(Arc::clone(&target), tls),
+                    most_connections,
+                    metrics(),
+                )
             }),
             pass_through: Pool::new(
                 Connector::new(Arc::clone(&target), plain.clone()),
@@ -127,7 +137,9 @@ impl Upstream {
     ) -> Result<Response<Incoming>, ForwardError> {
         match request {
             Dressed::Asserting(head) => self.asserting()?.send_upgrade(head, body, protocol).await,
-            Dressed::PassThrough(head) => self.pass_through.send_upgrade(head, body, protocol).await,
+            Dressed::PassThrough(head) => {
+                self.pass_through.send_upgrade(head, body, protocol).await
+            }
             Dressed::Stranger(head) => self.stranger.send_upgrade(head, body, protocol).await,
         }
     }
@@ -220,10 +232,16 @@ impl fmt::Display for ForwardError {
             Self::ConnectTimeout(limit) => write!(f, "no connection within {}s", limit.as_secs()),
             Self::Proxy(why) => write!(f, "the proxy on the way failed: {why}"),
             Self::ProxyRefused(status) => write!(f, "the proxy on the way refused: {status}"),
-            Self::Reset(why) => write!(f, "the connection broke before an answer: {}", Chain(&**why)),
+            Self::Reset(why) => write!(
+                f,
+                "the connection broke before an answer: {}",
+                Chain(&**why)
+            ),
             Self::Tls(why) => write!(f, "TLS failed: {why}"),
             Self::Unasked => write!(f, "it changed to a protocol that was not asked for"),
-            Self::TooManyWaiting(most) => write!(f, "{most} requests wait for a free stream already"),
+            Self::TooManyWaiting(most) => {
+                write!(f, "{most} requests wait for a free stream already")
+            }
         }
     }
 }

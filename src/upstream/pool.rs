@@ -196,13 +196,19 @@ impl<W: Way> Pool<W> {
     fn choose(self: &Arc<Self>, now: Instant) -> Choice<W> {
         let mut state = self.state();
         state.shared.retain(|shared| shared.usable());
-        let least = state.shared.iter().min_by_key(|s| s.streams.load(Ordering::Acquire));
+        let least = state
+            .shared
+            .iter()
+            .min_by_key(|s| s.streams.load(Ordering::Acquire));
         if let Some(least) = least {
             let streams = least.streams.load(Ordering::Acquire);
             let most = least.most_streams.load(Ordering::Acquire);
             let lease = (streams < most).then(|| {
                 least.streams.fetch_add(1, Ordering::AcqRel);
-                Lease::Http2(Own2 { shared: Arc::clone(least), pool: Arc::clone(self) })
+                Lease::Http2(Own2 {
+                    shared: Arc::clone(least),
+                    pool: Arc::clone(self),
+                })
             });
             let crowded = (streams + 1).saturating_mul(4) > most.saturating_mul(3);
             if crowded && state.opening == 0 && state.shared.len() < self.most {
@@ -212,7 +218,10 @@ impl<W: Way> Pool<W> {
         }
         if let Some(sender) = state.idle_connection(now) {
             let pool = Arc::clone(self);
-            return Choice::Take(Lease::Http1(Own1 { sender: Some(sender), pool }));
+            return Choice::Take(Lease::Http1(Own1 {
+                sender: Some(sender),
+                pool,
+            }));
         }
         if state.speaks == Some(Protocol::Http1) || !W::HTTP2 {
             return Choice::Open;
@@ -226,21 +235,33 @@ impl<W: Way> Pool<W> {
 
     async fn open_http1(self: &Arc<Self>) -> Result<Lease<W>, ForwardError> {
         let opened = self.connector.connect().await;
-        self.metrics.connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol).ok());
+        self.metrics
+            .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol).ok());
         let (connection, protocol) = opened?;
         if protocol == Protocol::Http2 {
             // The upstream has learned HTTP/2 since (an upgrade of the cluster): the next request sees it.
             self.state().speaks = Some(protocol);
             let shared = self.share(connection).await?;
-            return Ok(Lease::Http2(Own2 { shared, pool: Arc::clone(self) }));
+            return Ok(Lease::Http2(Own2 {
+                shared,
+                pool: Arc::clone(self),
+            }));
         }
         let sender = self.speak_http1(connection).await?;
-        Ok(Lease::Http1(Own1 { sender: Some(sender), pool: Arc::clone(self) }))
+        Ok(Lease::Http1(Own1 {
+            sender: Some(sender),
+            pool: Arc::clone(self),
+        }))
     }
 
-    async fn speak_http1(&self, connection: Connection) -> Result<http1::SendRequest<RequestBody>, ForwardError> {
-        let (sender, driver) =
-            settings::client_http1().handshake(connection).await.map_err(ForwardError::reset)?;
+    async fn speak_http1(
+        &self,
+        connection: Connection,
+    ) -> Result<http1::SendRequest<RequestBody>, ForwardError> {
+        let (sender, driver) = settings::client_http1()
+            .handshake(connection)
+            .await
+            .map_err(ForwardError::reset)?;
         let open = self.metrics.open(W::NAME);
         tokio::spawn(async move {
             let _ = driver.await; // whoever waits for an answer on it is told by hyper
@@ -255,18 +276,21 @@ impl<W: Way> Pool<W> {
         let pool = Arc::clone(self);
         tokio::spawn(async move {
             let opened = pool.connector.connect().await;
-            pool.metrics.connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol).ok());
+            pool.metrics
+                .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol).ok());
             let outcome = match opened {
                 Ok((connection, Protocol::Http2)) => pool.share(connection).await.map(|shared| {
                     // `share` counts one stream for its caller.
                     shared.streams.fetch_sub(1, Ordering::AcqRel);
                     pool.state().speaks = Some(Protocol::Http2);
                 }),
-                Ok((connection, Protocol::Http1)) => pool.speak_http1(connection).await.map(|sender| {
-                    let mut state = pool.state();
-                    state.speaks = Some(Protocol::Http1);
-                    state.idle.push((Clock.now(), sender));
-                }),
+                Ok((connection, Protocol::Http1)) => {
+                    pool.speak_http1(connection).await.map(|sender| {
+                        let mut state = pool.state();
+                        state.speaks = Some(Protocol::Http1);
+                        state.idle.push((Clock.now(), sender));
+                    })
+                }
                 Err(failure) => Err(failure),
             };
             let mut state = pool.state();
@@ -299,7 +323,9 @@ impl<W: Way> Pool<W> {
             std::future::poll_fn(|cx| {
                 let polled = Pin::new(&mut driver).poll(cx);
                 if let Some(shared) = driven.upgrade() {
-                    shared.most_streams.store(driver.current_max_send_streams(), Ordering::Release);
+                    shared
+                        .most_streams
+                        .store(driver.current_max_send_streams(), Ordering::Release);
                 }
                 polled.map(|_| ()) // whoever waits for an answer on it is told by hyper
             })

@@ -31,7 +31,10 @@ pub(super) fn client_http1() -> http1::Builder {
     builder
 }
 
-pub(super) fn client_http2(executor: TokioExecutor, timer: TokioTimer) -> http2::Builder<TokioExecutor> {
+pub(super) fn client_http2(
+    executor: TokioExecutor,
+    timer: TokioTimer,
+) -> http2::Builder<TokioExecutor> {
     let mut builder = http2::Builder::new(executor);
     builder
         .timer(timer)

@@ -33,16 +33,27 @@ impl<W: Way> Pool<W> {
         protocol: HeaderValue,
     ) -> Result<Response<Incoming>, ForwardError> {
         let opened = self.connector().connect_http1().await;
-        self.metrics().connected(W::NAME, opened.as_ref().map(|_| super::connector::Protocol::Http1).ok());
-        let (mut sender, driver) =
-            settings::client_http1().handshake(opened?).await.map_err(ForwardError::reset)?;
+        self.metrics().connected(
+            W::NAME,
+            opened
+                .as_ref()
+                .map(|_| super::connector::Protocol::Http1)
+                .ok(),
+        );
+        let (mut sender, driver) = settings::client_http1()
+            .handshake(opened?)
+            .await
+            .map_err(ForwardError::reset)?;
         let open = self.metrics().open(W::NAME);
         tokio::spawn(async move {
             let _ = driver.with_upgrades().await; // whoever waits for an answer on it is told by hyper
             drop(open);
         });
         let request = head.switching_to(protocol).into_http1(body, &self.host());
-        sender.send_request(request).await.map_err(ForwardError::reset)
+        sender
+            .send_request(request)
+            .await
+            .map_err(ForwardError::reset)
     }
 }
 

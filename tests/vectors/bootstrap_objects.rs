@@ -14,7 +14,11 @@ use crate::support;
 fn the_built_in_objects_are_those_of_kubernetes() {
     let mut left: Vec<_> = [Class::Mandatory, Class::Suggested]
         .iter()
-        .flat_map(|class| bootstrap::objects(*class).iter().map(move |object| (*class, object)))
+        .flat_map(|class| {
+            bootstrap::objects(*class)
+                .iter()
+                .map(move |object| (*class, object))
+        })
         .collect();
     for case in support::cases("bootstrap_objects") {
         let class = if case["input"]["class"] == json!("mandatory") {

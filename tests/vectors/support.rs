@@ -17,12 +17,17 @@ pub fn cases(name: &str) -> Vec<Value> {
     if let Ok(packed) = File::open(here.join(format!("{name}.json.gz"))) {
         cases.extend(parse(name, &mut GzDecoder::new(packed)));
     }
-    assert!(!cases.is_empty(), "no cases of {name} in {}", here.display());
+    assert!(
+        !cases.is_empty(),
+        "no cases of {name} in {}",
+        here.display()
+    );
     cases
 }
 
 fn parse(name: &str, from: &mut dyn Read) -> Vec<Value> {
     let mut text = String::new();
-    from.read_to_string(&mut text).unwrap_or_else(|e| panic!("{name}: {e}"));
+    from.read_to_string(&mut text)
+        .unwrap_or_else(|e| panic!("{name}: {e}"));
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"))
 }

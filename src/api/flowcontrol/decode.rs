@@ -93,10 +93,15 @@ impl Manifest<'_> {
 pub fn read(documents: &[Node], faults: &mut Faults) -> Vec<Object> {
     let mut first: HashMap<(&'static str, String), Place> = HashMap::new();
     let mut objects = Vec::new();
-    let decoded = documents.iter().flat_map(|node| decode(node, Strictness::Warn, faults));
+    let decoded = documents
+        .iter()
+        .flat_map(|node| decode(node, Strictness::Warn, faults));
     for manifest in decoded.collect::<Vec<_>>() {
         let sound = manifest.check(faults);
-        let name = (manifest.object.kind(), manifest.object.metadata().name.clone());
+        let name = (
+            manifest.object.kind(),
+            manifest.object.metadata().name.clone(),
+        );
         if let Some(place) = first.get(&name) {
             let message = format!("{} {:?} is given twice, first at {place}", name.0, name.1);
             let field = join(&manifest.path, "metadata.name");
@@ -111,7 +116,11 @@ pub fn read(documents: &[Node], faults: &mut Faults) -> Vec<Object> {
 
 /// Reads one object, or the objects of a list (`List`, as kubectl prints it, or the API's own), with defaults filled in but
 /// without judging. An object that cannot be read, as kube-apiserver would answer 400, is a fault and left out.
-pub fn decode<'n>(node: &'n Node, strictness: Strictness, faults: &mut Faults) -> Vec<Manifest<'n>> {
+pub fn decode<'n>(
+    node: &'n Node,
+    strictness: Strictness,
+    faults: &mut Faults,
+) -> Vec<Manifest<'n>> {
     let mut found = Vec::new();
     unwrap(node, "", None, &mut found, faults);
     let read = |(node, path, kind, version): (&'n Node, String, Kind, Version)| {
@@ -123,7 +132,12 @@ pub fn decode<'n>(node: &'n Node, strictness: Strictness, faults: &mut Faults) -
             }
         })?;
         let sound = faults.errors().count() == before;
-        sound.then_some(Manifest { object, version, node, path })
+        sound.then_some(Manifest {
+            object,
+            version,
+            node,
+            path,
+        })
     };
     found.into_iter().filter_map(read).collect()
 }
@@ -163,16 +177,23 @@ fn unwrap<'n>(
         ((Some(version), Some("FlowSchemaList")), None) => {
             (node.field("items"), Some((Kind::FlowSchema, version)))
         }
-        ((Some(version), Some("PriorityLevelConfigurationList")), None) => {
-            (node.field("items"), Some((Kind::PriorityLevelConfiguration, version)))
-        }
+        ((Some(version), Some("PriorityLevelConfigurationList")), None) => (
+            node.field("items"),
+            Some((Kind::PriorityLevelConfiguration, version)),
+        ),
         ((None, Some("List")), None) if api_version == Some("v1") => (node.field("items"), None),
         _ => return unexpected(node, path, faults),
     };
     match items.map(|items| (items, &items.content)) {
         Some((_, Content::Sequence(items))) => {
             for (n, item) in items.iter().enumerate() {
-                unwrap(item, &join(path, &format!("items[{n}]")), inherited, found, faults);
+                unwrap(
+                    item,
+                    &join(path, &format!("items[{n}]")),
+                    inherited,
+                    found,
+                    faults,
+                );
             }
         }
         Some((items, _)) if !items.is_null() => {
@@ -185,7 +206,10 @@ fn unwrap<'n>(
 
 /// Reports that a document is not one of those that are read here.
 fn unexpected(node: &Node, path: &str, faults: &mut Faults) {
-    let field = |name| node.field(name).map_or_else(|| "nothing".to_owned(), Node::describe);
+    let field = |name| {
+        node.field(name)
+            .map_or_else(|| "nothing".to_owned(), Node::describe)
+    };
     let message = match node.content {
         Content::Mapping(_) => format!(
             "expected a FlowSchema or PriorityLevelConfiguration of {GROUP}/v1 (or v1beta1 to v1beta3) or a list of them, \
@@ -201,7 +225,11 @@ fn unexpected(node: &Node, path: &str, faults: &mut Faults) {
 }
 
 fn join(path: &str, field: &str) -> String {
-    if path.is_empty() { field.to_owned() } else { format!("{path}.{field}") }
+    if path.is_empty() {
+        field.to_owned()
+    } else {
+        format!("{path}.{field}")
+    }
 }
 
 fn int32(fields: &mut Fields<'_>, name: &'static str) -> Option<i32> {
@@ -236,8 +264,12 @@ fn metadata(fields: &mut Fields<'_>) -> ObjectMeta {
             name: string(fields, "name"),
             uid: string(fields, "uid"),
             resource_version: string(fields, "resourceVersion"),
-            labels: fields.map("labels", |value| value.string()).unwrap_or_default(),
-            annotations: fields.map("annotations", |value| value.string()).unwrap_or_default(),
+            labels: fields
+                .map("labels", |value| value.string())
+                .unwrap_or_default(),
+            annotations: fields
+                .map("annotations", |value| value.string())
+                .unwrap_or_default(),
         }
     };
     fields.object("metadata", read).unwrap_or_default()
@@ -249,7 +281,10 @@ fn condition_types(fields: &mut Fields<'_>) -> Vec<String> {
         string(fields, "type")
     };
     let conditions = |fields: &mut Fields<'_>| fields.objects("conditions", condition);
-    fields.object("status", conditions).flatten().unwrap_or_default()
+    fields
+        .object("status", conditions)
+        .flatten()
+        .unwrap_or_default()
 }
 
 fn flow_schema(fields: &mut Fields<'_>) -> FlowSchema {
@@ -263,11 +298,14 @@ fn flow_schema(fields: &mut Fields<'_>) -> FlowSchema {
 fn flow_schema_spec(fields: &mut Fields<'_>) -> FlowSchemaSpec {
     FlowSchemaSpec {
         priority_level_configuration: fields
-            .object("priorityLevelConfiguration", |fields| string(fields, "name"))
+            .object("priorityLevelConfiguration", |fields| {
+                string(fields, "name")
+            })
             .unwrap_or_default(),
         matching_precedence: defaults::matching_precedence(int32(fields, "matchingPrecedence")),
-        distinguisher_method: fields
-            .object("distinguisherMethod", |fields| string(fields, "type").into()),
+        distinguisher_method: fields.object("distinguisherMethod", |fields| {
+            string(fields, "type").into()
+        }),
         rules: fields.objects("rules", rule).unwrap_or_default(),
     }
 }
@@ -275,7 +313,9 @@ fn flow_schema_spec(fields: &mut Fields<'_>) -> FlowSchemaSpec {
 fn rule(fields: &mut Fields<'_>) -> PolicyRulesWithSubjects {
     PolicyRulesWithSubjects {
         subjects: fields.objects("subjects", subject).unwrap_or_default(),
-        resource_rules: fields.objects("resourceRules", resource_rule).unwrap_or_default(),
+        resource_rules: fields
+            .objects("resourceRules", resource_rule)
+            .unwrap_or_default(),
         non_resource_rules: fields
             .objects("nonResourceRules", non_resource_rule)
             .unwrap_or_default(),
@@ -316,7 +356,9 @@ fn priority_level(fields: &mut Fields<'_>, version: Version) -> PriorityLevelCon
     let mut preserve_zero = false;
     if version == Version::V1Beta3 {
         let before = metadata.annotations.len();
-        metadata.annotations.retain(|(key, _)| key != PRESERVE_ZERO_SHARES);
+        metadata
+            .annotations
+            .retain(|(key, _)| key != PRESERVE_ZERO_SHARES);
         preserve_zero = metadata.annotations.len() < before;
     }
     let spec = |fields: &mut Fields<'_>| PriorityLevelConfigurationSpec {
@@ -329,7 +371,11 @@ fn priority_level(fields: &mut Fields<'_>, version: Version) -> PriorityLevelCon
         }),
     };
     let spec = fields.object("spec", spec).unwrap_or_default();
-    PriorityLevelConfiguration { metadata, spec, condition_types: condition_types(fields) }
+    PriorityLevelConfiguration {
+        metadata,
+        spec,
+        condition_types: condition_types(fields),
+    }
 }
 
 fn limited(
@@ -348,7 +394,9 @@ fn limited(
     };
     LimitedPriorityLevelConfiguration {
         nominal_concurrency_shares: defaults::shares(shares, version, preserve_zero),
-        limit_response: fields.object("limitResponse", limit_response).unwrap_or_default(),
+        limit_response: fields
+            .object("limitResponse", limit_response)
+            .unwrap_or_default(),
         lendable_percent: int32(fields, "lendablePercent").unwrap_or_default(),
         borrowing_limit_percent: int32(fields, "borrowingLimitPercent"),
     }

@@ -63,7 +63,11 @@ impl FieldError {
     #[must_use]
     pub fn body(&self) -> String {
         let mut body = self.error_type.text().to_owned();
-        for part in self.value.iter().chain(Some(&self.detail).filter(|text| !text.is_empty())) {
+        for part in self
+            .value
+            .iter()
+            .chain(Some(&self.detail).filter(|text| !text.is_empty()))
+        {
             body.push_str(": ");
             body.push_str(part);
         }
@@ -122,7 +126,12 @@ impl FieldErrors {
     }
 
     fn add(&mut self, error_type: ErrorType, field: String, value: Option<String>, detail: String) {
-        self.0.push(FieldError { error_type, field, value, detail });
+        self.0.push(FieldError {
+            error_type,
+            field,
+            value,
+            detail,
+        });
     }
 
     pub(super) fn into_vec(self) -> Vec<FieldError> {
@@ -197,7 +206,10 @@ mod tests {
 
     #[test]
     fn values_are_shown_as_go_shows_them() {
-        assert_eq!(super::quoted("a'\"\\\n\u{1}é\u{200b}😀"), "\"a'\\\"\\\\\\n\\x01é\\u200b😀\"");
+        assert_eq!(
+            super::quoted("a'\"\\\n\u{1}é\u{200b}😀"),
+            "\"a'\\\"\\\\\\n\\x01é\\u200b😀\""
+        );
         assert_eq!(super::json(&json!(["a<b", "*"])), "[\"a\\u003cb\",\"*\"]");
     }
 }

@@ -44,6 +44,8 @@ pub fn priority_level(name: &str) -> Option<&'static PriorityLevelConfiguration>
 pub fn embedded(file: &str, text: &str) -> Vec<Object> {
     let mut faults = Faults::default();
     let documents = document::parse_all(file, text, &mut faults);
-    let decoded = documents.iter().flat_map(|node| decode(node, Strictness::Warn, &mut faults));
+    let decoded = documents
+        .iter()
+        .flat_map(|node| decode(node, Strictness::Warn, &mut faults));
     decoded.map(|manifest| manifest.object).collect()
 }

@@ -10,6 +10,8 @@ mod defaults;
 mod field_error;
 pub mod mandatory;
 mod names;
+#[cfg(test)]
+mod tests;
 mod validation;
 
 pub use decode::Manifest;

@@ -47,7 +47,8 @@ pub(super) fn label_key(text: &str) -> Vec<String> {
     };
     let (prefix, name) = match text.split_once('/') {
         Some((_, name)) if name.contains('/') => {
-            let optional = " with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
+            let optional =
+                " with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
             return vec![rule("a valid label key ") + optional];
         }
         Some((prefix, name)) => (Some(prefix), name),
@@ -55,15 +56,20 @@ pub(super) fn label_key(text: &str) -> Vec<String> {
     };
     let mut broken: Vec<String> = match prefix {
         Some("") => vec!["prefix part must be non-empty".to_owned()],
-        Some(prefix) => {
-            dns_subdomain(prefix).into_iter().map(|rule| format!("prefix part {rule}")).collect()
-        }
+        Some(prefix) => dns_subdomain(prefix)
+            .into_iter()
+            .map(|rule| format!("prefix part {rule}"))
+            .collect(),
         None => Vec::new(),
     };
     if name.is_empty() {
         broken.push("name part must be non-empty".to_owned());
     }
-    broken.extend(too_long(name, LABEL_MAX).into_iter().map(|rule| format!("name part {rule}")));
+    broken.extend(
+        too_long(name, LABEL_MAX)
+            .into_iter()
+            .map(|rule| format!("name part {rule}")),
+    );
     if !is_qualified(name) {
         broken.push(rule("name part "));
     }
@@ -77,7 +83,11 @@ pub(super) fn label_value(text: &str) -> Vec<String> {
         let rule = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must \
                     start and end with an alphanumeric character";
         let format = format!("({QUALIFIED_FORMAT})?");
-        broken.push(format_rule(rule, &format, &["MyValue", "my_value", "12345"]));
+        broken.push(format_rule(
+            rule,
+            &format,
+            &["MyValue", "my_value", "12345"],
+        ));
     }
     broken
 }
@@ -102,12 +112,17 @@ fn is_qualified(text: &str) -> bool {
 
 fn too_long(text: &str, most: usize) -> Vec<String> {
     let long = text.len() > most;
-    long.then(|| format!("must be no more than {most} characters")).into_iter().collect()
+    long.then(|| format!("must be no more than {most} characters"))
+        .into_iter()
+        .collect()
 }
 
 /// `validation.RegexError`: the comma before "or" has two spaces behind it there too.
 fn format_rule(rule: &str, format: &str, examples: &[&str]) -> String {
-    let examples: Vec<String> = examples.iter().map(|example| format!("'{example}'")).collect();
+    let examples: Vec<String> = examples
+        .iter()
+        .map(|example| format!("'{example}'"))
+        .collect();
     let examples = examples.join(",  or ");
     format!("{rule} (e.g. {examples}, regex used for validation is '{format}')")
 }
@@ -138,7 +153,10 @@ mod tests {
     #[test]
     fn every_rule_that_is_broken_is_named() {
         assert_eq!(dns_label("a.b"), ["must not contain dots"]);
-        assert_eq!(dns_label(&"x".repeat(64)), ["must be no more than 63 characters"]);
+        assert_eq!(
+            dns_label(&"x".repeat(64)),
+            ["must be no more than 63 characters"]
+        );
         assert_eq!(dns_label(&"X".repeat(64)).len(), 2);
         for text in ["", "-a", "a-", "A", "a_b", "é"] {
             assert_eq!(dns_label(text).len(), 1, "{text:?}");
@@ -151,8 +169,14 @@ mod tests {
         assert_eq!(label_key("/x"), ["prefix part must be non-empty"]);
         assert!(label_key("a/b/c")[0].starts_with("a valid label key must consist"));
         assert!(label_key("A!/b")[0].starts_with("prefix part a lowercase RFC 1123 subdomain"));
-        assert_eq!(label_key(&"x".repeat(64)), ["name part must be no more than 63 characters"]);
+        assert_eq!(
+            label_key(&"x".repeat(64)),
+            ["name part must be no more than 63 characters"]
+        );
         assert_eq!(label_value("-x").len(), 1);
-        assert_eq!(label_value(&"x".repeat(64)), ["must be no more than 63 characters"]);
+        assert_eq!(
+            label_value(&"x".repeat(64)),
+            ["must be no more than 63 characters"]
+        );
     }
 }

@@ -39,8 +39,12 @@ pub(crate) fn groups(form: Form) -> Answer {
     if form == Form::AggregatedDiscovery {
         return Ok(aggregated(|group| !group.is_empty()));
     }
-    let groups: Vec<Value> = named_groups().map(|(group, version)| api_group(group, version)).collect();
-    Ok(ok(&json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})))
+    let groups: Vec<Value> = named_groups()
+        .map(|(group, version)| api_group(group, version))
+        .collect();
+    Ok(ok(
+        &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}),
+    ))
 }
 
 /// `/apis/<group>`.
@@ -57,7 +61,10 @@ pub(crate) fn group(name: &str) -> Answer {
 }
 
 fn named_groups() -> impl Iterator<Item = (&'static str, &'static str)> {
-    GROUPS.iter().copied().filter(|(group, _)| !group.is_empty())
+    GROUPS
+        .iter()
+        .copied()
+        .filter(|(group, _)| !group.is_empty())
 }
 
 fn api_group(group: &str, version: &str) -> Value {
@@ -66,7 +73,9 @@ fn api_group(group: &str, version: &str) -> Value {
 }
 
 fn resources_of(group: &str) -> impl Iterator<Item = &'static Resource> {
-    RESOURCES.iter().filter(move |resource| resource.group == group)
+    RESOURCES
+        .iter()
+        .filter(move |resource| resource.group == group)
 }
 
 /// `/api/v1` and `/apis/<group>/<version>`.
@@ -120,7 +129,11 @@ fn aggregated(wanted: impl Fn(&str) -> bool) -> Response<PlainBody> {
         .iter()
         .filter(|(group, _)| wanted(group))
         .map(|(group, version)| {
-            let metadata = if group.is_empty() { json!({}) } else { json!({"name": group}) };
+            let metadata = if group.is_empty() {
+                json!({})
+            } else {
+                json!({"name": group})
+            };
             let resources: Vec<Value> = resources_of(group).map(aggregated_resource).collect();
             json!({
                 "metadata": metadata,
@@ -145,9 +158,8 @@ fn aggregated(wanted: impl Fn(&str) -> bool) -> Response<PlainBody> {
 }
 
 fn aggregated_resource(resource: &'static Resource) -> Value {
-    let kind = |kind: &str| {
-        json!({"group": resource.group, "version": resource.version, "kind": kind})
-    };
+    let kind =
+        |kind: &str| json!({"group": resource.group, "version": resource.version, "kind": kind});
     let mut entry = json!({
         "resource": resource.plural,
         "responseKind": kind(resource.kind),

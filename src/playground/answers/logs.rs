@@ -108,7 +108,10 @@ impl Tail {
                 _ = self.stopping.wait_for(|stopping| *stopping) => return None,
             }
             // A log ends with its pod.
-            self.state.storage.read().get(Kind::Pod, &self.namespace, &self.pod)?;
+            self.state
+                .storage
+                .read()
+                .get(Kind::Pod, &self.namespace, &self.pod)?;
             self.line(&mut text);
         } else {
             return None;

@@ -58,7 +58,10 @@ pub(crate) async fn answer(
 ) -> Answer {
     let user = &effective_user(user, route, query, &request)?;
     authorize(user, route, query, &request)?;
-    let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok());
+    let accept = request
+        .headers()
+        .get(ACCEPT)
+        .and_then(|value| value.to_str().ok());
     match route {
         Route::OpenApiV2 => return openapi::v2(accept),
         Route::NotFound => return Ok(reply::page_not_found()),
@@ -177,7 +180,10 @@ async fn about(
         }
         _ => {}
     }
-    let accept = request.headers().get(ACCEPT).and_then(|value| value.to_str().ok());
+    let accept = request
+        .headers()
+        .get(ACCEPT)
+        .and_then(|value| value.to_str().ok());
     let ask = Ask {
         state,
         target,

@@ -33,7 +33,10 @@ pub(crate) fn v2(accept: Option<&str>) -> Answer {
         "paths": {},
         "definitions": {},
     });
-    Ok(reply::json(StatusCode::OK, document.to_string().into_bytes()))
+    Ok(reply::json(
+        StatusCode::OK,
+        document.to_string().into_bytes(),
+    ))
 }
 
 /// `openapi_v2.Document`: `swagger` is field 1, `info` field 2 (`title` 1, `version` 2), `paths` 8,
@@ -109,7 +112,11 @@ fn document(group: &str, version: &str) -> Value {
 
 fn path(resource: &Resource) -> String {
     let prefix = prefix(resource.group, resource.version);
-    let namespace = if resource.namespaced { "namespaces/{namespace}/" } else { "" };
+    let namespace = if resource.namespaced {
+        "namespaces/{namespace}/"
+    } else {
+        ""
+    };
     format!("/{prefix}/{namespace}{}/{{name}}", resource.plural)
 }
 

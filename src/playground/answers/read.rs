@@ -109,7 +109,10 @@ pub(crate) fn list(ask: &Ask<'_>) -> Answer {
     }
     let view = ask.view();
     let head = view.list_head(&metadata);
-    let items = page.objects.into_iter().map(move |object| view.item(&object));
+    let items = page
+        .objects
+        .into_iter()
+        .map(move |object| view.item(&object));
     Ok(reply::list(head, items, b"]}"))
 }
 
@@ -141,7 +144,9 @@ fn page(ask: &Ask<'_>, scope: &Scope, limit: usize) -> Result<(Page, u64), Statu
     let at = asked.filter(|_| exact);
     let page = store.list(scope, at, None, limit).map_err(|Expired| {
         let asked = at.unwrap_or_default();
-        Status::expired(format!("The resourceVersion for the provided list is too old: {asked}"))
+        Status::expired(format!(
+            "The resourceVersion for the provided list is too old: {asked}"
+        ))
     })?;
     Ok((page, at.unwrap_or(current)))
 }
@@ -161,7 +166,10 @@ impl Continue {
             .map_err(|error| invalid(&error))?;
         let token: Self = serde_json::from_slice(&json).map_err(|error| invalid(&error))?;
         if token.v != CONTINUE_VERSION {
-            return Err(invalid(&format!("server does not recognize version {:?}", token.v)));
+            return Err(invalid(&format!(
+                "server does not recognize version {:?}",
+                token.v
+            )));
         }
         Ok(token)
     }

@@ -25,8 +25,16 @@ const CHUNK: usize = 32 * 1024;
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-pub(crate) fn full(code: StatusCode, content_type: &'static str, body: Vec<u8>) -> Response<PlainBody> {
-    with_body(code, content_type, Full::new(Bytes::from(body)).boxed_unsync())
+pub(crate) fn full(
+    code: StatusCode,
+    content_type: &'static str,
+    body: Vec<u8>,
+) -> Response<PlainBody> {
+    with_body(
+        code,
+        content_type,
+        Full::new(Bytes::from(body)).boxed_unsync(),
+    )
 }
 
 fn with_body(code: StatusCode, content_type: &'static str, body: PlainBody) -> Response<PlainBody> {
@@ -55,7 +63,9 @@ pub(crate) fn text(code: StatusCode, body: &str) -> Response<PlainBody> {
 
 fn nosniff(response: &mut Response<PlainBody>) {
     let nosniff = HeaderValue::from_static("nosniff");
-    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, nosniff);
+    response
+        .headers_mut()
+        .insert(X_CONTENT_TYPE_OPTIONS, nosniff);
 }
 
 fn streamed(chunks: impl Iterator<Item = Bytes> + Send + 'static) -> PlainBody {
@@ -89,7 +99,11 @@ pub(crate) fn endless(
 ) -> Response<PlainBody> {
     use futures_util::StreamExt;
     let frames = chunks.map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
-    with_body(StatusCode::OK, content_type, StreamBody::new(frames).boxed_unsync())
+    with_body(
+        StatusCode::OK,
+        content_type,
+        StreamBody::new(frames).boxed_unsync(),
+    )
 }
 
 /// A watch's events.
@@ -135,7 +149,9 @@ pub(crate) fn refused(status: &Status) -> Response<PlainBody> {
         nosniff(&mut response);
     }
     if let Some(seconds) = status.retry_after() {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        response
+            .headers_mut()
+            .insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
 }
@@ -144,7 +160,9 @@ pub(crate) fn refused(status: &Status) -> Response<PlainBody> {
 pub(crate) fn too_many_requests() -> Response<PlainBody> {
     let message = "Too many requests, please try again later.\n";
     let mut response = text(StatusCode::TOO_MANY_REQUESTS, message);
-    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+        .headers_mut()
+        .insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }
 

@@ -45,7 +45,10 @@ pub(crate) async fn answer(
     if let (false, Some(review)) = (spec.is_null(), review.as_object_mut()) {
         review.insert("spec".to_owned(), spec);
     }
-    Ok(reply::json(StatusCode::CREATED, review.to_string().into_bytes()))
+    Ok(reply::json(
+        StatusCode::CREATED,
+        review.to_string().into_bytes(),
+    ))
 }
 
 fn user_info(user: &User) -> Value {

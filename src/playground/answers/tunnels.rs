@@ -72,10 +72,16 @@ pub(crate) fn run(
     let container = logs::container(&pod, query)?;
     let command: Vec<&str> = query.all("command").collect();
     if target.subresource == "exec" && command.is_empty() {
-        return Err(Status::bad_request("you must specify at least 1 command for the container"));
+        return Err(Status::bad_request(
+            "you must specify at least 1 command for the container",
+        ));
     }
     let greeting = if target.subresource == "exec" {
-        format!("{}/{container}: nothing runs here: {}\n", pod.name, command.join(" "))
+        format!(
+            "{}/{container}: nothing runs here: {}\n",
+            pod.name,
+            command.join(" ")
+        )
     } else {
         format!("{}/{container}: nothing runs here\n", pod.name)
     };
@@ -105,7 +111,8 @@ pub(crate) fn port_forward(
         .collect();
     let websocket = upgrades_to(request.headers(), "websocket");
     let ports = ports.filter(|ports| !websocket || (1..=MOST_PORTS).contains(&ports.len()));
-    let ports = ports.ok_or_else(|| Status::bad_request("query parameter \"ports\" is required"))?;
+    let ports =
+        ports.ok_or_else(|| Status::bad_request("query parameter \"ports\" is required"))?;
     tunnel(state, request, |socket| echo_ports(socket, ports))
 }
 

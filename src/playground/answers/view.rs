@@ -80,10 +80,8 @@ impl View {
             ),
             Form::Table(version) => return self.table_head(version, metadata, true),
         };
-        format!(
-            r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":{metadata},"items":["#
-        )
-        .into_bytes()
+        format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":{metadata},"items":["#)
+            .into_bytes()
     }
 
     /// One item of a list.
@@ -176,10 +174,16 @@ mod tests {
     #[test]
     fn one_event_has_two_spellings() {
         let core = shown("", Form::Object, "");
-        assert_eq!((&core["apiVersion"], &core["message"]), (&json!("v1"), &json!("m")));
+        assert_eq!(
+            (&core["apiVersion"], &core["message"]),
+            (&json!("v1"), &json!("m"))
+        );
         let events = shown("events.k8s.io", Form::Object, "");
         assert_eq!(events["apiVersion"], "events.k8s.io/v1");
-        assert_eq!((&events["note"], events.get("message")), (&json!("m"), None));
+        assert_eq!(
+            (&events["note"], events.get("message")),
+            (&json!("m"), None)
+        );
     }
 
     #[test]

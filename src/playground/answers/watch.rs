@@ -101,10 +101,13 @@ pub(crate) fn answer(ask: &Ask<'_>) -> Answer {
         columns: true,
         ended: false,
     };
-    Ok(reply::events(stream::unfold(watcher, |mut watcher| async {
-        let chunk = watcher.next().await?;
-        Some((chunk, watcher))
-    })))
+    Ok(reply::events(stream::unfold(
+        watcher,
+        |mut watcher| async {
+            let chunk = watcher.next().await?;
+            Some((chunk, watcher))
+        },
+    )))
 }
 
 /// Why a watch that waited goes on.

@@ -10,6 +10,7 @@ use crate::playground::fill;
 use crate::playground::objects::events;
 use crate::playground::objects::patch::Fault;
 use crate::playground::objects::patch::PatchType;
+use crate::playground::objects::protobuf;
 use crate::playground::objects::resources::Kind;
 use crate::playground::objects::resources::Resource;
 use crate::playground::objects::selectors::Selection;
@@ -30,6 +31,7 @@ use http::HeaderMap;
 use http::Request;
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
+use http_body::Body;
 use http_body_util::BodyExt;
 use http_body_util::LengthLimitError;
 use http_body_util::Limited;
@@ -49,7 +51,9 @@ const ETERNAL: [&str; 3] = ["default", "kube-public", "kube-system"];
 
 /// The body, whole. Cancel safety: what was read is lost.
 pub(crate) async fn body(request: Request<Incoming>) -> Result<Bytes, Status> {
-    let collected = Limited::new(request.into_body(), LARGEST_BODY).collect().await;
+    let collected = Limited::new(request.into_body(), LARGEST_BODY)
+        .collect()
+        .await;
     collected.map(|body| body.to_bytes()).map_err(|error| {
         if error.is::<LengthLimitError>() {
             Status::too_large(LARGEST_BODY)
@@ -61,15 +65,21 @@ pub(crate) async fn body(request: Request<Incoming>) -> Result<Bytes, Status> {
 
 /// The media type without its parameters; JSON if nothing is said.
 fn media_type(headers: &HeaderMap) -> String {
-    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let media = content_type.unwrap_or_default().split(';').next().unwrap_or_default();
+    let content_type = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let media = content_type
+        .unwrap_or_default()
+        .split(';')
+        .next()
+        .unwrap_or_default();
     match media.trim() {
         "" | "*/*" => "application/json".to_owned(),
         media => media.to_ascii_lowercase(),
     }
 }
 
-/// The object in a body. `kind` is what it should be, for the refusal.
+/// The object in a body; an empty body is null. `kind` is what it should be, for the refusal.
 pub(crate) async fn object(request: Request<Incoming>, kind: &str) -> Result<Value, Status> {
     let media = media_type(request.headers());
     let body = body(request).await?;
@@ -81,6 +91,9 @@ pub(crate) async fn object(request: Request<Incoming>, kind: &str) -> Result<Val
              version/kind; json parse error: {why} ({shown})"
         ))
     };
+    if body.is_empty() {
+        return Ok(Value::Null);
+    }
     match media.as_str() {
         "application/json" => {
             serde_json::from_slice(&body).map_err(|error| unrecognized(&error.to_string()))
@@ -89,8 +102,16 @@ pub(crate) async fn object(request: Request<Incoming>, kind: &str) -> Result<Val
             let text = std::str::from_utf8(&body).map_err(|e| unrecognized(&e.to_string()))?;
             yaml::parse(text).map_err(|error| unrecognized(&error))
         }
-        _ => Err(Status::unsupported_media_type("application/json, application/yaml")),
+        PROTOBUF => protobuf::decode(&body).map_err(|fault| match fault {
+            protobuf::Fault::Malformed(why) => unrecognized(why),
+            protobuf::Fault::UnknownKind => unsupported(),
+        }),
+        _ => Err(unsupported()),
     }
+}
+
+fn unsupported() -> Status {
+    Status::unsupported_media_type("application/json, application/yaml")
 }
 
 impl Ask<'_> {
@@ -191,15 +212,16 @@ fn put(ask: &Ask<'_>, store: &mut Store, value: Value, dry: bool) -> Result<Arc<
 pub(crate) async fn update(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
     let dry = ask.is_dry_run("UpdateOptions")?;
     let value = object(request, ask.resource().kind).await?;
-    let (object, code) = ask.state.storage.write(ask.kind, |store| {
-        match ask.stored(store) {
+    let (object, code) = ask
+        .state
+        .storage
+        .write(ask.kind, |store| match ask.stored(store) {
             Ok(old) => Ok((replace(ask, store, &old, value, dry)?, StatusCode::OK)),
             Err(_) if ask.kind.created_by_update() => {
                 Ok((create_named(ask, store, value, dry)?, StatusCode::CREATED))
             }
             Err(status) => Err(status),
-        }
-    })?;
+        })?;
     ask.accepted("update");
     ask.shown(code, &object)
 }
@@ -261,8 +283,10 @@ pub(crate) async fn patch(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
     }
     let body = body(request).await?;
     let patch = parse_patch(kind, &body)?;
-    let (object, code) = ask.state.storage.write(ask.kind, |store| {
-        match ask.stored(store) {
+    let (object, code) = ask
+        .state
+        .storage
+        .write(ask.kind, |store| match ask.stored(store) {
             Ok(old) => {
                 let mut value = typed_value(ask, &old);
                 kind.apply(&mut value, &patch).map_err(refused)?;
@@ -274,8 +298,7 @@ pub(crate) async fn patch(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
                 Ok((create_named(ask, store, value, dry)?, StatusCode::CREATED))
             }
             Err(status) => Err(status),
-        }
-    })?;
+        })?;
     ask.accepted("patch");
     ask.shown(code, &object)
 }
@@ -305,26 +328,21 @@ struct DeleteOptions {
 }
 
 impl DeleteOptions {
-    /// Options may come in protobuf, from clients that speak it by default; those are not read.
     async fn parse(ask: &Ask<'_>, request: Request<Incoming>) -> Result<Self, Status> {
         let dry = ask.is_dry_run("DeleteOptions")?;
-        let protobuf = media_type(request.headers()) == PROTOBUF;
-        let body = body(request).await?;
-        if body.is_empty() || protobuf {
+        if request.body().is_end_stream() {
             return Ok(Self {
                 dry,
                 ..Self::default()
             });
         }
-        let options: Value = serde_json::from_slice(&body)
-            .map_err(|error| Status::bad_request(format!("cannot read delete options: {error}")))?;
+        let options = object(request, "DeleteOptions").await?;
         let precondition = |key: &str| {
             let text = text_at(&options, &["preconditions", key]);
             (!text.is_empty()).then(|| text.to_owned())
         };
-        let asked = options.get("dryRun").and_then(Value::as_array);
         Ok(Self {
-            dry: dry || asked.is_some_and(|asked| !asked.is_empty()),
+            dry: dry || asks_dry_run(&options),
             uid: precondition("uid"),
             version: precondition("resourceVersion"),
         })
@@ -351,12 +369,19 @@ impl DeleteOptions {
     }
 }
 
+/// Whether delete options in a body ask to try only.
+fn asks_dry_run(options: &Value) -> bool {
+    let asked = options.get("dryRun").and_then(Value::as_array);
+    asked.is_some_and(|asked| !asked.is_empty())
+}
+
 /// Deletes at once: there is nobody to be graceful to.
 pub(crate) async fn delete(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
     let options = DeleteOptions::parse(ask, request).await?;
     let name = &ask.target.name;
     if ask.kind == Kind::Namespace && ETERNAL.contains(&name.as_str()) {
-        let message = format!("namespaces {name:?} is forbidden: this namespace may not be deleted");
+        let message =
+            format!("namespaces {name:?} is forbidden: this namespace may not be deleted");
         return Err(Status::forbidden(message, deleted(ask, "")));
     }
     let object = ask.state.storage.write(ask.kind, |store| {
@@ -397,7 +422,11 @@ fn empty_namespace(store: &mut Store, namespace: &str) {
             namespace: Some(namespace.to_owned()),
             selection: Selection::default(),
         };
-        for object in store.list(&scope, None, None, 0).into_iter().flat_map(|page| page.objects) {
+        for object in store
+            .list(&scope, None, None, 0)
+            .into_iter()
+            .flat_map(|page| page.objects)
+        {
             store.remove(kind, namespace, &object.name);
         }
     }
@@ -427,7 +456,8 @@ pub(crate) async fn delete_collection(ask: &Ask<'_>, request: Request<Incoming>)
 /// An eviction always succeeds: there are no disruption budgets.
 pub(crate) async fn evict(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
     let dry = ask.is_dry_run("CreateOptions")?;
-    object(request, "Eviction").await?;
+    let eviction = object(request, "Eviction").await?;
+    let dry = dry || eviction.get("deleteOptions").is_some_and(asks_dry_run);
     ask.state.storage.write(ask.kind, |store| {
         ask.stored(store)?;
         if !dry {
@@ -436,5 +466,8 @@ pub(crate) async fn evict(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
         Ok::<_, Status>(())
     })?;
     ask.accepted("create");
-    Ok(reply::json(StatusCode::CREATED, status::success(&Details::default())))
+    Ok(reply::json(
+        StatusCode::CREATED,
+        status::success(&Details::default()),
+    ))
 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod events;
 pub(crate) mod patch;
+pub(crate) mod protobuf;
 pub(crate) mod resources;
 pub(crate) mod selectors;
 pub(crate) mod store;

@@ -88,8 +88,14 @@ fn json(target: &mut Value, patch: &Value) -> Result<(), Fault> {
 /// `ports` are a container's (`containerPort`) or a service's (`port`).
 fn merge_keys(field: &str) -> &'static [&'static str] {
     match field {
-        "containers" | "initContainers" | "ephemeralContainers" | "env" | "volumes"
-        | "imagePullSecrets" | "secrets" | "resourceClaims" => &["name"],
+        "containers"
+        | "initContainers"
+        | "ephemeralContainers"
+        | "env"
+        | "volumes"
+        | "imagePullSecrets"
+        | "secrets"
+        | "resourceClaims" => &["name"],
         "volumeMounts" => &["mountPath"],
         "volumeDevices" => &["devicePath"],
         "ports" => &["containerPort", "port"],

@@ -132,9 +132,21 @@ const fn review(
 
 /// Everything that is served, as discovery lists it.
 pub(crate) static RESOURCES: &[Resource] = &[
-    core("configmaps", "configmap", "ConfigMap", &["cm"], Kind::ConfigMap),
+    core(
+        "configmaps",
+        "configmap",
+        "ConfigMap",
+        &["cm"],
+        Kind::ConfigMap,
+    ),
     core("events", "event", "Event", &["ev"], Kind::Event),
-    core("namespaces", "namespace", "Namespace", &["ns"], Kind::Namespace),
+    core(
+        "namespaces",
+        "namespace",
+        "Namespace",
+        &["ns"],
+        Kind::Namespace,
+    ),
     core("nodes", "node", "Node", &["no"], Kind::Node),
     core("pods", "pod", "Pod", &["po"], Kind::Pod),
     core("secrets", "secret", "Secret", &[], Kind::Secret),

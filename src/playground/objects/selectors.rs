@@ -66,7 +66,8 @@ impl Selection {
     }
 
     pub(crate) fn matches(&self, object: &Object) -> bool {
-        self.labels.iter().all(|r| r.matches(object)) && self.fields.iter().all(|r| r.matches(object))
+        self.labels.iter().all(|r| r.matches(object))
+            && self.fields.iter().all(|r| r.matches(object))
     }
 }
 
@@ -283,7 +284,13 @@ mod tests {
             assert!(matches(selector, ""), "{selector}");
         }
         for selector in [
-            "app=x", "db", "!app", "app!=web", "app in (x)", "app notin (web)", "app=web,tier=2",
+            "app=x",
+            "db",
+            "!app",
+            "app!=web",
+            "app in (x)",
+            "app notin (web)",
+            "app=web,tier=2",
         ] {
             assert!(!matches(selector, ""), "{selector}");
         }
@@ -310,7 +317,10 @@ mod tests {
             Err("field label not supported: spec.hostname".to_owned())
         );
         for broken in ["a in x,", "a in (x", "a b", "=x", "a has (x)"] {
-            assert!(Selection::parse(Kind::Pod, Some(broken), None).is_err(), "{broken}");
+            assert!(
+                Selection::parse(Kind::Pod, Some(broken), None).is_err(),
+                "{broken}"
+            );
         }
         assert!(Selection::parse(Kind::Pod, None, Some("metadata.name")).is_err());
     }

@@ -8,8 +8,8 @@
 //! `strategy`'s question.
 
 use crate::playground::objects::resources::Kind;
-use crate::playground::objects::selectors::selectable;
 use crate::playground::objects::selectors::Selection;
+use crate::playground::objects::selectors::selectable;
 use bytes::Bytes;
 use serde_json::Map;
 use serde_json::Value;
@@ -368,7 +368,13 @@ impl Store {
             return Err(Expired);
         }
         let start = collection.log.partition_point(|e| e.version <= version);
-        Ok(collection.log.iter().skip(start).take(max).cloned().collect())
+        Ok(collection
+            .log
+            .iter()
+            .skip(start)
+            .take(max)
+            .cloned()
+            .collect())
     }
 
     /// Objects in key order: those after `after`, at most `limit` (zero is no limit), as they stood
@@ -417,7 +423,10 @@ fn page(
     after: Option<&str>,
     limit: usize,
 ) -> Page {
-    let prefix = scope.namespace.as_ref().map(|namespace| format!("{namespace}/"));
+    let prefix = scope
+        .namespace
+        .as_ref()
+        .map(|namespace| format!("{namespace}/"));
     let start = match (after, prefix.as_deref()) {
         (Some(after), _) => Bound::Excluded(after),
         (None, Some(prefix)) => Bound::Included(prefix),
@@ -429,7 +438,10 @@ fn page(
         more: false,
     };
     for (key, object) in objects.range::<str, _>((start, Bound::Unbounded)) {
-        if prefix.as_ref().is_some_and(|prefix| !key.starts_with(prefix.as_str())) {
+        if prefix
+            .as_ref()
+            .is_some_and(|prefix| !key.starts_with(prefix.as_str()))
+        {
             break;
         }
         let full = limit > 0 && page.objects.len() >= limit;

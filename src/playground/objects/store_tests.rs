@@ -54,11 +54,17 @@ fn pages_follow_each_other_and_say_how_many_are_left() {
     store.put(Kind::ConfigMap, config_map("two", "a", "db"));
     let one = scope(Some("one"), "");
     let first = store.list(&one, None, None, 3).unwrap();
-    assert_eq!((first.objects.len(), first.remaining, first.more), (3, 1, true));
+    assert_eq!(
+        (first.objects.len(), first.remaining, first.more),
+        (3, 1, true)
+    );
     let last = Store::key_of(first.objects.last().unwrap());
     assert_eq!(last, "one/c");
     let second = store.list(&one, None, Some(&last), 3).unwrap();
-    assert_eq!((second.objects.len(), second.remaining, second.more), (1, 0, false));
+    assert_eq!(
+        (second.objects.len(), second.remaining, second.more),
+        (1, 0, false)
+    );
     assert_eq!(names(&store, &scope(None, "app=db"), None), ["two/a"]);
 }
 
@@ -85,13 +91,24 @@ fn what_was_forgotten_has_expired() {
         store.put(Kind::ConfigMap, config_map("one", name, "web"));
     }
     assert_eq!(store.since(Kind::ConfigMap, start, 10).err(), Some(Expired));
-    assert_eq!(store.since(Kind::ConfigMap, start + 1, 10).unwrap().len(), 2);
-    assert_eq!(store.list(&scope(None, ""), Some(start), None, 0).err(), Some(Expired));
+    assert_eq!(
+        store.since(Kind::ConfigMap, start + 1, 10).unwrap().len(),
+        2
+    );
+    assert_eq!(
+        store.list(&scope(None, ""), Some(start), None, 0).err(),
+        Some(Expired)
+    );
     // Another kind's log is not touched by it.
     assert!(store.since(Kind::Pod, start, 10).unwrap().is_empty());
     store.forget();
     assert_eq!(store.since(Kind::Pod, start, 10).err(), Some(Expired));
-    assert!(store.since(Kind::Pod, store.version(), 10).unwrap().is_empty());
+    assert!(
+        store
+            .since(Kind::Pod, store.version(), 10)
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[test]
@@ -110,7 +127,11 @@ fn an_object_that_leaves_the_selection_is_deleted_for_the_watcher() {
         .iter()
         .filter_map(|entry| web.sees(entry))
         .map(|(change, object)| {
-            (change, object.version, object.label("app").unwrap_or_default().to_owned())
+            (
+                change,
+                object.version,
+                object.label("app").unwrap_or_default().to_owned(),
+            )
         })
         .collect();
     let web = || "web".to_owned();
@@ -153,10 +174,18 @@ fn a_watcher_that_applies_every_change_sees_what_a_list_sees() {
                 if let Some((change, object)) = web.sees(&entry) {
                     match change {
                         Change::Added => {
-                            assert!(known.insert(Store::key_of(&object), object.version).is_none());
+                            assert!(
+                                known
+                                    .insert(Store::key_of(&object), object.version)
+                                    .is_none()
+                            );
                         }
                         Change::Modified => {
-                            assert!(known.insert(Store::key_of(&object), object.version).is_some());
+                            assert!(
+                                known
+                                    .insert(Store::key_of(&object), object.version)
+                                    .is_some()
+                            );
                         }
                         Change::Deleted => assert!(known.remove(&Store::key_of(&object)).is_some()),
                     }

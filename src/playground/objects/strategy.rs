@@ -66,7 +66,10 @@ pub(crate) fn prepare_update(
     let old_name = text_at(old, &["metadata", "name"]);
     let object = typed_object(resource, value)?;
     let metadata = metadata_of(object)?;
-    let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default();
+    let name = metadata
+        .get("name")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     if name != old_name {
         return Err(Status::bad_request(format!(
             "the name of the object ({name}) does not match the name on the URL ({old_name})"
@@ -75,7 +78,12 @@ pub(crate) fn prepare_update(
     place(metadata, text_at(old, &["metadata", "namespace"]))?;
     check_version(resource, metadata, old)?;
     let old_metadata = old.get("metadata").and_then(Value::as_object);
-    for key in ["creationTimestamp", "generateName", "uid", "resourceVersion"] {
+    for key in [
+        "creationTimestamp",
+        "generateName",
+        "uid",
+        "resourceVersion",
+    ] {
         match old_metadata.and_then(|m| m.get(key)) {
             Some(kept) => metadata.insert(key.to_owned(), kept.clone()),
             None => metadata.remove(key),
@@ -157,7 +165,12 @@ fn complete_name(
     metadata: &mut Map<String, Value>,
     suffix: &str,
 ) -> Result<(), Status> {
-    let text = |key: &str| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
+    let text = |key: &str| {
+        metadata
+            .get(key)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    };
     let (name, prefix) = (text("name").to_owned(), text("generateName").to_owned());
     let name = if name.is_empty() && !prefix.is_empty() {
         let prefix: String = prefix.chars().take(LONGEST_GENERATED_PREFIX).collect();
@@ -183,7 +196,9 @@ pub(crate) fn check_name(resource: &'static Resource, name: &str) -> Result<(), 
     const LONGEST: usize = 253;
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let label = |label: &str| {
-        label.starts_with(plain) && label.ends_with(plain) && label.chars().all(|c| plain(c) || c == '-')
+        label.starts_with(plain)
+            && label.ends_with(plain)
+            && label.chars().all(|c| plain(c) || c == '-')
     };
     let why = if name.len() > LONGEST {
         "must be no more than 253 characters"
@@ -198,7 +213,10 @@ pub(crate) fn check_name(resource: &'static Resource, name: &str) -> Result<(), 
 
 /// The namespace of the path, which the object may repeat and not contradict.
 fn place(metadata: &mut Map<String, Value>, namespace: &str) -> Result<(), Status> {
-    let said = metadata.get("namespace").and_then(Value::as_str).unwrap_or_default();
+    let said = metadata
+        .get("namespace")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     if !said.is_empty() && said != namespace {
         return Err(Status::bad_request(
             "the namespace of the provided object does not match the namespace sent on the request",
@@ -219,7 +237,10 @@ fn default(object: &mut Map<String, Value>, key: &str, value: Value) {
 }
 
 /// The object under `key`, made if need be.
-fn section<'o>(object: &'o mut Map<String, Value>, key: &str) -> Option<&'o mut Map<String, Value>> {
+fn section<'o>(
+    object: &'o mut Map<String, Value>,
+    key: &str,
+) -> Option<&'o mut Map<String, Value>> {
     default(object, key, json!({}));
     object.get_mut(key)?.as_object_mut()
 }
@@ -315,7 +336,12 @@ fn service_defaults(object: &mut Map<String, Value>, facts: &Facts) {
     default(spec, "type", "ClusterIP".into());
     default(spec, "clusterIP", facts.address.clone().into());
     default(spec, "sessionAffinity", "None".into());
-    for port in spec.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
+    for port in spec
+        .get_mut("ports")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
         if let Some(port) = port.as_object_mut() {
             default(port, "protocol", "TCP".into());
             let number = port.get("port").cloned().unwrap_or_default();
@@ -377,12 +403,22 @@ mod tests {
     fn bad_names_types_and_namespaces_are_refused() {
         let code = |value| created("configmaps", Kind::ConfigMap, value).map_err(|s| s.code);
         for name in ["Bad_Name", "", "-a", "a-", "a..b"] {
-            assert_eq!(code(json!({"metadata": {"name": name}})), Err(422), "{name}");
+            assert_eq!(
+                code(json!({"metadata": {"name": name}})),
+                Err(422),
+                "{name}"
+            );
         }
         let metadata = json!({"name": "a", "namespace": "team-b"});
         assert_eq!(code(json!({"metadata": metadata})), Err(400));
-        assert_eq!(code(json!({"kind": "Pod", "metadata": {"name": "a"}})), Err(400));
-        assert_eq!(code(json!({"apiVersion": "v2", "metadata": {"name": "a"}})), Err(400));
+        assert_eq!(
+            code(json!({"kind": "Pod", "metadata": {"name": "a"}})),
+            Err(400)
+        );
+        assert_eq!(
+            code(json!({"apiVersion": "v2", "metadata": {"name": "a"}})),
+            Err(400)
+        );
         assert_eq!(code(json!([])), Err(400));
         assert!(code(json!({"metadata": {"name": "kube-root-ca.crt"}})).is_ok());
     }
@@ -396,7 +432,10 @@ mod tests {
         assert_eq!(pod["status"]["containerStatuses"][0]["name"], "c");
         let secret = json!({"metadata": {"name": "s"}, "stringData": {"k": "v"}});
         let secret = created("secrets", Kind::Secret, secret).unwrap();
-        assert_eq!((&secret["data"]["k"], &secret["type"]), (&json!("dg=="), &json!("Opaque")));
+        assert_eq!(
+            (&secret["data"]["k"], &secret["type"]),
+            (&json!("dg=="), &json!("Opaque"))
+        );
         assert!(secret.get("stringData").is_none());
     }
 

@@ -112,7 +112,12 @@ pub(crate) fn cells(kind: Kind, object: &Value, now: Timestamp) -> Vec<Value> {
         Kind::Pod => pod(object, name, age),
         Kind::Secret => {
             let kind = text_at(object, &["type"]);
-            vec![name.into(), kind.into(), len(object, "data").into(), age.into()]
+            vec![
+                name.into(),
+                kind.into(),
+                len(object, "data").into(),
+                age.into(),
+            ]
         }
         Kind::Service => service(object, name, age),
         Kind::ServiceAccount => vec![name.into(), age.into()],
@@ -168,9 +173,11 @@ fn pod(object: &Value, name: &str, age: String) -> Vec<Value> {
 fn node(object: &Value, name: &str, age: String) -> Vec<Value> {
     let ready = items(object, &["status", "conditions"])
         .find(|condition| text_at(condition, &["type"]) == "Ready")
-        .map_or("Unknown", |condition| match text_at(condition, &["status"]) {
-            "True" => "Ready",
-            _ => "NotReady",
+        .map_or("Unknown", |condition| {
+            match text_at(condition, &["status"]) {
+                "True" => "Ready",
+                _ => "NotReady",
+            }
         });
     let cordoned = object.pointer("/spec/unschedulable") == Some(&Value::Bool(true));
     let status = if cordoned {
@@ -178,7 +185,9 @@ fn node(object: &Value, name: &str, age: String) -> Vec<Value> {
     } else {
         ready.to_owned()
     };
-    let labels = object.pointer("/metadata/labels").and_then(Value::as_object);
+    let labels = object
+        .pointer("/metadata/labels")
+        .and_then(Value::as_object);
     let roles: Vec<&str> = labels
         .into_iter()
         .flatten()
@@ -334,7 +343,17 @@ mod tests {
         });
         assert_eq!(
             cells(Kind::Pod, &pod, at("2026-11-21T03:43:54Z")),
-            ["web", "1/2", "Running", "3", "3s", "10.100.101.7", "node-0101", "<none>", "<none>"]
+            [
+                "web",
+                "1/2",
+                "Running",
+                "3",
+                "3s",
+                "10.100.101.7",
+                "node-0101",
+                "<none>",
+                "<none>"
+            ]
         );
     }
 

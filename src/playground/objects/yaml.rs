@@ -84,7 +84,9 @@ fn key_of(value: Value) -> Result<String, String> {
     match value {
         Value::String(key) => Ok(key),
         Value::Bool(_) | Value::Number(_) => Ok(value.to_string()),
-        Value::Array(_) | Value::Null | Value::Object(_) => Err("a key must be a scalar".to_owned()),
+        Value::Array(_) | Value::Null | Value::Object(_) => {
+            Err("a key must be a scalar".to_owned())
+        }
     }
 }
 
@@ -142,7 +144,10 @@ mod tests {
 
     #[test]
     fn json_is_yaml_too() {
-        assert_eq!(parse(r#"{"a":{"b":[1,"2"]}}"#), Ok(json!({"a": {"b": [1, "2"]}})));
+        assert_eq!(
+            parse(r#"{"a":{"b":[1,"2"]}}"#),
+            Ok(json!({"a": {"b": [1, "2"]}}))
+        );
     }
 
     #[test]

@@ -49,13 +49,19 @@ pub(super) fn validate(schema: &FlowSchema, errors: &mut FieldErrors) {
 fn spec(name: &str, spec: &FlowSchemaSpec, errors: &mut FieldErrors) {
     let precedence = spec.matching_precedence;
     let mut misplaced = |detail: &str| {
-        errors.invalid("spec.matchingPrecedence".to_owned(), precedence.to_string(), detail);
+        errors.invalid(
+            "spec.matchingPrecedence".to_owned(),
+            precedence.to_string(),
+            detail,
+        );
     };
     if precedence <= 0 {
         misplaced("must be a positive value");
     }
     if precedence > MAX_MATCHING_PRECEDENCE {
-        misplaced(&format!("must not be greater than {MAX_MATCHING_PRECEDENCE}"));
+        misplaced(&format!(
+            "must not be greater than {MAX_MATCHING_PRECEDENCE}"
+        ));
     }
     if precedence == 1 && name != EXEMPT {
         misplaced("only the schema named 'exempt' may have matchingPrecedence 1");
@@ -98,7 +104,12 @@ fn rule(path: &str, rule: &PolicyRulesWithSubjects, errors: &mut FieldErrors) {
 }
 
 fn subject(path: &str, subject: &Subject, errors: &mut FieldErrors) {
-    let Subject { kind, user, group, service_account } = subject;
+    let Subject {
+        kind,
+        user,
+        group,
+        service_account,
+    } = subject;
     match kind {
         SubjectKind::Group => {
             named_member(path, "group", "Group", group.as_deref(), errors);
@@ -197,12 +208,15 @@ fn resource_rule(path: &str, rule: &ResourcePolicyRule, errors: &mut FieldErrors
 
     let field = format!("{path}.namespaces");
     if rule.namespaces.is_empty() && !rule.cluster_scope {
-        let detail = "resource rules that are not cluster scoped must supply at least one namespace";
+        let detail =
+            "resource rules that are not cluster scoped must supply at least one namespace";
         errors.required(field, detail);
     } else if !wildcard_alone(field, &rule.namespaces, "namespaces", errors) {
         for (n, namespace) in rule.namespaces.iter().enumerate() {
             let start = "each member of this list must be '*' or a DNS-1123 label; ";
-            let broken = names::dns_label(namespace).into_iter().map(|rule| format!("{start}{rule}"));
+            let broken = names::dns_label(namespace)
+                .into_iter()
+                .map(|rule| format!("{start}{rule}"));
             let field = format!("{path}.namespaces[{n}]");
             errors.invalid_string(&field, namespace, broken.collect());
         }

@@ -60,7 +60,10 @@ impl Manifest<'_> {
 
 fn metadata(metadata: &ObjectMeta, errors: &mut FieldErrors) {
     if metadata.name.is_empty() {
-        errors.required("metadata.name".to_owned(), "name or generateName is required");
+        errors.required(
+            "metadata.name".to_owned(),
+            "name or generateName is required",
+        );
     } else {
         let broken = names::dns_subdomain(&metadata.name);
         errors.invalid_string("metadata.name", &metadata.name, broken);
@@ -73,7 +76,11 @@ fn metadata(metadata: &ObjectMeta, errors: &mut FieldErrors) {
         let broken = names::label_key(&key.to_lowercase());
         errors.invalid_string("metadata.annotations", key, broken);
     }
-    let size: usize = metadata.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let size: usize = metadata
+        .annotations
+        .iter()
+        .map(|(key, value)| key.len() + value.len())
+        .sum();
     if size > ANNOTATIONS_MAX {
         errors.too_long("metadata.annotations".to_owned(), ANNOTATIONS_MAX);
     }

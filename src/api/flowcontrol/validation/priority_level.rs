@@ -26,7 +26,12 @@ pub(super) fn validate(
     errors: &mut FieldErrors,
 ) {
     // Decoding has taken it out of a v1beta3 object, so it is there only if it does not belong.
-    if level.metadata.annotations.iter().any(|(key, _)| key == PRESERVE_ZERO_SHARES) {
+    if level
+        .metadata
+        .annotations
+        .iter()
+        .any(|(key, _)| key == PRESERVE_ZERO_SHARES)
+    {
         let detail = format!("annotation '{PRESERVE_ZERO_SHARES}' is forbidden");
         errors.forbidden("metadata.annotations".to_owned(), detail);
     }
@@ -37,7 +42,9 @@ pub(super) fn validate(
 
 /// The mandatory levels may not be changed, but for what `exempt` lends.
 fn fixed(name: &str, spec: &PriorityLevelConfigurationSpec, errors: &mut FieldErrors) {
-    let Some(fixed) = mandatory::priority_level(name).map(|level| &level.spec) else { return };
+    let Some(fixed) = mandatory::priority_level(name).map(|level| &level.spec) else {
+        return;
+    };
     let (same, except) = if name == EXEMPT {
         let same = (&spec.enablement, &spec.limited) == (&fixed.enablement, &fixed.limited);
         (same, " except the 'spec.exempt' field")
@@ -56,7 +63,11 @@ fn spec(
     version: Version,
     errors: &mut FieldErrors,
 ) {
-    let PriorityLevelConfigurationSpec { enablement, limited, exempt } = spec;
+    let PriorityLevelConfigurationSpec {
+        enablement,
+        limited,
+        exempt,
+    } = spec;
     if (name == EXEMPT) != (*enablement == PriorityLevelEnablement::Exempt) {
         let value = quoted(enablement.as_str());
         let detail = "must be 'Exempt' if and only if `name` is 'exempt'";
@@ -71,12 +82,19 @@ fn spec(
             if let Some(exempt) = exempt {
                 let shares = "spec.exempt.nominalConcurrencyShares".to_owned();
                 self::shares(shares, exempt.nominal_concurrency_shares, errors);
-                lendable("spec.exempt.lendablePercent", exempt.lendable_percent, errors);
+                lendable(
+                    "spec.exempt.lendablePercent",
+                    exempt.lendable_percent,
+                    errors,
+                );
             }
         }
         PriorityLevelEnablement::Limited => {
             if exempt.is_some() {
-                errors.forbidden("spec.exempt".to_owned(), "must be nil if the type is Limited");
+                errors.forbidden(
+                    "spec.exempt".to_owned(),
+                    "must be nil if the type is Limited",
+                );
             }
             match limited {
                 None => {
@@ -101,8 +119,15 @@ fn limited(
     let field = format!("spec.limited.{}", version.shares_field());
     shares(field, limited.nominal_concurrency_shares, errors);
     limit_response(&limited.limit_response, errors);
-    lendable("spec.limited.lendablePercent", limited.lendable_percent, errors);
-    if let Some(percent) = limited.borrowing_limit_percent.filter(|percent| *percent < 0) {
+    lendable(
+        "spec.limited.lendablePercent",
+        limited.lendable_percent,
+        errors,
+    );
+    if let Some(percent) = limited
+        .borrowing_limit_percent
+        .filter(|percent| *percent < 0)
+    {
         let field = "spec.limited.borrowingLimitPercent".to_owned();
         let detail = "if specified, must be a non-negative integer";
         errors.invalid(field, percent.to_string(), detail);
@@ -144,7 +169,11 @@ fn limit_response(response: &LimitResponse, errors: &mut FieldErrors) {
 }
 
 fn queuing(queuing: QueuingConfiguration, errors: &mut FieldErrors) {
-    let QueuingConfiguration { queues, hand_size, queue_length_limit } = queuing;
+    let QueuingConfiguration {
+        queues,
+        hand_size,
+        queue_length_limit,
+    } = queuing;
     let mut invalid = |name: &str, value: i32, detail: &str| {
         let field = format!("spec.limited.limitResponse.queuing.{name}");
         errors.invalid(field, value.to_string(), detail);
@@ -155,7 +184,11 @@ fn queuing(queuing: QueuingConfiguration, errors: &mut FieldErrors) {
     if queues <= 0 {
         invalid("queues", queues, "must be positive");
     } else if queues > MAX_QUEUES {
-        invalid("queues", queues, &format!("must not be greater than {MAX_QUEUES}"));
+        invalid(
+            "queues",
+            queues,
+            &format!("must not be greater than {MAX_QUEUES}"),
+        );
     }
     if hand_size <= 0 {
         invalid("handSize", hand_size, "must be positive");
@@ -175,5 +208,7 @@ fn needs_too_many_bits(queues: i32, hand_size: i32) -> bool {
     let (Ok(queues), Ok(hand_size)) = (u128::try_from(queues), u32::try_from(hand_size)) else {
         return false;
     };
-    queues.checked_pow(hand_size).is_none_or(|hands| hands > 1 << MAX_HASH_BITS)
+    queues
+        .checked_pow(hand_size)
+        .is_none_or(|hands| hands > 1 << MAX_HASH_BITS)
 }

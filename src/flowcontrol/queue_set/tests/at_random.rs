@@ -395,3 +395,37 @@ fn winding_the_meter_back_changes_no_decision() {
     }
     assert!(epochs > 10, "{epochs} epochs");
 }
+
+#[test]
+fn numbers_without_measure_do_no_harm() {
+    let dice = &mut Dice(13);
+    let any = |dice: &mut Dice| dice.pick(&[0, 1, 7, u32::MAX / 2, u32::MAX]).unwrap();
+    let long = |dice: &mut Dice| Duration::from_nanos(dice.roll() >> dice.below(64));
+    let mut now = origin();
+    let effects = &mut Effects::default();
+    let mut set = QueueSet::new(now, queuing(8, 3, 4), u32::MAX);
+    let mut tickets = Vec::new();
+    for _ in 0..20_000 {
+        now = now.checked_add(long(dice)).unwrap_or_else(origin);
+        match dice.below(8) {
+            0..4 => {
+                let work = WorkEstimate {
+                    initial_seats: any(dice),
+                    final_seats: any(dice),
+                    additional_latency: long(dice),
+                };
+                match set.arrive(now, dice.roll(), work, (), effects) {
+                    Arrival::Execute(ticket) | Arrival::Queued(ticket) => tickets.push(ticket),
+                    Arrival::Reject(_) => {}
+                }
+            }
+            4..7 => {
+                if let Some(ticket) = dice.pick(&tickets) {
+                    set.leave(now, ticket, effects);
+                }
+            }
+            _ => set.reconfigure(now, any_queuing(dice), any(dice), effects),
+        }
+        tickets.retain(|&ticket| set.phase(ticket).is_some());
+    }
+}

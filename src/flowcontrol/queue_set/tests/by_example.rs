@@ -330,3 +330,17 @@ fn a_level_that_has_seen_its_load_before_allocates_nothing() {
         }
     }
 }
+
+#[test]
+fn the_memory_of_a_flood_is_given_back() {
+    let t0 = origin();
+    let mut set = QueueSet::new(t0, queuing(128, 6, 50_000), 1);
+    let fx = &mut Effects::default();
+    let tickets: Vec<Ticket> = (0..10_000)
+        .map(|flow| ticket(set.arrive(t0, flow * 7919, seats(1), (), fx)))
+        .collect();
+    for ticket in tickets {
+        set.leave(t0, ticket, fx);
+    }
+    assert_eq!(set.requests.capacity(), 0);
+}

@@ -5,8 +5,11 @@
 //! not an anonymous call; no secret gets into a log or a `Debug`. Files are read again every minute, which costs nothing and is
 //! soon enough for whatever rotates them. Deliberately not here: clients' credentials, and the calls themselves.
 
+pub mod bearer;
+pub mod exec;
+mod refresh;
+
 use std::fmt;
-use std::future::Future;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,12 +25,13 @@ use tokio::sync::Notify;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::upstream::exec::Cause;
-use crate::upstream::exec::Obtained;
-use crate::upstream::exec::Plugin;
-use crate::upstream::exec::PluginError;
-use crate::upstream::refresh::Schedule;
-use crate::upstream::refresh::next_refresh;
+use crate::upstream::credentials::bearer::bearer;
+use crate::upstream::credentials::exec::Cause;
+use crate::upstream::credentials::exec::Obtained;
+use crate::upstream::credentials::exec::Plugin;
+use crate::upstream::credentials::exec::PluginError;
+use crate::upstream::credentials::refresh::Schedule;
+use crate::upstream::credentials::refresh::next_refresh;
 use crate::upstream::tls::Pem;
 use crate::upstream::tls::PemFault;
 use crate::upstream::tls::certified_key_from_pem;
@@ -69,29 +73,8 @@ pub enum Token {
         /// What serves as long as the file has not been read (`token` beside `tokenFile`).
         until_read: Option<HeaderValue>,
     },
-    /// Given, as [`bearer`] makes it.
+    /// The header's value for one that was given, as [`bearer`] makes it.
     Given(HeaderValue),
-}
-
-/// A token that cannot be sent. It does not say which.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnspeakableToken;
-
-impl fmt::Display for UnspeakableToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a token with characters that no HTTP header can have")
-    }
-}
-
-/// The `Authorization` header for a token, marked sensitive.
-///
-/// # Errors
-/// The token cannot stand in a header.
-pub fn bearer(token: &str) -> Result<HeaderValue, UnspeakableToken> {
-    let mut value =
-        HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| UnspeakableToken)?;
-    value.set_sensitive(true);
-    Ok(value)
 }
 
 /// Why there is no credential, or no new one.
@@ -313,30 +296,29 @@ impl Renewal {
     ///
     /// # Cancel safety
     /// Dropping the future kills a plugin that runs; the credentials stay as they are.
-    pub fn run(self) -> impl Future<Output = ()> + Send + use<> {
-        let mut this = self;
-        async move {
-            loop {
-                this.wait().await;
-                this.renew().await;
-            }
+    pub async fn run(mut self) {
+        if !self.source.can_change() {
+            return std::future::pending().await;
+        }
+        loop {
+            self.wait().await;
+            self.renew().await;
         }
     }
 
     /// Waits until the source is to be asked.
     async fn wait(&mut self) {
         loop {
-            let refused = self.own.refused.notified();
-            let Some(due) = self.schedule.due() else {
-                refused.await;
-                if self.source.can_change() {
-                    self.schedule = self.schedule.refused();
+            let due = self.schedule.due();
+            let come = async {
+                match due {
+                    Some(due) => tokio::time::sleep_until(due.into()).await,
+                    None => std::future::pending().await,
                 }
-                continue;
             };
             tokio::select! {
-                () = tokio::time::sleep_until(due.into()) => return,
-                () = refused => self.schedule = self.schedule.refused(),
+                () = come => return,
+                () = self.own.refused.notified() => self.schedule = self.schedule.refused(),
             }
         }
     }
@@ -452,5 +434,4 @@ async fn read_token(path: &Path) -> Result<HeaderValue, CredentialError> {
 }
 
 #[cfg(test)]
-#[path = "credentials_tests.rs"]
 mod tests;

@@ -29,7 +29,7 @@ use tokio::process::Child;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::upstream::credentials::bearer;
+use crate::upstream::credentials::bearer::bearer;
 use crate::upstream::tls::Pem;
 use crate::upstream::tls::PemFault;
 use crate::upstream::tls::certified_key_from_pem;
@@ -266,7 +266,9 @@ impl Plugin {
         });
         tokio::select! {
             ended = &mut ending => {
-                let _ = timeout(LAST_WORDS, listening).await;
+                if ended.is_ok() {
+                    let _ = timeout(LAST_WORDS, listening).await;
+                }
                 ended
             }
             () = &mut listening => ending.await,

@@ -1,0 +1,244 @@
+//! Manifests of every wrapping and version, and what is said of those that are wrong.
+
+use super::LimitedPriorityLevelConfiguration;
+use super::Object;
+use super::PriorityLevelConfiguration;
+use super::decode;
+use super::read;
+use crate::document::Faults;
+use crate::document::Strictness;
+use crate::document::parse_all;
+
+/// The objects of a text, by kind and name, and what is reported.
+fn read_text(text: &str) -> (Vec<String>, String) {
+    let mut faults = Faults::default();
+    let documents = parse_all("f.yaml", text, &mut faults);
+    let objects = read(&documents, &mut faults);
+    let name = |object: &Object| format!("{} {}", object.kind(), object.metadata().name);
+    (objects.iter().map(name).collect(), faults.to_string())
+}
+
+/// A limited level in the given version, and the faults that Kubernetes would find.
+fn level(version: &str, annotations: &str, limited: &str) -> (PriorityLevelConfiguration, String) {
+    let text = format!(
+        "apiVersion: flowcontrol.apiserver.k8s.io/{version}\nkind: PriorityLevelConfiguration\n\
+         metadata: {{name: x, annotations: {{{annotations}}}}}\n\
+         spec: {{type: Limited, limited: {{{limited}, limitResponse: {{type: Reject}}}}}}\n"
+    );
+    let mut faults = Faults::default();
+    let documents = parse_all("f", &text, &mut faults);
+    let mut found = decode(&documents[0], Strictness::Strict, &mut faults);
+    assert_eq!(faults.to_string(), "", "{text}");
+    let manifest = found.remove(0);
+    let errors: Vec<String> = manifest
+        .validate()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    let Object::PriorityLevelConfiguration(level) = manifest.object else {
+        panic!("{text}")
+    };
+    (level, errors.join("\n"))
+}
+
+fn limited(level: &PriorityLevelConfiguration) -> &LimitedPriorityLevelConfiguration {
+    level.spec.limited.as_ref().unwrap()
+}
+
+const PRESERVE: &str = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares: ''";
+
+#[test]
+fn shares_mean_the_same_in_every_version() {
+    for (version, annotations, given, shares) in [
+        ("v1", "", "lendablePercent: 1", 30),
+        ("v1", "", "nominalConcurrencyShares: 0", 0),
+        ("v1", "", "nominalConcurrencyShares: 7", 7),
+        ("v1beta3", "", "nominalConcurrencyShares: 0", 30),
+        ("v1beta3", PRESERVE, "nominalConcurrencyShares: 0", 0),
+        ("v1beta3", PRESERVE, "lendablePercent: 1", 0),
+        ("v1beta3", "", "nominalConcurrencyShares: 7", 7),
+        ("v1beta2", "", "assuredConcurrencyShares: 0", 30),
+        ("v1beta2", "", "assuredConcurrencyShares: 7", 7),
+        ("v1beta1", "", "assuredConcurrencyShares: 7", 7),
+        ("v1beta1", "", "lendablePercent: 1", 30),
+    ] {
+        let (level, errors) = level(version, annotations, given);
+        assert_eq!(errors, "", "{version} {given}");
+        assert_eq!(
+            limited(&level).nominal_concurrency_shares,
+            shares,
+            "{version} {given}"
+        );
+        assert_eq!(level.metadata.annotations, []);
+    }
+}
+
+#[test]
+fn errors_name_the_shares_as_the_version_does() {
+    let negative = "Invalid value: -1: must be a non-negative integer";
+    for version in ["v1beta1", "v1beta2"] {
+        let (_, errors) = level(version, "", "assuredConcurrencyShares: -1");
+        assert_eq!(
+            errors,
+            format!("spec.limited.assuredConcurrencyShares: {negative}")
+        );
+    }
+    for version in ["v1", "v1beta3"] {
+        let (_, errors) = level(version, "", "nominalConcurrencyShares: -1");
+        assert_eq!(
+            errors,
+            format!("spec.limited.nominalConcurrencyShares: {negative}")
+        );
+    }
+}
+
+#[test]
+fn the_annotation_for_zero_shares_belongs_to_v1beta3_alone() {
+    for version in ["v1", "v1beta2", "v1beta1"] {
+        let (level, errors) = level(version, PRESERVE, "lendablePercent: 1");
+        assert!(
+            errors.starts_with("metadata.annotations: Forbidden: annotation "),
+            "{errors}"
+        );
+        assert_eq!(limited(&level).nominal_concurrency_shares, 30);
+    }
+}
+
+#[test]
+fn lists_of_every_kind_are_opened() {
+    let schema = "{metadata: {name: NAME}, spec: {priorityLevelConfiguration: {name: x}}}";
+    let text = format!(
+        "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchemaList\n\
+         metadata: {{resourceVersion: '5'}}\nitems:\n- {}\n- {}\n---\n\
+         apiVersion: v1\nkind: List\nitems:\n\
+         - apiVersion: flowcontrol.apiserver.k8s.io/v1\n  kind: PriorityLevelConfigurationList\n  items: []\n\
+         - apiVersion: flowcontrol.apiserver.k8s.io/v1beta3\n  kind: PriorityLevelConfiguration\n  \
+         metadata: {{name: c}}\n  spec: {{type: Limited, limited: {{limitResponse: {{type: Reject}}}}}}\n",
+        schema.replace("NAME", "a"),
+        schema.replace("NAME", "b"),
+    );
+    let objects = [
+        "FlowSchema a",
+        "FlowSchema b",
+        "PriorityLevelConfiguration c",
+    ];
+    assert_eq!(
+        read_text(&text),
+        (objects.map(str::to_owned).to_vec(), String::new())
+    );
+}
+
+#[test]
+fn an_object_as_kubectl_prints_it_is_read_without_a_word() {
+    let text = r#"{"apiVersion": "flowcontrol.apiserver.k8s.io/v1", "kind": "FlowSchema", "metadata": {
+        "annotations": {"apf.kubernetes.io/autoupdate-spec": "true"},
+        "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1, "name": "x", "resourceVersion": "62",
+        "uid": "c3b5b4ed-655f-452c-8e4e-8c33826eedb6",
+        "managedFields": [{"apiVersion": "flowcontrol.apiserver.k8s.io/v1", "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:spec": {".": {}}}, "manager": "m", "operation": "Apply"}]},
+        "spec": {"matchingPrecedence": 10, "priorityLevelConfiguration": {"name": "y"}},
+        "status": {"conditions": [{"lastTransitionTime": "2026-01-01T00:00:00Z", "message": "m",
+            "reason": "Found", "status": "False", "type": "Dangling"}]}}"#;
+    assert_eq!(
+        read_text(text),
+        (vec!["FlowSchema x".to_owned()], String::new())
+    );
+}
+
+#[test]
+fn every_fault_is_told_with_its_place() {
+    let text = "apiVersion: v1
+kind: List
+items:
+- apiVersion: flowcontrol.apiserver.k8s.io/v1
+  kind: FlowSchema
+  metadata: {name: a}
+  spec:
+    matchingPrecedence: 20000
+    extra: 1
+    rules:
+    - subjects:
+      - kind: Nobody
+- apiVersion: flowcontrol.apiserver.k8s.io/v1
+  kind: PriorityLevelConfiguration
+  metadata:
+    name: b
+  spec:
+    type: 5
+- kind: Pod
+  apiVersion: v1
+- apiVersion: flowcontrol.apiserver.k8s.io/v2
+  kind: FlowSchema
+- x
+";
+    let (objects, faults) = read_text(text);
+    assert_eq!(objects, [""; 0]);
+    let start = "expected a FlowSchema or PriorityLevelConfiguration of flowcontrol.apiserver.k8s.io/v1 \
+                 (or v1beta1 to v1beta3) or a list of them, got for kind";
+    let expected = [
+        &format!(
+            "f.yaml:19:9: items[2]: {start} the string \"Pod\" and for apiVersion the string \"v1\""
+        ),
+        &format!(
+            "f.yaml:22:9: items[3]: {start} the string \"FlowSchema\" and for apiVersion the string \
+             \"flowcontrol.apiserver.k8s.io/v2\""
+        ),
+        "f.yaml:23:3: items[4]: expected a mapping, got the string \"x\"",
+        "f.yaml:9:5: warning: items[0].spec.extra: unknown field; known here: priorityLevelConfiguration, \
+         matchingPrecedence, distinguisherMethod, rules",
+        "f.yaml:18:11: items[1].spec.type: expected a string, got the number 5",
+        "f.yaml:8:25: items[0].spec.matchingPrecedence: Invalid value: 20000: must not be greater than 10000",
+        "f.yaml:8:5: items[0].spec.priorityLevelConfiguration.name: Required value: must reference a priority level",
+        "f.yaml:12:15: items[0].spec.rules[0].subjects[0].kind: Unsupported value: \"Nobody\": supported values: \
+         \"Group\", \"ServiceAccount\", \"User\"",
+        "f.yaml:11:7: items[0].spec.rules[0]: Required value: at least one of resourceRules and nonResourceRules has \
+         to be non-empty",
+    ];
+    assert_eq!(faults.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn two_objects_of_one_name_are_a_fault() {
+    let one = "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {name: a}\n\
+               spec: {priorityLevelConfiguration: {name: x}}\n";
+    let (objects, faults) = read_text(&format!("{one}---\n{one}"));
+    assert_eq!(objects, ["FlowSchema a"]);
+    assert_eq!(
+        faults,
+        "f.yaml:8:18: metadata.name: FlowSchema \"a\" is given twice, first at f.yaml:1:1"
+    );
+}
+
+#[test]
+fn no_mangled_manifest_panics() {
+    let sample = include_str!("mandatory.yaml");
+    let words = [
+        "~",
+        "[]",
+        "{}",
+        "-1",
+        "2147483648",
+        "'*'",
+        "\"\"",
+        "yes",
+        "5.5",
+        "&a",
+        "*a",
+        ":",
+        "\n- ",
+    ];
+    for seed in 0..3000 {
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut text: Vec<&str> = sample.split_inclusive([' ', '\n', ',']).collect();
+        for _ in 0..random.usize(1..10) {
+            let at = random.usize(..text.len());
+            match random.u8(..3) {
+                0 => text[at] = words[random.usize(..words.len())],
+                1 => text.insert(at, words[random.usize(..words.len())]),
+                _ => drop(text.remove(at)),
+            }
+        }
+        let _ = read_text(&text.concat());
+    }
+}

@@ -1,0 +1,278 @@
+//! `weir playground`: weir and a small API server behind it, with certificates made on the spot.
+//!
+//! The two know nothing of each other but an address and files, as in a real installation.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::net::Ipv4Addr;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use tokio::sync::oneshot;
+
+use crate::app::App;
+use crate::cli::failure;
+use crate::cli::flags;
+use crate::cli::flags::ProxyArgs;
+use crate::cli::flags::ServeArgs;
+use crate::cli::flags::UpstreamArgs;
+use crate::cli::logging;
+use crate::cli::misuse;
+use crate::cli::serve;
+use crate::cli::settings;
+use crate::playground::ApiServer;
+use crate::playground::Certificates;
+use crate::playground::Settings;
+use crate::playground::kubeconfig;
+use crate::server::accept;
+
+/// `weir playground`.
+#[derive(Args, Clone, Debug)]
+pub struct PlaygroundArgs {
+    /// The API server.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// weir in front of it.
+    #[command(flatten)]
+    pub proxy: ProxyArgs,
+}
+
+/// The API server of the playground.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Playground")]
+pub struct ServerArgs {
+    /// Where kubeconfig, certificates, tokens and addresses are written; a fresh temporary folder where it is missing.
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Run the API server alone, on --bind-address and --secure-port, with no weir in front.
+    #[arg(long)]
+    pub apiserver_only: bool,
+    /// Nodes to begin with.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub nodes: usize,
+    /// Pods to begin with.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub pods: usize,
+    /// How many requests the API server serves at full speed; more of them share it. Unlimited where it is missing.
+    #[arg(long, value_name = "N")]
+    pub capacity: Option<NonZeroUsize>,
+    /// How long the API server takes to serve a request at full speed.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
+    pub service_time: Duration,
+    /// The API server's own limit of requests in flight, for comparisons; refuses as kube-apiserver does.
+    #[arg(long, value_name = "N")]
+    pub max_in_flight: Option<usize>,
+    /// CPU time that the API server burns for each answer.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
+    pub service_cpu: Duration,
+    /// CPU time that the API server burns for each refusal of its own.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
+    pub refusal_cpu: Duration,
+}
+
+/// Runs the command.
+pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
+    if let Err(why) = logging::begin(&args.proxy.operation) {
+        return misuse(&why);
+    }
+    serve::raise_open_files();
+    let PlaygroundArgs { server, mut proxy } = args;
+    // Its tokens are for everybody who reads the folder: not for the network, unless it is asked for.
+    let address = *proxy
+        .serving
+        .bind_address
+        .get_or_insert(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let address = SocketAddr::new(address, proxy.serving.secure_port);
+    match prepare(&server).and_then(|made| {
+        if server.apiserver_only {
+            alone(made, address)
+        } else {
+            behind_weir(made, proxy)
+        }
+    }) {
+        Ok(code) => code,
+        Err(Failure::Misuse(why)) => misuse(&why),
+        Err(Failure::Start(why)) => failure(&why),
+    }
+}
+
+enum Failure {
+    Misuse(String),
+    Start(String),
+}
+
+impl Failure {
+    fn start(what: &str) -> impl Fn(&dyn fmt::Display) -> Self {
+        move |why| Self::Start(format!("{what}: {why}"))
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(why: io::Error) -> Self {
+        Self::Start(why.to_string())
+    }
+}
+
+/// The folder, what is in it, and the API server, not yet running.
+struct Made {
+    folder: PathBuf,
+    certificates: Certificates,
+    server: ApiServer,
+}
+
+fn prepare(args: &ServerArgs) -> Result<Made, Failure> {
+    let folder = match &args.dir {
+        Some(folder) => folder.clone(),
+        None => std::env::temp_dir().join(format!("weir-playground-{:08x}", fastrand::u32(..))),
+    };
+    let cannot = |why: io::Error| Failure::Start(format!("cannot use {}: {why}", folder.display()));
+    fs::create_dir_all(&folder).map_err(cannot)?;
+    for stale in ["ready", "address", "admin-address"] {
+        match fs::remove_file(folder.join(stale)) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(cannot(why)),
+            _ => {}
+        }
+    }
+    let certificates =
+        Certificates::generate().map_err(|why| Failure::start("cannot make certificates")(&why))?;
+    certificates.write_to(&folder).map_err(cannot)?;
+    let settings = Settings {
+        nodes: args.nodes,
+        pods: args.pods,
+        capacity: args.capacity,
+        service_time: args.service_time,
+        max_in_flight: args.max_in_flight,
+        service_cpu: args.service_cpu,
+        refusal_cpu: args.refusal_cpu,
+        ..Settings::default()
+    };
+    let server = ApiServer::new(settings, &certificates)
+        .map_err(|why| Failure::start("cannot make the API server")(&why))?;
+    Ok(Made {
+        folder,
+        certificates,
+        server,
+    })
+}
+
+impl Made {
+    /// Tells where it is served: for people, and in files for programs. `ready` comes last.
+    fn announce(&self, address: SocketAddr, admin: Option<SocketAddr>) -> io::Result<()> {
+        let Self {
+            folder,
+            certificates,
+            server: _,
+        } = self;
+        let url = format!("https://{address}");
+        kubeconfig::write(&folder.join("kubeconfig"), &url, certificates)?;
+        fs::write(folder.join("address"), address.to_string())?;
+        if let Some(admin) = admin {
+            fs::write(folder.join("admin-address"), admin.to_string())?;
+        }
+        let token = certificates
+            .users
+            .first()
+            .map_or("", |admin| admin.token.as_str());
+        let here = folder.display();
+        println!("The API server is at {url}; everything about it is in {here}. Try:\n");
+        println!("  kubectl --kubeconfig {here}/kubeconfig get nodes");
+        println!("  kubectl --kubeconfig {here}/kubeconfig --context alice get pods -n default");
+        println!(
+            "  curl --cacert {here}/ca.crt -H 'Authorization: Bearer {token}' {url}/api/v1/nodes"
+        );
+        println!("  wrk -t 2 -c 700 -d 10s -H 'Authorization: Bearer {token}' {url}/api/v1/nodes");
+        if let Some(admin) = admin {
+            println!("  curl http://{admin}/metrics");
+        }
+        println!();
+        fs::write(folder.join("ready"), "")
+    }
+}
+
+/// The API server with nothing in front.
+fn alone(made: Made, address: SocketAddr) -> Result<ExitCode, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let listener = accept::bind(address)
+            .and_then(tokio::net::TcpListener::from_std)
+            .map_err(|why| Failure::Start(format!("cannot listen on {address}: {why}")))?;
+        let stop = serve::stop();
+        made.announce(listener.local_addr()?, None)?;
+        made.server.run(listener, stop).await;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// The API server on a runtime of its own and weir in front of it, each as if the other were far away.
+fn behind_weir(made: Made, proxy: ProxyArgs) -> Result<ExitCode, Failure> {
+    let listener = accept::bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0))?;
+    let args = front(&made.folder, listener.local_addr()?, proxy);
+    let config = settings::resolve(args).map_err(|faults| Failure::Misuse(faults.to_string()))?;
+
+    let server = made.server.clone();
+    let (end, ended) = oneshot::channel::<()>();
+    let behind = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let serving = thread::spawn(move || {
+        behind.block_on(async {
+            let Ok(listener) = tokio::net::TcpListener::from_std(listener) else {
+                return; // weir then says that nobody answers
+            };
+            let stop = async {
+                let _ = ended.await;
+            };
+            server.run(listener, stop).await;
+        });
+    });
+
+    let control = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let code = control.block_on(async {
+        let app = App::bind(config).map_err(|why| Failure::Start(why.to_string()))?;
+        let addresses = app.addresses();
+        let (stop, at_once) = (serve::stop(), serve::stop_again());
+        made.announce(addresses.clients, Some(addresses.admin))?;
+        Ok::<_, Failure>(app.run(stop, at_once).await)
+    });
+    drop(end);
+    if serving.join().is_err() {
+        return Err(Failure::Start("the API server ended in a panic".to_owned()));
+    }
+    code.map(serve::exit_code)
+}
+
+/// The flags of a weir that stands in front of the API server at `upstream`, as an operator would give them.
+fn front(folder: &Path, upstream: SocketAddr, mut proxy: ProxyArgs) -> ServeArgs {
+    let file = |name: &str| folder.join(name);
+    let (serving, identity) = (&mut proxy.serving, &mut proxy.identity);
+    if serving.tls_cert_file.is_none() && serving.tls_private_key_file.is_none() {
+        serving.tls_cert_file = Some(file("tls.crt"));
+        serving.tls_private_key_file = Some(file("tls.key"));
+    }
+    identity
+        .client_ca_file
+        .get_or_insert_with(|| file("ca.crt"));
+    identity
+        .token_auth_file
+        .get_or_insert_with(|| file("tokens.csv"));
+    let upstream = UpstreamArgs {
+        upstream: Some(format!("https://{upstream}")),
+        upstream_ca_file: Some(file("ca.crt")),
+        proxy_client_cert_file: Some(file("front-proxy-client.crt")),
+        proxy_client_key_file: Some(file("front-proxy-client.key")),
+        ..UpstreamArgs::default()
+    };
+    ServeArgs { upstream, proxy }
+}

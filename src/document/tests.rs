@@ -1,0 +1,440 @@
+//! Documents as operators and kubectl write them, and as nobody should.
+
+use super::Content;
+use super::Fault;
+use super::Faults;
+use super::Fields;
+use super::Node;
+use super::Place;
+use super::Strictness;
+use super::Style;
+use super::Value;
+use super::parse::MAX_DEPTH;
+use super::parse::MAX_EXPANSION;
+use super::parse_all;
+
+fn parsed(text: &str) -> Node {
+    let mut faults = Faults::default();
+    let mut nodes = parse_all("f", text, &mut faults);
+    assert_eq!(faults.to_string(), "", "{text}");
+    assert_eq!(nodes.len(), 1, "{text}");
+    nodes.remove(0)
+}
+
+/// What reading a text that cannot be parsed reports.
+fn refused(text: &str) -> String {
+    let mut faults = Faults::default();
+    assert_eq!(parse_all("f", text, &mut faults), [], "{text}");
+    faults.to_string()
+}
+
+/// What comes of reading a text as a mapping, and what is reported.
+fn decoded<T>(
+    text: &str,
+    strictness: Strictness,
+    read: impl FnOnce(&mut Fields<'_>) -> T,
+) -> (Option<T>, String) {
+    let mut faults = Faults::default();
+    let value = parsed(text).decode(&mut faults, "", strictness, read);
+    (value, faults.to_string())
+}
+
+fn place(node: &Node) -> (u32, u32) {
+    (node.place.line, node.place.column)
+}
+
+#[test]
+fn every_value_knows_its_place() {
+    let yaml = "# first\na: 1\nb:\n  - x\n  - c: 'y'\n    d: |\n      text\n";
+    let json = "\n{\"a\": 1,\n\"b\":\n   [\"x\",\n    {\"c\":\"y\",\n     \"d\": \"text\\n\"}]}";
+    for text in [yaml, json] {
+        let node = parsed(text);
+        let b = node.field("b").unwrap();
+        let Content::Sequence(items) = &b.content else {
+            panic!("{b:?}")
+        };
+        assert_eq!(items[1].field("d").unwrap().as_str(), Some("text\n"));
+    }
+    let (yaml, json) = (parsed(yaml), parsed(json));
+    let at = |node: &Node, path: &str| {
+        let place = node.locate(path);
+        (place.line, place.column)
+    };
+    assert_eq!((place(&yaml), place(&json)), ((2, 1), (2, 1)));
+    assert_eq!((at(&yaml, "a"), at(&json, "a")), ((2, 4), (2, 7)));
+    assert_eq!((at(&yaml, "b[0]"), at(&json, "b[0]")), ((4, 5), (4, 5)));
+    assert_eq!(
+        (at(&yaml, "b[1].c"), at(&json, "b[1].c")),
+        ((5, 8), (5, 10))
+    );
+    assert_eq!(
+        at(&yaml, "b[1].nothing.at.all"),
+        (5, 5),
+        "the innermost that is there"
+    );
+    assert_eq!(at(&yaml, "b[7]"), (4, 3));
+}
+
+#[test]
+fn faults_are_shown_one_a_line_with_what_they_have() {
+    let mut faults = Faults::default();
+    let place = Place {
+        file: "f".into(),
+        line: 2,
+        column: 3,
+    };
+    faults.error(&place, "a.b", "wrong");
+    faults.warning(&place, "a", "odd");
+    faults.error(&Place::whole("g"), "", "not there");
+    assert_eq!(
+        faults.to_string(),
+        "f:2:3: a.b: wrong\nf:2:3: warning: a: odd\ng: not there"
+    );
+    assert_eq!((faults.errors().count(), faults.warnings().count()), (2, 1));
+    assert!(faults.has_errors());
+}
+
+#[test]
+fn a_stream_gives_its_documents_up_to_the_first_mistake() {
+    let mut faults = Faults::default();
+    let nodes = parse_all(
+        "f",
+        "# none\n---\n---\na: 1\n--- ~\n--- x\n---\nb: [\n",
+        &mut faults,
+    );
+    assert_eq!(
+        nodes.iter().map(place).collect::<Vec<_>>(),
+        [(4, 1), (6, 5)]
+    );
+    let fault: Vec<&Fault> = faults.errors().collect();
+    assert_eq!((fault.len(), fault[0].place.line), (1, 9));
+}
+
+#[test]
+fn mistakes_are_told_with_their_line() {
+    assert!(refused("a: 1\nb:\n\t- x\n").starts_with("f:3:2: tabs disallowed"));
+    assert!(refused("a: 'x\n").starts_with("f:1:4: "));
+    assert_eq!(
+        refused("? [a]\n: 1"),
+        "f:1:3: a key must be a string, not a list"
+    );
+    assert_eq!(
+        refused("a: 1\n~: 2"),
+        "f:2:1: a key must not be empty; quote it"
+    );
+    assert!(refused("a: *x").starts_with("f:1:4: "));
+    assert_eq!(
+        refused("a: !!int x"),
+        "f:1:4: \"x\" cannot have the tag int"
+    );
+    assert_eq!(
+        refused("a: !!map [x]"),
+        "f:1:4: only the tag seq can stand here"
+    );
+}
+
+#[test]
+fn json_is_read_as_json() {
+    let text = "{\"a\"\t:\t\"\\ud83d\\ude00 \\ud83d \\/\\u003c\\t\",\n\t\"b\" :\n1e3 ,\"<<\":{\"c\":null}}\n";
+    let node = parsed(text);
+    assert_eq!(node.field("a").unwrap().as_str(), Some("😀 \u{fffd} /<\t"));
+    assert_eq!(place(node.field("b").unwrap()), (3, 1));
+    assert_eq!(node.field("b").unwrap().describe(), "the number 1e3");
+    assert!(node.field("<<").unwrap().field("c").unwrap().is_null());
+    let (value, faults) = decoded(text, Strictness::Lenient, |f| f.integer("b", 0..=9999_i32));
+    assert_eq!(value, Some(None));
+    assert_eq!(
+        faults,
+        "f:3:1: b: expected a whole number from 0 to 9999, got the number 1e3"
+    );
+    let (value, _) = decoded("b: 1e3", Strictness::Lenient, |f| {
+        f.integer("b", 0..=9999_i32)
+    });
+    assert_eq!(
+        value,
+        Some(Some(1000)),
+        "in YAML it is whole, as for Kubernetes"
+    );
+    assert_eq!(
+        place(parsed("\u{feff}{\"a\": 1}").field("a").unwrap()),
+        (1, 7)
+    );
+}
+
+#[test]
+fn quotes_make_text() {
+    let node = parsed("a: '1'\nb: \"no\"\nc: no\nd: !!str 1\ne: !!int '7'\nf: ! 8\ng: >\n  1\n");
+    let scalar = |name| match &node.field(name).unwrap().content {
+        Content::Scalar(scalar) => scalar,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        (scalar("a").style, scalar("g").style),
+        (Style::Quoted, Style::Literal)
+    );
+    for name in ["a", "b", "d", "f", "g"] {
+        assert!(node.field(name).unwrap().as_str().is_some(), "{name}");
+    }
+    for name in ["c", "e"] {
+        assert!(node.field(name).unwrap().as_str().is_none(), "{name}");
+    }
+}
+
+#[test]
+fn an_alias_is_a_copy_with_the_place_of_its_anchor() {
+    let node = parsed("a: &x {k: 1}\nb: [*x, *x]\n");
+    let Content::Sequence(items) = &node.field("b").unwrap().content else {
+        panic!()
+    };
+    assert_eq!(
+        items.iter().map(place).collect::<Vec<_>>(),
+        [(1, 7), (1, 7)]
+    );
+    assert_eq!(place(items[1].field("k").unwrap()), (1, 11));
+    assert_eq!(
+        refused("a: &x [1, *x]"),
+        "f:1:11: an alias to the value that it is part of"
+    );
+}
+
+#[test]
+fn merged_keys_yield_to_those_given_and_to_those_merged_before() {
+    let node = parsed(
+        "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2}\n\
+         z:\n  <<: [*x, *y]\n  a: 0\nw: {\"<<\": 3}\nv: {a: 5, <<: *x}\n",
+    );
+    let get = |outer, inner| node.field(outer)?.field(inner).map(Node::describe);
+    assert_eq!(get("z", "a").unwrap(), "the number 0");
+    assert_eq!(get("z", "b").unwrap(), "the number 1");
+    assert_eq!(get("z", "c").unwrap(), "the number 2");
+    assert_eq!(
+        get("w", "<<").unwrap(),
+        "the number 3",
+        "quoted, it is a key like any other"
+    );
+    assert_eq!(get("v", "a").unwrap(), "the number 5");
+    let wrong = refused("x: {<<: 3}");
+    assert_eq!(
+        wrong,
+        "f:1:9: << takes a mapping or a list of them, not the number 3"
+    );
+}
+
+#[test]
+fn what_aliases_expand_to_is_bounded() {
+    let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for n in 1..12 {
+        let list = vec![format!("*a{}", n - 1); 10].join(", ");
+        text += &format!("a{n}: &a{n} [{list}]\n");
+    }
+    assert!(refused(&text).ends_with("the aliases expand to too much"));
+    let long = "x".repeat(MAX_EXPANSION / 4);
+    let text = |n: usize| format!("a: &a {long}\nb: [{}]\n", "*a, ".repeat(n));
+    assert!(parsed(&text(3)).field("b").is_some());
+    assert!(refused(&text(4)).ends_with("the aliases expand to too much"));
+}
+
+#[test]
+fn values_nest_no_deeper_than_the_bound() {
+    let lists = |n: usize| "[".repeat(n) + &"]".repeat(n);
+    parsed(&lists(MAX_DEPTH));
+    let deeper = format!("values nest deeper than {MAX_DEPTH}");
+    for text in [
+        lists(MAX_DEPTH + 1),
+        lists(100_000),
+        "{\"a\":".repeat(5000),
+        "- ".repeat(5000),
+    ] {
+        let fault = refused(&text);
+        assert!(
+            fault.ends_with(&deeper) || fault.ends_with("recursion limit exceeded"),
+            "{fault}"
+        );
+    }
+    // Sixty deep, and again sixty deep below an alias.
+    let text = format!(
+        "a: &a {}\nb: {}*a{}\n",
+        lists(60),
+        "[".repeat(60),
+        "]".repeat(60)
+    );
+    assert!(refused(&text).ends_with(&deeper));
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_what_would() {
+    let text = "s: 5\nq: yes\nb: 'true'\ni: 70000\nj: '1'\nn: x\no: [1]\nl: {}\nt: [a, 1, [b]]\nm: {k: 1}\np: five\n";
+    let (_, faults) = decoded(text, Strictness::Strict, |f| {
+        f.require(&["s", "gone"]);
+        f.string("s");
+        f.string("q");
+        f.boolean("b");
+        f.integer("i", 1..=65535_u16);
+        f.integer("j", 1..=65535_u16);
+        f.number("n");
+        f.object("o", |_| ());
+        f.list("l", |item| item.string());
+        f.strings("t");
+        f.map("m", |value| value.string());
+        f.parsed("p", |_| Err::<(), _>("expected a number of goats"));
+    });
+    let expected = [
+        "f:1:1: gone: required, but not given",
+        "f:1:4: s: expected a string, got the number 5",
+        "f:2:4: q: expected a string, got the boolean true (unquoted yes is one)",
+        "f:3:4: b: expected true or false, got the string \"true\"",
+        "f:4:4: i: expected a whole number from 1 to 65535, got the number 70000",
+        "f:5:4: j: expected a whole number from 1 to 65535, got the string \"1\"",
+        "f:6:4: n: expected a number, got the string \"x\"",
+        "f:7:4: o: expected a mapping, got a list",
+        "f:8:4: l: expected a list, got a mapping",
+        "f:9:8: t[1]: expected a string, got the number 1",
+        "f:9:11: t[2]: expected a string, got a list",
+        "f:10:8: m[k]: expected a string, got the number 1",
+        "f:11:4: p: expected a number of goats, got the string \"five\"",
+    ];
+    assert_eq!(faults.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn what_fits_is_given() {
+    let text =
+        "s: x\nb: off\ni: 010\nf: 2.5\nw: 3\nm: {a: x, b: y, a: z}\nl: [{n: 1}, {n: 2}]\nz: ~\n";
+    let (value, faults) = decoded(text, Strictness::Lenient, |f| {
+        assert_eq!(f.string("s").as_deref(), Some("x"));
+        assert_eq!(f.boolean("b"), Some(false));
+        assert_eq!(f.integer("i", i64::MIN..=i64::MAX), Some(8));
+        assert_eq!((f.number("f"), f.number("w")), (Some(2.5), Some(3.0)));
+        let map = f.map("m", |value| value.string()).unwrap();
+        assert_eq!(
+            map,
+            [
+                ("b".to_owned(), "y".to_owned()),
+                ("a".to_owned(), "z".to_owned())
+            ]
+        );
+        assert_eq!(f.string("z"), None, "null is absent");
+        f.objects("l", |item| item.integer("n", 0..=9_u8))
+    });
+    assert_eq!(
+        (value, faults.as_str()),
+        (Some(Some(vec![Some(1), Some(2)])), "")
+    );
+}
+
+#[test]
+fn unknown_and_repeated_fields_follow_the_strictness() {
+    let text = "a: 1\nspec:\n  x: 1\n  y: 2\n  x: 3\n  z: 4\n";
+    let read = |f: &mut Fields<'_>| {
+        f.known(&["a"]);
+        f.object("spec", |f| {
+            (f.integer("x", 0..=9_u8), f.integer("w", 0..=9_u8))
+        })
+    };
+    let found = "f:4:3: {}spec.y: unknown field; known here: x, w\n\
+                 f:5:3: {}spec.x: given twice; the last one counts\n\
+                 f:6:3: {}spec.z: unknown field; known here: x, w";
+    for (strictness, faults) in [
+        (Strictness::Lenient, String::new()),
+        (Strictness::Strict, found.replace("{}", "")),
+        (Strictness::Warn, found.replace("{}", "warning: ")),
+    ] {
+        let value = Some(Some((Some(3), None)));
+        assert_eq!(decoded(text, strictness, read), (value, faults));
+    }
+}
+
+#[test]
+fn a_null_in_a_list_is_an_empty_item_unless_strict() {
+    let read = |f: &mut Fields<'_>| {
+        let objects = f.objects("o", |f| f.string("n")).map(|list| list.len());
+        (f.strings("s"), objects)
+    };
+    let text = "s: [a, ~]\no: [{n: x}, ~]\n";
+    let items = vec!["a".to_owned(), String::new()];
+    let lenient = decoded(text, Strictness::Warn, read);
+    assert_eq!(lenient, (Some((Some(items), Some(2))), String::new()));
+    let (_, faults) = decoded(text, Strictness::Strict, read);
+    assert_eq!(
+        faults,
+        "f:2:12: o[1]: expected a mapping, got nothing\n\
+         f:1:8: s[1]: expected a string, got nothing"
+    );
+}
+
+#[test]
+fn own_faults_stand_where_the_field_does() {
+    let (_, faults) = decoded("a:\n  b: 1\n", Strictness::Strict, |f| {
+        f.object("a", |f| {
+            f.known(&["b"]);
+            f.error("b", "is odd");
+            f.warning("c", "is missed");
+            f.error("", "is wrong as a whole");
+        });
+    });
+    assert_eq!(
+        faults,
+        "f:2:6: a.b: is odd\nf:2:3: warning: a.c: is missed\nf:2:3: a: is wrong as a whole"
+    );
+}
+
+/// Reads whatever is there by every means.
+fn read_everything(value: Value<'_>) -> Option<()> {
+    let node = value.node();
+    assert!(!node.describe().is_empty());
+    let mut faults = Faults::default();
+    for strictness in [Strictness::Lenient, Strictness::Strict, Strictness::Warn] {
+        let mut read = |read: fn(Value<'_>)| read(node.cursor(&mut faults, "x", strictness));
+        read(|value| drop(value.string()));
+        read(|value| drop(value.boolean()));
+        read(|value| drop(value.number()));
+        read(|value| drop(value.integer(0..=255_u8)));
+        read(|value| drop(value.integer(i64::MIN..=i64::MAX)));
+        read(|value| drop(value.object(|fields| fields.string("a"))));
+    }
+    node.cursor(&mut faults, "x", Strictness::Warn)
+        .list(read_everything);
+    node.cursor(&mut faults, "x", Strictness::Warn)
+        .map(read_everything);
+    assert!(faults.iter().all(|fault| fault.place.line > 0));
+    Some(())
+}
+
+#[test]
+fn no_mangled_document_panics() {
+    let samples = [
+        "a: &x {k: [1, 2.5, yes, ~]}\nb:\n- *x\n- <<: *x\n  c: |\n    text\n--- 'q'\n",
+        "{\"a\":{\"b\":[1,-2.5e3,true,null,\"x\\u0041\\n\"]},\"c\":\"\\ud83d\\ude00\"}",
+        "%YAML 1.2\n---\n? !!str a\n: !!map {b: \"c\\x41\"}\n...\n",
+    ];
+    let alphabet: Vec<char> = " \t\n-:?,[]{}#&*!|>'\"%@`\\~=<0159axuU.é\u{0}\u{feff}😀"
+        .chars()
+        .collect();
+    for seed in 0..6000 {
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut text: Vec<char> = samples[random.usize(..samples.len())].chars().collect();
+        for _ in 0..random.usize(1..8) {
+            let at = random.usize(..text.len());
+            let c = alphabet[random.usize(..alphabet.len())];
+            match random.u8(..4) {
+                0 => text[at] = c,
+                1 => text.insert(at, c),
+                2 => drop(text.remove(at)),
+                _ => text.truncate(at + 1),
+            }
+            if text.is_empty() {
+                text.push(c);
+            }
+        }
+        let text: String = text.into_iter().collect();
+        let mut faults = Faults::default();
+        for node in parse_all("f", &text, &mut faults) {
+            node.cursor(&mut Faults::default(), "", Strictness::Warn)
+                .list(read_everything);
+            node.cursor(&mut Faults::default(), "", Strictness::Warn)
+                .map(read_everything);
+            let _ = node.locate("a.k[1].b");
+        }
+    }
+}

@@ -1,0 +1,569 @@
+//! Bodies in Kubernetes' protobuf, as Go clients send them by default (`kubectl create configmap`,
+//! `kubectl auth whoami`): read into JSON, never written.
+//!
+//! Knows the small kinds whole, field by field, from their `generated.proto`. Pods and nodes are not
+//! among them. A field that is not known is an error, so that nothing is dropped in silence. What Go
+//! sends of a field that was not set (empty texts, zeros) is left out, as its JSON would.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use jiff::Timestamp;
+use serde_json::Map;
+use serde_json::Value;
+
+/// Why a body could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Malformed(&'static str),
+    /// A kind that is not known in protobuf: answered like a media type that is not.
+    UnknownKind,
+}
+
+/// What every body begins with.
+const MAGIC: &[u8] = b"k8s\0";
+/// How deep messages nest in what is known here, and a little more.
+const MAX_DEPTH: u8 = 16;
+
+/// A field: its number, its name in JSON and what it holds.
+type Field = (u64, &'static str, Type);
+type Message = &'static [Field];
+
+#[derive(Clone, Copy)]
+enum Type {
+    Flag,
+    /// `IntOrString`.
+    Either,
+    Item(Message),
+    Items(Message),
+    /// `metav1.MicroTime`.
+    MicroTime,
+    Number,
+    /// Set by the server; clients send it empty.
+    Skip,
+    Text,
+    Texts,
+    TextMap,
+    /// `metav1.Time`.
+    Time,
+    /// Bytes by key, base64 in JSON.
+    DataMap,
+}
+
+use Type::DataMap;
+use Type::Either;
+use Type::Flag;
+use Type::Item;
+use Type::Items;
+use Type::MicroTime;
+use Type::Number;
+use Type::Skip;
+use Type::Text;
+use Type::TextMap;
+use Type::Texts;
+use Type::Time;
+
+const OBJECT_META: Message = &[
+    (1, "name", Text),
+    (2, "generateName", Text),
+    (3, "namespace", Text),
+    (4, "selfLink", Text),
+    (5, "uid", Text),
+    (6, "resourceVersion", Text),
+    (7, "generation", Number),
+    (8, "creationTimestamp", Time),
+    (9, "deletionTimestamp", Time),
+    (10, "deletionGracePeriodSeconds", Number),
+    (11, "labels", TextMap),
+    (12, "annotations", TextMap),
+    (13, "ownerReferences", Items(OWNER_REFERENCE)),
+    (14, "finalizers", Texts),
+    (17, "managedFields", Skip),
+];
+
+const OWNER_REFERENCE: Message = &[
+    (1, "kind", Text),
+    (3, "name", Text),
+    (4, "uid", Text),
+    (5, "apiVersion", Text),
+    (6, "controller", Flag),
+    (7, "blockOwnerDeletion", Flag),
+];
+
+const OBJECT_REFERENCE: Message = &[
+    (1, "kind", Text),
+    (2, "namespace", Text),
+    (3, "name", Text),
+    (4, "uid", Text),
+    (5, "apiVersion", Text),
+    (6, "resourceVersion", Text),
+    (7, "fieldPath", Text),
+];
+
+const META: Field = (1, "metadata", Item(OBJECT_META));
+
+const CONFIG_MAP: Message = &[
+    META,
+    (2, "data", TextMap),
+    (3, "binaryData", DataMap),
+    (4, "immutable", Flag),
+];
+
+const SECRET: Message = &[
+    META,
+    (2, "data", DataMap),
+    (3, "type", Text),
+    (4, "stringData", TextMap),
+    (5, "immutable", Flag),
+];
+
+const NAMESPACE: Message = &[
+    META,
+    (2, "spec", Item(&[(1, "finalizers", Texts)])),
+    (3, "status", Skip),
+];
+
+const SERVICE_ACCOUNT: Message = &[
+    META,
+    (2, "secrets", Items(OBJECT_REFERENCE)),
+    (3, "imagePullSecrets", Items(&[(1, "name", Text)])),
+    (4, "automountServiceAccountToken", Flag),
+];
+
+const SERVICE: Message = &[META, (2, "spec", Item(SERVICE_SPEC)), (3, "status", Skip)];
+
+const SERVICE_SPEC: Message = &[
+    (1, "ports", Items(SERVICE_PORT)),
+    (2, "selector", TextMap),
+    (3, "clusterIP", Text),
+    (4, "type", Text),
+    (5, "externalIPs", Texts),
+    (7, "sessionAffinity", Text),
+    (8, "loadBalancerIP", Text),
+    (9, "loadBalancerSourceRanges", Texts),
+    (10, "externalName", Text),
+    (11, "externalTrafficPolicy", Text),
+    (12, "healthCheckNodePort", Number),
+    (13, "publishNotReadyAddresses", Flag),
+    (14, "sessionAffinityConfig", Item(SESSION_AFFINITY)),
+    (17, "ipFamilyPolicy", Text),
+    (18, "clusterIPs", Texts),
+    (19, "ipFamilies", Texts),
+    (20, "allocateLoadBalancerNodePorts", Flag),
+    (21, "loadBalancerClass", Text),
+    (22, "internalTrafficPolicy", Text),
+    (23, "trafficDistribution", Text),
+];
+
+const SESSION_AFFINITY: Message = &[(1, "clientIP", Item(&[(1, "timeoutSeconds", Number)]))];
+
+const SERVICE_PORT: Message = &[
+    (1, "name", Text),
+    (2, "protocol", Text),
+    (3, "port", Number),
+    (4, "targetPort", Either),
+    (5, "nodePort", Number),
+    (6, "appProtocol", Text),
+];
+
+const LEASE: Message = &[META, (2, "spec", Item(LEASE_SPEC))];
+
+const LEASE_SPEC: Message = &[
+    (1, "holderIdentity", Text),
+    (2, "leaseDurationSeconds", Number),
+    (3, "acquireTime", MicroTime),
+    (4, "renewTime", MicroTime),
+    (5, "leaseTransitions", Number),
+    (6, "strategy", Text),
+    (7, "preferredHolder", Text),
+];
+
+const EVENT_SOURCE: Message = &[(1, "component", Text), (2, "host", Text)];
+const EVENT_SERIES: Message = &[(1, "count", Number), (2, "lastObservedTime", MicroTime)];
+
+const CORE_EVENT: Message = &[
+    META,
+    (2, "involvedObject", Item(OBJECT_REFERENCE)),
+    (3, "reason", Text),
+    (4, "message", Text),
+    (5, "source", Item(EVENT_SOURCE)),
+    (6, "firstTimestamp", Time),
+    (7, "lastTimestamp", Time),
+    (8, "count", Number),
+    (9, "type", Text),
+    (10, "eventTime", MicroTime),
+    (11, "series", Item(EVENT_SERIES)),
+    (12, "action", Text),
+    (13, "related", Item(OBJECT_REFERENCE)),
+    (14, "reportingComponent", Text),
+    (15, "reportingInstance", Text),
+];
+
+const EVENTS_EVENT: Message = &[
+    META,
+    (2, "eventTime", MicroTime),
+    (3, "series", Item(EVENT_SERIES)),
+    (4, "reportingController", Text),
+    (5, "reportingInstance", Text),
+    (6, "action", Text),
+    (7, "reason", Text),
+    (8, "regarding", Item(OBJECT_REFERENCE)),
+    (9, "related", Item(OBJECT_REFERENCE)),
+    (10, "note", Text),
+    (11, "type", Text),
+    (12, "deprecatedSource", Item(EVENT_SOURCE)),
+    (13, "deprecatedFirstTimestamp", Time),
+    (14, "deprecatedLastTimestamp", Time),
+    (15, "deprecatedCount", Number),
+];
+
+const RESOURCE_ATTRIBUTES: Message = &[
+    (1, "namespace", Text),
+    (2, "verb", Text),
+    (3, "group", Text),
+    (4, "version", Text),
+    (5, "resource", Text),
+    (6, "subresource", Text),
+    (7, "name", Text),
+    (8, "fieldSelector", Skip),
+    (9, "labelSelector", Skip),
+];
+const PATH_ATTRIBUTES: Message = &[(1, "path", Text), (2, "verb", Text)];
+
+const SUBJECT_ACCESS: Message = &[
+    (1, "resourceAttributes", Item(RESOURCE_ATTRIBUTES)),
+    (2, "nonResourceAttributes", Item(PATH_ATTRIBUTES)),
+    (3, "user", Text),
+    (4, "groups", Texts),
+    (5, "extra", Skip),
+    (6, "uid", Text),
+];
+/// Serves both access reviews: that of oneself has the first two fields only.
+const ACCESS_REVIEW: Message = &[META, (2, "spec", Item(SUBJECT_ACCESS)), (3, "status", Skip)];
+
+const TOKEN_REVIEW: Message = &[
+    META,
+    (
+        2,
+        "spec",
+        Item(&[(1, "token", Text), (2, "audiences", Texts)]),
+    ),
+    (3, "status", Skip),
+];
+
+const SELF_REVIEW: Message = &[META, (2, "status", Skip)];
+
+const PRECONDITIONS: Message = &[(1, "uid", Text), (2, "resourceVersion", Text)];
+const DELETE_OPTIONS: Message = &[
+    (1, "gracePeriodSeconds", Number),
+    (2, "preconditions", Item(PRECONDITIONS)),
+    (3, "orphanDependents", Flag),
+    (4, "propagationPolicy", Text),
+    (5, "dryRun", Texts),
+    (6, "ignoreStoreReadErrorWithClusterBreakingPotential", Flag),
+];
+
+const EVICTION: Message = &[META, (2, "deleteOptions", Item(DELETE_OPTIONS))];
+
+fn message_of(api_version: &str, kind: &str) -> Option<Message> {
+    match (api_version, kind) {
+        ("v1", "ConfigMap") => Some(CONFIG_MAP),
+        ("v1", "Event") => Some(CORE_EVENT),
+        ("v1", "Namespace") => Some(NAMESPACE),
+        ("v1", "Secret") => Some(SECRET),
+        ("v1", "Service") => Some(SERVICE),
+        ("v1", "ServiceAccount") => Some(SERVICE_ACCOUNT),
+        ("events.k8s.io/v1", "Event") => Some(EVENTS_EVENT),
+        ("coordination.k8s.io/v1", "Lease") => Some(LEASE),
+        ("authentication.k8s.io/v1", "SelfSubjectReview") => Some(SELF_REVIEW),
+        ("authentication.k8s.io/v1", "TokenReview") => Some(TOKEN_REVIEW),
+        ("authorization.k8s.io/v1", "SelfSubjectAccessReview" | "SubjectAccessReview") => {
+            Some(ACCESS_REVIEW)
+        }
+        ("policy/v1", "Eviction") => Some(EVICTION),
+        // Each group has its own name for the same message.
+        (_, "DeleteOptions") => Some(DELETE_OPTIONS),
+        _ => None,
+    }
+}
+
+/// Reads one body: the magic, then `runtime.Unknown` around the object.
+pub(crate) fn decode(body: &[u8]) -> Result<Value, Fault> {
+    let unknown = body
+        .strip_prefix(MAGIC)
+        .ok_or(Fault::Malformed("no magic"))?;
+    let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
+    for field in Fields(unknown) {
+        match field? {
+            (1, Wire::Bytes(meta)) => {
+                for field in Fields(meta) {
+                    match field? {
+                        (1, Wire::Bytes(bytes)) => api_version = text(bytes)?,
+                        (2, Wire::Bytes(bytes)) => kind = text(bytes)?,
+                        _ => return Err(Fault::Malformed("unknown field of the type")),
+                    }
+                }
+            }
+            (2, Wire::Bytes(bytes)) => raw = bytes,
+            (3 | 4, Wire::Bytes([])) => {}
+            _ => return Err(Fault::Malformed("unknown field of the envelope")),
+        }
+    }
+    let message = message_of(&api_version, &kind).ok_or(Fault::UnknownKind)?;
+    let mut object = read(message, raw, MAX_DEPTH)?;
+    object.insert("apiVersion".to_owned(), api_version.into());
+    object.insert("kind".to_owned(), kind.into());
+    Ok(Value::Object(object))
+}
+
+fn read(message: Message, bytes: &[u8], depth: u8) -> Result<Map<String, Value>, Fault> {
+    let depth = depth
+        .checked_sub(1)
+        .ok_or(Fault::Malformed("nested too deeply"))?;
+    let mut object = Map::new();
+    for field in Fields(bytes) {
+        let (number, wire) = field?;
+        let (_, name, kind) = message
+            .iter()
+            .find(|(known, ..)| *known == number)
+            .ok_or(Fault::Malformed("unknown field"))?;
+        match (kind, wire) {
+            (Skip, _) => {}
+            (Flag, Wire::Varint(flag)) => set(&mut object, name, (flag != 0).into()),
+            (Number, Wire::Varint(0)) | (Text, Wire::Bytes([])) => {}
+            (Number, Wire::Varint(number)) => set(&mut object, name, number.cast_signed().into()),
+            (Text, Wire::Bytes(bytes)) => set(&mut object, name, text(bytes)?.into()),
+            (Texts, Wire::Bytes(bytes)) => push(&mut object, name, text(bytes)?.into()),
+            (TextMap, Wire::Bytes(bytes)) => {
+                let (key, value) = pair(bytes)?;
+                put(&mut object, name, key, text(value)?);
+            }
+            (DataMap, Wire::Bytes(bytes)) => {
+                let (key, value) = pair(bytes)?;
+                put(&mut object, name, key, BASE64_STANDARD.encode(value));
+            }
+            (Time, Wire::Bytes(bytes)) => time(&mut object, name, bytes, 0)?,
+            (MicroTime, Wire::Bytes(bytes)) => time(&mut object, name, bytes, 6)?,
+            (Either, Wire::Bytes(bytes)) => either(&mut object, name, bytes)?,
+            (Item(message), Wire::Bytes(bytes)) => {
+                set(&mut object, name, read(message, bytes, depth)?.into());
+            }
+            (Items(message), Wire::Bytes(bytes)) => {
+                push(&mut object, name, read(message, bytes, depth)?.into());
+            }
+            (_, Wire::Varint(_) | Wire::Bytes(_)) => {
+                return Err(Fault::Malformed("a field of the wrong type"));
+            }
+        }
+    }
+    Ok(object)
+}
+
+fn set(object: &mut Map<String, Value>, name: &str, value: Value) {
+    object.insert(name.to_owned(), value);
+}
+
+fn push(object: &mut Map<String, Value>, name: &str, value: Value) {
+    let list = object
+        .entry(name)
+        .or_insert_with(|| Value::Array(Vec::new()));
+    if let Some(list) = list.as_array_mut() {
+        list.push(value);
+    }
+}
+
+fn put(object: &mut Map<String, Value>, name: &str, key: String, value: String) {
+    let map = object
+        .entry(name)
+        .or_insert_with(|| Value::Object(Map::new()));
+    if let Some(map) = map.as_object_mut() {
+        map.insert(key, value.into());
+    }
+}
+
+fn text(bytes: &[u8]) -> Result<String, Fault> {
+    let text = std::str::from_utf8(bytes).map_err(|_| Fault::Malformed("not UTF-8"))?;
+    Ok(text.to_owned())
+}
+
+/// A map's entry: its key and the bytes of its value.
+fn pair(bytes: &[u8]) -> Result<(String, &[u8]), Fault> {
+    let (mut key, mut value) = (String::new(), &[][..]);
+    for field in Fields(bytes) {
+        match field? {
+            (1, Wire::Bytes(bytes)) => key = text(bytes)?,
+            (2, Wire::Bytes(bytes)) => value = bytes,
+            _ => return Err(Fault::Malformed("unknown field of a map")),
+        }
+    }
+    Ok((key, value))
+}
+
+/// The varints of a message of two, such as a time's seconds and nanoseconds.
+fn varints(bytes: &[u8]) -> Result<(i64, i64), Fault> {
+    let (mut first, mut second) = (0, 0);
+    for field in Fields(bytes) {
+        match field? {
+            (1, Wire::Varint(number)) => first = number.cast_signed(),
+            (2, Wire::Varint(number)) => second = number.cast_signed(),
+            _ => return Err(Fault::Malformed("unknown field of a time")),
+        }
+    }
+    Ok((first, second))
+}
+
+/// A time with so many digits of a second; one that was not set is empty.
+fn time(
+    object: &mut Map<String, Value>,
+    name: &str,
+    bytes: &[u8],
+    digits: usize,
+) -> Result<(), Fault> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let (seconds, nanos) = varints(bytes)?;
+    let time = i32::try_from(nanos)
+        .ok()
+        .and_then(|nanos| Timestamp::new(seconds, nanos).ok())
+        .ok_or(Fault::Malformed("no such time"))?;
+    set(object, name, format!("{time:.digits$}").into());
+    Ok(())
+}
+
+fn either(object: &mut Map<String, Value>, name: &str, bytes: &[u8]) -> Result<(), Fault> {
+    let (mut is_text, mut number, mut words) = (false, 0, String::new());
+    for field in Fields(bytes) {
+        match field? {
+            (1, Wire::Varint(kind)) => is_text = kind == 1,
+            (2, Wire::Varint(value)) => number = value.cast_signed(),
+            (3, Wire::Bytes(bytes)) => words = text(bytes)?,
+            _ => return Err(Fault::Malformed("unknown field of a number or text")),
+        }
+    }
+    if is_text {
+        set(object, name, words.into());
+    } else if number != 0 {
+        set(object, name, number.into());
+    }
+    Ok(())
+}
+
+/// A field's content; the wire types that Kubernetes uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wire<'b> {
+    Bytes(&'b [u8]),
+    Varint(u64),
+}
+
+/// The fields of a message, one after the other. After an error there is nothing.
+struct Fields<'b>(&'b [u8]);
+
+impl<'b> Fields<'b> {
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0_u64;
+        for shift in (0..64).step_by(7) {
+            let (byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    fn field(&mut self) -> Option<(u64, Wire<'b>)> {
+        const VARINT: u64 = 0;
+        const LENGTH_DELIMITED: u64 = 2;
+        let tag = self.varint()?;
+        let wire = match tag & 7 {
+            VARINT => Wire::Varint(self.varint()?),
+            LENGTH_DELIMITED => {
+                let length = usize::try_from(self.varint()?).ok()?;
+                let (bytes, rest) = self.0.split_at_checked(length)?;
+                self.0 = rest;
+                Wire::Bytes(bytes)
+            }
+            _ => return None,
+        };
+        Some((tag >> 3, wire))
+    }
+}
+
+impl<'b> Iterator for Fields<'b> {
+    type Item = Result<(u64, Wire<'b>), Fault>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_none() {
+            self.0 = &[];
+        }
+        Some(field.ok_or(Fault::Malformed("cut short")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Fault;
+    use super::MAGIC;
+    use super::decode;
+    use serde_json::json;
+
+    fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
+        let length = u8::try_from(content.len()).unwrap();
+        assert!(length < 128);
+        [&[number << 3 | 2, length], content].concat()
+    }
+
+    fn body(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
+        let meta = [bytes(1, api_version.as_bytes()), bytes(2, kind.as_bytes())].concat();
+        let envelope = [bytes(1, &meta), bytes(2, raw), bytes(3, b""), bytes(4, b"")].concat();
+        [MAGIC, &envelope].concat()
+    }
+
+    #[test]
+    fn a_secret_reads_as_its_json() {
+        let meta = [
+            bytes(1, b"s"),
+            bytes(2, b""),
+            bytes(8, b""),
+            vec![7 << 3, 0],
+        ]
+        .concat();
+        let entry = [bytes(1, b"p"), bytes(2, b"q")].concat();
+        let raw = [bytes(1, &meta), bytes(2, &entry), bytes(3, b"Opaque")].concat();
+        assert_eq!(
+            decode(&body("v1", "Secret", &raw)),
+            Ok(json!({
+                "apiVersion": "v1", "kind": "Secret",
+                "metadata": {"name": "s"}, "data": {"p": "cQ=="}, "type": "Opaque",
+            }))
+        );
+    }
+
+    #[test]
+    fn an_event_has_times_and_numbers() {
+        // 2026-11-21T00:00:00Z is 1795219200 seconds.
+        let time = vec![8, 0x80, 0xbe, 0x83, 0xd8, 0x06, 16, 0x80, 0xc2, 0xd7, 0x2f];
+        let raw = [bytes(6, &time), vec![8 << 3, 3], bytes(10, &time)].concat();
+        let event = decode(&body("v1", "Event", &raw)).unwrap();
+        assert_eq!(event["firstTimestamp"], "2026-11-21T00:00:00Z");
+        assert_eq!(event["eventTime"], "2026-11-21T00:00:00.100000Z");
+        assert_eq!(event["count"], 3);
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused() {
+        assert_eq!(decode(&body("v1", "Pod", b"")), Err(Fault::UnknownKind));
+        let unknown = decode(&body("v1", "ConfigMap", &bytes(9, b"x")));
+        assert!(matches!(unknown, Err(Fault::Malformed(_))));
+        let whole = body("v1", "ConfigMap", &bytes(2, &bytes(1, b"key")));
+        for end in 0..whole.len() {
+            // Cut anywhere, it is an error or a smaller object, and no panic.
+            let _ = decode(&whole[..end]);
+        }
+    }
+}

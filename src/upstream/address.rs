@@ -1,0 +1,117 @@
+//! Addresses as operators write them: the API server's URL and its proxy's. Pure.
+//!
+//! Promises: what weir could not honour (a path prefix, a port that is none, another kind of proxy) is an error and not
+//! dropped; no error quotes a password.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use http::HeaderValue;
+use http::Uri;
+use http::uri::Authority;
+use rustls_pki_types::ServerName;
+
+use crate::upstream::connector::Proxy;
+
+/// Host and port of the API server's URL, and the host as its certificate has it.
+///
+/// # Errors
+/// It is not `https://HOST[:PORT]`; why not, without the URL itself.
+pub fn server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
+    let given = url;
+    let url: Uri = url.parse().map_err(|_| "not a URL; expected https://HOST[:PORT]")?;
+    match url.scheme_str() {
+        Some("https") => {}
+        Some("http") => return Err("weir shows its credentials by https only".to_owned()),
+        _ => return Err("expected https://HOST[:PORT]".to_owned()),
+    }
+    if !matches!(url.path(), "" | "/") {
+        return Err(format!(
+            "weir forwards request targets byte for byte, so it cannot add the path prefix {:?}; give \
+             the address of the API server itself",
+            url.path()
+        ));
+    }
+    let authority = url.authority().ok_or("the host is missing; expected https://HOST[:PORT]")?;
+    if url.query().is_some() || given.contains('#') || authority.as_str().contains('@') {
+        return Err("only host and port can be given; expected https://HOST[:PORT]".to_owned());
+    }
+    check_port(authority)?;
+    let host = authority.host();
+    let name = server_name(host.trim_start_matches('[').trim_end_matches(']'))?;
+    Ok((authority.clone(), name))
+}
+
+fn check_port(authority: &Authority) -> Result<(), String> {
+    let plain = authority.as_str().rsplit('@').next() == Some(authority.host());
+    match authority.port_u16() {
+        Some(1..) => Ok(()),
+        None if plain => Ok(()),
+        Some(0) | None => Err("the port must be a number from 1 to 65535".to_owned()),
+    }
+}
+
+/// A name as a certificate has it.
+///
+/// # Errors
+/// It is neither a host name nor an IP address.
+pub fn server_name(name: &str) -> Result<ServerName<'static>, String> {
+    ServerName::try_from(name.to_owned())
+        .map_err(|_| format!("{name:?} is neither a host name nor an IP address"))
+}
+
+/// The proxy of a `proxy-url`, which may hold a user and a password.
+///
+/// # Errors
+/// It is not `http://[USER[:PASSWORD]@]HOST[:PORT]`; why not, without the URL itself.
+pub fn proxy(url: &str) -> Result<Proxy, String> {
+    const EXPECTED: &str = "expected http://HOST[:PORT]";
+    let url: Uri = url.parse().map_err(|_| EXPECTED)?;
+    match url.scheme_str() {
+        Some("http") => {}
+        Some(scheme) => {
+            return Err(format!("weir can use http:// proxies only (by CONNECT), not {scheme}://"));
+        }
+        None => return Err(EXPECTED.to_owned()),
+    }
+    let authority = url.authority().ok_or(EXPECTED)?;
+    check_port(authority)?;
+    if authority.host().is_empty() || !matches!(url.path(), "" | "/") || url.query().is_some() {
+        return Err(EXPECTED.to_owned());
+    }
+    let authorization = authority.as_str().rsplit_once('@').map(|(user, _)| basic(user));
+    let port = authority.port_u16().unwrap_or(80);
+    let authority = format!("{}:{port}", authority.host()).parse().map_err(|_| EXPECTED)?;
+    Ok(Proxy { authority, authorization: authorization.transpose()? })
+}
+
+/// `Proxy-Authorization` for the user part of a URL.
+fn basic(user: &str) -> Result<HeaderValue, String> {
+    let (name, password) = user.split_once(':').unwrap_or((user, ""));
+    let mut plain = percent_decoded(name)?;
+    plain.push(b':');
+    plain.extend(percent_decoded(password)?);
+    let mut value = HeaderValue::from_str(&format!("Basic {}", BASE64_STANDARD.encode(plain)))
+        .map_err(|_| "the proxy's user cannot stand in a header")?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn percent_decoded(text: &str) -> Result<Vec<u8>, &'static str> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        let mut digit = || rest.next().and_then(|byte| char::from(byte).to_digit(16));
+        bytes.push(match byte {
+            b'%' => match (digit(), digit()) {
+                (Some(high), Some(low)) => u8::try_from(high * 16 + low).unwrap_or_default(),
+                _ => return Err("a % in the proxy's user is not followed by two digits"),
+            },
+            byte => byte,
+        });
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+#[path = "address_tests.rs"]
+mod tests;

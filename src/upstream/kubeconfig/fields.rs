@@ -1,0 +1,83 @@
+//! Fields as a kubeconfig has them: empty ones that are none, secrets that no fault may quote, paths relative to the file, and
+//! PEM in one of two ways.
+
+use std::path::Path;
+use std::path::PathBuf;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+
+use crate::document::Fields;
+use crate::document::Node;
+use crate::document::Value;
+use crate::upstream::tls::Pem;
+
+/// Whether the field is there and is not the empty string, which is the same as none to Go.
+pub(super) fn is_given(fields: &mut Fields<'_>, name: &'static str) -> bool {
+    fields.node(name).is_some_and(|node| node.as_str() != Some(""))
+}
+
+/// A string.
+pub(super) fn text(fields: &mut Fields<'_>, name: &'static str) -> Option<String> {
+    fields.string(name).filter(|text| !text.is_empty())
+}
+
+/// A string that has to be there.
+pub(super) fn required(fields: &mut Fields<'_>, name: &'static str) -> Option<String> {
+    if !is_given(fields, name) {
+        fields.error(name, "required, but not given");
+    }
+    text(fields, name)
+}
+
+/// A string that no fault may quote.
+pub(super) fn secret<'n>(fields: &mut Fields<'n>, name: &'static str) -> Option<&'n str> {
+    let node = fields.node(name)?;
+    if node.as_str().is_none() {
+        fields.error(name, "expected a string; quote it");
+    }
+    node.as_str().filter(|text| !text.is_empty())
+}
+
+/// A string in a list, which no fault may quote.
+pub(super) fn secret_item(mut item: Value<'_>) -> Option<String> {
+    let node = item.node();
+    if node.as_str().is_none() {
+        let path = item.path().to_owned();
+        item.faults().error(&node.place, &path, "expected a string; quote it");
+    }
+    node.as_str().map(str::to_owned)
+}
+
+/// A path, relative to the directory of the kubeconfig.
+pub(super) fn path(fields: &mut Fields<'_>, dir: &Path, name: &'static str) -> Option<PathBuf> {
+    text(fields, name).map(|path| dir.join(path))
+}
+
+/// PEM, in base64 in one field or in the file that the other one names.
+pub(super) fn pem(
+    fields: &mut Fields<'_>,
+    dir: &Path,
+    data: &'static str,
+    file: &'static str,
+) -> Option<Pem> {
+    let encoded = secret(fields, data);
+    let path = path(fields, dir, file);
+    if encoded.is_some() && path.is_some() {
+        fields.error(file, format!("given together with {data}, and only one of them can count"));
+    }
+    let Some(encoded) = encoded else { return path.map(Pem::File) };
+    // Go's decoder passes over line ends, which a block scalar has.
+    let encoded: String = encoded.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
+    let Ok(bytes) = BASE64_STANDARD.decode(encoded) else {
+        fields.error(data, "not base64");
+        return None;
+    };
+    let origin = format!("{}: {}", fields.place(data), fields.path(data));
+    Some(Pem::Data { origin, bytes })
+}
+
+/// The name of an entry or an extension.
+pub(super) fn name(item: &Node) -> Option<&str> {
+    item.field("name").and_then(Node::as_str)
+}

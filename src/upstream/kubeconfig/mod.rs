@@ -1,0 +1,304 @@
+//! Reads a kubeconfig: where the API server is, whom to believe there, and who weir is. Pure: text in, data and faults out.
+//!
+//! Follows client-go 1.36 (`tools/clientcmd`: `validation.go`, `client_config.go`): unknown fields are ignored, entries that the
+//! chosen context does not name are not looked at, paths are relative to the file. What weir will not do is a fault and not
+//! ignored: unchecked TLS, impersonation, a path prefix, credentials that Kubernetes has given up. No fault quotes a secret.
+//! Deliberately not here: reading other files, `KUBECONFIG` with several files, and the `HTTPS_PROXY` variables.
+
+mod fields;
+mod user;
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use crate::document;
+use crate::document::Content;
+use crate::document::Faults;
+use crate::document::Fields;
+use crate::document::Node;
+use crate::document::Place;
+use crate::document::Resolved;
+use crate::document::Strictness;
+use crate::upstream::address;
+use crate::upstream::connector::Target;
+use crate::upstream::credentials::Source;
+use crate::upstream::credentials::exec::ClusterInfo;
+use crate::upstream::kubeconfig::fields::is_given;
+use crate::upstream::kubeconfig::fields::name;
+use crate::upstream::kubeconfig::fields::pem;
+use crate::upstream::kubeconfig::fields::required;
+use crate::upstream::kubeconfig::fields::text;
+use crate::upstream::tls::Pem;
+
+/// The extension of a cluster that is handed to plugins (`clientcmd/api/v1`).
+const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
+
+/// Most names that a fault lists.
+const MOST_NAMES: usize = 20;
+
+/// What a context of a kubeconfig says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kubeconfig {
+    /// The context's name.
+    pub context: String,
+    /// The API server.
+    pub target: Target,
+    /// The roots for its certificate; the system's, if not given.
+    pub ca: Option<Pem>,
+    /// Who weir is.
+    pub source: Source,
+}
+
+/// Reads `text`, the content of `file`, and takes the context of that name, or the current one. `None` if there are errors among
+/// the faults; there can be warnings beside a result.
+#[must_use]
+pub fn parse(file: &Path, text: &str, context: Option<&str>, faults: &mut Faults) -> Option<Kubeconfig> {
+    let name = file.display().to_string();
+    let mut found = Faults::default();
+    let roots = document::parse_all(&name, text, &mut found);
+    let read = match roots.as_slice() {
+        [] if found.is_empty() => {
+            found.error(&Place::whole(&name), "", "there is no kubeconfig in it");
+            None
+        }
+        [] => None,
+        [root, rest @ ..] => {
+            for ignored in rest {
+                found.warning(&ignored.place, "", "only the first document is read");
+            }
+            let dir = file.parent().unwrap_or(Path::new(""));
+            Reading { root, dir, faults: &mut found }.config(context)
+        }
+    };
+    let usable = !found.has_errors();
+    faults.extend(found);
+    read.filter(|_| usable)
+}
+
+struct Reading<'r> {
+    root: &'r Node,
+    dir: &'r Path,
+    faults: &'r mut Faults,
+}
+
+/// An entry of one of the lists `clusters`, `contexts` and `users`.
+struct Named<'n> {
+    name: &'n str,
+    /// The list and its number in it.
+    path: String,
+    item: &'n Node,
+}
+
+/// What a cluster says.
+struct Cluster {
+    target: Target,
+    ca: Option<Pem>,
+    info: ClusterInfo,
+}
+
+impl<'r> Reading<'r> {
+    fn config(&mut self, context: Option<&str>) -> Option<Kubeconfig> {
+        let current = self.root.decode(self.faults, "", Strictness::Lenient, |fields| {
+            for (name, expected) in [("apiVersion", "v1"), ("kind", "Config")] {
+                if text(fields, name).is_some_and(|value| value != expected) {
+                    fields.error(name, format!("expected {expected}: this is not a kubeconfig"));
+                }
+            }
+            text(fields, "current-context")
+        })?;
+        let contexts = self.entries("contexts");
+        let clusters = self.entries("clusters");
+        let users = self.entries("users");
+        let (wanted, at, field) = match (context, current) {
+            (Some(name), _) => (name.to_owned(), self.root.locate("contexts"), "contexts"),
+            (None, Some(name)) => (name, self.root.locate("current-context"), "current-context"),
+            (None, None) => {
+                let message = format!("not given, so name a context; {}", listed(&contexts));
+                self.faults.error(self.root.locate("current-context"), "current-context", message);
+                return None;
+            }
+        };
+        let chosen = self.find(&contexts, "context", &wanted, (at, field))?;
+        let (cluster, user) = self.within(chosen, "context", |fields| {
+            (reference(fields, "cluster", &clusters), reference(fields, "user", &users))
+        })?;
+        let cluster = self.referenced(chosen, "cluster", cluster, &clusters);
+        let user = self.referenced(chosen, "user", user, &users);
+        let cluster = cluster.and_then(|entry| self.cluster(entry));
+        let info = cluster.as_ref().map(|cluster| &cluster.info);
+        let dir = self.dir;
+        let source = self.within(user?, "user", |fields| user::read(fields, dir, info))?;
+        let Cluster { target, ca, .. } = cluster?;
+        Some(Kubeconfig { context: wanted, target, ca, source })
+    }
+
+    fn entries(&mut self, list: &str) -> Vec<Named<'r>> {
+        let Some(node) = self.root.field(list).filter(|node| !node.is_null()) else {
+            return Vec::new();
+        };
+        let Content::Sequence(items) = &node.content else {
+            let _: Option<()> =
+                node.cursor(self.faults, list, Strictness::Lenient).expected("a list");
+            return Vec::new();
+        };
+        let mut entries: Vec<Named<'r>> = Vec::new();
+        for (n, item) in items.iter().enumerate() {
+            let path = format!("{list}[{n}]");
+            item.decode(self.faults, &path, Strictness::Lenient, |fields| {
+                fields.require(&["name"]);
+                fields.string("name");
+            });
+            let Some(name) = name(item) else { continue };
+            if entries.iter().any(|entry| entry.name == name) {
+                let message = format!("there are two of the name {name:?}");
+                self.faults.error(item.locate("name"), &format!("{path}.name"), message);
+            }
+            entries.push(Named { name, path, item });
+        }
+        entries
+    }
+
+    fn find<'e>(
+        &mut self,
+        entries: &'e [Named<'r>],
+        what: &str,
+        name: &str,
+        (place, field): (&Place, &str),
+    ) -> Option<&'e Named<'r>> {
+        let entry = entries.iter().find(|entry| entry.name == name);
+        if entry.is_none() {
+            let message = format!("there is no {what} {name:?}; {}", listed(entries));
+            self.faults.error(place, field, message);
+        }
+        entry
+    }
+
+    /// The entry that the context names in its field `what`.
+    fn referenced<'e>(
+        &mut self,
+        context: &Named<'_>,
+        what: &str,
+        name: Option<String>,
+        entries: &'e [Named<'r>],
+    ) -> Option<&'e Named<'r>> {
+        let place = context.item.locate(&format!("context.{what}"));
+        let field = format!("{}.context.{what}", context.path);
+        self.find(entries, what, &name?, (place, &field))
+    }
+
+    /// Reads the mapping that an entry has in its field `name`.
+    fn within<T>(
+        &mut self,
+        entry: &Named<'_>,
+        name: &'static str,
+        read: impl FnOnce(&mut Fields<'_>) -> T,
+    ) -> Option<T> {
+        entry.item.decode(self.faults, &entry.path, Strictness::Lenient, |fields| {
+            fields.require(&[name]);
+            fields.object(name, read)
+        })?
+    }
+
+    fn cluster(&mut self, entry: &Named<'_>) -> Option<Cluster> {
+        let dir = self.dir;
+        self.within(entry, "cluster", |fields| cluster(fields, dir)).flatten()
+    }
+}
+
+fn cluster(fields: &mut Fields<'_>, dir: &Path) -> Option<Cluster> {
+    if fields.boolean("insecure-skip-tls-verify") == Some(true) {
+        fields.error(
+            "insecure-skip-tls-verify",
+            "refused: anybody on the way could answer in the API server's place and collect every \
+             client's token; give its CA as certificate-authority-data, and tls-server-name if its \
+             certificate has another name",
+        );
+    }
+    let ca = pem(fields, dir, "certificate-authority-data", "certificate-authority");
+    let proxy_url = text(fields, "proxy-url");
+    let proxy = proxy_url
+        .as_deref()
+        .and_then(|url| address::proxy(url).map_err(|why| fields.error("proxy-url", why)).ok());
+    let tls_server_name = text(fields, "tls-server-name");
+    let expected_name = tls_server_name.as_deref().and_then(|name| {
+        address::server_name(name).map_err(|why| fields.error("tls-server-name", why)).ok()
+    });
+    let disable_compression = fields.boolean("disable-compression").unwrap_or(false);
+    let config = exec_extension(fields);
+    let server = required(fields, "server")?;
+    let (authority, host) =
+        address::server(&server).map_err(|why| fields.error("server", why)).ok()?;
+    let target = Target { authority, server_name: expected_name.unwrap_or(host), proxy };
+    let info = ClusterInfo {
+        server,
+        tls_server_name,
+        ca: ca.clone(),
+        proxy_url,
+        disable_compression,
+        config,
+    };
+    Some(Cluster { target, ca, info })
+}
+
+/// The name that a context gives; a fault that tells which there are, if it gives none.
+fn reference(
+    fields: &mut Fields<'_>,
+    what: &'static str,
+    entries: &[Named<'_>],
+) -> Option<String> {
+    if !is_given(fields, what) {
+        fields.error(what, format!("required, but not given; {}", listed(entries)));
+    }
+    text(fields, what)
+}
+
+fn listed(entries: &[Named<'_>]) -> String {
+    if entries.is_empty() {
+        return "there are none".to_owned();
+    }
+    let mut list = "there are: ".to_owned();
+    for (n, entry) in entries.iter().take(MOST_NAMES).enumerate() {
+        list.push_str(if n > 0 { ", " } else { "" });
+        list.push_str(entry.name);
+    }
+    if let Some(more @ 1..) = entries.len().checked_sub(MOST_NAMES) {
+        // Writing to a string cannot fail.
+        let _ = write!(list, " and {more} more");
+    }
+    list
+}
+
+/// What the cluster has for plugins, or null.
+fn exec_extension(fields: &mut Fields<'_>) -> Json {
+    let Some(extensions) = fields.node("extensions") else { return Json::Null };
+    let Content::Sequence(items) = &extensions.content else { return Json::Null };
+    items
+        .iter()
+        .find(|item| name(item) == Some(EXEC_EXTENSION))
+        .and_then(|item| item.field("extension"))
+        .map_or(Json::Null, to_json)
+}
+
+fn to_json(node: &Node) -> Json {
+    match &node.content {
+        Content::Mapping(entries) => {
+            entries.iter().map(|entry| (entry.name.clone(), to_json(&entry.value))).collect()
+        }
+        Content::Sequence(items) => items.iter().map(to_json).collect(),
+        Content::Scalar(scalar) => match scalar.resolved {
+            Resolved::Bool(value) => value.into(),
+            Resolved::Float(value) => value.into(),
+            Resolved::Integer(value) => i64::try_from(value)
+                .map(Json::from)
+                .or_else(|_| u64::try_from(value).map(Json::from))
+                .unwrap_or(Json::Null),
+            Resolved::Null => Json::Null,
+            Resolved::Text => scalar.text.clone().into(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;
