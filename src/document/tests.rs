@@ -166,7 +166,7 @@ fn quotes_make_text() {
     let node = parsed("a: '1'\nb: \"no\"\nc: no\nd: !!str 1\ne: !!int '7'\nf: ! 8\ng: >\n  1\n");
     let scalar = |name| match &node.field(name).unwrap().content {
         Content::Scalar(scalar) => scalar,
-        other => panic!("{other:?}"),
+        Content::Mapping(_) | Content::Sequence(_) => panic!("{name}"),
     };
     assert_eq!(
         (scalar("a").style, scalar("g").style),
@@ -188,7 +188,7 @@ fn an_alias_is_a_copy_with_the_place_of_its_anchor() {
     };
     assert_eq!(
         items.iter().map(place).collect::<Vec<_>>(),
-        [(1, 7), (1, 7)]
+        [(1, 4), (1, 4)]
     );
     assert_eq!(place(items[1].field("k").unwrap()), (1, 11));
     assert_eq!(
@@ -263,7 +263,7 @@ fn values_nest_no_deeper_than_the_bound() {
 
 #[test]
 fn what_does_not_fit_is_told_with_what_would() {
-    let text = "s: 5\nq: yes\nb: 'true'\ni: 70000\nj: '1'\nn: x\no: [1]\nl: {}\nt: [a, 1, [b]]\nm: {k: 1}\np: five\n";
+    let text = "s: 5\nq: yes\nb: 'true'\ni: 70000\nj: '1'\nd: x\no: [1]\nl: {}\nt: [a, 1, [b]]\nm: {k: 1}\np: five\n";
     let (_, faults) = decoded(text, Strictness::Strict, |f| {
         f.require(&["s", "gone"]);
         f.string("s");
@@ -271,7 +271,7 @@ fn what_does_not_fit_is_told_with_what_would() {
         f.boolean("b");
         f.integer("i", 1..=65535_u16);
         f.integer("j", 1..=65535_u16);
-        f.number("n");
+        f.number("d");
         f.object("o", |_| ());
         f.list("l", |item| item.string());
         f.strings("t");
@@ -285,7 +285,7 @@ fn what_does_not_fit_is_told_with_what_would() {
         "f:3:4: b: expected true or false, got the string \"true\"",
         "f:4:4: i: expected a whole number from 1 to 65535, got the number 70000",
         "f:5:4: j: expected a whole number from 1 to 65535, got the string \"1\"",
-        "f:6:4: n: expected a number, got the string \"x\"",
+        "f:6:4: d: expected a number, got the string \"x\"",
         "f:7:4: o: expected a mapping, got a list",
         "f:8:4: l: expected a list, got a mapping",
         "f:9:8: t[1]: expected a string, got the number 1",
@@ -299,7 +299,7 @@ fn what_does_not_fit_is_told_with_what_would() {
 #[test]
 fn what_fits_is_given() {
     let text =
-        "s: x\nb: off\ni: 010\nf: 2.5\nw: 3\nm: {a: x, b: y, a: z}\nl: [{n: 1}, {n: 2}]\nz: ~\n";
+        "s: x\nb: off\ni: 010\nf: 2.5\nw: 3\nm: {a: x, b: w, a: z}\nl: [{k: 1}, {k: 2}]\nz: ~\n";
     let (value, faults) = decoded(text, Strictness::Lenient, |f| {
         assert_eq!(f.string("s").as_deref(), Some("x"));
         assert_eq!(f.boolean("b"), Some(false));
@@ -309,12 +309,12 @@ fn what_fits_is_given() {
         assert_eq!(
             map,
             [
-                ("b".to_owned(), "y".to_owned()),
+                ("b".to_owned(), "w".to_owned()),
                 ("a".to_owned(), "z".to_owned())
             ]
         );
         assert_eq!(f.string("z"), None, "null is absent");
-        f.objects("l", |item| item.integer("n", 0..=9_u8))
+        f.objects("l", |item| item.integer("k", 0..=9_u8))
     });
     assert_eq!(
         (value, faults.as_str()),
@@ -324,14 +324,14 @@ fn what_fits_is_given() {
 
 #[test]
 fn unknown_and_repeated_fields_follow_the_strictness() {
-    let text = "a: 1\nspec:\n  x: 1\n  y: 2\n  x: 3\n  z: 4\n";
+    let text = "a: 1\nspec:\n  x: 1\n  v: 2\n  x: 3\n  z: 4\n";
     let read = |f: &mut Fields<'_>| {
         f.known(&["a"]);
         f.object("spec", |f| {
             (f.integer("x", 0..=9_u8), f.integer("w", 0..=9_u8))
         })
     };
-    let found = "f:4:3: {}spec.y: unknown field; known here: x, w\n\
+    let found = "f:4:3: {}spec.v: unknown field; known here: x, w\n\
                  f:5:3: {}spec.x: given twice; the last one counts\n\
                  f:6:3: {}spec.z: unknown field; known here: x, w";
     for (strictness, faults) in [
@@ -347,10 +347,10 @@ fn unknown_and_repeated_fields_follow_the_strictness() {
 #[test]
 fn a_null_in_a_list_is_an_empty_item_unless_strict() {
     let read = |f: &mut Fields<'_>| {
-        let objects = f.objects("o", |f| f.string("n")).map(|list| list.len());
+        let objects = f.objects("o", |f| f.string("k")).map(|list| list.len());
         (f.strings("s"), objects)
     };
-    let text = "s: [a, ~]\no: [{n: x}, ~]\n";
+    let text = "s: [a, ~]\no: [{k: x}, ~]\n";
     let items = vec!["a".to_owned(), String::new()];
     let lenient = decoded(text, Strictness::Warn, read);
     assert_eq!(lenient, (Some((Some(items), Some(2))), String::new()));
@@ -384,13 +384,14 @@ fn read_everything(value: Value<'_>) -> Option<()> {
     assert!(!node.describe().is_empty());
     let mut faults = Faults::default();
     for strictness in [Strictness::Lenient, Strictness::Strict, Strictness::Warn] {
-        let mut read = |read: fn(Value<'_>)| read(node.cursor(&mut faults, "x", strictness));
-        read(|value| drop(value.string()));
-        read(|value| drop(value.boolean()));
-        read(|value| drop(value.number()));
-        read(|value| drop(value.integer(0..=255_u8)));
-        read(|value| drop(value.integer(i64::MIN..=i64::MAX)));
-        read(|value| drop(value.object(|fields| fields.string("a"))));
+        let mut read =
+            |read: fn(Value<'_>) -> bool| read(node.cursor(&mut faults, "x", strictness));
+        read(|value| value.string().is_some());
+        read(|value| value.boolean().is_some());
+        read(|value| value.number().is_some());
+        read(|value| value.integer(0..=255_u8).is_some());
+        read(|value| value.integer(i64::MIN..=i64::MAX).is_some());
+        read(|value| value.object(|fields| fields.string("a")).is_some());
     }
     node.cursor(&mut faults, "x", Strictness::Warn)
         .list(read_everything);

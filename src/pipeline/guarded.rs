@@ -189,7 +189,7 @@ where
         if self.ended {
             SizeHint::with_exact(0)
         } else {
-            self.size.clone()
+            self.size
         }
     }
 }

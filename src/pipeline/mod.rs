@@ -258,20 +258,11 @@ impl Pipeline {
         let limit = self.time_for(subject.info);
         let deadline = limit.map(|limit| trace.arrived() + limit);
         permit.forwarding(Clock.now());
-        let sent = async {
-            Ok::<_, Refusal>(match &upgrade {
-                None => {
-                    let (response, turn) = self.upstream.send(request, body).await?;
-                    (response, Some(turn))
-                }
-                Some((protocol, _)) => (
-                    self.upstream
-                        .send_upgrade(request, body, protocol.clone())
-                        .await?,
-                    None,
-                ),
-            })
-        };
+        let sent = self.send(
+            request,
+            body,
+            upgrade.as_ref().map(|(protocol, _)| protocol.clone()),
+        );
         let (response, turn) = match (deadline, limit) {
             (Some(deadline), Some(limit)) => tokio::time::timeout_at(deadline.into(), sent)
                 .await
@@ -307,6 +298,27 @@ impl Pipeline {
             head,
             Body::forwarded(Guarded::new(body, riding, until)),
         ))
+    }
+
+    /// Sends the request; one that asks for another protocol has a connection of its own, and so no turn.
+    async fn send(
+        &self,
+        request: Dressed,
+        body: RequestBody,
+        protocol: Option<HeaderValue>,
+    ) -> Result<(Response<Incoming>, Option<Box<dyn Turn>>), ForwardError> {
+        match protocol {
+            None => self
+                .upstream
+                .send(request, body)
+                .await
+                .map(|(answer, turn)| (answer, Some(turn))),
+            Some(protocol) => self
+                .upstream
+                .send_upgrade(request, body, protocol)
+                .await
+                .map(|answer| (answer, None)),
+        }
     }
 
     /// What weir's end waits for: requests, then watches; other long-running ones are cut off, as upstream does.

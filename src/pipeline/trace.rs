@@ -25,6 +25,18 @@ use crate::metrics::Registry;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 
+/// The labels of `apiserver_request_duration_seconds`, and in this order those of the others, each with its own left out.
+const LABELS: [&str; 8] = [
+    "verb",
+    "dry_run",
+    "group",
+    "version",
+    "resource",
+    "subresource",
+    "scope",
+    "component",
+];
+
 /// `apiserver_request_duration_seconds`' upper bounds (`endpoints/metrics/metrics.go`).
 const DURATION_BUCKETS: [f64; 23] = [
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0,
@@ -115,67 +127,37 @@ impl RequestMetrics {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &Registry) -> Arc<Self> {
-        const TOTAL: [&str; 9] = [
-            "verb",
-            "dry_run",
-            "group",
-            "version",
-            "resource",
-            "subresource",
-            "scope",
-            "component",
-            "code",
-        ];
-        const DURATION: [&str; 8] = [
-            "verb",
-            "dry_run",
-            "group",
-            "version",
-            "resource",
-            "subresource",
-            "scope",
-            "component",
-        ];
-        const TERMINATIONS: [&str; 8] = [
-            "verb",
-            "group",
-            "version",
-            "resource",
-            "subresource",
-            "scope",
-            "component",
-            "code",
-        ];
-        const LONG_RUNNING: [&str; 7] = [
-            "verb",
-            "group",
-            "version",
-            "resource",
-            "subresource",
-            "scope",
-            "component",
-        ];
+        let [
+            verb,
+            dry_run,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+        ] = LABELS;
         Arc::new(Self {
             total: registry.counters(
                 "apiserver_request_total",
                 "[STABLE] Requests by verb, dry run value, group, version, resource, scope, component and HTTP code.",
-                &TOTAL,
+                &[verb, dry_run, group, version, resource, subresource, scope, component, "code"],
             ),
             duration: registry.histograms(
                 "apiserver_request_duration_seconds",
                 "[STABLE] Time from a request's arrival to the end of its answer, in seconds.",
-                &DURATION,
+                &LABELS,
                 &DURATION_BUCKETS,
             ),
             terminations: registry.counters(
                 "apiserver_request_terminations_total",
                 "[ALPHA] Requests that were ended in self-defense.",
-                &TERMINATIONS,
+                &[verb, group, version, resource, subresource, scope, component, "code"],
             ),
             long_running: registry.gauges(
                 "apiserver_longrunning_requests",
                 "[STABLE] Long-running requests that are open.",
-                &LONG_RUNNING,
+                &[verb, group, version, resource, subresource, scope, component],
             ),
             upstream_responses: registry.counters(
                 "weir_upstream_responses_total",

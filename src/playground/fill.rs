@@ -188,26 +188,14 @@ fn lease(rng: &mut Rng, number: usize, now: &str) -> Value {
 fn pod(rng: &mut Rng, number: usize, nodes: usize, now: &str) -> Value {
     let place = number % POD_NAMESPACES.len();
     let namespace = POD_NAMESPACES.get(place).copied().unwrap_or_default();
-    let app = format!("web-{:02}", number / POD_NAMESPACES.len() / PODS_OF_ONE_APP);
-    let template = format!(
-        "{:x}",
-        0x6d4c_0000_u64 + u64::try_from(number / 40).unwrap_or(0)
-    );
-    let name = format!("{app}-{template}-{}", suffix(rng, 5));
-    let node = node_name(number % nodes.max(1));
-    let ip = format!(
-        "10.{}.{}.{}",
-        100 + number / 65_536 % 100,
-        number / 256 % 256,
-        number % 256
-    );
+    let batch = number / POD_NAMESPACES.len() / PODS_OF_ONE_APP;
+    let app = format!("web-{batch:02}");
+    // Looks like the hash of a pod template.
+    let template = format!("{:x}", 0x6d4c_0000_usize.wrapping_add(batch));
     let image = format!("registry.example.com/{namespace}/{app}:v1");
-    let conditions = ["Initialized", "Ready", "ContainersReady", "PodScheduled"].map(|kind| {
-        json!({"type": kind, "status": "True", "lastProbeTime": null, "lastTransitionTime": now})
-    });
     json!({
         "metadata": {
-            "name": name,
+            "name": format!("{app}-{template}-{}", suffix(rng, 5)),
             "generateName": format!("{app}-{template}-"),
             "namespace": namespace,
             "uid": uuid(rng),
@@ -226,29 +214,38 @@ fn pod(rng: &mut Rng, number: usize, nodes: usize, now: &str) -> Value {
                     "requests": {"cpu": "100m", "memory": "128Mi"},
                 },
             }],
-            "nodeName": node,
+            "nodeName": node_name(number % nodes.max(1)),
             "restartPolicy": "Always",
             "schedulerName": "default-scheduler",
             "serviceAccountName": "default",
             "terminationGracePeriodSeconds": 30,
         },
-        "status": {
-            "phase": "Running",
-            "podIP": ip,
-            "podIPs": [{"ip": ip}],
-            "qosClass": "Burstable",
-            "startTime": now,
-            "conditions": conditions,
-            "containerStatuses": [{
-                "name": "app",
-                "image": image,
-                "imageID": "",
-                "ready": true,
-                "restartCount": 0,
-                "started": true,
-                "state": {"running": {"startedAt": now}},
-            }],
-        },
+        "status": pod_status(number, &image, now),
+    })
+}
+
+fn pod_status(number: usize, image: &str, now: &str) -> Value {
+    let (second, third) = (100 + number / 65_536 % 100, number / 256 % 256);
+    let ip = format!("10.{second}.{third}.{}", number % 256);
+    let conditions = ["Initialized", "Ready", "ContainersReady", "PodScheduled"].map(|kind| {
+        json!({"type": kind, "status": "True", "lastProbeTime": null, "lastTransitionTime": now})
+    });
+    json!({
+        "phase": "Running",
+        "podIP": ip,
+        "podIPs": [{"ip": ip}],
+        "qosClass": "Burstable",
+        "startTime": now,
+        "conditions": conditions,
+        "containerStatuses": [{
+            "name": "app",
+            "image": image,
+            "imageID": "",
+            "ready": true,
+            "restartCount": 0,
+            "started": true,
+            "state": {"running": {"startedAt": now}},
+        }],
     })
 }
 

@@ -29,6 +29,7 @@ mod state;
 mod status;
 mod storage;
 mod time;
+mod tls;
 
 pub use authentication::User;
 pub use journal::Counters;

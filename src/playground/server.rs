@@ -23,7 +23,6 @@ use crate::playground::objects::resources::RESOURCES;
 use crate::playground::objects::resources::Served;
 use crate::playground::objects::store::Store;
 use crate::playground::pki::Certificates;
-use crate::playground::pki::Credential;
 use crate::playground::request::Query;
 use crate::playground::request::Route;
 use crate::playground::settings::Settings;
@@ -31,6 +30,7 @@ use crate::playground::state::State;
 use crate::playground::status::Status;
 use crate::playground::storage::Storage;
 use crate::playground::time;
+use crate::playground::tls;
 use http::HeaderName;
 use http::HeaderValue;
 use http::Request;
@@ -44,21 +44,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioExecutor;
 use hyper_util::rt::TokioIo;
 use hyper_util::rt::TokioTimer;
-use rustls::DigitallySignedStruct;
-use rustls::DistinguishedName;
 use rustls::ServerConfig;
-use rustls::SignatureScheme;
-use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs;
-use rustls::crypto::verify_tls12_signature;
-use rustls::crypto::verify_tls13_signature;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::PrivateKeyDer;
-use rustls::pki_types::UnixTime;
-use rustls::pki_types::pem::PemObject;
-use rustls::server::danger::ClientCertVerified;
-use rustls::server::danger::ClientCertVerifier;
 use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::pin::Pin;
@@ -116,7 +103,8 @@ impl ApiServer {
     pub fn new(settings: Settings, certificates: &Certificates) -> Result<Self, StartError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let authenticator = Authenticator::new(certificates, &provider).map_err(StartError)?;
-        let tls = tls_config(&certificates.apiserver, &authenticator, provider)?;
+        let tls =
+            tls::config(&certificates.apiserver, &authenticator, provider).map_err(StartError)?;
         let mut store = Store::new(settings.watch_history);
         let now = time::wall().to_string();
         fill::fill(&mut store, settings.nodes, settings.pods, &now);
@@ -200,87 +188,6 @@ impl ApiServer {
         };
         let object = Arc::clone(self.state.storage.read().get(kind, namespace, name)?);
         Some(object.value())
-    }
-}
-
-fn tls_config(
-    serving: &Credential,
-    authenticator: &Authenticator,
-    provider: Arc<CryptoProvider>,
-) -> Result<ServerConfig, StartError> {
-    let wrong = |error: &dyn std::error::Error| StartError(error.to_string());
-    let certificate = CertificateDer::from_pem_slice(serving.certificate.as_bytes())
-        .map_err(|error| wrong(&error))?;
-    let key =
-        PrivateKeyDer::from_pem_slice(serving.key.as_bytes()).map_err(|error| wrong(&error))?;
-    let hints = authenticator
-        .authorities()
-        .iter()
-        .flat_map(|verifier| verifier.root_hint_subjects().to_vec())
-        .collect();
-    let verifier = AnyCertificate {
-        provider: Arc::clone(&provider),
-        hints,
-    };
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| wrong(&error))?
-        .with_client_cert_verifier(Arc::new(verifier))
-        .with_single_cert(vec![certificate], key)
-        .map_err(|error| wrong(&error))?;
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(config)
-}
-
-/// Asks for a certificate and accepts any whose key the client has, and none as well.
-#[derive(Debug)]
-struct AnyCertificate {
-    provider: Arc<CryptoProvider>,
-    hints: Vec<DistinguishedName>,
-}
-
-impl ClientCertVerifier for AnyCertificate {
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &self.hints
-    }
-
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
     }
 }
 

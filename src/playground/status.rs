@@ -11,7 +11,7 @@ pub(crate) struct Status {
     pub(crate) code: u16,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
-    pub(crate) details: Option<Details>,
+    pub(crate) details: Option<Box<Details>>,
     /// Where an expired list may be continued inconsistently; only on 410.
     pub(crate) resume: Option<String>,
 }
@@ -137,7 +137,7 @@ impl Status {
             status: "Failure",
             message: &self.message,
             reason: self.reason,
-            details: self.details.as_ref(),
+            details: self.details.as_deref(),
             code: Some(self.code),
         })
     }
@@ -169,7 +169,7 @@ impl Status {
     /// `why` says who may not do what; `details` what it was about.
     pub(crate) fn forbidden(message: String, details: Details) -> Self {
         Self {
-            details: Some(details),
+            details: Some(Box::new(details)),
             ..Self::plain(403, "Forbidden", message)
         }
     }
@@ -177,7 +177,7 @@ impl Status {
     pub(crate) fn not_found(subject: Subject<'_>) -> Self {
         let message = format!("{} {:?} not found", subject.qualified(), subject.name);
         Self {
-            details: Some(subject.details()),
+            details: Some(Box::new(subject.details())),
             ..Self::plain(404, "NotFound", message)
         }
     }
@@ -186,7 +186,7 @@ impl Status {
     pub(crate) fn no_such_resource() -> Self {
         let message = "the server could not find the requested resource".to_owned();
         Self {
-            details: Some(Details::default()),
+            details: Some(Box::default()),
             ..Self::plain(404, "NotFound", message)
         }
     }
@@ -194,7 +194,7 @@ impl Status {
     pub(crate) fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource".to_owned();
         Self {
-            details: Some(Details::default()),
+            details: Some(Box::default()),
             ..Self::plain(405, "MethodNotAllowed", message)
         }
     }
@@ -208,7 +208,7 @@ impl Status {
     pub(crate) fn already_exists(subject: Subject<'_>) -> Self {
         let message = format!("{} {:?} already exists", subject.qualified(), subject.name);
         Self {
-            details: Some(subject.details()),
+            details: Some(Box::new(subject.details())),
             ..Self::plain(409, "AlreadyExists", message)
         }
     }
@@ -226,7 +226,7 @@ impl Status {
         let (resource, name) = (subject.qualified(), subject.name);
         let message = format!("Operation cannot be fulfilled on {resource} {name:?}: {why}");
         Self {
-            details: Some(subject.details()),
+            details: Some(Box::new(subject.details())),
             ..Self::plain(409, "Conflict", message)
         }
     }
@@ -254,13 +254,13 @@ impl Status {
         let Cause { message, field, .. } = &cause;
         let message = format!("{kind} {:?} is invalid: {field}: {message}", subject.name);
         Self {
-            details: Some(Details {
+            details: Some(Box::new(Details {
                 name: subject.name.to_owned(),
                 group: subject.group,
                 kind: subject.kind,
                 causes: vec![cause],
                 ..Details::default()
-            }),
+            })),
             ..Self::plain(422, "Invalid", message)
         }
     }
@@ -269,7 +269,7 @@ impl Status {
     pub(crate) fn unprocessable() -> Self {
         let message = "the server rejected our request due to an error in our request".to_owned();
         Self {
-            details: Some(Details::default()),
+            details: Some(Box::default()),
             ..Self::plain(422, "Invalid", message)
         }
     }
@@ -278,7 +278,7 @@ impl Status {
     pub(crate) fn too_large_version(asked: u64, current: u64) -> Self {
         let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
         Self {
-            details: Some(Details {
+            details: Some(Box::new(Details {
                 causes: vec![Cause {
                     reason: "ResourceVersionTooLarge",
                     message: "Too large resource version".to_owned(),
@@ -286,7 +286,7 @@ impl Status {
                 }],
                 retry_after_seconds: 1,
                 ..Details::default()
-            }),
+            })),
             ..Self::plain(504, "Timeout", message)
         }
     }

@@ -45,8 +45,14 @@ impl<W: Way> Turn for Lease<W> {
 
 enum Failed<W: Way> {
     /// It cannot have been executed: here it is again.
-    Unsent(Outbound<W>, RequestBody, ForwardError),
+    Unsent(Box<(Outbound<W>, RequestBody)>, ForwardError),
     For(ForwardError),
+}
+
+impl<W: Way> Failed<W> {
+    fn unsent(head: Outbound<W>, body: RequestBody, error: ForwardError) -> Self {
+        Self::Unsent(Box::new((head, body)), error)
+    }
 }
 
 impl<W: Way> Pool<W> {
@@ -67,12 +73,12 @@ impl<W: Way> Pool<W> {
                 Err(failed) => failed,
             };
             match failed {
-                Failed::Unsent(again, unsent, _) if tries < TRIES => {
+                Failed::Unsent(again, _) if tries < TRIES => {
                     self.metrics().retries.inc();
                     tries += 1;
-                    (head, body) = (again, unsent);
+                    (head, body) = *again;
                 }
-                Failed::Unsent(_, _, error) | Failed::For(error) => return Err(error),
+                Failed::Unsent(_, error) | Failed::For(error) => return Err(error),
             }
         }
     }
@@ -96,7 +102,7 @@ impl<W: Way> Pool<W> {
         body: RequestBody,
     ) -> Result<(Response<Incoming>, Lease<W>), Failed<W>> {
         let Some(sender) = own.sender.as_mut() else {
-            return Err(Failed::Unsent(head, body, ForwardError::Closed));
+            return Err(Failed::unsent(head, body, ForwardError::Closed));
         };
         let request = head.into_http1(body, &self.host());
         match sender.try_send_request(request).await {
@@ -104,7 +110,7 @@ impl<W: Way> Pool<W> {
             Err(mut refused) => match refused.take_message() {
                 Some(request) => {
                     let (parts, body) = request.into_parts();
-                    Err(Failed::Unsent(
+                    Err(Failed::unsent(
                         Outbound::returned(parts),
                         body,
                         refused.into_error().into(),
@@ -129,13 +135,13 @@ impl<W: Way> Pool<W> {
             Err(mut refused) => match (refused.take_message(), spare) {
                 (Some(request), _) => {
                     let (parts, body) = request.into_parts();
-                    Err(Failed::Unsent(
+                    Err(Failed::unsent(
                         Outbound::returned(parts),
                         body,
                         refused.into_error().into(),
                     ))
                 }
-                (None, Some(head)) if never_executed(refused.error()) => Err(Failed::Unsent(
+                (None, Some(head)) if never_executed(refused.error()) => Err(Failed::unsent(
                     head,
                     RequestBody::empty(),
                     refused.into_error().into(),

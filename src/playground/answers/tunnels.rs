@@ -266,11 +266,9 @@ async fn echo_ports(mut socket: Socket, ports: Vec<u16>) {
         }
     }
     while let Some((channel, content)) = receive(&mut socket).await {
-        let known = usize::from(channel / 2) < ports.len();
-        if known && channel % 2 == 0 && !content.is_empty() {
-            if socket.send(message(channel, &content)).await.is_err() {
-                return;
-            }
+        let data = channel % 2 == 0 && usize::from(channel / 2) < ports.len();
+        if data && !content.is_empty() && socket.send(message(channel, &content)).await.is_err() {
+            return;
         }
     }
 }
