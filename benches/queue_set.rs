@@ -1,7 +1,8 @@
-//! One admission and its end, in a level of 128 queues with hands of six: what fairness costs a request.
+//! One admission and its end, in a level of 128 queues with hands of six: what fairness costs a
+//! request.
 //!
-//! Uncontended, with few and with many flows, and with a thousand requests waiting. Each round trip is one
-//! `arrive` and one `leave`; hashes are made before, time moves by a microsecond a call.
+//! Uncontended, with few and with many flows, and with a thousand requests waiting. Each round trip
+//! is one `arrive` and one `leave`; hashes are made before, time moves by a microsecond a call.
 
 #![expect(
     clippy::disallowed_methods,

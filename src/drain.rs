@@ -201,6 +201,8 @@ impl Drop for UnderWay {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     #[tokio::test]
@@ -239,10 +241,9 @@ mod tests {
     async fn requests_done_waits_for_the_last_guard() {
         let drain = Drain::new();
         let (one, two) = (drain.request(), drain.request());
-        let mut done = std::pin::pin!(drain.requests_done());
         drop(one);
-        assert!(futures_util::poll!(done.as_mut()).is_pending());
+        assert!(drain.requests_done().now_or_never().is_none());
         drop(two);
-        done.await;
+        drain.requests_done().await;
     }
 }

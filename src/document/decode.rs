@@ -1,8 +1,8 @@
 //! Reads a [`Node`] field by field, and reports what does not fit.
 //!
-//! A reader asks for each field that it knows; what is left when it is done is unknown, and [`Strictness`] says what follows.
-//! A field that cannot be read gives a fault and `None`, so that reading goes on and everything is reported at once. Null is the same
-//! as absent.
+//! A reader asks for each field that it knows; what is left when it is done is unknown, and
+//! [`Strictness`] says what follows. A field that cannot be read gives a fault and `None`, so that
+//! reading goes on and everything is reported at once. Null is the same as absent.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -18,10 +18,12 @@ use super::node::Place;
 use super::node::find;
 use super::resolve::Resolved;
 
-/// What becomes of fields that the reader does not know, and of fields given twice (the last of which counts).
+/// What becomes of fields that the reader does not know, and of fields given twice (the last of
+/// which counts).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
-    /// Nothing: what Kubernetes does when it reads its configuration files, and `fieldValidation=Ignore`. A null in a list is an empty item.
+    /// Nothing: what Kubernetes does when it reads its configuration files, and
+    /// `fieldValidation=Ignore`. A null in a list is an empty item.
     Lenient,
     /// They are errors. So is a null in a list.
     Strict,
@@ -40,7 +42,8 @@ impl Strictness {
 }
 
 impl Node {
-    /// Reads the fields of this mapping, which has the path `field` (empty for a whole document). `None`, and a fault, if it is no mapping.
+    /// Reads the fields of this mapping, which has the path `field` (empty for a whole document).
+    /// `None`, and a fault, if it is no mapping.
     pub fn decode<T>(
         &self,
         faults: &mut Faults,
@@ -51,7 +54,8 @@ impl Node {
         self.cursor(faults, field, strictness).object(read)
     }
 
-    /// This value as a [`Value`] with the path `field`, to be read as something else than a mapping.
+    /// This value as a [`Value`] with the path `field`, to be read as something else than a
+    /// mapping.
     pub fn cursor<'a>(
         &'a self,
         faults: &'a mut Faults,
@@ -163,7 +167,8 @@ impl<'a> Fields<'a> {
         self.list(name, |item| item.string())
     }
 
-    /// A mapping from names that are not known beforehand, in the order written, the last of equal names kept.
+    /// A mapping from names that are not known beforehand, in the order written, the last of equal
+    /// names kept.
     pub fn map<T>(
         &mut self,
         name: &'static str,
@@ -190,7 +195,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reports an error of the field, at its place if it is there; of the mapping itself if `name` is empty.
+    /// Reports an error of the field, at its place if it is there; of the mapping itself if `name`
+    /// is empty.
     pub fn error(&mut self, name: &str, message: impl Into<String>) {
         let (place, path) = (self.place(name).clone(), self.path(name));
         self.faults.error(&place, &path, message);
@@ -202,7 +208,8 @@ impl<'a> Fields<'a> {
         self.faults.warning(&place, &path, message);
     }
 
-    /// Where the field's value stands; where the mapping does, if the field is absent or `name` empty.
+    /// Where the field's value stands; where the mapping does, if the field is absent or `name`
+    /// empty.
     #[must_use]
     pub fn place(&self, name: &str) -> &'a Place {
         find(self.entries, name).map_or(&self.node.place, |entry| &entry.value.place)
@@ -218,6 +225,13 @@ impl<'a> Fields<'a> {
         }
     }
 
+    fn unknown(&self) -> String {
+        if self.asked.is_empty() {
+            return "unknown field; none is known here".to_owned();
+        }
+        format!("unknown field; known here: {}", self.asked.join(", "))
+    }
+
     /// Reports unknown fields and fields given twice.
     fn finish(self) {
         let Some(severity) = self.strictness.severity() else {
@@ -228,7 +242,7 @@ impl<'a> Fields<'a> {
             let message = if !seen.insert(name) {
                 "given twice; the last one counts".to_owned()
             } else if !self.asked.contains(&name.as_str()) {
-                format!("unknown field; known here: {}", self.asked.join(", "))
+                self.unknown()
             } else {
                 continue;
             };
@@ -281,7 +295,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A string that means something else, which `parse` finds out; its error is reported with the string that it did not understand.
+    /// A string that means something else, which `parse` finds out; its error is reported with the
+    /// string that it did not understand.
     pub fn parsed<T, E: Display>(self, parse: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
         let Some(text) = self.node.as_str() else {
             return self.expected("a string");
@@ -389,8 +404,8 @@ impl<'a> Value<'a> {
         Some(items.iter().enumerate().filter_map(read_one).collect())
     }
 
-    /// A mapping from names that are not known beforehand, in the order written, the last of equal names kept. Values that `read`
-    /// cannot read are left out.
+    /// A mapping from names that are not known beforehand, in the order written, the last of equal
+    /// names kept. Values that `read` cannot read are left out.
     pub fn map<T>(self, mut read: impl FnMut(Value<'_>) -> Option<T>) -> Option<Vec<(String, T)>> {
         let entries: &[Entry] = match &self.node.content {
             Content::Mapping(entries) => entries,

@@ -1,8 +1,9 @@
 //! The places of the values in a text that is JSON.
 //!
-//! YAML contains JSON on paper only: saphyr-parser refuses surrogate pairs and a tab behind a colon, and `1e3` means something
-//! else. So a text that serde_json has found to be one JSON value goes through here. There is no error handling, because there can be no
-//! error; on any other text the result is arbitrary, but it ends and does not panic.
+//! YAML contains JSON on paper only: saphyr-parser refuses surrogate pairs and a tab behind a
+//! colon, and `1e3` means something else. So a text that serde_json has found to be one JSON value
+//! goes through here. There is no error handling, because there can be no error; on any other text
+//! the result is arbitrary, but it ends and does not panic.
 
 use std::iter::Peekable;
 use std::str::CharIndices;
@@ -23,7 +24,8 @@ pub(super) enum Token<'t> {
     Text(String),
 }
 
-/// The tokens of a text with their line and column, both from 1. Colons and commas are passed over: the order says it all.
+/// The tokens of a text with their line and column, both from 1. Colons and commas are passed over:
+/// the order says it all.
 pub(super) struct Tokens<'t> {
     text: &'t str,
     rest: Peekable<CharIndices<'t>>,

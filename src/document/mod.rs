@@ -1,5 +1,5 @@
-//! YAML and JSON documents in which every value knows its place, and a decoder that reports all that
-//! is wrong with one, by file, line and field.
+//! YAML and JSON documents in which every value knows its place, and a decoder that reports all
+//! that is wrong with one, by file, line and field.
 //!
 //! ```
 //! use weir::document::{self, Faults, Strictness};
@@ -18,9 +18,10 @@
 //! );
 //! ```
 //!
-//! Scalars mean what they mean to Kubernetes (sigs.k8s.io/yaml: YAML 1.1 booleans and octals), not what
-//! YAML 1.2 says. Aliases and `<<` are supported, with bounds on depth and on what aliases may expand to, so
-//! that no text costs more than in proportion to its length. It does not write documents, and opens no files.
+//! Scalars mean what they mean to Kubernetes (sigs.k8s.io/yaml: YAML 1.1 booleans and octals), not
+//! what YAML 1.2 says. Aliases and `<<` are supported, with bounds on depth and on what aliases may
+//! expand to, so that no text costs more than in proportion to its length. It does not write
+//! documents, and opens no files.
 
 mod decode;
 mod faults;

@@ -1,6 +1,7 @@
 //! A parsed document: scalars, sequences and mappings, each with its place.
 //!
-//! Plain data. Aliases are expanded and `<<` is merged already; duplicate keys are kept, for the decoder to report.
+//! Plain data. Aliases are expanded and `<<` is merged already; duplicate keys are kept, for the
+//! decoder to report.
 
 use std::fmt;
 use std::sync::Arc;
@@ -118,7 +119,8 @@ impl Node {
         }
     }
 
-    /// The place of the field at `path` (`spec.rules[0].verbs[1]`), or of the innermost value on the way to it that is there.
+    /// The place of the field at `path` (`spec.rules[0].verbs[1]`), or of the innermost value on
+    /// the way to it that is there.
     #[must_use]
     pub fn locate(&self, path: &str) -> &Place {
         let mut here = self;

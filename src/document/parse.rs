@@ -1,7 +1,8 @@
 //! From text to nodes: over saphyr-parser's events, or over JSON's tokens where the text is JSON.
 //!
-//! Bounds: values nest at most [`MAX_DEPTH`] deep, and all aliases of a text together expand to at most [`MAX_EXPANSION`]; beyond
-//! either is a fault. The first syntax error ends the reading; documents before it are still given.
+//! Bounds: values nest at most [`MAX_DEPTH`] deep, and all aliases of a text together expand to at
+//! most [`MAX_EXPANSION`]; beyond either is a fault. The first syntax error ends the reading;
+//! documents before it are still given.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -26,14 +27,17 @@ use super::node::Style;
 use super::resolve;
 use super::resolve::Resolved;
 
-/// How deep values may nest, aliases expanded. Kubernetes' own objects stay below twenty (managedFields included).
+/// How deep values may nest, aliases expanded. Kubernetes' own objects stay below twenty
+/// (managedFields included).
 pub(super) const MAX_DEPTH: usize = 100;
 
-/// What aliases may add to a text, in bytes of scalars plus one for each value: far above any file written by hand, far below what hurts.
+/// What aliases may add to a text, in bytes of scalars plus one for each value: far above any file
+/// written by hand, far below what hurts.
 pub(super) const MAX_EXPANSION: usize = 1 << 20;
 
-/// Reads all documents of a YAML stream, or one JSON value. `file` is what faults shall call it. Documents without
-/// content are passed over; a document that cannot be read is a fault, and not in the result.
+/// Reads all documents of a YAML stream, or one JSON value. `file` is what faults shall call it.
+/// Documents without content are passed over; a document that cannot be read is a fault, and not in
+/// the result.
 #[must_use]
 pub fn parse_all(file: &str, text: &str, faults: &mut Faults) -> Vec<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -289,7 +293,8 @@ impl Reading {
         Ok((node.clone(), *size))
     }
 
-    /// Puts a finished value where it belongs: at the root, in a list, or as the key or value that is next in a mapping.
+    /// Puts a finished value where it belongs: at the root, in a list, or as the key or value that
+    /// is next in a mapping.
     fn add(&mut self, node: Node, size: Size) -> Result<(), Fatal> {
         let Some(parent) = self.open.last_mut() else {
             if !node.is_null() {
@@ -375,7 +380,8 @@ fn name(node: &Node) -> Result<Key, Fatal> {
     })
 }
 
-/// Adds what `<<` brings: a key that is there already stays as it is, and of several mappings the first counts.
+/// Adds what `<<` brings: a key that is there already stays as it is, and of several mappings the
+/// first counts.
 fn merge(mut entries: Vec<Entry>, merged: Vec<Node>) -> Result<Vec<Entry>, Fatal> {
     let mut known: HashSet<String> = entries.iter().map(|entry| entry.name.clone()).collect();
     let sources = merged.into_iter().flat_map(|node| match node.content {
@@ -400,7 +406,8 @@ fn merge(mut entries: Vec<Entry>, merged: Vec<Node>) -> Result<Vec<Entry>, Fatal
     Ok(entries)
 }
 
-/// The name of one of YAML's own tags; empty for the lone `!`, which means "text, whatever it looks like".
+/// The name of one of YAML's own tags; empty for the lone `!`, which means "text, whatever it looks
+/// like".
 fn core(tag: &Tag) -> Option<&str> {
     if tag.is_yaml_core_schema() {
         return Some(&tag.suffix);

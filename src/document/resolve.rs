@@ -1,7 +1,8 @@
 //! What an unquoted scalar means.
 //!
-//! In YAML as sigs.k8s.io/yaml reads it for Kubernetes 1.36 (its go-yaml v2 `resolve`, then the detour through JSON): YAML 1.1's
-//! booleans and octals. In JSON, as JSON says. Dates stay text, as they do there.
+//! In YAML as sigs.k8s.io/yaml reads it for Kubernetes 1.36 (its go-yaml v2 `resolve`, then the
+//! detour through JSON): YAML 1.1's booleans and octals. In JSON, as JSON says. Dates stay text, as
+//! they do there.
 
 /// The kind of a scalar; the text itself stands beside it in [`Scalar`](super::Scalar).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,7 +11,8 @@ pub enum Resolved {
     Bool(bool),
     /// A number that is not whole, not finite, or in JSON written with point or exponent.
     Float(f64),
-    /// A whole number. In YAML `10.0` and `1e3` are whole, for Kubernetes' detour through JSON drops the point.
+    /// A whole number. In YAML `10.0` and `1e3` are whole, for Kubernetes' detour through JSON
+    /// drops the point.
     Integer(i128),
     /// No value.
     Null,
@@ -38,7 +40,8 @@ pub(super) fn yaml(text: &str) -> Resolved {
     if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
         return Resolved::Text;
     }
-    // A number that begins with a point may not be broken up by underscores: go-yaml tries it as it stands.
+    // A number that begins with a point may not be broken up by underscores: go-yaml tries it as it
+    // stands.
     let plain = if text.starts_with('.') {
         text.to_owned()
     } else {
@@ -66,7 +69,8 @@ pub(super) fn json(text: &str) -> Resolved {
     }
 }
 
-/// Go's `strconv.ParseInt` and `ParseUint` with base 0: the prefix tells the base, and 64 bits must hold it.
+/// Go's `strconv.ParseInt` and `ParseUint` with base 0: the prefix tells the base, and 64 bits must
+/// hold it.
 fn whole(text: &str) -> Option<i128> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),
@@ -104,7 +108,8 @@ fn decimal(text: &str) -> Option<f64> {
     }
 }
 
-/// Go writes a float64 without point where it is whole and below 1e21, and reads that back as an integer.
+/// Go writes a float64 without point where it is whole and below 1e21, and reads that back as an
+/// integer.
 fn through_json(value: f64) -> Resolved {
     let whole = value.fract() == 0.0 && value.abs() < 1e21;
     let integer = whole.then(|| format!("{value:.0}").parse().ok()).flatten();

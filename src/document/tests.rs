@@ -357,7 +357,7 @@ fn a_null_in_a_list_is_an_empty_item_unless_strict() {
     let (_, faults) = decoded(text, Strictness::Strict, read);
     assert_eq!(
         faults,
-        "f:2:12: o[1]: expected a mapping, got nothing\n\
+        "f:2:13: o[1]: expected a mapping, got nothing\n\
          f:1:8: s[1]: expected a string, got nothing"
     );
 }

@@ -8,9 +8,9 @@
 //! 2. its lower bound, if that is more;
 //! 3. its upper bound, if that is less;
 //!
-//! and these add up to the sum. It exists whenever the sum lies between those of the bounds, and the
-//! allocations are then unique. This is `computeConcurrencyAllocation` of Kubernetes 1.36, operation by
-//! operation, since the results are rounded to seats afterwards.
+//! and these add up to the sum. It exists whenever the sum lies between those of the bounds, and
+//! the allocations are then unique. This is `computeConcurrencyAllocation` of Kubernetes 1.36,
+//! operation by operation, since the results are rounded to seats afterwards.
 //!
 //! Pure arithmetic: what the classes are is not known here.
 
@@ -19,8 +19,8 @@ use std::fmt;
 /// Targets below this count as this, so that idle classes share what nobody asked for.
 const MIN_TARGET: f64 = 0.001;
 
-/// Sums that differ by less are equal: far above the rounding errors of a few dozen terms, far below a
-/// seat.
+/// Sums that differ by less are equal: far above the rounding errors of a few dozen terms, far
+/// below a seat.
 const EPSILON: f64 = 1e-7;
 
 /// One of those among whom the sum is divided.

@@ -1,7 +1,9 @@
-//! The objects that kube-apiserver 1.36 makes for itself, and that weir goes by where nobody has given it others.
+//! The objects that kube-apiserver 1.36 makes for itself, and that weir goes by where nobody has
+//! given it others.
 //!
-//! They stand in `suggested.yaml` beside this file and in the `mandatory.yaml` of `api::flowcontrol`. Nothing here keeps them up to
-//! date in a cluster: that is kube-apiserver's own task.
+//! They stand in `suggested.yaml` beside this file and in the `mandatory.yaml` of
+//! `api::flowcontrol`. Nothing here keeps them up to date in a cluster: that is kube-apiserver's
+//! own task.
 
 use std::sync::LazyLock;
 

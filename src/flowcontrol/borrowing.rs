@@ -1,9 +1,9 @@
 //! Moves seats from levels that do not need theirs to levels that do, as often as it is asked.
 //!
 //! Each level keeps what it currently needs of its own seats; what is left goes where demand is, in
-//! proportion to it. What an exempt level uses comes first, for it cannot be limited: the others share
-//! the rest, and only if it does not suffice for what they need are they cut, down to what they never
-//! lend. `updateBorrowingLocked` of Kubernetes 1.36.
+//! proportion to it. What an exempt level uses comes first, for it cannot be limited: the others
+//! share the rest, and only if it does not suffice for what they need are they cut, down to what
+//! they never lend. `updateBorrowingLocked` of Kubernetes 1.36.
 //!
 //! One call is one adjustment, and has no memory; demand is smoothed in
 //! [`demand`](crate::flowcontrol::demand).

@@ -1,10 +1,11 @@
-//! The seats of all priority levels: what the configuration gives each, and what it has at the moment.
+//! The seats of all priority levels: what the configuration gives each, and what it has at the
+//! moment.
 //!
-//! This is the whole of the arithmetic that stands between the configuration objects and the levels'
-//! queue sets. Its owner tells it the levels when they change and calls [`Concurrency::adjust`] every
-//! [`BORROWING_ADJUSTMENT_PERIOD`]; it then installs each level's `current_limit`. Which objects are
-//! valid, which levels are imagined or still draining, is decided before; all that have or may yet have
-//! requests are to be given.
+//! This is the whole of the arithmetic that stands between the configuration objects and the
+//! levels' queue sets. Its owner tells it the levels when they change and calls
+//! [`Concurrency::adjust`] every [`BORROWING_ADJUSTMENT_PERIOD`]; it then installs each level's
+//! `current_limit`. Which objects are valid, which levels are imagined or still draining, is
+//! decided before; all that have or may yet have requests are to be given.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -37,8 +38,8 @@ pub struct Level {
     pub spec: LevelSpec,
     /// What follows from that and all other levels' shares.
     pub limits: Limits,
-    /// The most seats that one of its requests may be estimated at, if that is bounded. A level that
-    /// ceases to queue keeps the bound it had: so it is upstream.
+    /// The most seats that one of its requests may be estimated at, if that is bounded. A level
+    /// that ceases to queue keeps the bound it had: so it is upstream.
     pub max_seats: Option<u32>,
     /// The statistics of its demand.
     pub demand: SmoothedDemand,
@@ -100,8 +101,8 @@ impl Concurrency {
     ///
     /// # Errors
     ///
-    /// If the configuration leaves no way to divide the seats; then the limited levels keep what they
-    /// have.
+    /// If the configuration leaves no way to divide the seats; then the limited levels keep what
+    /// they have.
     pub fn adjust(
         &mut self,
         mut demand: impl FnMut(&str) -> Period,
@@ -141,8 +142,8 @@ impl Concurrency {
         self.fair_fraction
     }
 
-    /// What the ratio metrics of a level divide by: its current limit, or a tenth of the server's if it
-    /// has none.
+    /// What the ratio metrics of a level divide by: its current limit, or a tenth of the server's
+    /// if it has none.
     #[must_use]
     pub fn denominator(&self, level: &Level) -> u32 {
         if level.current_limit > 0 {

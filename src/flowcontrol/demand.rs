@@ -1,10 +1,10 @@
 //! How many seats a level wants: measured without gaps, then smoothed.
 //!
 //! The measure is an integral over time, so a burst counts for as long as it lasted, however rarely
-//! anybody looks. The smoothing jumps up at once and forgets slowly: a level that may need its seats
-//! again should not have to wait for them. `fairqueuing/integrator.go` and `updateDemand` of
-//! Kubernetes 1.36, in their order of operations: the deviation is a small difference of large
-//! numbers.
+//! anybody looks. The smoothing jumps up at once and forgets slowly: a level that may need its
+//! seats again should not have to wait for them. `fairqueuing/integrator.go` and
+//! `seatDemandStats.update` of Kubernetes 1.36, in their order of operations: the deviation is a
+//! small difference of large numbers.
 //!
 //! What is done with the demand is [`borrowing`](crate::flowcontrol::borrowing)'s business.
 

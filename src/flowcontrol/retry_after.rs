@@ -1,10 +1,10 @@
-//! How long a refused client is told to stay away: longer while a level keeps refusing, up to half a
-//! minute.
+//! How long a refused client is told to stay away: longer while a level keeps refusing, up to half
+//! a minute.
 //!
-//! One of these counts the requests that one priority level drops, second by second. At the first drop
-//! of a new second it looks back over as many seconds as it has been asking for: three drops a second
-//! or more, and it asks for twice as long; fewer than one, and it asks for a second less. This is
-//! `dropped_requests_tracker.go` of Kubernetes 1.36.
+//! One of these counts the requests that one priority level drops, second by second. At the first
+//! drop of a new second it looks back over as many seconds as it has been asking for: three drops a
+//! second or more, and it asks for twice as long; fewer than one, and it asks for a second less.
+//! This is `dropped_requests_tracker.go` of Kubernetes 1.36.
 //!
 //! It counts what it is told of. Which requests were dropped is not its business.
 
@@ -13,8 +13,8 @@ use std::collections::VecDeque;
 /// The longest that a client is told to wait, in seconds.
 const MAX_RETRY_AFTER: i64 = 32;
 
-/// Seconds with drops that are remembered. Twice the longest look-back: the rest is for a clock that
-/// was set back, which leaves entries that are not old yet.
+/// Seconds with drops that are remembered. Twice the longest look-back: the rest is for a clock
+/// that was set back, which leaves entries that are not old yet.
 const MAX_HISTORY: usize = 64;
 
 /// The drops of one priority level, and the `Retry-After` that follows from them.
@@ -46,8 +46,8 @@ impl Default for DroppedRequests {
 }
 
 impl DroppedRequests {
-    /// Notes that a request was dropped at `unix_second` (of the wall clock, as upstream) and returns
-    /// the `Retry-After` of its answer.
+    /// Notes that a request was dropped at `unix_second` (of the wall clock, as upstream) and
+    /// returns the `Retry-After` of its answer.
     pub fn record(&mut self, unix_second: i64) -> i64 {
         if unix_second == self.current.at {
             self.current.drops += 1;

@@ -1,10 +1,11 @@
 //! The units of fair queuing: seats, and seats held for a time.
 //!
-//! A request occupies seats (most occupy one) for as long as it runs, so what it costs is a product,
-//! in seat-seconds. Work and virtual time are both counted in them, as unsigned fixed point that
-//! wraps: the progress meter of a busy level only ever grows, and differences stay right across the
-//! wrap. The arithmetic is that of `fairqueuing/queueset` and `flowcontrol/request` in Kubernetes
-//! 1.36, to the last unit, because two queues that differ by one unit are served in another order.
+//! A request occupies seats (most occupy one) for as long as it runs, so what it costs is a
+//! product, in seat-seconds. Work and virtual time are both counted in them, as unsigned fixed
+//! point that wraps: the progress meter of a busy level only ever grows, and differences stay right
+//! across the wrap. The arithmetic is that of `fairqueuing/queueset` and `flowcontrol/request` in
+//! Kubernetes 1.36, to the last unit, because two queues that differ by one unit are served in
+//! another order.
 //!
 //! Pure arithmetic. How many seats a request needs is not decided here.
 

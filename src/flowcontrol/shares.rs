@@ -1,8 +1,8 @@
 //! From shares to seats: the limits that a configuration gives each level, before anyone borrows.
 //!
 //! The server's seats are divided in proportion to shares and rounded up, so that a level with any
-//! share has a seat; the sum may pass the server's total by less than one for each level. A level lends
-//! at most a part of its seats, and borrows at most a multiple of them. Kubernetes 1.36:
+//! share has a seat; the sum may pass the server's total by less than one for each level. A level
+//! lends at most a part of its seats, and borrows at most a multiple of them. Kubernetes 1.36:
 //! `finishQueueSetReconfigsLocked` and `max_seats.go`.
 
 use crate::flowcontrol::queue_set::Queuing;
@@ -17,8 +17,8 @@ pub struct LevelSpec {
     pub name: String,
     /// Exempt, or what it does with requests that find no seat.
     pub queuing: Queuing,
-    /// How much of the server it is worth, compared with the others; 0 for an exempt level that does
-    /// not say.
+    /// How much of the server it is worth, compared with the others; 0 for an exempt level that
+    /// does not say.
     pub nominal_concurrency_shares: u32,
     /// The part of its nominal limit that others may use; 0 if it does not say.
     pub lendable_percent: u32,
@@ -56,7 +56,8 @@ impl Limits {
     }
 }
 
-/// The most seats that a request of the level may be estimated at; none where nothing waits in queues.
+/// The most seats that a request of the level may be estimated at; none where nothing waits in
+/// queues.
 #[must_use]
 #[expect(
     clippy::as_conversions,

@@ -2,8 +2,8 @@
 //!
 //! The hash of a flow is read as a number in a mixed radix: the first card has as many values as
 //! there are queues, the next one fewer, and so on. So every flow is dealt the same hand each time,
-//! without memory of any flow, and all hands are equally likely. With 128 queues and hands of 6, the
-//! chance that one flood holds the whole hand of another flow is 1 in 5·10⁹. This is
+//! without memory of any flow, and all hands are equally likely. With 128 queues and hands of 6,
+//! the chance that one flood holds the whole hand of another flow is 1 in 5·10⁹. This is
 //! `pkg/util/shufflesharding` and `hashFlowID` of Kubernetes 1.36, card for card.
 //!
 //! Nothing is allocated. Which card of the hand is played is the queue set's decision.
@@ -133,8 +133,8 @@ impl Dealer {
             *draw = (hash % cards_left) as usize;
             hash /= cards_left;
         }
-        // A draw counts among the cards that were left. Looking back, newest first, each earlier draw
-        // that was not above it moves it up by one, past the card that was gone by then.
+        // A draw counts among the cards that were left. Looking back, newest first, each earlier
+        // draw that was not above it moves it up by one, past the card that was gone by then.
         let mut cards = [0; MAX_HAND_SIZE];
         for i in 0..self.hand_size {
             cards[i] = drawn[..i].iter().rev().fold(drawn[i], |card, &earlier| {

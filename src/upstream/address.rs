@@ -18,10 +18,12 @@ use crate::upstream::connector::Proxy;
 /// It is not `https://HOST[:PORT]`; why not, without the URL itself.
 pub fn server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
     let given = url;
-    let url: Uri = url.parse().map_err(|_| "not a URL; expected https://HOST[:PORT]")?;
-    match url.scheme_str() {
+    let url: Uri = url
+        .parse()
+        .map_err(|_| "not a URL; expected https://HOST[:PORT]")?;
+    match scheme(&url).as_deref() {
         Some("https") => {}
-        Some("http") => return Err("weir shows its credentials by https only".to_owned()),
+        Some("http") => return Err("credentials go by https only".to_owned()),
         _ => return Err("expected https://HOST[:PORT]".to_owned()),
     }
     if !matches!(url.path(), "" | "/") {
@@ -31,7 +33,9 @@ pub fn server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
             url.path()
         ));
     }
-    let authority = url.authority().ok_or("the host is missing; expected https://HOST[:PORT]")?;
+    let authority = url
+        .authority()
+        .ok_or("the host is missing; expected https://HOST[:PORT]")?;
     if url.query().is_some() || given.contains('#') || authority.as_str().contains('@') {
         return Err("only host and port can be given; expected https://HOST[:PORT]".to_owned());
     }
@@ -41,12 +45,19 @@ pub fn server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
     Ok((authority.clone(), name))
 }
 
-fn check_port(authority: &Authority) -> Result<(), String> {
-    let plain = authority.as_str().rsplit('@').next() == Some(authority.host());
+fn scheme(url: &Uri) -> Option<String> {
+    url.scheme_str().map(str::to_ascii_lowercase)
+}
+
+fn check_port(authority: &Authority) -> Result<(), &'static str> {
+    let without = authority.as_str().rsplit('@').next() == Some(authority.host());
+    let digits = authority
+        .port()
+        .is_some_and(|port| port.as_str().bytes().all(|b| b.is_ascii_digit()));
     match authority.port_u16() {
-        Some(1..) => Ok(()),
-        None if plain => Ok(()),
-        Some(0) | None => Err("the port must be a number from 1 to 65535".to_owned()),
+        Some(1..) if digits => Ok(()),
+        None if without => Ok(()),
+        Some(_) | None => Err("the port must be a number from 1 to 65535"),
     }
 }
 
@@ -66,10 +77,12 @@ pub fn server_name(name: &str) -> Result<ServerName<'static>, String> {
 pub fn proxy(url: &str) -> Result<Proxy, String> {
     const EXPECTED: &str = "expected http://HOST[:PORT]";
     let url: Uri = url.parse().map_err(|_| EXPECTED)?;
-    match url.scheme_str() {
+    match scheme(&url).as_deref() {
         Some("http") => {}
         Some(scheme) => {
-            return Err(format!("weir can use http:// proxies only (by CONNECT), not {scheme}://"));
+            return Err(format!(
+                "only http:// proxies are supported (by CONNECT), not {scheme}://"
+            ));
         }
         None => return Err(EXPECTED.to_owned()),
     }
@@ -78,10 +91,18 @@ pub fn proxy(url: &str) -> Result<Proxy, String> {
     if authority.host().is_empty() || !matches!(url.path(), "" | "/") || url.query().is_some() {
         return Err(EXPECTED.to_owned());
     }
-    let authorization = authority.as_str().rsplit_once('@').map(|(user, _)| basic(user));
+    let authorization = authority
+        .as_str()
+        .rsplit_once('@')
+        .map(|(user, _)| basic(user));
     let port = authority.port_u16().unwrap_or(80);
-    let authority = format!("{}:{port}", authority.host()).parse().map_err(|_| EXPECTED)?;
-    Ok(Proxy { authority, authorization: authorization.transpose()? })
+    let authority = format!("{}:{port}", authority.host())
+        .parse()
+        .map_err(|_| EXPECTED)?;
+    Ok(Proxy {
+        authority,
+        authorization: authorization.transpose()?,
+    })
 }
 
 /// `Proxy-Authorization` for the user part of a URL.

@@ -82,7 +82,10 @@ pub struct PemFault {
 
 impl PemFault {
     fn new(origin: &str, message: impl Into<String>) -> Self {
-        Self { origin: origin.to_owned(), message: message.into() }
+        Self {
+            origin: origin.to_owned(),
+            message: message.into(),
+        }
     }
 }
 
@@ -141,7 +144,10 @@ pub fn roots_from_pem(origin: &str, text: &[u8]) -> Result<RootCertStore, PemFau
     let mut roots = RootCertStore::empty();
     for (n, certificate) in certificates(origin, text)?.into_iter().enumerate() {
         roots.add(certificate).map_err(|why| {
-            PemFault::new(origin, format!("certificate {} cannot be a root: {why}", n + 1))
+            PemFault::new(
+                origin,
+                format!("certificate {} cannot be a root: {why}", n + 1),
+            )
         })?;
     }
     Ok(roots)
@@ -156,12 +162,10 @@ pub fn certified_key_from_pem(
     (key_origin, key): (&str, &[u8]),
 ) -> Result<Arc<CertifiedKey>, PemFault> {
     let chain = certificates(certificate_origin, certificate)?;
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|why| match why {
-        pem::Error::NoItemsFound => PemFault::new(
-            key_origin,
-            "no private key in it (PEM, not encrypted: PKCS#8, PKCS#1 or SEC1)",
-        ),
-        why => PemFault::new(key_origin, not_pem(&why)),
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|why| {
+        let none = "no private key in it (PEM, not encrypted: PKCS#8, PKCS#1 or SEC1)";
+        let nothing = matches!(why, pem::Error::NoItemsFound);
+        PemFault::new(key_origin, if nothing { none } else { not_pem(&why) })
     })?;
     match CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider()) {
         Ok(pair) => Ok(Arc::new(pair)),
@@ -169,10 +173,14 @@ pub fn certified_key_from_pem(
             key_origin,
             format!("the key does not belong to the certificate in {certificate_origin}"),
         )),
-        Err(rustls::Error::InvalidCertificate(why)) => {
-            Err(PemFault::new(certificate_origin, format!("not a usable certificate: {why:?}")))
-        }
-        Err(why) => Err(PemFault::new(key_origin, format!("not a usable key: {why}"))),
+        Err(rustls::Error::InvalidCertificate(why)) => Err(PemFault::new(
+            certificate_origin,
+            format!("not a usable certificate: {why:?}"),
+        )),
+        Err(why) => Err(PemFault::new(
+            key_origin,
+            format!("not a usable key: {why}"),
+        )),
     }
 }
 
@@ -194,7 +202,10 @@ pub fn client_config(
     }
 }
 
-#[expect(clippy::expect_used, reason = "fails only for a provider without cipher suites for both")]
+#[expect(
+    clippy::expect_used,
+    reason = "fails only for a provider without cipher suites for both"
+)]
 fn client_builder() -> rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier> {
     let provider: Arc<CryptoProvider> = Arc::new(aws_lc_rs::default_provider());
     ClientConfig::builder_with_provider(provider)
@@ -212,16 +223,16 @@ fn certificates(origin: &str, text: &[u8]) -> Result<Vec<CertificateDer<'static>
 }
 
 /// The library's own words quote the text, which may be a key.
-fn not_pem(why: &pem::Error) -> String {
-    let what = match why {
-        pem::Error::MissingSectionEnd { .. } => "a section does not end",
-        pem::Error::IllegalSectionStart { .. } => "a section's first line is broken",
-        pem::Error::Base64Decode(_) => "a section is not base64",
-        _ => "it cannot be read",
-    };
-    format!("not PEM: {what}")
+fn not_pem(why: &pem::Error) -> &'static str {
+    if matches!(why, pem::Error::MissingSectionEnd { .. }) {
+        "not PEM: a section does not end"
+    } else if matches!(why, pem::Error::IllegalSectionStart { .. }) {
+        "not PEM: the first line of a section is broken"
+    } else {
+        "not PEM: a section is not base64"
+    }
 }
 
 #[cfg(test)]
 #[path = "tls_tests.rs"]
-mod tests;
+pub(crate) mod tests;

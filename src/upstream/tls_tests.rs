@@ -1,0 +1,124 @@
+use rcgen::BasicConstraints;
+use rcgen::CertificateParams;
+use rcgen::DnType;
+use rcgen::IsCa;
+use rcgen::KeyPair;
+
+use super::*;
+
+/// A certificate that signs itself, and its key, both PEM.
+pub(crate) fn pair(name: &str) -> (String, String) {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    params.distinguished_name.push(DnType::CommonName, name);
+    let certificate = params.self_signed(&key).unwrap();
+    (certificate.pem(), key.serialize_pem())
+}
+
+fn ca() -> String {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params
+        .self_signed(&KeyPair::generate().unwrap())
+        .unwrap()
+        .pem()
+}
+
+fn fault<T>(result: Result<T, PemFault>) -> String {
+    result.err().unwrap().to_string()
+}
+
+#[test]
+fn every_certificate_of_a_bundle_becomes_a_root() {
+    let bundle = format!("# a comment\n{}\n{}", ca(), ca());
+    assert_eq!(
+        roots_from_pem("ca.crt", bundle.as_bytes()).unwrap().len(),
+        2
+    );
+}
+
+#[test]
+fn faults_name_the_file_and_quote_nothing_of_it() {
+    let (certificate, key) = pair("weir");
+    let (_, other) = pair("other");
+    let roots = |text: &str| fault(roots_from_pem("ca.crt", text.as_bytes()));
+    let certified = |certificate: &str, key: &str| {
+        let (certificate, key) = (certificate.as_bytes(), key.as_bytes());
+        fault(certified_key_from_pem(
+            ("tls.crt", certificate),
+            ("tls.key", key),
+        ))
+    };
+    let broken = "-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n";
+    let open = "-----BEGIN CERTIFICATE-----\nc2VjcmV0\n";
+    let no_base64 = "-----BEGIN PRIVATE KEY-----\nsecret!\n-----END PRIVATE KEY-----\n";
+    let no_key = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n";
+    let cases = [
+        (roots(""), "ca.crt: no certificate in it (PEM)"),
+        (roots(&key), "ca.crt: no certificate in it (PEM)"),
+        (
+            roots(&format!("{}{broken}", ca())),
+            "ca.crt: certificate 2 cannot be a root: ",
+        ),
+        (roots(open), "ca.crt: not PEM: a section does not end"),
+        (
+            certified(&certificate, &certificate),
+            "tls.key: no private key in it",
+        ),
+        (
+            certified(&certificate, no_base64),
+            "tls.key: not PEM: a section is not base64",
+        ),
+        (
+            certified(&certificate, no_key),
+            "tls.key: not a usable key: ",
+        ),
+        (certified(&key, &key), "tls.crt: no certificate in it (PEM)"),
+        (
+            certified(broken, &key),
+            "tls.crt: not a usable certificate: ",
+        ),
+        (
+            certified(&certificate, &other),
+            "tls.key: the key does not belong to the certificate in tls.crt",
+        ),
+    ];
+    for (message, expected) in cases {
+        assert!(message.starts_with(expected), "{message}");
+        assert!(
+            !message.contains("c2Vjc") && !message.contains("secret"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn a_certificate_and_its_key_may_stand_in_one_file() {
+    let (certificate, key) = pair("weir");
+    let both = format!("{key}{certificate}");
+    let file = ("both.pem", both.as_bytes());
+    assert_eq!(certified_key_from_pem(file, file).unwrap().cert.len(), 1);
+}
+
+#[test]
+fn pem_is_not_shown() {
+    let data = Pem::Data {
+        origin: "k:1:2: users[0]".to_owned(),
+        bytes: b"secret".to_vec(),
+    };
+    assert_eq!(format!("{data:?}"), "Pem(k:1:2: users[0])");
+    assert_eq!(
+        format!("{:?}", Pem::File("/etc/ca.crt".into())),
+        "Pem(/etc/ca.crt)"
+    );
+}
+
+#[tokio::test]
+async fn a_ca_file_is_read_and_a_missing_one_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = Pem::File(dir.path().join("ca.crt"));
+    let missing = fault(roots(Some(&file)).await);
+    assert!(missing.contains("ca.crt: No such file"), "{missing}");
+    std::fs::write(dir.path().join("ca.crt"), ca()).unwrap();
+    assert_eq!(roots(Some(&file)).await.unwrap().len(), 1);
+}

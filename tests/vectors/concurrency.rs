@@ -1,4 +1,5 @@
-//! `concurrency_allocation`: the limits of a fresh server. `borrowing`: how they follow demand and configuration.
+//! `concurrency_allocation`: the limits of a fresh server. `borrowing`: how they follow demand and
+//! configuration.
 
 #![expect(
     clippy::indexing_slicing,

@@ -1,5 +1,5 @@
-//! `queueset_trace`: whole lives of a priority level, event by event. `queueset_upstream_crash`: lives in which
-//! upstream panics; here every request must come to some end.
+//! `queueset_trace`: whole lives of a priority level, event by event. `queueset_upstream_crash`:
+//! lives in which upstream panics; here every request must come to some end.
 
 #![expect(
     clippy::indexing_slicing,

@@ -1,4 +1,5 @@
-//! `shuffle_shard`: hashes of flows and the hands they are dealt. `shuffle_shard_validation`: which hands can be dealt.
+//! `shuffle_shard`: hashes of flows and the hands they are dealt. `shuffle_shard_validation`: which
+//! hands can be dealt.
 
 use serde_json::Value;
 use weir::flowcontrol::shuffle_sharding::Dealer;

@@ -1,15 +1,11 @@
-//! Reads the objects from documents, whatever their version and however they are wrapped.
-
-use std::collections::HashMap;
+//! Reads the fields of either kind, in any version.
 
 use super::ExemptPriorityLevelConfiguration;
 use super::FlowSchema;
 use super::FlowSchemaSpec;
-use super::GROUP;
 use super::LimitResponse;
 use super::LimitedPriorityLevelConfiguration;
 use super::NonResourcePolicyRule;
-use super::Object;
 use super::ObjectMeta;
 use super::PolicyRulesWithSubjects;
 use super::PriorityLevelConfiguration;
@@ -19,218 +15,13 @@ use super::ResourcePolicyRule;
 use super::ServiceAccountSubject;
 use super::Subject;
 use super::defaults;
-use crate::document::Content;
-use crate::document::Faults;
+use super::manifest::Version;
 use crate::document::Fields;
-use crate::document::Node;
-use crate::document::Place;
-use crate::document::Strictness;
 
 /// With it, a zero in `nominalConcurrencyShares` of a v1beta3 object is meant (Kubernetes 1.29,
 /// `PriorityLevelPreserveZeroConcurrencySharesKey`).
 pub(super) const PRESERVE_ZERO_SHARES: &str =
     "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares";
-
-/// The versions of the API group, all that were ever served in beta or better.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
-    /// `v1`, since Kubernetes 1.29.
-    V1,
-    /// `v1beta1`, from 1.20 to 1.25.
-    V1Beta1,
-    /// `v1beta2`, from 1.23 to 1.28.
-    V1Beta2,
-    /// `v1beta3`, from 1.26 to 1.31.
-    V1Beta3,
-}
-
-impl Version {
-    /// The version of an `apiVersion`, if it is of this group.
-    fn of(api_version: &str) -> Option<Self> {
-        match api_version.strip_prefix(GROUP)? {
-            "/v1" => Some(Self::V1),
-            "/v1beta1" => Some(Self::V1Beta1),
-            "/v1beta2" => Some(Self::V1Beta2),
-            "/v1beta3" => Some(Self::V1Beta3),
-            _ => None,
-        }
-    }
-
-    /// What the shares of a limited level are called.
-    pub(super) fn shares_field(self) -> &'static str {
-        match self {
-            Self::V1 | Self::V1Beta3 => "nominalConcurrencyShares",
-            Self::V1Beta1 | Self::V1Beta2 => "assuredConcurrencyShares",
-        }
-    }
-}
-
-/// An object that has been read, and where it was read from.
-#[derive(Clone, Debug)]
-pub struct Manifest<'n> {
-    /// The object.
-    pub object: Object,
-    /// The version that it was written in.
-    pub version: Version,
-    node: &'n Node,
-    path: String,
-}
-
-impl Manifest<'_> {
-    /// Reports what Kubernetes would refuse in a manifest, at the places of the fields. Whether it would accept.
-    fn check(&self, faults: &mut Faults) -> bool {
-        let errors = self.validate();
-        for error in &errors {
-            let field = join(&self.path, &error.field);
-            faults.error(self.node.locate(&error.field), &field, error.body());
-        }
-        errors.is_empty()
-    }
-}
-
-/// Reads manifests as the API server would with `fieldValidation=Warn`, and reports whatever it would refuse or warn of. Objects
-/// with errors are left out, and so is the second of two with the same kind and name.
-pub fn read(documents: &[Node], faults: &mut Faults) -> Vec<Object> {
-    let mut first: HashMap<(&'static str, String), Place> = HashMap::new();
-    let mut objects = Vec::new();
-    let decoded = documents
-        .iter()
-        .flat_map(|node| decode(node, Strictness::Warn, faults));
-    for manifest in decoded.collect::<Vec<_>>() {
-        let sound = manifest.check(faults);
-        let name = (
-            manifest.object.kind(),
-            manifest.object.metadata().name.clone(),
-        );
-        if let Some(place) = first.get(&name) {
-            let message = format!("{} {:?} is given twice, first at {place}", name.0, name.1);
-            let field = join(&manifest.path, "metadata.name");
-            faults.error(manifest.node.locate("metadata.name"), &field, message);
-        } else {
-            first.insert(name, manifest.node.place.clone());
-            objects.extend(sound.then_some(manifest.object));
-        }
-    }
-    objects
-}
-
-/// Reads one object, or the objects of a list (`List`, as kubectl prints it, or the API's own), with defaults filled in but
-/// without judging. An object that cannot be read, as kube-apiserver would answer 400, is a fault and left out.
-pub fn decode<'n>(
-    node: &'n Node,
-    strictness: Strictness,
-    faults: &mut Faults,
-) -> Vec<Manifest<'n>> {
-    let mut found = Vec::new();
-    unwrap(node, "", None, &mut found, faults);
-    let read = |(node, path, kind, version): (&'n Node, String, Kind, Version)| {
-        let before = faults.errors().count();
-        let object = node.decode(faults, &path, strictness, |fields| match kind {
-            Kind::FlowSchema => Object::FlowSchema(flow_schema(fields)),
-            Kind::PriorityLevelConfiguration => {
-                Object::PriorityLevelConfiguration(priority_level(fields, version))
-            }
-        })?;
-        let sound = faults.errors().count() == before;
-        sound.then_some(Manifest {
-            object,
-            version,
-            node,
-            path,
-        })
-    };
-    found.into_iter().filter_map(read).collect()
-}
-
-#[derive(Clone, Copy)]
-enum Kind {
-    FlowSchema,
-    PriorityLevelConfiguration,
-}
-
-/// Finds the objects in lists. Items of the API's own lists do not say what they are, so they take it from the list.
-fn unwrap<'n>(
-    node: &'n Node,
-    path: &str,
-    inherited: Option<(Kind, Version)>,
-    found: &mut Vec<(&'n Node, String, Kind, Version)>,
-    faults: &mut Faults,
-) {
-    let api_version = node.field("apiVersion").and_then(Node::as_str);
-    let kind = node.field("kind").and_then(Node::as_str);
-    let given = (api_version.and_then(Version::of), kind);
-    let (items, inherited) = match (given, inherited) {
-        ((Some(version), Some("FlowSchema")), _) => {
-            return found.push((node, path.to_owned(), Kind::FlowSchema, version));
-        }
-        ((Some(version), Some("PriorityLevelConfiguration")), _) => {
-            return found.push((
-                node,
-                path.to_owned(),
-                Kind::PriorityLevelConfiguration,
-                version,
-            ));
-        }
-        ((None, None), Some((kind, version))) if api_version.is_none() => {
-            return found.push((node, path.to_owned(), kind, version));
-        }
-        ((Some(version), Some("FlowSchemaList")), None) => {
-            (node.field("items"), Some((Kind::FlowSchema, version)))
-        }
-        ((Some(version), Some("PriorityLevelConfigurationList")), None) => (
-            node.field("items"),
-            Some((Kind::PriorityLevelConfiguration, version)),
-        ),
-        ((None, Some("List")), None) if api_version == Some("v1") => (node.field("items"), None),
-        _ => return unexpected(node, path, faults),
-    };
-    match items.map(|items| (items, &items.content)) {
-        Some((_, Content::Sequence(items))) => {
-            for (n, item) in items.iter().enumerate() {
-                unwrap(
-                    item,
-                    &join(path, &format!("items[{n}]")),
-                    inherited,
-                    found,
-                    faults,
-                );
-            }
-        }
-        Some((items, _)) if !items.is_null() => {
-            let message = format!("expected a list, got {}", items.describe());
-            faults.error(&items.place, &join(path, "items"), message);
-        }
-        Some(_) | None => {}
-    }
-}
-
-/// Reports that a document is not one of those that are read here.
-fn unexpected(node: &Node, path: &str, faults: &mut Faults) {
-    let field = |name| {
-        node.field(name)
-            .map_or_else(|| "nothing".to_owned(), Node::describe)
-    };
-    let message = match node.content {
-        Content::Mapping(_) => format!(
-            "expected a FlowSchema or PriorityLevelConfiguration of {GROUP}/v1 (or v1beta1 to v1beta3) or a list of them, \
-             got for kind {} and for apiVersion {}",
-            field("kind"),
-            field("apiVersion"),
-        ),
-        Content::Scalar(_) | Content::Sequence(_) => {
-            format!("expected a mapping, got {}", node.describe())
-        }
-    };
-    faults.error(node.locate("kind"), path, message);
-}
-
-fn join(path: &str, field: &str) -> String {
-    if path.is_empty() {
-        field.to_owned()
-    } else {
-        format!("{path}.{field}")
-    }
-}
 
 fn int32(fields: &mut Fields<'_>, name: &'static str) -> Option<i32> {
     fields.integer(name, i32::MIN..=i32::MAX)
@@ -244,7 +35,8 @@ fn strings(fields: &mut Fields<'_>, name: &'static str) -> Vec<String> {
     fields.strings(name).unwrap_or_default()
 }
 
-/// The fields of every object; `metadata.namespace` counts for nothing, as kube-apiserver clears it here.
+/// The fields of every object; `metadata.namespace` counts for nothing, as kube-apiserver clears it
+/// here.
 fn metadata(fields: &mut Fields<'_>) -> ObjectMeta {
     fields.known(&["apiVersion", "kind"]);
     let read = |fields: &mut Fields<'_>| {
@@ -287,7 +79,7 @@ fn condition_types(fields: &mut Fields<'_>) -> Vec<String> {
         .unwrap_or_default()
 }
 
-fn flow_schema(fields: &mut Fields<'_>) -> FlowSchema {
+pub(super) fn flow_schema(fields: &mut Fields<'_>) -> FlowSchema {
     FlowSchema {
         metadata: metadata(fields),
         spec: fields.object("spec", flow_schema_spec).unwrap_or_default(),
@@ -351,7 +143,10 @@ fn non_resource_rule(fields: &mut Fields<'_>) -> NonResourcePolicyRule {
     }
 }
 
-fn priority_level(fields: &mut Fields<'_>, version: Version) -> PriorityLevelConfiguration {
+pub(super) fn priority_level(
+    fields: &mut Fields<'_>,
+    version: Version,
+) -> PriorityLevelConfiguration {
     let mut metadata = metadata(fields);
     let mut preserve_zero = false;
     if version == Version::V1Beta3 {

@@ -1,9 +1,10 @@
-//! What fields mean that are left out: `pkg/apis/flowcontrol/v1/defaults.go` of Kubernetes 1.36 and its older siblings.
+//! What fields mean that are left out: `pkg/apis/flowcontrol/v1/defaults.go` of Kubernetes 1.36 and
+//! its older siblings.
 //!
 //! A member struct that is left out stays out; only the fields of one that is there are filled in.
 
 use super::FlowSchemaSpec;
-use super::decode::Version;
+use super::manifest::Version;
 
 /// `spec.matchingPrecedence`
 const MATCHING_PRECEDENCE: i32 = 1000;
@@ -44,8 +45,8 @@ pub(super) fn queue_length_limit(given: Option<i32>) -> i32 {
     unless_zero(given, QUEUE_LENGTH_LIMIT)
 }
 
-/// The shares of a limited level. Before v1 the field was no pointer, so zero and absent were the same, until v1beta3 got an
-/// annotation (`preserve_zero`) to tell that zero is meant.
+/// The shares of a limited level. Before v1 the field was no pointer, so zero and absent were the
+/// same, until v1beta3 got an annotation (`preserve_zero`) to tell that zero is meant.
 pub(super) fn shares(given: Option<i32>, version: Version, preserve_zero: bool) -> i32 {
     match version {
         Version::V1 => given.unwrap_or(SHARES),

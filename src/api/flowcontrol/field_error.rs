@@ -1,4 +1,5 @@
-//! What is wrong with a field, in the words of `k8s.io/apimachinery/pkg/util/validation/field` (Kubernetes 1.36).
+//! What is wrong with a field, in the words of `k8s.io/apimachinery/pkg/util/validation/field`
+//! (Kubernetes 1.36).
 
 use std::fmt;
 
@@ -81,7 +82,8 @@ impl fmt::Display for FieldError {
     }
 }
 
-/// A list of faults that is being made. Values are given as messages show them: see [`quoted`] and [`json`].
+/// A list of faults that is being made. Values are given as messages show them: see [`quoted`] and
+/// [`json`].
 #[derive(Default)]
 pub(super) struct FieldErrors(Vec<FieldError>);
 

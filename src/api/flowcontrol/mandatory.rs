@@ -1,4 +1,5 @@
-//! The objects that always exist, and whose specs are fixed: `exempt` and `catch-all` of both kinds.
+//! The objects that always exist, and whose specs are fixed: `exempt` and `catch-all` of both
+//! kinds.
 //!
 //! They stand here and not with the suggested ones because validation compares with them.
 
@@ -39,7 +40,8 @@ pub fn priority_level(name: &str) -> Option<&'static PriorityLevelConfiguration>
     })
 }
 
-/// The objects of a text that is part of the program. What cannot be read is left out, so a test has to count them.
+/// The objects of a text that is part of the program. What cannot be read is left out, so a test
+/// has to count them.
 #[must_use]
 pub fn embedded(file: &str, text: &str) -> Vec<Object> {
     let mut faults = Faults::default();

@@ -1,31 +1,35 @@
 //! FlowSchema and PriorityLevelConfiguration, the objects of API Priority and Fairness.
 //!
-//! All served versions (v1, v1beta3, v1beta2, v1beta1) are read into one form: that of v1, spelled as Kubernetes spells it,
-//! with every default filled in. [`read`] takes manifests as an operator writes or kubectl prints them and reports what
-//! Kubernetes 1.36 would refuse, in its own words; [`decode`] reads without judging, for objects that an API server has
-//! accepted already. What follows from the objects is the business of `flowcontrol`; nothing here writes them.
+//! All served versions (v1, v1beta3, v1beta2, v1beta1) are read into one form: that of v1, spelled
+//! as Kubernetes spells it, with every default filled in. [`read`] takes manifests as an operator
+//! writes or kubectl prints them and reports what Kubernetes 1.36 would refuse, in its own words;
+//! [`decode`] reads without judging, for objects that an API server has accepted already. What
+//! follows from the objects is the business of `flowcontrol`; nothing here writes them.
 
 mod decode;
 mod defaults;
 mod field_error;
 pub mod mandatory;
+mod manifest;
 mod names;
 #[cfg(test)]
 mod tests;
 mod validation;
 
-pub use decode::Manifest;
-pub use decode::Version;
-pub use decode::decode;
-pub use decode::read;
 pub use field_error::ErrorType;
 pub use field_error::FieldError;
+pub use manifest::Manifest;
+pub use manifest::Version;
+pub use manifest::decode;
+pub use manifest::read;
 
 /// The API group of both kinds.
 pub const GROUP: &str = "flowcontrol.apiserver.k8s.io";
-/// The name of the mandatory level that is never queued or refused, and of the schema that leads there.
+/// The name of the mandatory level that is never queued or refused, and of the schema that leads
+/// there.
 pub const EXEMPT: &str = "exempt";
-/// The name of the mandatory level for what nothing else matches, and of the schema that leads there.
+/// The name of the mandatory level for what nothing else matches, and of the schema that leads
+/// there.
 pub const CATCH_ALL: &str = "catch-all";
 
 /// A string that should be one of a few, each spelled like its variant.
@@ -236,7 +240,8 @@ pub struct PriorityLevelConfigurationSpec {
     pub enablement: PriorityLevelEnablement,
     /// There if and only if it has.
     pub limited: Option<LimitedPriorityLevelConfiguration>,
-    /// May be there if it has none. An API server accepts an exempt level without it, and then acts as if it had no such object.
+    /// May be there if it has none. An API server accepts an exempt level without it, and then acts
+    /// as if it had no such object.
     pub exempt: Option<ExemptPriorityLevelConfiguration>,
 }
 
@@ -253,14 +258,15 @@ spelled! {
 /// The limit of a level.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitedPriorityLevelConfiguration {
-    /// Its part of the server's seats, in relation to the shares of all levels. 0 is legal: a jail. In older versions
-    /// `assuredConcurrencyShares`.
+    /// Its part of the server's seats, in relation to the shares of all levels. 0 is legal: a jail.
+    /// In older versions `assuredConcurrencyShares`.
     pub nominal_concurrency_shares: i32,
     /// What becomes of requests above the limit.
     pub limit_response: LimitResponse,
     /// The part of its seats that other levels may borrow, in percent.
     pub lendable_percent: i32,
-    /// How many seats it may borrow, in percent of its own; without it no bound but the server's limit.
+    /// How many seats it may borrow, in percent of its own; without it no bound but the server's
+    /// limit.
     pub borrowing_limit_percent: Option<i32>,
 }
 

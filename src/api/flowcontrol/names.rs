@@ -1,11 +1,13 @@
-//! What names, labels and annotations may look like: the formats of `k8s.io/apimachinery/pkg/util/validation` (Kubernetes 1.36).
+//! What names, labels and annotations may look like: the formats of
+//! `k8s.io/apimachinery/pkg/util/validation` (Kubernetes 1.36).
 //!
-//! Each function gives the rules that a text breaks, in upstream's words; none if it is fine. Lengths are in bytes.
+//! Each function gives the rules that a text breaks, in upstream's words; none if it is fine.
+//! Lengths are in bytes.
 
 const LABEL_FORMAT: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 const QUALIFIED_FORMAT: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
-const QUALIFIED_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
-                              alphanumeric character";
+const QUALIFIED_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must \
+                              start and end with an alphanumeric character";
 
 /// Bounds of DNS, which label values and the name part of keys share.
 const LABEL_MAX: usize = 63;
@@ -20,8 +22,8 @@ pub(super) fn dns_label(text: &str) -> Vec<String> {
     broken.push(if is_dns_subdomain(text) {
         "must not contain dots".to_owned()
     } else {
-        let rule = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and \
-                    end with an alphanumeric character";
+        let rule = "a lowercase RFC 1123 label must consist of lower case alphanumeric \
+                    characters or '-', and must start and end with an alphanumeric character";
         format_rule(rule, LABEL_FORMAT, &["my-name", "123-abc"])
     });
     broken
@@ -31,8 +33,8 @@ pub(super) fn dns_label(text: &str) -> Vec<String> {
 pub(super) fn dns_subdomain(text: &str) -> Vec<String> {
     let mut broken = too_long(text, SUBDOMAIN_MAX);
     if !is_dns_subdomain(text) {
-        let rule = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must \
-                    start and end with an alphanumeric character";
+        let rule = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
+                    characters, '-' or '.', and must start and end with an alphanumeric character";
         let format = format!("{LABEL_FORMAT}(\\.{LABEL_FORMAT})*");
         broken.push(format_rule(rule, &format, &["example.com"]));
     }
@@ -80,8 +82,8 @@ pub(super) fn label_key(text: &str) -> Vec<String> {
 pub(super) fn label_value(text: &str) -> Vec<String> {
     let mut broken = too_long(text, LABEL_MAX);
     if !text.is_empty() && !is_qualified(text) {
-        let rule = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must \
-                    start and end with an alphanumeric character";
+        let rule = "a valid label must be an empty string or consist of alphanumeric characters, \
+                    '-', '_' or '.', and must start and end with an alphanumeric character";
         let format = format!("({QUALIFIED_FORMAT})?");
         broken.push(format_rule(
             rule,

@@ -16,8 +16,9 @@ impl<T> QueueSet<T> {
         Arrival::Reject(reason)
     }
 
-    /// The queue of the flow's hand in which the least work waits; what runs does not count. Hands are
-    /// looked at from a different card each time, so that equals share. Upstream: `shuffleShardLocked`.
+    /// The queue of the flow's hand in which the least work waits; what runs does not count. Hands
+    /// are looked at from a different card each time, so that equals share. Upstream:
+    /// `shuffleShardLocked`.
     #[expect(
         clippy::indexing_slicing,
         reason = "a set has all the queues that its dealer deals"
@@ -34,9 +35,9 @@ impl<T> QueueSet<T> {
             .unwrap_or_default()
     }
 
-    /// Puts a request in line, to start at once if it is its turn. It is turned away only if the queue
-    /// is full *and* no seat is free: behind a wide request that waits for more seats, a queue may
-    /// grow past its limit. Upstream: `rejectOrEnqueueToBoundLocked`.
+    /// Puts a request in line, to start at once if it is its turn. It is turned away only if the
+    /// queue is full *and* no seat is free: behind a wide request that waits for more seats, a
+    /// queue may grow past its limit. Upstream: `rejectOrEnqueueToBoundLocked`.
     #[expect(
         clippy::indexing_slicing,
         reason = "the queue was chosen from this set"

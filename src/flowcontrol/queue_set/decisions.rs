@@ -12,8 +12,6 @@ use crate::flowcontrol::shuffle_sharding::Dealer;
 pub enum Queuing {
     /// There are no such requests: seats are counted, not limited.
     Exempt,
-    /// They are refused.
-    Reject,
     /// They wait in line.
     Queue {
         /// Knows the number of queues and how many of them a flow is dealt.
@@ -21,6 +19,8 @@ pub enum Queuing {
         /// How many requests a queue may hold while the level has no free seat.
         queue_length_limit: usize,
     },
+    /// They are refused.
+    Reject,
 }
 
 /// The answer to an arrival.
@@ -50,7 +50,8 @@ pub enum Reason {
 pub enum Departure<T> {
     /// It waited: the request never ran, [`Reason::TimeOut`].
     Ejected(T),
-    /// It ran, and its seats stay taken. The ticket is still good: give it back again after so long.
+    /// It ran, and its seats stay taken. The ticket is still good: give it back again after so
+    /// long.
     Lingers(Duration),
     /// Its seats are free.
     Released(T),

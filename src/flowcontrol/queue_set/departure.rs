@@ -45,7 +45,8 @@ impl<T> QueueSet<T> {
         let request = self.requests.at_mut(slot);
         request.phase = Phase::Lingering;
         let work = request.work;
-        // Of the seats of the main phase only, although it held the larger number: so it is upstream.
+        // Of the seats of the main phase only, although it held the larger number: so it is
+        // upstream.
         let charge = |span| SeatSeconds::of(f64::from(work.initial_seats), span);
         let guess = ESTIMATED_SERVICE_DURATION;
         self.totals.requests_executing -= 1;
@@ -76,7 +77,8 @@ impl<T> QueueSet<T> {
         }
     }
 
-    /// Frees the seats of a request and forgets it. Upstream: `releaseSeatsLocked`.
+    /// Frees the seats of a request and forgets it. Upstream: `releaseSeatsLocked`
+    /// within `finishRequestLocked`.
     #[expect(
         clippy::indexing_slicing,
         reason = "a request names a queue of this set, or none"
@@ -95,8 +97,9 @@ impl<T> QueueSet<T> {
         Some(request.payload)
     }
 
-    /// Removes a drained queue of a level that has too many: whichever drains, so the later ones move
-    /// up and flows may be dealt other queues. Requests that linger are no longer charged to it.
+    /// Removes a drained queue of a level that has too many: whichever drains, so the later ones
+    /// move up and flows may be dealt other queues. Requests that linger are no longer charged to
+    /// it.
     fn remove_queue(&mut self, index: usize) {
         let Queue {
             waiting: _,

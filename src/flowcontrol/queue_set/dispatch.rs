@@ -25,8 +25,8 @@ impl<T> QueueSet<T> {
             let Some(turn) = self.next_turn() else { return };
             if !self.fits(self.requests.at(turn.slot).seats()) {
                 effects.blocked = Some(self.requests.ticket(turn.slot));
-                // Looking around moves the turn from before the first queue to behind the last. They
-                // are the same place until a queue is added.
+                // Looking around moves the turn from before the first queue to behind the last.
+                // They are the same place until a queue is added.
                 if self.next_in_turn == 0 {
                     self.next_in_turn = self.queues.len();
                 }

@@ -56,8 +56,8 @@ impl<T> QueueSet<T> {
         self.backlogged.len()
     }
 
-    /// The index of the queue dispatched from last; -1 if that was the first one and is gone. Ties are
-    /// broken from the one after it on.
+    /// The index of the queue dispatched from last; -1 if that was the first one and is gone. Ties
+    /// are broken from the one after it on.
     #[must_use]
     pub fn robin_index(&self) -> i64 {
         i64::try_from(self.next_in_turn).map_or(i64::MAX, |next| next - 1)

@@ -1,24 +1,24 @@
 //! Fair queuing of one priority level: who waits, who runs, who is next.
 //!
-//! A request arrives with the hash of its flow and an estimate of its work. It joins the least loaded
-//! of the few queues that its flow is dealt, and starts when its queue's turn comes and enough seats
-//! are free. The turn is the queue's whose oldest request would be finished first if all busy queues
-//! were served at the same time in equal shares; the [theory](crate::flowcontrol) is told one floor
-//! up. Step by step this is `fairqueuing/queueset` of Kubernetes 1.36: the same requests start in the
-//! same order at the same instant.
+//! A request arrives with the hash of its flow and an estimate of its work. It joins the least
+//! loaded of the few queues that its flow is dealt, and starts when its queue's turn comes and
+//! enough seats are free. The turn is the queue's whose oldest request would be finished first if
+//! all busy queues were served at the same time in equal shares; the [theory](crate::flowcontrol)
+//! is told one floor up. Step by step this is `fairqueuing/queueset` of Kubernetes 1.36: the same
+//! requests start in the same order at the same instant.
 //!
 //! It differs where upstream is mistaken and nothing depends on the mistake:
 //!
-//! - Seats of a waiting request are taken off the count as they were put on. Upstream narrows a final
-//!   phase that is too wide in between, and counts the difference as waiting for ever.
-//! - A queue that is removed while seats of its requests linger is removed once. Upstream removes by an
-//!   index that may meanwhile be another queue's, or none's (kubernetes/kubernetes#140884).
+//! - Seats of a waiting request are taken off the count as they were put on. Upstream narrows a
+//!   final phase that is too wide in between, and counts the difference as waiting for ever.
+//! - A queue that is removed while seats of its requests linger is removed once. Upstream removes
+//!   by an index that may meanwhile be another queue's, or none's (kubernetes/kubernetes#140884).
 //! - A request that leaves is gone at once, so none is dispatched after it has given up.
 //!
-//! The set is plain data. Each step takes `now`, returns what was decided, and leaves in [`Effects`]
-//! whom to wake and what to count; it reads no clock, takes no lock, wakes nobody. A ticket is given
-//! back with [`leave`](QueueSet::leave), whatever it has become; who holds tickets sees to it that
-//! each is.
+//! The set is plain data. Each step takes `now`, returns what was decided, and leaves in
+//! [`Effects`] whom to wake and what to count; it reads no clock, takes no lock, wakes nobody. A
+//! ticket is given back with [`leave`](QueueSet::leave), whatever it has become; who holds tickets
+//! sees to it that each is.
 
 mod admission;
 mod decisions;
@@ -53,8 +53,8 @@ use crate::flowcontrol::seats::WorkEstimate;
 
 /// The queues and seats of one priority level.
 ///
-/// `T` is the caller's part of a request (whom to wake, what to show in a dump); the set keeps it and
-/// hands it back.
+/// `T` is the caller's part of a request (whom to wake, what to show in a dump); the set keeps it
+/// and hands it back.
 #[derive(Debug)]
 pub struct QueueSet<T> {
     queuing: Queuing,
@@ -62,8 +62,8 @@ pub struct QueueSet<T> {
     requests: Requests<T>,
     /// At least as many as are dealt from; more while surplus ones drain.
     queues: Vec<Queue>,
-    /// The queues in which somebody waits, ascending. Looking for the next request to start costs what
-    /// these cost, not what the level has.
+    /// The queues in which somebody waits, ascending. Looking for the next request to start costs
+    /// what these cost, not what the level has.
     backlogged: Vec<usize>,
     /// How many queues have requests, waiting or executing.
     active_queues: usize,
@@ -138,10 +138,10 @@ impl<T> QueueSet<T> {
     /// Gives back whatever the ticket holds: a place in the queue, or seats.
     ///
     /// None if it holds nothing any more. A request that ran may keep its seats for a while
-    /// ([`Departure::Lingers`]); then the ticket has to be given back once more. Somebody who leaves a
-    /// queue does not let those behind start before the next step that frees or changes seats: so it
-    /// is upstream. Upstream: `removeFromQueueIfNecessary`, `finishRequestLocked`,
-    /// `releaseSeatsLocked`.
+    /// ([`Departure::Lingers`]); then the ticket has to be given back once more. When a wide
+    /// request leaves the queue, the narrow ones that it kept waiting start with the next step that
+    /// is not such a departure: so it is upstream. Upstream: `removeFromQueueLocked`,
+    /// `finishRequestLocked`.
     pub fn leave(
         &mut self,
         now: Instant,
@@ -171,8 +171,8 @@ impl<T> QueueSet<T> {
         }
     }
 
-    /// Takes the request out of its queue if it still waits. If it does not, nothing happens at all:
-    /// who gives up waiting just as the turn comes has the seats, and may use them.
+    /// Takes the request out of its queue if it still waits. If it does not, nothing happens at
+    /// all: who gives up waiting just as the turn comes has the seats, and may use them.
     pub fn cancel(&mut self, now: Instant, ticket: Ticket, effects: &mut Effects) -> Option<T> {
         effects.clear();
         let slot = self.requests.find(ticket)?;
@@ -185,8 +185,9 @@ impl<T> QueueSet<T> {
 
     /// Changes the shape of the level and its limit at once.
     ///
-    /// New queues are there immediately. Surplus ones get no more arrivals and go as they drain; so do
-    /// all of them when the level stops queuing. Nobody changes queues, nobody who runs is stopped.
+    /// New queues are there immediately. Surplus ones get no more arrivals and go as they drain; so
+    /// do all of them when the level stops queuing. Nobody changes queues, nobody who runs is
+    /// stopped. Upstream: `setConfiguration`.
     pub fn reconfigure(
         &mut self,
         now: Instant,
@@ -257,8 +258,8 @@ impl<T> QueueSet<T> {
         Some(&mut self.requests.at_mut(slot).payload)
     }
 
-    /// The estimate of a request. A final phase wider than the level was narrowed, and drawn out, when
-    /// the request was dispatched.
+    /// The estimate of a request. A final phase wider than the level was narrowed, and drawn out,
+    /// when the request was dispatched.
     #[must_use]
     pub fn work(&self, ticket: Ticket) -> Option<WorkEstimate> {
         Some(self.requests.at(self.requests.find(ticket)?).work)

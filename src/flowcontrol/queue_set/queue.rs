@@ -8,8 +8,8 @@ use crate::flowcontrol::seats::SeatSeconds;
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pub(super) waiting: Fifo,
-    /// The virtual start of the next request to be dispatched: what this queue has been served so far,
-    /// on the scale of the level's progress meter.
+    /// The virtual start of the next request to be dispatched: what this queue has been served so
+    /// far, on the scale of the level's progress meter.
     pub(super) next_dispatch_r: SeatSeconds,
     pub(super) requests_executing: usize,
     /// Those of executing and of lingering requests.
@@ -22,8 +22,8 @@ impl Queue {
         !self.waiting.is_empty() || self.requests_executing > 0
     }
 
-    /// Keeps the virtual start of the oldest waiting request from lying before its arrival, so that a
-    /// queue cannot save up service for a burst: the anti-windup of KEP-1040.
+    /// Keeps the virtual start of the oldest waiting request from lying before its arrival, so that
+    /// a queue cannot save up service for a burst: the anti-windup of KEP-1040.
     pub(super) fn bound<T>(&mut self, requests: &Requests<T>) {
         if let Some(oldest) = self.waiting.oldest() {
             self.next_dispatch_r = self.next_dispatch_r.max(requests.at(oldest).arrived_r);

@@ -14,8 +14,8 @@ const EPOCH: SeatSeconds = SeatSeconds::from_units(u64::MAX / 2);
 const EPOCH_END: SeatSeconds = SeatSeconds::from_units(u64::MAX / 2 + u64::MAX / 2 / 2);
 
 impl<T> QueueSet<T> {
-    /// Brings R up to `now`, with what has held since the last step, and returns the time of this step
-    /// (a clock that steps back is taken to stand still).
+    /// Brings R up to `now`, with what has held since the last step, and returns the time of this
+    /// step (a clock that steps back is taken to stand still).
     ///
     /// Upstream: `syncTimeLocked`. R is rounded each time, so a step that upstream does not have
     /// would change the order of later dispatches.
@@ -41,8 +41,8 @@ impl<T> QueueSet<T> {
         demand.min(u64::from(self.concurrency_limit)) as f64 / self.active_queues as f64
     }
 
-    /// Upstream: `advanceEpoch`. Only the differences between virtual times matter, so lowering all of
-    /// them alike changes no decision.
+    /// Upstream: `advanceEpoch`. Only the differences between virtual times matter, so lowering all
+    /// of them alike changes no decision.
     fn advance_epoch(&mut self) -> EpochAdvance {
         let mut success = true;
         let mut lower = |time: &mut SeatSeconds| {

@@ -92,13 +92,18 @@ pub(crate) fn resources(group: &str, version: &str) -> Answer {
         add_names(&mut entry, resource);
         list.push(entry);
         for part in resource.subresources() {
-            list.push(json!({
+            let mut entry = json!({
                 "name": format!("{}/{}", resource.plural, part.name),
                 "singularName": "",
                 "namespaced": resource.namespaced,
                 "kind": part.kind,
                 "verbs": part.verbs,
-            }));
+            });
+            if let (Some((group, version)), Some(entry)) = (part.kind_of, entry.as_object_mut()) {
+                entry.insert("group".to_owned(), group.into());
+                entry.insert("version".to_owned(), version.into());
+            }
+            list.push(entry);
         }
     }
     Ok(ok(&json!({
@@ -158,11 +163,11 @@ fn aggregated(wanted: impl Fn(&str) -> bool) -> Response<PlainBody> {
 }
 
 fn aggregated_resource(resource: &'static Resource) -> Value {
-    let kind =
-        |kind: &str| json!({"group": resource.group, "version": resource.version, "kind": kind});
+    let own = (resource.group, resource.version);
+    let kind = |(group, version): (&str, &str), kind: &str| json!({"group": group, "version": version, "kind": kind});
     let mut entry = json!({
         "resource": resource.plural,
-        "responseKind": kind(resource.kind),
+        "responseKind": kind(own, resource.kind),
         "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": resource.singular,
         "verbs": resource.verbs(),
@@ -174,7 +179,7 @@ fn aggregated_resource(resource: &'static Resource) -> Value {
         .map(|part| {
             json!({
                 "subresource": part.name,
-                "responseKind": kind(part.kind),
+                "responseKind": kind(part.kind_of.unwrap_or(own), part.kind),
                 "verbs": part.verbs,
             })
         })

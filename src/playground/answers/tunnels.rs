@@ -38,8 +38,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::Utf8Bytes;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
@@ -218,7 +221,13 @@ async fn receive(socket: &mut Socket) -> Option<(u8, Bytes)> {
 /// Says that it went well, and closes.
 async fn succeed(mut socket: Socket) {
     let success = status::success(&Details::default());
-    if socket.send(message(ERROR, &success)).await.is_err() || socket.close(None).await.is_err() {
+    let close = CloseFrame {
+        code: CloseCode::Normal,
+        reason: Utf8Bytes::default(),
+    };
+    if socket.send(message(ERROR, &success)).await.is_err()
+        || socket.close(Some(close)).await.is_err()
+    {
         return;
     }
     let rest = async { while receive(&mut socket).await.is_some() {} };

@@ -53,8 +53,23 @@ pub(crate) struct Resource {
 #[derive(Debug)]
 pub(crate) struct Subresource {
     pub(crate) name: &'static str,
+    /// The group and version of its kind, where they are not the resource's own.
+    pub(crate) kind_of: Option<(&'static str, &'static str)>,
     pub(crate) kind: &'static str,
     pub(crate) verbs: &'static [&'static str],
+}
+
+const fn part(
+    name: &'static str,
+    kind: &'static str,
+    verbs: &'static [&'static str],
+) -> Subresource {
+    Subresource {
+        name,
+        kind_of: None,
+        kind,
+        verbs,
+    }
 }
 
 const ALL_VERBS: &[&str] = &[
@@ -84,6 +99,8 @@ pub(crate) const GROUPS: &[(&str, &str)] = &[
     ("authentication.k8s.io", "v1"),
     ("authorization.k8s.io", "v1"),
     ("coordination.k8s.io", "v1"),
+    // Has no resources of its own; `kubectl drain` looks for it before it evicts.
+    ("policy", "v1"),
 ];
 
 const fn core(
@@ -244,57 +261,27 @@ impl Kind {
             Self::ConfigMap | Self::Event | Self::Lease | Self::Secret | Self::ServiceAccount => {
                 &[]
             }
-            Self::Namespace => &[Subresource {
-                name: "status",
-                kind: "Namespace",
-                verbs: STATUS_VERBS,
-            }],
-            Self::Node => &[Subresource {
-                name: "status",
-                kind: "Node",
-                verbs: STATUS_VERBS,
-            }],
-            Self::Pod => POD_SUBRESOURCES,
-            Self::Service => &[Subresource {
-                name: "status",
-                kind: "Service",
-                verbs: STATUS_VERBS,
-            }],
+            Self::Namespace => NAMESPACE_PARTS,
+            Self::Node => NODE_PARTS,
+            Self::Pod => POD_PARTS,
+            Self::Service => SERVICE_PARTS,
         }
     }
 }
 
-const POD_SUBRESOURCES: &[Subresource] = &[
+const NAMESPACE_PARTS: &[Subresource] = &[part("status", "Namespace", STATUS_VERBS)];
+const NODE_PARTS: &[Subresource] = &[part("status", "Node", STATUS_VERBS)];
+const SERVICE_PARTS: &[Subresource] = &[part("status", "Service", STATUS_VERBS)];
+const POD_PARTS: &[Subresource] = &[
+    part("attach", "PodAttachOptions", STREAM_VERBS),
     Subresource {
-        name: "attach",
-        kind: "PodAttachOptions",
-        verbs: STREAM_VERBS,
+        kind_of: Some(("policy", "v1")),
+        ..part("eviction", "Eviction", &["create"])
     },
-    Subresource {
-        name: "eviction",
-        kind: "Eviction",
-        verbs: &["create"],
-    },
-    Subresource {
-        name: "exec",
-        kind: "PodExecOptions",
-        verbs: STREAM_VERBS,
-    },
-    Subresource {
-        name: "log",
-        kind: "Pod",
-        verbs: &["get"],
-    },
-    Subresource {
-        name: "portforward",
-        kind: "PodPortForwardOptions",
-        verbs: STREAM_VERBS,
-    },
-    Subresource {
-        name: "status",
-        kind: "Pod",
-        verbs: STATUS_VERBS,
-    },
+    part("exec", "PodExecOptions", STREAM_VERBS),
+    part("log", "Pod", &["get"]),
+    part("portforward", "PodPortForwardOptions", STREAM_VERBS),
+    part("status", "Pod", STATUS_VERBS),
 ];
 
 impl Resource {

@@ -91,11 +91,16 @@ pub struct Plugin {
 
 impl fmt::Debug for Plugin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Plugin({:?}, {})", self.command, self.api_version.as_str())
+        write!(
+            f,
+            "Plugin({:?}, {})",
+            self.command,
+            self.api_version.as_str()
+        )
     }
 }
 
-/// A cluster as a plugin is told about it.
+/// A cluster as a plugin is told about it. Its `Debug` leaves out what can hold secrets.
 #[derive(Clone, PartialEq)]
 pub struct ClusterInfo {
     /// The API server's URL.
@@ -110,6 +115,12 @@ pub struct ClusterInfo {
     pub disable_compression: bool,
     /// What the cluster's extension `client.authentication.k8s.io/exec` holds, or null.
     pub config: Value,
+}
+
+impl fmt::Debug for ClusterInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClusterInfo({})", self.server)
+    }
 }
 
 /// What a plugin gave.
@@ -168,7 +179,11 @@ impl fmt::Display for PluginError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the credential plugin {:?} ", self.command)?;
         let said = |f: &mut fmt::Formatter<'_>, said: &str| {
-            if said.is_empty() { Ok(()) } else { write!(f, "; it said: {said}") }
+            if said.is_empty() {
+                Ok(())
+            } else {
+                write!(f, "; it said: {said}")
+            }
         };
         match &self.cause {
             Cause::ApiVersion { asked, answered } => {
@@ -178,15 +193,24 @@ impl fmt::Display for PluginError {
             Cause::Ca(fault) => write!(f, "cannot be told the cluster's CA: {fault}")?,
             Cause::Certificate(fault) => write!(f, "gave no usable certificate: {fault}")?,
             Cause::Expired(at) => match Timestamp::try_from(*at) {
-                Ok(at) => write!(f, "gave a credential that was over at {at}; is the clock right?")?,
-                Err(_) => write!(f, "gave a credential that is long over; is the clock right?")?,
+                Ok(at) => write!(
+                    f,
+                    "gave a credential that was over at {at}; is the clock right?"
+                )?,
+                Err(_) => write!(
+                    f,
+                    "gave a credential that is long over; is the clock right?"
+                )?,
             },
             Cause::Failed { status, said: last } => {
                 write!(f, "failed ({status})")?;
                 said(f, last)?;
             }
             Cause::NotRun(why) if why.kind() == io::ErrorKind::NotFound => {
-                write!(f, "is not to be found; install it, or give its full path as command")?;
+                write!(
+                    f,
+                    "is not to be found; install it, or give its full path as command"
+                )?;
             }
             Cause::NotRun(why) => write!(f, "cannot be run: {why}")?,
             Cause::Output(what) => write!(f, "{what}")?,
@@ -216,7 +240,11 @@ impl Plugin {
     /// An error that names this plugin.
     pub(super) fn error(&self, cause: Cause) -> PluginError {
         let (command, install_hint) = (self.command.clone(), self.install_hint.clone());
-        PluginError { command, install_hint, cause }
+        PluginError {
+            command,
+            install_hint,
+            cause,
+        }
     }
 
     async fn try_run(&self) -> Result<Obtained, Cause> {
@@ -234,16 +262,27 @@ impl Plugin {
         let mut stderr = Said::default();
         let (output, status) = match timeout(TIME_LIMIT, self.attend(child, &mut stderr)).await {
             Ok(ended) => ended?,
-            Err(_) => return Err(Cause::TimedOut { said: stderr.last() }),
+            Err(_) => {
+                return Err(Cause::TimedOut {
+                    said: stderr.last(),
+                });
+            }
         };
         if !status.success() {
-            return Err(Cause::Failed { status, said: stderr.last() });
+            return Err(Cause::Failed {
+                status,
+                said: stderr.last(),
+            });
         }
         read_answer(&output, self.api_version)
     }
 
     /// Reads all that the program says, until it has ended.
-    async fn attend(&self, mut child: Child, said: &mut Said) -> Result<(Vec<u8>, ExitStatus), Cause> {
+    async fn attend(
+        &self,
+        mut child: Child,
+        said: &mut Said,
+    ) -> Result<(Vec<u8>, ExitStatus), Cause> {
         let not_read = |why| Cause::NotRun(Arc::new(why));
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let command = self.command.display();
@@ -294,9 +333,15 @@ impl ClusterInfo {
         };
         let mut fields = json!({ "server": self.server, "config": self.config });
         let optional = [
-            ("tls-server-name", self.tls_server_name.clone().map(Value::from)),
+            (
+                "tls-server-name",
+                self.tls_server_name.clone().map(Value::from),
+            ),
             ("proxy-url", self.proxy_url.clone().map(Value::from)),
-            ("disable-compression", self.disable_compression.then_some(Value::from(true))),
+            (
+                "disable-compression",
+                self.disable_compression.then_some(Value::from(true)),
+            ),
             (
                 "certificate-authority-data",
                 (!ca.is_empty()).then(|| Value::from(BASE64_STANDARD.encode(&ca))),
@@ -313,12 +358,15 @@ impl ClusterInfo {
 
 async fn read_output(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, Cause> {
     let mut output = Vec::new();
-    let most = u64::try_from(MOST_OUTPUT).unwrap_or(u64::MAX).saturating_add(1);
+    let most = u64::try_from(MOST_OUTPUT)
+        .unwrap_or(u64::MAX)
+        .saturating_add(1);
     match stdout.take(most).read_to_end(&mut output).await {
         Err(why) => Err(Cause::NotRun(Arc::new(why))),
-        Ok(n) if n > MOST_OUTPUT => {
-            Err(Cause::Output(format!("printed more than {} KiB", MOST_OUTPUT >> 10)))
-        }
+        Ok(n) if n > MOST_OUTPUT => Err(Cause::Output(format!(
+            "printed more than {} KiB",
+            MOST_OUTPUT >> 10
+        ))),
         Ok(_) => Ok(output),
     }
 }
@@ -348,25 +396,38 @@ fn read_answer(output: &[u8], asked: ApiVersion) -> Result<Obtained, Cause> {
         return Err(output_is("printed nothing"));
     }
     let answer: ExecCredential = serde_json::from_slice(output).map_err(|why| {
-        let what = if why.is_data() { "an ExecCredential" } else { "JSON" };
+        let what = if why.is_data() {
+            "an ExecCredential"
+        } else {
+            "JSON"
+        };
         let (line, column) = (why.line(), why.column());
-        Cause::Output(format!("printed what is not {what} (line {line}, column {column})"))
+        Cause::Output(format!(
+            "printed what is not {what} (line {line}, column {column})"
+        ))
     })?;
     if answer.kind.as_deref() != Some("ExecCredential") {
-        return Err(output_is("printed an object that is not of the kind ExecCredential"));
+        return Err(output_is(
+            "printed an object that is not of the kind ExecCredential",
+        ));
     }
     let answered = answer.api_version.unwrap_or_default();
     if answered != asked.as_str() {
         let answered = answered.chars().take(80).collect();
         return Err(Cause::ApiVersion { asked, answered });
     }
-    let status = answer.status.ok_or_else(|| output_is("printed no status"))?;
+    let status = answer
+        .status
+        .ok_or_else(|| output_is("printed no status"))?;
     let given = |field: Option<String>| field.filter(|text| !text.is_empty());
     let authorization = match given(status.token) {
         Some(token) => Some(bearer(&token).map_err(|why| Cause::Output(format!("gave {why}")))?),
         None => None,
     };
-    let certificate = match (given(status.client_certificate_data), given(status.client_key_data)) {
+    let certificate = match (
+        given(status.client_certificate_data),
+        given(status.client_key_data),
+    ) {
         (Some(certificate), Some(key)) => Some(
             certified_key_from_pem(
                 ("clientCertificateData", certificate.as_bytes()),
@@ -387,7 +448,11 @@ fn read_answer(output: &[u8], asked: ApiVersion) -> Result<Obtained, Cause> {
         })?),
         None => None,
     };
-    Ok(Obtained { authorization, certificate, expires: expires.map(SystemTime::from) })
+    Ok(Obtained {
+        authorization,
+        certificate,
+        expires: expires.map(SystemTime::from),
+    })
 }
 
 /// What came on stderr, line by line and with an end.
@@ -423,16 +488,28 @@ impl Said {
     }
 
     fn last(&self) -> String {
-        if self.line.is_empty() { self.last.clone() } else { printable(&self.line) }
+        if self.line.is_empty() {
+            self.last.clone()
+        } else {
+            printable(&self.line)
+        }
     }
 }
 
 /// A line that cannot do anything to a terminal.
 fn printable(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line.trim_ascii());
-    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+    text.chars()
+        .map(|c| {
+            if c.is_control() {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                c
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]
 #[path = "exec_tests.rs"]
-mod tests;
+pub(crate) mod tests;

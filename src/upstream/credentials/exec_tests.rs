@@ -1,0 +1,238 @@
+use std::fs;
+use std::path::Path;
+
+use super::*;
+use crate::upstream::tls::tests::pair;
+
+/// A plugin that is a shell script. The shell reads it: a file just written cannot always be run.
+pub(crate) fn script(dir: &Path, text: &str) -> Plugin {
+    let file = dir.join("plugin.sh");
+    fs::write(&file, text).unwrap();
+    Plugin {
+        api_version: ApiVersion::V1,
+        command: "/bin/sh".into(),
+        args: vec![file.to_str().unwrap().to_owned()],
+        env: vec![("DIR".to_owned(), dir.to_str().unwrap().to_owned())],
+        install_hint: None,
+        cluster: None,
+    }
+}
+
+/// An answer with the given status.
+pub(crate) fn answer(status: &Value) -> String {
+    let version = ApiVersion::V1.as_str();
+    json!({ "apiVersion": version, "kind": "ExecCredential", "status": status }).to_string()
+}
+
+fn read(output: &str) -> Result<Obtained, String> {
+    let plugin = Plugin {
+        api_version: ApiVersion::V1,
+        command: "login".into(),
+        args: Vec::new(),
+        env: Vec::new(),
+        install_hint: None,
+        cluster: None,
+    };
+    read_answer(output.as_bytes(), ApiVersion::V1).map_err(|cause| plugin.error(cause).to_string())
+}
+
+async fn failure(plugin: &Plugin) -> String {
+    plugin.run().await.err().unwrap().to_string()
+}
+
+#[test]
+fn an_answer_can_be_a_token_or_a_certificate_or_both() {
+    let (certificate, key) = pair("weir");
+    let token = read(&answer(
+        &json!({ "token": "t", "expirationTimestamp": null }),
+    ))
+    .unwrap();
+    assert_eq!(token.authorization.unwrap(), "Bearer t");
+    assert!(token.certificate.is_none() && token.expires.is_none());
+    let status = json!({
+        "token": "t",
+        "clientCertificateData": certificate,
+        "clientKeyData": key,
+        "expirationTimestamp": "2026-11-21T04:05:06+01:00",
+        "later": { "fields": "are ignored" },
+    });
+    let both = read(&answer(&status)).unwrap();
+    assert!(both.authorization.is_some() && both.certificate.is_some());
+    let since = both
+        .expires
+        .unwrap()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap();
+    assert_eq!(since.as_secs(), 1_795_230_306);
+}
+
+#[test]
+fn an_answer_that_is_of_no_use_is_told_without_quoting_it() {
+    let (certificate, key) = pair("weir");
+    let (other, _) = pair("other");
+    let status = |status: Value| answer(&status);
+    let cases = [
+        (" \n".to_owned(), "printed nothing"),
+        ("secret".to_owned(), "printed what is not JSON (line 1, column 1)"),
+        ("{\"status\": \"secret\"}".to_owned(), "printed what is not an ExecCredential (line 1, column "),
+        (format!("{} secret", status(json!({ "token": "t" }))), "printed what is not JSON"),
+        ("{}".to_owned(), "printed an object that is not of the kind ExecCredential"),
+        (
+            "{\"kind\": \"ExecCredential\", \"apiVersion\": \"client.authentication.k8s.io/v1beta1\"}".to_owned(),
+            "is configured for client.authentication.k8s.io/v1, but answered in \"client.authentication.k8s.io/v1beta1\"",
+        ),
+        (status(Value::Null), "printed no status"),
+        (status(json!({ "token": "" })), "gave neither a token nor a certificate"),
+        (status(json!({ "token": "secret\n" })), "gave a token with characters that no HTTP header"),
+        (status(json!({ "clientCertificateData": certificate })), "gave a certificate without its key"),
+        (status(json!({ "clientKeyData": key })), "gave a key without its certificate"),
+        (
+            status(json!({ "clientCertificateData": other, "clientKeyData": key })),
+            "gave no usable certificate: clientKeyData: the key does not belong",
+        ),
+        (status(json!({ "clientCertificateData": "secret", "clientKeyData": key })), "gave no usable certificate"),
+        (
+            status(json!({ "token": "secret", "expirationTimestamp": "tomorrow" })),
+            "gave an expirationTimestamp that is not a time",
+        ),
+    ];
+    for (output, expected) in cases {
+        let message = read(&output).err().unwrap();
+        let expected = format!("the credential plugin \"login\" {expected}");
+        assert!(
+            message.starts_with(&expected),
+            "{message}\nexpected {expected}"
+        );
+        assert!(
+            !message.contains("secret") && !message.contains("PRIVATE KEY"),
+            "{message}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_is_told_what_is_asked_and_has_no_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let answer = answer(&json!({ "token": "t" }));
+    let text = format!(
+        "cat >\"$DIR/stdin\"\nprintf %s \"$KUBERNETES_EXEC_INFO\" >\"$DIR/info\"\n\
+         printf '%s|' \"$@\" \"$PROFILE\" >\"$DIR/args\"\necho '{answer}'\n"
+    );
+    let mut plugin = script(dir.path(), &text);
+    plugin
+        .args
+        .extend(["get-token".to_owned(), "two words".to_owned()]);
+    plugin.env.push(("PROFILE".to_owned(), "prod".to_owned()));
+    plugin
+        .env
+        .push(("KUBERNETES_EXEC_INFO".to_owned(), "not this".to_owned()));
+    let seen = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+
+    assert_eq!(
+        plugin.run().await.unwrap().authorization.unwrap(),
+        "Bearer t"
+    );
+    assert_eq!(seen("args"), "get-token|two words|prod|");
+    assert_eq!(seen("stdin"), "");
+    let info = |cluster: Value| {
+        let mut spec = json!({ "interactive": false });
+        if !cluster.is_null() {
+            spec["cluster"] = cluster;
+        }
+        json!({ "apiVersion": ApiVersion::V1.as_str(), "kind": "ExecCredential", "spec": spec })
+    };
+    assert_eq!(
+        serde_json::from_str::<Value>(&seen("info")).unwrap(),
+        info(Value::Null)
+    );
+
+    fs::write(dir.path().join("ca.crt"), "a ca").unwrap();
+    plugin.cluster = Some(ClusterInfo {
+        server: "https://k".to_owned(),
+        tls_server_name: Some("k8s".to_owned()),
+        ca: Some(Pem::File(dir.path().join("ca.crt"))),
+        proxy_url: None,
+        disable_compression: false,
+        config: json!({ "audience": "x" }),
+    });
+    plugin.run().await.unwrap();
+    let cluster = json!({
+        "server": "https://k",
+        "tls-server-name": "k8s",
+        "certificate-authority-data": "YSBjYQ==",
+        "config": { "audience": "x" },
+    });
+    assert_eq!(
+        serde_json::from_str::<Value>(&seen("info")).unwrap(),
+        info(cluster)
+    );
+
+    fs::remove_file(dir.path().join("ca.crt")).unwrap();
+    let message = failure(&plugin).await;
+    assert!(
+        message.contains("cannot be told the cluster's CA: "),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn a_plugin_that_fails_is_named_with_its_last_words_and_its_hint() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut plugin = script(
+        dir.path(),
+        "echo secret\necho one >&2\nprintf 'run \\033[1mlogin first\\n\\n' >&2\nexit 3\n",
+    );
+    plugin.install_hint = Some("ask the platform team\n".to_owned());
+    assert_eq!(
+        failure(&plugin).await,
+        "the credential plugin \"/bin/sh\" failed (exit status: 3); it said: run \u{fffd}[1mlogin first; \
+         its installHint: ask the platform team"
+    );
+    plugin.command = dir.path().join("missing");
+    let message = failure(&plugin).await;
+    let expected =
+        "is not to be found; install it, or give its full path as command; its installHint: ask";
+    assert!(message.contains(expected), "{message}");
+    plugin.command = dir.path().to_owned();
+    assert!(failure(&plugin).await.contains("cannot be run: "));
+}
+
+#[tokio::test]
+async fn a_plugin_may_talk_a_lot_on_stderr_but_not_on_stdout() {
+    let dir = tempfile::tempdir().unwrap();
+    let answer = answer(&json!({ "token": "t" }));
+    let text = format!("head -c 3000000 /dev/zero | tr '\\0' x >&2\necho '{answer}'\n");
+    script(dir.path(), &text).run().await.unwrap();
+    let endless = script(dir.path(), "exec cat /dev/zero\n");
+    assert!(
+        failure(&endless)
+            .await
+            .ends_with("printed more than 1024 KiB")
+    );
+}
+
+// The paused clock goes on when all wait, and so to the time limit.
+#[tokio::test(start_paused = true)]
+async fn a_plugin_that_does_not_end_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = script(dir.path(), "exec sleep 600\n");
+    let message = failure(&plugin).await;
+    assert!(message.ends_with("did not end within 60s"), "{message}");
+}
+
+#[test]
+fn the_log_of_stderr_has_an_end() {
+    let mut said = Said::default();
+    let mut logged = Vec::new();
+    said.take(b"one\r\ntw", |line| logged.push(line.to_owned()));
+    said.take(b"o\n\nthree", |line| logged.push(line.to_owned()));
+    assert_eq!(logged, ["one", "two"]);
+    assert_eq!(said.last(), "three");
+    for _ in 0..1000 {
+        said.take(&[b'x'; 5000], |_| {});
+        said.take(b"\n", |line| logged.push(line.to_owned()));
+    }
+    assert!(logged.iter().all(|line| line.len() <= LONGEST_LINE));
+    assert!(logged.iter().map(String::len).sum::<usize>() <= MOST_LOGGED);
+    assert_eq!(said.last().len(), LONGEST_LINE);
+}

@@ -136,7 +136,11 @@ struct Credential {
 
 impl Credential {
     fn from_plugin(obtained: Obtained, clock: Clock) -> Result<Self, Cause> {
-        let Obtained { authorization, certificate, expires } = obtained;
+        let Obtained {
+            authorization,
+            certificate,
+            expires,
+        } = obtained;
         let expires = match expires {
             None => None,
             Some(at) => match at.duration_since(clock.wall()) {
@@ -144,7 +148,11 @@ impl Credential {
                 _ => return Err(Cause::Expired(at)),
             },
         };
-        Ok(Self { authorization, certificate, expires })
+        Ok(Self {
+            authorization,
+            certificate,
+            expires,
+        })
     }
 
     fn is_over(&self, now: Instant) -> bool {
@@ -174,7 +182,10 @@ impl OwnCredentials {
     ///
     /// # Cancel safety
     /// Dropping the future kills a plugin that runs.
-    pub async fn start(source: Source, clock: Clock) -> Result<(Arc<Self>, Renewal), CredentialError> {
+    pub async fn start(
+        source: Source,
+        clock: Clock,
+    ) -> Result<(Arc<Self>, Renewal), CredentialError> {
         let credential = match &source {
             Source::Given { certificate, token } => Credential {
                 authorization: first_token(token.as_ref()).await?,
@@ -189,12 +200,22 @@ impl OwnCredentials {
         let now = clock.now();
         let schedule = Schedule::succeeded(now, source.due(now, credential.expires));
         let own = Arc::new(Self {
-            current: ArcSwap::from_pointee(Current { credential, failure: None }),
+            current: ArcSwap::from_pointee(Current {
+                credential,
+                failure: None,
+            }),
             refused: Notify::new(),
             certificates: watch::Sender::new(0),
             clock,
         });
-        Ok((Arc::clone(&own), Renewal { own, source, schedule }))
+        Ok((
+            Arc::clone(&own),
+            Renewal {
+                own,
+                source,
+                schedule,
+            },
+        ))
     }
 
     /// What stands in the `Authorization` header; none for a caller that has only a certificate, or nothing.
@@ -208,14 +229,20 @@ impl OwnCredentials {
     fn authorization_at(&self, now: Instant) -> Result<Option<HeaderValue>, Expired> {
         let current = self.current.load();
         if current.credential.is_over(now) {
-            return Err(Expired { failure: current.failure.clone() });
+            return Err(Expired {
+                failure: current.failure.clone(),
+            });
         }
         Ok(current.credential.authorization.clone())
     }
 
     fn certificate_at(&self, now: Instant) -> Option<Arc<CertifiedKey>> {
         let current = self.current.load();
-        if current.credential.is_over(now) { None } else { current.credential.certificate.clone() }
+        if current.credential.is_over(now) {
+            None
+        } else {
+            current.credential.certificate.clone()
+        }
     }
 
     /// To be told when the API server has answered 401 to a call of weir's own: a new credential is fetched, at once if the
@@ -238,10 +265,19 @@ impl OwnCredentials {
     }
 
     fn replace(&self, credential: Credential) {
-        let previous = self.current.swap(Arc::new(Current { credential, failure: None }));
-        let shown = |credential: &Credential| credential.certificate.as_ref().map(|pair| pair.cert.clone());
+        let previous = self.current.swap(Arc::new(Current {
+            credential,
+            failure: None,
+        }));
+        let shown = |credential: &Credential| {
+            credential
+                .certificate
+                .as_ref()
+                .map(|pair| pair.cert.clone())
+        };
         if shown(&previous.credential) != shown(&self.current.load().credential) {
-            self.certificates.send_modify(|changes| *changes = changes.wrapping_add(1));
+            self.certificates
+                .send_modify(|changes| *changes = changes.wrapping_add(1));
         }
     }
 
@@ -252,7 +288,10 @@ impl OwnCredentials {
         } else {
             tracing::warn!("weir's own credential is not renewed yet: {why}");
         }
-        self.current.store(Arc::new(Current { credential, failure: Some(Arc::new(why)) }));
+        self.current.store(Arc::new(Current {
+            credential,
+            failure: Some(Arc::new(why)),
+        }));
     }
 }
 
@@ -272,7 +311,11 @@ struct CurrentCertificate(Arc<OwnCredentials>);
 
 impl ResolvesClientCert for CurrentCertificate {
     /// Whatever issuers the server names, as client-go's callback does: it judges the certificate anyway.
-    fn resolve(&self, _issuers: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+    fn resolve(
+        &self,
+        _issuers: &[&[u8]],
+        _schemes: &[SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
         self.0.certificate_at(self.0.clock.now())
     }
 
@@ -330,7 +373,9 @@ impl Renewal {
                 own.replace(self.reread(certificate.as_ref(), token.as_ref()).await);
                 Ok(())
             }
-            Source::Plugin(plugin) => ask(plugin, clock).await.map(|credential| own.replace(credential)),
+            Source::Plugin(plugin) => ask(plugin, clock)
+                .await
+                .map(|credential| own.replace(credential)),
         };
         let now = clock.now();
         self.schedule = match renewed {
@@ -346,7 +391,11 @@ impl Renewal {
     }
 
     /// The files as they are now; one that cannot be read leaves its part as it was.
-    async fn reread(&self, certificate: Option<&ClientCertificate>, token: Option<&Token>) -> Credential {
+    async fn reread(
+        &self,
+        certificate: Option<&ClientCertificate>,
+        token: Option<&Token>,
+    ) -> Credential {
         let mut credential = self.own.current.load().credential.clone();
         if let Some(certificate) = certificate {
             match certificate.read().await {
@@ -368,7 +417,9 @@ impl Source {
     fn can_change(&self) -> bool {
         match self {
             Self::Given { certificate, token } => {
-                certificate.as_ref().is_some_and(ClientCertificate::can_change)
+                certificate
+                    .as_ref()
+                    .is_some_and(ClientCertificate::can_change)
                     || matches!(token, Some(Token::File { .. }))
             }
             Self::Plugin(_) => true,
@@ -424,9 +475,16 @@ async fn first_token(token: Option<&Token>) -> Result<Option<HeaderValue>, Crede
 
 /// As client-go: without white space around it, and never empty.
 async fn read_token(path: &Path) -> Result<HeaderValue, CredentialError> {
-    let fault = |message: String| CredentialError::TokenFile { path: path.to_owned(), message };
-    let bytes = tokio::fs::read(path).await.map_err(|why| fault(why.to_string()))?;
-    let text = str::from_utf8(&bytes).map_err(|_| fault("not text".to_owned()))?.trim();
+    let fault = |message: String| CredentialError::TokenFile {
+        path: path.to_owned(),
+        message,
+    };
+    let bytes = tokio::fs::read(path)
+        .await
+        .map_err(|why| fault(why.to_string()))?;
+    let text = str::from_utf8(&bytes)
+        .map_err(|_| fault("not text".to_owned()))?
+        .trim();
     if text.is_empty() {
         return Err(fault("it is empty".to_owned()));
     }

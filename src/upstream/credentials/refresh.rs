@@ -35,7 +35,9 @@ pub(super) fn next_refresh(now: Instant, expires: Instant) -> Instant {
 
 /// How long to wait after that many failures in a row.
 fn retry_after(failures: u32) -> Duration {
-    let doublings = failures.saturating_sub(1).min(LONGEST_RETRY.as_secs().ilog2() + 1);
+    let doublings = failures
+        .saturating_sub(1)
+        .min(LONGEST_RETRY.as_secs().ilog2() + 1);
     (FIRST_RETRY * 2_u32.pow(doublings)).min(LONGEST_RETRY)
 }
 
@@ -50,19 +52,30 @@ pub(super) struct Schedule {
 impl Schedule {
     /// A credential came `now`; the source is to be asked again at `due`, if at all.
     pub(super) fn succeeded(now: Instant, due: Option<Instant>) -> Self {
-        Self { attempted: now, due, failures: 0 }
+        Self {
+            attempted: now,
+            due,
+            failures: 0,
+        }
     }
 
     /// The source failed once more.
     pub(super) fn failed(self, now: Instant) -> Self {
         let failures = self.failures.saturating_add(1);
-        Self { attempted: now, due: Some(now + retry_after(failures)), failures }
+        Self {
+            attempted: now,
+            due: Some(now + retry_after(failures)),
+            failures,
+        }
     }
 
     /// The API server refused the credential.
     pub(super) fn refused(self) -> Self {
         let soon = self.attempted + REFUSED_EVERY;
-        Self { due: Some(self.due.map_or(soon, |due| due.min(soon))), ..self }
+        Self {
+            due: Some(self.due.map_or(soon, |due| due.min(soon))),
+            ..self
+        }
     }
 
     /// When the source is to be asked.
@@ -94,7 +107,11 @@ mod tests {
         ];
         for (life, waited) in cases {
             let due = next_refresh(now, now + Duration::from_millis(life));
-            assert_eq!(due - now, Duration::from_millis(waited), "a life of {life} ms");
+            assert_eq!(
+                due - now,
+                Duration::from_millis(waited),
+                "a life of {life} ms"
+            );
         }
     }
 

@@ -1,0 +1,453 @@
+use std::fs;
+use std::io;
+use std::sync::Mutex;
+
+use jiff::Timestamp;
+use rustls::ClientConnection;
+use rustls::RootCertStore;
+use rustls::ServerConfig;
+use rustls::ServerConnection;
+use rustls::SupportedProtocolVersion;
+use rustls::crypto::aws_lc_rs;
+use rustls::server::WebPkiClientVerifier;
+use rustls::version::TLS12;
+use rustls::version::TLS13;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::ServerName;
+use rustls_pki_types::pem::PemObject;
+use serde_json::Value;
+use serde_json::json;
+
+use super::*;
+use crate::upstream::credentials::exec::tests::answer;
+use crate::upstream::credentials::exec::tests::script;
+use crate::upstream::credentials::refresh::REFUSED_EVERY;
+use crate::upstream::tls::client_config;
+use crate::upstream::tls::roots_from_pem;
+use crate::upstream::tls::tests::pair;
+
+/// Answers with the file `answer`, and fails if there is none. Notes its calls in `calls`.
+const SCRIPT: &str = "echo called >>\"$DIR/calls\"\ncat \"$DIR/answer\"\n";
+
+struct Scene {
+    dir: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    fn answers(&self, status: &Value) {
+        self.write("answer", &answer(status));
+    }
+
+    fn calls(&self) -> usize {
+        fs::read_to_string(self.path("calls"))
+            .unwrap()
+            .lines()
+            .count()
+    }
+
+    async fn plugin(&self) -> Result<(Arc<OwnCredentials>, Renewal), CredentialError> {
+        OwnCredentials::start(Source::Plugin(script(self.dir.path(), SCRIPT)), Clock).await
+    }
+
+    async fn given(
+        &self,
+        certificate: bool,
+        token: Option<Token>,
+    ) -> Result<(Arc<OwnCredentials>, Renewal), CredentialError> {
+        let certificate = certificate.then(|| ClientCertificate {
+            certificate: Pem::File(self.path("weir.crt")),
+            key: Pem::File(self.path("weir.key")),
+        });
+        OwnCredentials::start(Source::Given { certificate, token }, Clock).await
+    }
+
+    fn token_file(&self) -> Option<Token> {
+        Some(Token::File {
+            path: self.path("token"),
+            until_read: None,
+        })
+    }
+}
+
+/// The time in so many seconds, as RFC 3339 has it.
+fn in_seconds(seconds: i64) -> String {
+    let wall = Timestamp::try_from(Clock.wall()).unwrap();
+    (wall + jiff::SignedDuration::from_secs(seconds)).to_string()
+}
+
+fn shown(own: &OwnCredentials) -> String {
+    own.authorization()
+        .unwrap()
+        .unwrap()
+        .to_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// What is logged on this thread as long as the guard lives.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        let log = self.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_ansi(false)
+            .with_writer(move || log.clone())
+            .finish();
+        tracing::subscriber::set_default(subscriber)
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_is_given_stays_and_is_not_shown() {
+    let scene = Scene::new();
+    let (own, _renewal) = scene
+        .given(false, Some(Token::Given(bearer("t").unwrap())))
+        .await
+        .unwrap();
+    assert_eq!(shown(&own), "Bearer t");
+    let value = own.authorization().unwrap().unwrap();
+    assert!(value.is_sensitive());
+    assert!(!format!("{own:?}").contains("Bearer"), "{own:?}");
+}
+
+#[tokio::test]
+async fn nobody_in_particular_is_an_anonymous_caller() {
+    let scene = Scene::new();
+    let (own, _renewal) = scene.given(false, None).await.unwrap();
+    assert_eq!(own.authorization().unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_file_is_read_again_every_minute_and_a_failure_keeps_the_last() {
+    let (scene, log) = (Scene::new(), Log::default());
+    let _listening = log.listen();
+    scene.write("token", "  one\n");
+    let (own, renewal) = scene.given(false, scene.token_file()).await.unwrap();
+    assert_eq!(shown(&own), "Bearer one");
+    let running = tokio::spawn(renewal.run());
+    scene.write("token", "two");
+    tokio::time::sleep(REREAD - Duration::from_secs(1)).await;
+    assert_eq!(shown(&own), "Bearer one");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(shown(&own), "Bearer two");
+    for broken in ["", "thr\nee", "\n\n"] {
+        scene.write("token", broken);
+        tokio::time::sleep(REREAD).await;
+        assert_eq!(shown(&own), "Bearer two");
+    }
+    fs::remove_file(scene.path("token")).unwrap();
+    tokio::time::sleep(REREAD).await;
+    assert_eq!(shown(&own), "Bearer two");
+    scene.write("token", "four");
+    tokio::time::sleep(REREAD).await;
+    assert_eq!(shown(&own), "Bearer four");
+    running.abort();
+    let text = log.text();
+    assert_eq!(
+        text.matches("the one read before serves on: the token file ")
+            .count(),
+        4,
+        "{text}"
+    );
+    assert!(
+        text.contains("it is empty") && text.contains("No such file"),
+        "{text}"
+    );
+    assert!(
+        !["one\n", "two", "thr", "four"]
+            .iter()
+            .any(|token| text.contains(token)),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_token_file_that_cannot_be_read_at_the_start_is_an_error_unless_there_is_a_token() {
+    let scene = Scene::new();
+    let missing = scene
+        .given(false, scene.token_file())
+        .await
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(missing.starts_with("the token file /"), "{missing}");
+    assert!(missing.contains("/token: No such file"), "{missing}");
+    let until_read = Some(bearer("spare").unwrap());
+    let token = Token::File {
+        path: scene.path("token"),
+        until_read,
+    };
+    let (own, mut renewal) = scene.given(false, Some(token)).await.unwrap();
+    assert_eq!(shown(&own), "Bearer spare");
+    scene.write("token", "t");
+    renewal.renew().await;
+    assert_eq!(shown(&own), "Bearer t");
+}
+
+#[tokio::test]
+async fn half_a_new_certificate_is_not_taken() {
+    let scene = Scene::new();
+    let (certificate, key) = pair("one");
+    scene.write("weir.crt", &certificate);
+    let missing = scene.given(true, None).await.err().unwrap().to_string();
+    assert!(
+        missing.starts_with("the client certificate: /"),
+        "{missing}"
+    );
+    assert!(missing.contains("/weir.key: No such file"), "{missing}");
+    scene.write("weir.key", &key);
+    let (own, mut renewal) = scene.given(true, None).await.unwrap();
+    let changes = own.certificate_changes();
+    let serial = || own.certificate_at(Clock.now()).unwrap().cert[0].clone();
+    let first = serial();
+    renewal.renew().await;
+    assert!(!changes.has_changed().unwrap());
+    let (certificate, key) = pair("two");
+    scene.write("weir.crt", &certificate);
+    renewal.renew().await;
+    assert_eq!(serial(), first);
+    assert!(!changes.has_changed().unwrap());
+    scene.write("weir.key", &key);
+    renewal.renew().await;
+    assert_ne!(serial(), first);
+    assert!(changes.has_changed().unwrap());
+}
+
+#[tokio::test]
+async fn a_plugin_that_fails_at_the_start_is_an_error_that_says_what_to_do() {
+    let scene = Scene::new();
+    let why = scene.plugin().await.err().unwrap().to_string();
+    assert!(
+        why.starts_with("the credential plugin \"/bin/sh\" failed (exit status: 1)"),
+        "{why}"
+    );
+    assert!(why.contains("it said: cat: "), "{why}");
+    scene.answers(&json!({ "token": "secret", "expirationTimestamp": in_seconds(-5) }));
+    let why = scene.plugin().await.err().unwrap().to_string();
+    assert!(
+        why.contains("gave a credential that was over at 2"),
+        "{why}"
+    );
+    assert!(why.ends_with("is the clock right?"), "{why}");
+}
+
+#[tokio::test]
+async fn the_old_credential_serves_until_its_end_and_then_there_is_none() {
+    let (scene, log) = (Scene::new(), Log::default());
+    let _listening = log.listen();
+    scene.answers(&json!({ "token": "secret-1", "expirationTimestamp": in_seconds(600) }));
+    let (own, mut renewal) = scene.plugin().await.unwrap();
+    let began = Clock.now();
+    let due = renewal.schedule.due().unwrap() - began;
+    assert!((470..=480).contains(&due.as_secs()), "{due:?}");
+
+    fs::remove_file(scene.path("answer")).unwrap();
+    renewal.renew().await;
+    assert_eq!(scene.calls(), 2);
+    assert_eq!(shown(&own), "Bearer secret-1");
+    assert!(renewal.schedule.due().unwrap() <= Clock.now() + Duration::from_secs(1));
+    let over = began + Duration::from_secs(601);
+    let why = own.authorization_at(over).unwrap_err().to_string();
+    let expected = "weir's own credential for the API server has expired, and there is no new one: \
+                    the credential plugin \"/bin/sh\" failed (exit status: 1)";
+    assert!(why.starts_with(expected), "{why}");
+
+    scene.answers(&json!({ "token": "secret-2", "expirationTimestamp": in_seconds(3600) }));
+    renewal.renew().await;
+    assert_eq!(
+        own.authorization_at(over).unwrap().unwrap(),
+        "Bearer secret-2"
+    );
+    let text = log.text();
+    assert!(
+        text.contains("WARN") && text.contains("not renewed yet: the credential plugin"),
+        "{text}"
+    );
+    assert!(text.contains("credential plugin: cat: "), "{text}");
+    assert!(
+        !text.contains("secret") && !format!("{own:?}{renewal:?}").contains("secret"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_credential_without_an_end_is_fetched_anew_when_it_is_refused() {
+    let scene = Scene::new();
+    scene.answers(&json!({ "token": "one" }));
+    let (own, mut renewal) = scene.plugin().await.unwrap();
+    assert_eq!(renewal.schedule.due(), None);
+    // From here on nothing runs that real time matters to.
+    tokio::time::pause();
+    let began = Clock.now();
+    own.refused();
+    own.refused();
+    renewal.wait().await;
+    let waited = Clock.now() - began;
+    // A timer rounds up to milliseconds.
+    let most = REFUSED_EVERY + Duration::from_millis(2);
+    assert!(waited <= most && waited > REFUSED_EVERY / 2, "{waited:?}");
+    tokio::time::resume();
+    scene.answers(&json!({ "token": "two" }));
+    renewal.renew().await;
+    assert_eq!(shown(&own), "Bearer two");
+    assert_eq!(scene.calls(), 2);
+    // One that has been good for long is replaced at once.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    let began = Clock.now();
+    own.refused();
+    renewal.wait().await;
+    assert!(Clock.now() - began < Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn whoever_drops_the_renewal_kills_the_plugin() {
+    let scene = Scene::new();
+    scene.answers(&json!({ "token": "one" }));
+    let (own, renewal) = scene.plugin().await.unwrap();
+    let fifo = scene.path("fifo");
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+    // It has the pipe open for writing as long as it lives.
+    let hanging = script(
+        scene.dir.path(),
+        "exec 3>\"$DIR/fifo\"\necho up >&3\nexec sleep 600\n",
+    );
+    let mut renewal = Renewal {
+        source: Source::Plugin(hanging),
+        ..renewal
+    };
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut pipe = io::BufReader::new(fs::File::open(fifo).unwrap());
+        let mut line = String::new();
+        io::BufRead::read_line(&mut pipe, &mut line).unwrap();
+        pipe
+    });
+    let mut pipe = tokio::select! {
+        () = renewal.renew() => panic!("the plugin ended"),
+        pipe = reading => pipe.unwrap(),
+    };
+    drop(renewal);
+    let ended =
+        tokio::task::spawn_blocking(move || io::Read::read_to_end(&mut pipe, &mut Vec::new()));
+    assert_eq!(ended.await.unwrap().unwrap(), 0);
+    assert_eq!(shown(&own), "Bearer one");
+}
+
+/// The certificate that a server sees in a handshake, if any.
+fn handshake(
+    client: &rustls::ClientConfig,
+    (server_certificate, server_key): &(String, String),
+    clients: &[&str],
+    version: &'static SupportedProtocolVersion,
+) -> Option<CertificateDer<'static>> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let mut roots = RootCertStore::empty();
+    for client in clients {
+        roots
+            .add(CertificateDer::from_pem_slice(client.as_bytes()).unwrap())
+            .unwrap();
+    }
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+            .allow_unauthenticated()
+            .build()
+            .unwrap();
+    let server = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(
+            vec![CertificateDer::from_pem_slice(server_certificate.as_bytes()).unwrap()],
+            PemObject::from_pem_slice(server_key.as_bytes()).unwrap(),
+        )
+        .unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut client = ClientConnection::new(Arc::new(client.clone()), name).unwrap();
+    let mut server = ServerConnection::new(Arc::new(server)).unwrap();
+    while client.is_handshaking() || server.is_handshaking() {
+        let mut wire = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut wire).unwrap();
+        }
+        server.read_tls(&mut wire.as_slice()).unwrap();
+        server.process_new_packets().unwrap();
+        let mut wire = Vec::new();
+        while server.wants_write() {
+            server.write_tls(&mut wire).unwrap();
+        }
+        client.read_tls(&mut wire.as_slice()).unwrap();
+        client.process_new_packets().unwrap();
+    }
+    server.peer_certificates().map(|chain| chain[0].clone())
+}
+
+#[tokio::test]
+async fn one_tls_configuration_shows_whichever_certificate_is_current() {
+    let scene = Scene::new();
+    let server = pair("server");
+    let (one, two) = (pair("one"), pair("two"));
+    let status = |(certificate, key): &(String, String), seconds| {
+        let (certificate, key) = (certificate.clone(), key.clone());
+        let expires = in_seconds(seconds);
+        json!({ "clientCertificateData": certificate, "clientKeyData": key, "expirationTimestamp": expires })
+    };
+    scene.answers(&status(&one, 600));
+    let (own, mut renewal) = scene.plugin().await.unwrap();
+    let changes = own.certificate_changes();
+    let roots = roots_from_pem("server", server.0.as_bytes()).unwrap();
+    let tls = client_config(roots, Some(own.certificate_resolver()));
+    let seen = |version| handshake(&tls, &server, &[&one.0, &two.0], version);
+    let der = |pem: &str| Some(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap());
+    assert_eq!(seen(&TLS13), der(&one.0));
+    assert_eq!(seen(&TLS12), der(&one.0));
+    scene.answers(&status(&two, 600));
+    renewal.renew().await;
+    assert!(changes.has_changed().unwrap());
+    assert_eq!(seen(&TLS13), der(&two.0));
+    assert_eq!(seen(&TLS12), der(&two.0));
+    assert_eq!(own.authorization().unwrap(), None);
+    // Once it is over it is not shown any more.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(601)).await;
+    assert_eq!(seen(&TLS13), None);
+    assert_eq!(seen(&TLS12), None);
+    assert!(own.authorization().is_err());
+}

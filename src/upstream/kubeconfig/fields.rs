@@ -14,7 +14,9 @@ use crate::upstream::tls::Pem;
 
 /// Whether the field is there and is not the empty string, which is the same as none to Go.
 pub(super) fn is_given(fields: &mut Fields<'_>, name: &'static str) -> bool {
-    fields.node(name).is_some_and(|node| node.as_str() != Some(""))
+    fields
+        .node(name)
+        .is_some_and(|node| node.as_str() != Some(""))
 }
 
 /// A string.
@@ -44,7 +46,8 @@ pub(super) fn secret_item(mut item: Value<'_>) -> Option<String> {
     let node = item.node();
     if node.as_str().is_none() {
         let path = item.path().to_owned();
-        item.faults().error(&node.place, &path, "expected a string; quote it");
+        item.faults()
+            .error(&node.place, &path, "expected a string; quote it");
     }
     node.as_str().map(str::to_owned)
 }
@@ -64,11 +67,19 @@ pub(super) fn pem(
     let encoded = secret(fields, data);
     let path = path(fields, dir, file);
     if encoded.is_some() && path.is_some() {
-        fields.error(file, format!("given together with {data}, and only one of them can count"));
+        fields.error(
+            file,
+            format!("given together with {data}, and only one of them can count"),
+        );
     }
-    let Some(encoded) = encoded else { return path.map(Pem::File) };
+    let Some(encoded) = encoded else {
+        return path.map(Pem::File);
+    };
     // Go's decoder passes over line ends, which a block scalar has.
-    let encoded: String = encoded.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
+    let encoded: String = encoded
+        .chars()
+        .filter(|c| !matches!(c, '\r' | '\n'))
+        .collect();
     let Ok(bytes) = BASE64_STANDARD.decode(encoded) else {
         fields.error(data, "not base64");
         return None;

@@ -54,7 +54,12 @@ pub struct Kubeconfig {
 /// Reads `text`, the content of `file`, and takes the context of that name, or the current one. `None` if there are errors among
 /// the faults; there can be warnings beside a result.
 #[must_use]
-pub fn parse(file: &Path, text: &str, context: Option<&str>, faults: &mut Faults) -> Option<Kubeconfig> {
+pub fn parse(
+    file: &Path,
+    text: &str,
+    context: Option<&str>,
+    faults: &mut Faults,
+) -> Option<Kubeconfig> {
     let name = file.display().to_string();
     let mut found = Faults::default();
     let roots = document::parse_all(&name, text, &mut found);
@@ -68,8 +73,13 @@ pub fn parse(file: &Path, text: &str, context: Option<&str>, faults: &mut Faults
             for ignored in rest {
                 found.warning(&ignored.place, "", "only the first document is read");
             }
-            let dir = file.parent().unwrap_or(Path::new(""));
-            Reading { root, dir, faults: &mut found }.config(context)
+            let dir = file.parent().unwrap_or_else(|| Path::new(""));
+            Reading {
+                root,
+                dir,
+                faults: &mut found,
+            }
+            .config(context)
         }
     };
     let usable = !found.has_errors();
@@ -100,14 +110,19 @@ struct Cluster {
 
 impl<'r> Reading<'r> {
     fn config(&mut self, context: Option<&str>) -> Option<Kubeconfig> {
-        let current = self.root.decode(self.faults, "", Strictness::Lenient, |fields| {
-            for (name, expected) in [("apiVersion", "v1"), ("kind", "Config")] {
-                if text(fields, name).is_some_and(|value| value != expected) {
-                    fields.error(name, format!("expected {expected}: this is not a kubeconfig"));
+        let current = self
+            .root
+            .decode(self.faults, "", Strictness::Lenient, |fields| {
+                for (name, expected) in [("apiVersion", "v1"), ("kind", "Config")] {
+                    if text(fields, name).is_some_and(|value| value != expected) {
+                        fields.error(
+                            name,
+                            format!("expected {expected}: this is not a kubeconfig"),
+                        );
+                    }
                 }
-            }
-            text(fields, "current-context")
-        })?;
+                text(fields, "current-context")
+            })?;
         let contexts = self.entries("contexts");
         let clusters = self.entries("clusters");
         let users = self.entries("users");
@@ -116,13 +131,20 @@ impl<'r> Reading<'r> {
             (None, Some(name)) => (name, self.root.locate("current-context"), "current-context"),
             (None, None) => {
                 let message = format!("not given, so name a context; {}", listed(&contexts));
-                self.faults.error(self.root.locate("current-context"), "current-context", message);
+                self.faults.error(
+                    self.root.locate("current-context"),
+                    "current-context",
+                    message,
+                );
                 return None;
             }
         };
         let chosen = self.find(&contexts, "context", &wanted, (at, field))?;
         let (cluster, user) = self.within(chosen, "context", |fields| {
-            (reference(fields, "cluster", &clusters), reference(fields, "user", &users))
+            (
+                reference(fields, "cluster", &clusters),
+                reference(fields, "user", &users),
+            )
         })?;
         let cluster = self.referenced(chosen, "cluster", cluster, &clusters);
         let user = self.referenced(chosen, "user", user, &users);
@@ -131,7 +153,12 @@ impl<'r> Reading<'r> {
         let dir = self.dir;
         let source = self.within(user?, "user", |fields| user::read(fields, dir, info))?;
         let Cluster { target, ca, .. } = cluster?;
-        Some(Kubeconfig { context: wanted, target, ca, source })
+        Some(Kubeconfig {
+            context: wanted,
+            target,
+            ca,
+            source,
+        })
     }
 
     fn entries(&mut self, list: &str) -> Vec<Named<'r>> {
@@ -139,8 +166,9 @@ impl<'r> Reading<'r> {
             return Vec::new();
         };
         let Content::Sequence(items) = &node.content else {
-            let _: Option<()> =
-                node.cursor(self.faults, list, Strictness::Lenient).expected("a list");
+            let _: Option<()> = node
+                .cursor(self.faults, list, Strictness::Lenient)
+                .expected("a list");
             return Vec::new();
         };
         let mut entries: Vec<Named<'r>> = Vec::new();
@@ -153,7 +181,8 @@ impl<'r> Reading<'r> {
             let Some(name) = name(item) else { continue };
             if entries.iter().any(|entry| entry.name == name) {
                 let message = format!("there are two of the name {name:?}");
-                self.faults.error(item.locate("name"), &format!("{path}.name"), message);
+                self.faults
+                    .error(item.locate("name"), &format!("{path}.name"), message);
             }
             entries.push(Named { name, path, item });
         }
@@ -195,15 +224,18 @@ impl<'r> Reading<'r> {
         name: &'static str,
         read: impl FnOnce(&mut Fields<'_>) -> T,
     ) -> Option<T> {
-        entry.item.decode(self.faults, &entry.path, Strictness::Lenient, |fields| {
-            fields.require(&[name]);
-            fields.object(name, read)
-        })?
+        entry
+            .item
+            .decode(self.faults, &entry.path, Strictness::Lenient, |fields| {
+                fields.require(&[name]);
+                fields.object(name, read)
+            })?
     }
 
     fn cluster(&mut self, entry: &Named<'_>) -> Option<Cluster> {
         let dir = self.dir;
-        self.within(entry, "cluster", |fields| cluster(fields, dir)).flatten()
+        self.within(entry, "cluster", |fields| cluster(fields, dir))
+            .flatten()
     }
 }
 
@@ -216,21 +248,35 @@ fn cluster(fields: &mut Fields<'_>, dir: &Path) -> Option<Cluster> {
              certificate has another name",
         );
     }
-    let ca = pem(fields, dir, "certificate-authority-data", "certificate-authority");
+    let ca = pem(
+        fields,
+        dir,
+        "certificate-authority-data",
+        "certificate-authority",
+    );
     let proxy_url = text(fields, "proxy-url");
-    let proxy = proxy_url
-        .as_deref()
-        .and_then(|url| address::proxy(url).map_err(|why| fields.error("proxy-url", why)).ok());
+    let proxy = proxy_url.as_deref().and_then(|url| {
+        address::proxy(url)
+            .map_err(|why| fields.error("proxy-url", why))
+            .ok()
+    });
     let tls_server_name = text(fields, "tls-server-name");
     let expected_name = tls_server_name.as_deref().and_then(|name| {
-        address::server_name(name).map_err(|why| fields.error("tls-server-name", why)).ok()
+        address::server_name(name)
+            .map_err(|why| fields.error("tls-server-name", why))
+            .ok()
     });
     let disable_compression = fields.boolean("disable-compression").unwrap_or(false);
     let config = exec_extension(fields);
     let server = required(fields, "server")?;
-    let (authority, host) =
-        address::server(&server).map_err(|why| fields.error("server", why)).ok()?;
-    let target = Target { authority, server_name: expected_name.unwrap_or(host), proxy };
+    let (authority, host) = address::server(&server)
+        .map_err(|why| fields.error("server", why))
+        .ok()?;
+    let target = Target {
+        authority,
+        server_name: expected_name.unwrap_or(host),
+        proxy,
+    };
     let info = ClusterInfo {
         server,
         tls_server_name,
@@ -243,13 +289,12 @@ fn cluster(fields: &mut Fields<'_>, dir: &Path) -> Option<Cluster> {
 }
 
 /// The name that a context gives; a fault that tells which there are, if it gives none.
-fn reference(
-    fields: &mut Fields<'_>,
-    what: &'static str,
-    entries: &[Named<'_>],
-) -> Option<String> {
+fn reference(fields: &mut Fields<'_>, what: &'static str, entries: &[Named<'_>]) -> Option<String> {
     if !is_given(fields, what) {
-        fields.error(what, format!("required, but not given; {}", listed(entries)));
+        fields.error(
+            what,
+            format!("required, but not given; {}", listed(entries)),
+        );
     }
     text(fields, what)
 }
@@ -272,8 +317,12 @@ fn listed(entries: &[Named<'_>]) -> String {
 
 /// What the cluster has for plugins, or null.
 fn exec_extension(fields: &mut Fields<'_>) -> Json {
-    let Some(extensions) = fields.node("extensions") else { return Json::Null };
-    let Content::Sequence(items) = &extensions.content else { return Json::Null };
+    let Some(extensions) = fields.node("extensions") else {
+        return Json::Null;
+    };
+    let Content::Sequence(items) = &extensions.content else {
+        return Json::Null;
+    };
     items
         .iter()
         .find(|item| name(item) == Some(EXEC_EXTENSION))
@@ -283,9 +332,10 @@ fn exec_extension(fields: &mut Fields<'_>) -> Json {
 
 fn to_json(node: &Node) -> Json {
     match &node.content {
-        Content::Mapping(entries) => {
-            entries.iter().map(|entry| (entry.name.clone(), to_json(&entry.value))).collect()
-        }
+        Content::Mapping(entries) => entries
+            .iter()
+            .map(|entry| (entry.name.clone(), to_json(&entry.value)))
+            .collect(),
         Content::Sequence(items) => items.iter().map(to_json).collect(),
         Content::Scalar(scalar) => match scalar.resolved {
             Resolved::Bool(value) => value.into(),

@@ -41,7 +41,9 @@ pub(super) fn read(fields: &mut Fields<'_>, dir: &Path, cluster: Option<&Cluster
     let certificate = client_certificate(fields, dir);
     let token = token(fields, dir);
     // Read even if it will not be used, for its faults.
-    let plugin = fields.object("exec", |fields| plugin(fields, dir, cluster)).flatten();
+    let plugin = fields
+        .object("exec", |fields| plugin(fields, dir, cluster))
+        .flatten();
     match plugin {
         // As in client-go, a plugin is not asked for what is given already.
         Some(plugin) if certificate.is_none() && token.is_none() => Source::Plugin(plugin),
@@ -81,22 +83,37 @@ fn client_certificate(fields: &mut Fields<'_>, dir: &Path) -> Option<ClientCerti
     let key = pem(fields, dir, "client-key-data", "client-key");
     for (there, name, data) in [
         (certificate.is_some(), "client-key", "client-key-data"),
-        (key.is_some(), "client-certificate", "client-certificate-data"),
+        (
+            key.is_some(),
+            "client-certificate",
+            "client-certificate-data",
+        ),
     ] {
         if there && !is_given(fields, name) && !is_given(fields, data) {
-            fields.error(name, format!("this or {data} is required with the other half of the pair"));
+            fields.error(
+                name,
+                format!("this or {data} is required with the other half of the pair"),
+            );
         }
     }
-    Some(ClientCertificate { certificate: certificate?, key: key? })
+    Some(ClientCertificate {
+        certificate: certificate?,
+        key: key?,
+    })
 }
 
 fn token(fields: &mut Fields<'_>, dir: &Path) -> Option<Token> {
     let given = secret(fields, "token").and_then(|token| {
-        bearer(token).map_err(|why| fields.error("token", why.to_string())).ok()
+        bearer(token)
+            .map_err(|why| fields.error("token", why.to_string()))
+            .ok()
     });
     match path(fields, dir, "tokenFile") {
         // As in client-go, the file counts once it has been read.
-        Some(path) => Some(Token::File { path, until_read: given }),
+        Some(path) => Some(Token::File {
+            path,
+            until_read: given,
+        }),
         None => given.map(Token::Given),
     }
 }
@@ -107,7 +124,9 @@ fn plugin(fields: &mut Fields<'_>, dir: &Path, cluster: Option<&ClusterInfo>) ->
         [ApiVersion::V1, ApiVersion::V1Beta1]
             .into_iter()
             .find(|known| known.as_str() == version)
-            .ok_or("expected client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1")
+            .ok_or(
+                "expected client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1",
+            )
     });
     check_interactive_mode(fields, api_version);
     let command = required(fields, "command");
@@ -119,7 +138,11 @@ fn plugin(fields: &mut Fields<'_>, dir: &Path, cluster: Option<&ClusterInfo>) ->
     Some(Plugin {
         api_version: api_version?,
         // A bare name is looked for in PATH.
-        command: if command.contains('/') { dir.join(command) } else { command.into() },
+        command: if command.contains('/') {
+            dir.join(command)
+        } else {
+            command.into()
+        },
         args,
         env: env.into_iter().flatten().collect(),
         install_hint,
@@ -145,10 +168,16 @@ fn check_interactive_mode(fields: &mut Fields<'_>, version: Option<ApiVersion>) 
 fn variable(fields: &mut Fields<'_>) -> Option<(String, String)> {
     let name = required(fields, "name");
     let value = secret(fields, "value").unwrap_or_default();
-    for (field, text, what) in [("name", name.as_deref(), "name"), ("value", Some(value), "value")] {
+    for (field, text, what) in [
+        ("name", name.as_deref(), "name"),
+        ("value", Some(value), "value"),
+    ] {
         let forbidden = |c| c == '\0' || (c == '=' && field == "name");
         if text.is_some_and(|text| text.contains(forbidden)) {
-            fields.error(field, format!("no environment variable can have this {what}"));
+            fields.error(
+                field,
+                format!("no environment variable can have this {what}"),
+            );
         }
     }
     Some((name?, value.to_owned()))

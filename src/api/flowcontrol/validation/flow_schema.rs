@@ -21,7 +21,8 @@ use crate::api::flowcontrol::names;
 /// `FlowSchemaMaxMatchingPrecedence`
 const MAX_MATCHING_PRECEDENCE: i32 = 10_000;
 
-/// The verbs that a rule may name, for resources or not. An HTTP verb that is none of them can only be meant by `*`.
+/// The verbs that a rule may name, for resources or not. An HTTP verb that is none of them can only
+/// be meant by `*`.
 const VERBS: &[&str] = &[
     "create",
     "delete",

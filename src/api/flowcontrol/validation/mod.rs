@@ -1,9 +1,10 @@
 //! What Kubernetes 1.36 refuses in these objects, in its words, its order and with its field paths
 //! (`pkg/apis/flowcontrol/validation`).
 //!
-//! Of the metadata, name, labels and annotations are judged; owner references, finalizers and managed fields are not, for weir
-//! does nothing with them. A `generateName` is no name, because nobody would generate one. Where upstream shows a whole spec in Go's
-//! internal form, the value is left out.
+//! Of the metadata, name, labels and annotations are judged; owner references, finalizers and
+//! managed fields are not, for weir does nothing with them. A `generateName` is no name, because
+//! nobody would generate one. Where upstream shows a whole spec in Go's internal form, the value is
+//! left out.
 
 mod flow_schema;
 mod priority_level;
@@ -12,10 +13,10 @@ use std::collections::HashSet;
 
 use super::Object;
 use super::ObjectMeta;
-use super::decode::Manifest;
 use super::field_error::FieldError;
 use super::field_error::FieldErrors;
 use super::field_error::quoted;
+use super::manifest::Manifest;
 use super::names;
 
 /// `TotalAnnotationSizeLimitB`, keys and values together.

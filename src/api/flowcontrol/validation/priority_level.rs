@@ -9,15 +9,16 @@ use crate::api::flowcontrol::PriorityLevelConfigurationSpec;
 use crate::api::flowcontrol::PriorityLevelEnablement;
 use crate::api::flowcontrol::QueuingConfiguration;
 use crate::api::flowcontrol::decode::PRESERVE_ZERO_SHARES;
-use crate::api::flowcontrol::decode::Version;
 use crate::api::flowcontrol::field_error::FieldErrors;
 use crate::api::flowcontrol::field_error::quoted;
 use crate::api::flowcontrol::mandatory;
+use crate::api::flowcontrol::manifest::Version;
 
 /// `priorityLevelConfigurationQueuingMaxQueues`
 const MAX_QUEUES: i32 = 10_000_000;
 
-/// `shufflesharding.MaxHashBits`: what is left of a 64-bit hash so that every hand is about equally probable.
+/// `shufflesharding.MaxHashBits`: what is left of a 64-bit hash so that every hand is about equally
+/// probable.
 const MAX_HASH_BITS: u32 = 60;
 
 pub(super) fn validate(
@@ -197,13 +198,15 @@ fn queuing(queuing: QueuingConfiguration, errors: &mut FieldErrors) {
         invalid("handSize", hand_size, &detail);
     } else if needs_too_many_bits(queues, hand_size) {
         let detail = format!(
-            "required entropy bits of deckSize {queues} and handSize {hand_size} should not be greater than {MAX_HASH_BITS}"
+            "required entropy bits of deckSize {queues} and handSize {hand_size} should \
+             not be greater than {MAX_HASH_BITS}"
         );
         invalid("handSize", hand_size, &detail);
     }
 }
 
-/// Whether `ceil(log2(queues) * handSize)` is more than there is, as `RequiredEntropyBits` computes it; here without floats.
+/// Whether `ceil(log2(queues) * handSize)` is more than there is, as `RequiredEntropyBits` computes
+/// it; here without floats.
 fn needs_too_many_bits(queues: i32, hand_size: i32) -> bool {
     let (Ok(queues), Ok(hand_size)) = (u128::try_from(queues), u32::try_from(hand_size)) else {
         return false;

@@ -1,4 +1,5 @@
-//! The queue set once more, slow and obvious: lists, from which everything is counted anew whenever it is asked.
+//! The queue set once more, slow and obvious: lists, from which everything is counted anew whenever
+//! it is asked.
 
 use std::time::Duration;
 

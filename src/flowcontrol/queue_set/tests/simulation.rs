@@ -59,8 +59,8 @@ struct Simulation<'a> {
     dice: Dice,
 }
 
-/// What comes of each flow on a level with `limit` seats, measured from the first quarter of the time
-/// on.
+/// What comes of each flow on a level with `limit` seats, measured from the first quarter of the
+/// time on.
 fn simulate(flows: &[Flow], limit: u32, span: Duration, mut dice: Dice) -> Vec<Outcome> {
     let t0 = origin();
     let mut events = BinaryHeap::new();
@@ -133,7 +133,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Lets those run whose turn has come: whose they are, how much they will get, how long they waited.
+    /// Lets those run whose turn has come: whose they are, how much they will get, how long they
+    /// waited.
     fn start(&mut self, now: Duration) -> Vec<(usize, f64, Duration)> {
         let mut started = Vec::new();
         for &ticket in &self.effects.started {
@@ -151,8 +152,8 @@ impl Simulation<'_> {
     }
 }
 
-/// Max-min fairness: everyone gets what they want up to a level, the same for all, at which the sum is
-/// `capacity` (or nobody wants more). Found by bisection.
+/// Max-min fairness: everyone gets what they want up to a level, the same for all, at which the sum
+/// is `capacity` (or nobody wants more). Found by bisection.
 fn max_min(demands: &[f64], capacity: f64) -> Vec<f64> {
     let given = |level: f64| demands.iter().map(move |demand| demand.min(level));
     let (mut low, mut high) = (0.0, capacity);

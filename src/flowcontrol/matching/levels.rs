@@ -1,0 +1,215 @@
+//! Priority levels, from objects to what the queue sets and the division of seats go by.
+//!
+//! The part of `digestNewPLsLocked` and `imaginePL` (Kubernetes 1.36, `apf_controller.go`) that only looks at objects.
+//! What becomes of levels that are gone is for their owner to decide, who knows whether requests still wait there.
+
+use std::collections::BTreeMap;
+
+use crate::api::flowcontrol::CATCH_ALL;
+use crate::api::flowcontrol::EXEMPT;
+use crate::api::flowcontrol::LimitResponse;
+use crate::api::flowcontrol::LimitResponseType;
+use crate::api::flowcontrol::PriorityLevelConfiguration;
+use crate::api::flowcontrol::PriorityLevelEnablement;
+use crate::api::flowcontrol::mandatory;
+use crate::flowcontrol::queue_set::Queuing;
+use crate::flowcontrol::shares::LevelSpec;
+use crate::flowcontrol::shuffle_sharding::Dealer;
+
+/// A priority level that schemas lead to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Level {
+    /// What its object says.
+    pub spec: LevelSpec,
+    /// Its object's; empty if it is imagined.
+    pub uid: String,
+    /// There is no object, but the level must exist. An owner that has had one keeps what it said.
+    pub imagined: bool,
+}
+
+impl Level {
+    /// Whether its requests are neither queued nor refused.
+    #[must_use]
+    pub fn is_exempt(&self) -> bool {
+        self.spec.queuing == Queuing::Exempt
+    }
+
+    /// Whether its flows are told apart: with one queue there is nothing to choose.
+    pub(super) const fn has_many_queues(&self) -> bool {
+        matches!(self.spec.queuing, Queuing::Queue { dealer, .. } if dealer.deck_size() > 1)
+    }
+}
+
+/// The levels that the objects define, by name. An object that contradicts itself defines none.
+pub(super) fn accepted<'o>(
+    objects: impl IntoIterator<Item = &'o PriorityLevelConfiguration>,
+) -> BTreeMap<String, Level> {
+    let levels = objects.into_iter().filter_map(|object| {
+        let level = Level {
+            spec: spec(object)?,
+            uid: object.metadata.uid.clone(),
+            imagined: false,
+        };
+        Some((level.spec.name.clone(), level))
+    });
+    levels.collect()
+}
+
+/// Adds what is missing of the levels that must exist.
+pub(super) fn imagine_missing(levels: &mut BTreeMap<String, Level>) {
+    for name in [EXEMPT, CATCH_ALL] {
+        let spec = mandatory::priority_level(name).and_then(spec);
+        if let (false, Some(spec)) = (levels.contains_key(name), spec) {
+            let level = Level {
+                spec,
+                uid: String::new(),
+                imagined: true,
+            };
+            levels.insert(name.to_owned(), level);
+        }
+    }
+}
+
+/// What the object says; `None` if its parts do not go together.
+fn spec(object: &PriorityLevelConfiguration) -> Option<LevelSpec> {
+    let name = object.metadata.name.clone();
+    let spec = &object.spec;
+    match (&spec.enablement, &spec.limited, spec.exempt) {
+        (PriorityLevelEnablement::Exempt, None, Some(exempt)) if name == EXEMPT => {
+            Some(LevelSpec {
+                name,
+                queuing: Queuing::Exempt,
+                nominal_concurrency_shares: not_negative(exempt.nominal_concurrency_shares),
+                lendable_percent: not_negative(exempt.lendable_percent),
+                borrowing_limit_percent: None,
+            })
+        }
+        (PriorityLevelEnablement::Limited, Some(limited), None) if name != EXEMPT => {
+            Some(LevelSpec {
+                name,
+                queuing: queuing(&limited.limit_response)?,
+                nominal_concurrency_shares: not_negative(limited.nominal_concurrency_shares),
+                lendable_percent: not_negative(limited.lendable_percent),
+                borrowing_limit_percent: limited.borrowing_limit_percent.map(not_negative),
+            })
+        }
+        _ => None,
+    }
+}
+
+fn queuing(response: &LimitResponse) -> Option<Queuing> {
+    match (&response.kind, response.queuing) {
+        (LimitResponseType::Reject, None) => Some(Queuing::Reject),
+        (LimitResponseType::Queue, Some(queuing)) => Some(Queuing::Queue {
+            dealer: Dealer::new(queuing.queues, queuing.hand_size).ok()?,
+            queue_length_limit: usize::try_from(queuing.queue_length_limit).unwrap_or_default(),
+        }),
+        _ => None,
+    }
+}
+
+/// Validation lets nothing negative pass.
+fn not_negative(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::flowcontrol::ExemptPriorityLevelConfiguration;
+    use crate::api::flowcontrol::LimitedPriorityLevelConfiguration;
+    use crate::api::flowcontrol::ObjectMeta;
+    use crate::api::flowcontrol::PriorityLevelConfigurationSpec;
+    use crate::api::flowcontrol::QueuingConfiguration;
+
+    fn limited(name: &str) -> PriorityLevelConfiguration {
+        PriorityLevelConfiguration {
+            metadata: ObjectMeta {
+                name: name.to_owned(),
+                uid: "u-1".to_owned(),
+                ..ObjectMeta::default()
+            },
+            spec: PriorityLevelConfigurationSpec {
+                enablement: PriorityLevelEnablement::Limited,
+                limited: Some(LimitedPriorityLevelConfiguration {
+                    nominal_concurrency_shares: 30,
+                    limit_response: LimitResponse {
+                        kind: LimitResponseType::Queue,
+                        queuing: Some(QueuingConfiguration {
+                            queues: 64,
+                            hand_size: 6,
+                            queue_length_limit: 50,
+                        }),
+                    },
+                    lendable_percent: 33,
+                    borrowing_limit_percent: Some(200),
+                }),
+                exempt: None,
+            },
+            ..PriorityLevelConfiguration::default()
+        }
+    }
+
+    fn is_accepted(object: PriorityLevelConfiguration) -> bool {
+        accepted([&object]).len() == 1
+    }
+
+    #[test]
+    fn an_object_in_order_is_taken_as_it_is() {
+        let level = accepted([&limited("a")]).remove("a").unwrap();
+        let expected = LevelSpec {
+            name: "a".to_owned(),
+            queuing: Queuing::Queue {
+                dealer: Dealer::new(64, 6).unwrap(),
+                queue_length_limit: 50,
+            },
+            nominal_concurrency_shares: 30,
+            lendable_percent: 33,
+            borrowing_limit_percent: Some(200),
+        };
+        assert_eq!((level.spec, level.uid.as_str(), level.imagined), (expected, "u-1", false));
+    }
+
+    #[test]
+    fn an_object_that_contradicts_itself_is_as_good_as_none() {
+        let changed = |change: fn(&mut PriorityLevelConfigurationSpec)| {
+            let mut object = limited("a");
+            change(&mut object.spec);
+            object
+        };
+        assert!(!is_accepted(limited(EXEMPT)));
+        assert!(!is_accepted(changed(|spec| spec.limited = None)));
+        assert!(!is_accepted(changed(|spec| {
+            spec.exempt = Some(ExemptPriorityLevelConfiguration::default());
+        })));
+        let response = |change: fn(&mut LimitResponse)| {
+            let mut object = limited("a");
+            change(&mut object.spec.limited.as_mut().unwrap().limit_response);
+            object
+        };
+        assert!(!is_accepted(response(|r| r.queuing = None)));
+        assert!(!is_accepted(response(|r| r.kind = LimitResponseType::Reject)));
+        assert!(!is_accepted(response(|r| r.queuing.as_mut().unwrap().hand_size = 65)));
+        assert!(is_accepted(response(|r| r.queuing.as_mut().unwrap().hand_size = 10)));
+    }
+
+    #[test]
+    fn an_exempt_level_without_its_part_is_imagined_instead() {
+        let mut object = limited(EXEMPT);
+        object.spec = PriorityLevelConfigurationSpec {
+            enablement: PriorityLevelEnablement::Exempt,
+            limited: None,
+            exempt: None,
+        };
+        let mut levels = accepted([&object]);
+        assert!(levels.is_empty());
+        imagine_missing(&mut levels);
+        assert!(levels[EXEMPT].imagined && levels[EXEMPT].is_exempt() && levels[EXEMPT].uid.is_empty());
+        assert_eq!(levels[CATCH_ALL].spec.nominal_concurrency_shares, 5);
+
+        object.spec.exempt = Some(ExemptPriorityLevelConfiguration::default());
+        let mut levels = accepted([&object]);
+        imagine_missing(&mut levels);
+        assert!(!levels[EXEMPT].imagined && levels[CATCH_ALL].imagined);
+    }
+}

@@ -1,0 +1,109 @@
+//! Looking things up by name: in configured lists that are mostly short and sometimes very long.
+//!
+//! Kubernetes' wildcard is a list of nothing but `*`; among other elements `*` only stands for itself. Names are bytes,
+//! since those of a request need not be UTF-8.
+
+use std::collections::HashMap;
+
+/// Up to so many names are compared one by one. Most differ in length, so that takes less time than to hash one.
+const FEW: usize = 8;
+
+/// A value for each of some names.
+#[derive(Clone, Debug)]
+pub(super) enum ByName<V> {
+    Few(Box<[(Box<[u8]>, V)]>),
+    Many(HashMap<Box<[u8]>, V>),
+}
+
+impl<V> ByName<V> {
+    pub(super) fn get(&self, name: &[u8]) -> Option<&V> {
+        match self {
+            Self::Few(pairs) => pairs
+                .iter()
+                .find(|(known, _)| **known == *name)
+                .map(|(_, value)| value),
+            Self::Many(map) => map.get(name),
+        }
+    }
+}
+
+impl<V> From<HashMap<Box<[u8]>, V>> for ByName<V> {
+    fn from(map: HashMap<Box<[u8]>, V>) -> Self {
+        if map.len() > FEW {
+            Self::Many(map)
+        } else {
+            Self::Few(map.into_iter().collect())
+        }
+    }
+}
+
+/// A configured list of names.
+#[derive(Clone, Debug)]
+pub(super) enum NameSet {
+    Any,
+    Of(ByName<()>),
+}
+
+impl NameSet {
+    pub(super) fn new(names: &[String]) -> Self {
+        if is_wildcard(names) {
+            return Self::Any;
+        }
+        let names: HashMap<_, _> = names.iter().map(|name| (bytes(name), ())).collect();
+        Self::Of(names.into())
+    }
+
+    pub(super) fn contains(&self, name: &[u8]) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Of(names) => names.get(name).is_some(),
+        }
+    }
+
+    pub(super) const fn is_any(&self) -> bool {
+        matches!(self, Self::Any)
+    }
+}
+
+/// Whether `names` is the wildcard.
+pub(super) fn is_wildcard(names: &[String]) -> bool {
+    matches!(names, [only] if only == "*")
+}
+
+/// `name` as what it is compared with.
+pub(super) fn bytes(name: &str) -> Box<[u8]> {
+    name.as_bytes().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(names: &[&str]) -> NameSet {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        NameSet::new(&names)
+    }
+
+    #[test]
+    fn a_star_is_a_wildcard_only_if_it_stands_alone() {
+        assert!(set(&["*"]).contains(b"pods"));
+        assert!(!set(&["*", "nodes"]).contains(b"pods"));
+        assert!(set(&["*", "nodes"]).contains(b"*"));
+        assert!(!set(&["*", "*"]).contains(b"pods"));
+        assert!(!set(&[]).contains(b""));
+        assert!(set(&[""]).contains(b""));
+    }
+
+    #[test]
+    fn few_and_many_names_are_found_alike() {
+        let names: Vec<String> = (0..=FEW).map(|n| format!("name-{n}")).collect();
+        for count in 0..=names.len() {
+            let set = NameSet::new(&names[..count]);
+            let many = matches!(set, NameSet::Of(ByName::Many(_)));
+            assert_eq!(many, count > FEW);
+            for (n, name) in names.iter().enumerate() {
+                assert_eq!(set.contains(name.as_bytes()), n < count, "{name} of {count}");
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Rules with subjects, in an order in which the first that matches counts.
+//!
+//! All subjects are looked up at once. Of the rules, only those whose subjects include the user are looked at.
+
+use super::RequestDigest;
+use super::rules::Rules;
+use super::subjects::Lists;
+use super::subjects::Subjects;
+use crate::api::flowcontrol::PolicyRulesWithSubjects;
+
+/// Entries, each with any number of [`PolicyRulesWithSubjects`]. An entry matches if one of these has both a subject and
+/// a rule that match.
+#[derive(Clone, Debug)]
+pub struct Policies {
+    blocks: Box<[Block]>,
+}
+
+/// As many rules as [`Subjects`] tells apart.
+#[derive(Clone, Debug)]
+struct Block {
+    subjects: Subjects,
+    /// By the bit of its subjects, each with the number of its entry.
+    rules: Box<[(Rules, usize)]>,
+}
+
+impl Policies {
+    /// Compiles the entries, whose numbers are their positions.
+    #[must_use]
+    pub fn new<'p>(entries: impl IntoIterator<Item = &'p [PolicyRulesWithSubjects]>) -> Self {
+        let entries = entries.into_iter().enumerate();
+        let rules: Vec<(&PolicyRulesWithSubjects, usize)> = entries
+            .flat_map(|(n, entry)| entry.iter().map(move |rules| (rules, n)))
+            .collect();
+        let blocks = rules.chunks(Subjects::MOST).map(|chunk| Block {
+            subjects: Subjects::new(chunk.iter().map(|(rules, _)| &rules.subjects[..])),
+            rules: chunk.iter().map(|(rules, n)| (Rules::new(rules), *n)).collect(),
+        });
+        Self {
+            blocks: blocks.collect(),
+        }
+    }
+
+    /// The numbers of the entries that match, ascending.
+    pub fn matching(&self, request: &RequestDigest<'_>) -> impl Iterator<Item = usize> {
+        let mut last = None;
+        self.blocks
+            .iter()
+            .flat_map(move |block| block.matching(request))
+            .filter(move |&entry| last.replace(entry) != Some(entry))
+    }
+}
+
+impl Block {
+    fn matching(&self, request: &RequestDigest<'_>) -> impl Iterator<Item = usize> {
+        bits(self.subjects.of(request.user))
+            .filter_map(|bit| self.rules.get(bit))
+            .filter(|(rules, _)| rules.matches(request))
+            .map(|(_, entry)| *entry)
+    }
+}
+
+/// The positions of the bits that are set, from the lowest on.
+#[expect(clippy::as_conversions, reason = "a position is below 64")]
+fn bits(mut set: Lists) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let lowest = set.trailing_zeros() as usize;
+        let left = set.checked_sub(1)?;
+        set &= left;
+        Some(lowest)
+    })
+}

@@ -1,0 +1,352 @@
+//! Which requests a rule is about, whoever makes them.
+//!
+//! Follows `matchesResourceRule` and `matchesNonResourceRule` (Kubernetes 1.36, `util/flowcontrol/rule.go`), compiled so
+//! that nothing is joined, split or allocated for a request.
+
+use super::RequestDigest;
+use super::names::NameSet;
+use super::names::bytes;
+use super::names::is_wildcard;
+use crate::api::flowcontrol::NonResourcePolicyRule;
+use crate::api::flowcontrol::PolicyRulesWithSubjects;
+use crate::api::flowcontrol::ResourcePolicyRule;
+use crate::request_info::Verb;
+
+/// The rules of a [`PolicyRulesWithSubjects`]. A request matches if any of those of its kind does.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    resource: Box<[ResourceRule]>,
+    non_resource: Box<[NonResourceRule]>,
+}
+
+#[derive(Clone, Debug)]
+struct ResourceRule {
+    verbs: Verbs,
+    api_groups: NameSet,
+    resources: Resources,
+    cluster_scope: bool,
+    namespaces: NameSet,
+}
+
+#[derive(Clone, Debug)]
+struct NonResourceRule {
+    verbs: Verbs,
+    paths: Paths,
+}
+
+impl Rules {
+    /// Compiles the rules and leaves the subjects aside.
+    #[must_use]
+    pub fn new(rules: &PolicyRulesWithSubjects) -> Self {
+        let resource = rules.resource_rules.iter().map(ResourceRule::new);
+        let non_resource = rules.non_resource_rules.iter().map(NonResourceRule::new);
+        Self {
+            resource: resource.collect(),
+            non_resource: non_resource.collect(),
+        }
+    }
+
+    /// Whether any of the rules is about such a request.
+    #[must_use]
+    pub fn matches(&self, request: &RequestDigest<'_>) -> bool {
+        if request.is_resource_request {
+            self.resource.iter().any(|rule| rule.matches(request))
+        } else {
+            self.non_resource.iter().any(|rule| rule.matches(request))
+        }
+    }
+}
+
+impl ResourceRule {
+    fn new(rule: &ResourcePolicyRule) -> Self {
+        Self {
+            verbs: Verbs::new(&rule.verbs),
+            api_groups: NameSet::new(&rule.api_groups),
+            resources: Resources::new(&rule.resources),
+            cluster_scope: rule.cluster_scope,
+            namespaces: NameSet::new(&rule.namespaces),
+        }
+    }
+
+    fn matches(&self, request: &RequestDigest<'_>) -> bool {
+        self.verbs.contains(request.verb)
+            && self.resources.contains(request.resource, request.subresource)
+            && self.api_groups.contains(request.api_group)
+            && if request.namespace.is_empty() {
+                self.cluster_scope
+            } else {
+                self.namespaces.contains(request.namespace)
+            }
+    }
+}
+
+impl NonResourceRule {
+    fn new(rule: &NonResourcePolicyRule) -> Self {
+        Self {
+            verbs: Verbs::new(&rule.verbs),
+            paths: Paths::new(&rule.non_resource_urls),
+        }
+    }
+
+    fn matches(&self, request: &RequestDigest<'_>) -> bool {
+        self.verbs.contains(request.verb) && self.paths.contain(request.path)
+    }
+}
+
+/// A list of verbs: a bit for each that has a variant, text for the others.
+#[derive(Clone, Debug)]
+enum Verbs {
+    Any,
+    Of { known: u32, others: Box<[Box<str>]> },
+}
+
+impl Verbs {
+    fn new(verbs: &[String]) -> Self {
+        if is_wildcard(verbs) {
+            return Self::Any;
+        }
+        let (mut known, mut others) = (0, Vec::new());
+        for text in verbs {
+            match KNOWN_VERBS.iter().find(|verb| verb.as_str() == text) {
+                Some(verb) => known |= bit(verb),
+                None => others.push(text.as_str().into()),
+            }
+        }
+        Self::Of {
+            known,
+            others: others.into(),
+        }
+    }
+
+    fn contains(&self, verb: &Verb) -> bool {
+        match (self, verb) {
+            (Self::Any, _) => true,
+            (Self::Of { others, .. }, Verb::Other(text)) => others.contains(text),
+            (Self::Of { known, .. }, verb) => known & bit(verb) != 0,
+        }
+    }
+}
+
+const KNOWN_VERBS: [Verb; 16] = [
+    Verb::Connect,
+    Verb::Create,
+    Verb::Delete,
+    Verb::DeleteCollection,
+    Verb::Get,
+    Verb::Head,
+    Verb::List,
+    Verb::None,
+    Verb::Options,
+    Verb::Patch,
+    Verb::Post,
+    Verb::Proxy,
+    Verb::Put,
+    Verb::Trace,
+    Verb::Update,
+    Verb::Watch,
+];
+
+/// The verb's own bit; none for one without a variant.
+const fn bit(verb: &Verb) -> u32 {
+    match verb {
+        Verb::Connect => 1,
+        Verb::Create => 1 << 1,
+        Verb::Delete => 1 << 2,
+        Verb::DeleteCollection => 1 << 3,
+        Verb::Get => 1 << 4,
+        Verb::Head => 1 << 5,
+        Verb::List => 1 << 6,
+        Verb::None => 1 << 7,
+        Verb::Options => 1 << 8,
+        Verb::Other(_) => 0,
+        Verb::Patch => 1 << 9,
+        Verb::Post => 1 << 10,
+        Verb::Proxy => 1 << 11,
+        Verb::Put => 1 << 12,
+        Verb::Trace => 1 << 13,
+        Verb::Update => 1 << 14,
+        Verb::Watch => 1 << 15,
+    }
+}
+
+/// A list of resources, each as `resource` or `resource/subresource`. Compared one by one even if they are many: most
+/// differ in length, and there are only so many resources.
+#[derive(Clone, Debug)]
+enum Resources {
+    Any,
+    Of(Box<[Box<[u8]>]>),
+}
+
+impl Resources {
+    fn new(resources: &[String]) -> Self {
+        if is_wildcard(resources) {
+            return Self::Any;
+        }
+        Self::Of(resources.iter().map(|name| bytes(name)).collect())
+    }
+
+    fn contains(&self, resource: &[u8], subresource: &[u8]) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Of(listed) if subresource.is_empty() => {
+                listed.iter().any(|name| **name == *resource)
+            }
+            Self::Of(listed) => listed
+                .iter()
+                .any(|name| is_joined(name, resource, subresource)),
+        }
+    }
+}
+
+/// Whether `name` is `resource`, a slash and `subresource`.
+fn is_joined(name: &[u8], resource: &[u8], subresource: &[u8]) -> bool {
+    name.len() == resource.len() + 1 + subresource.len()
+        && name.strip_prefix(resource).is_some_and(|rest| {
+            rest.strip_prefix(b"/")
+                .is_some_and(|rest| rest == subresource)
+        })
+}
+
+/// A list of non-resource URLs. Unlike elsewhere, a wildcard may have company.
+#[derive(Clone, Debug)]
+enum Paths {
+    Any,
+    Of(Box<[PathPattern]>),
+}
+
+#[derive(Clone, Debug)]
+struct PathPattern {
+    exact: Box<[u8]>,
+    /// Ends in a slash.
+    prefix: Box<[u8]>,
+}
+
+impl Paths {
+    fn new(urls: &[String]) -> Self {
+        if urls.iter().any(|url| url == "*") {
+            return Self::Any;
+        }
+        Self::Of(urls.iter().map(|url| PathPattern::new(url)).collect())
+    }
+
+    fn contain(&self, path: &[u8]) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Of(patterns) => patterns
+                .iter()
+                .any(|pattern| *pattern.exact == *path || path.starts_with(&pattern.prefix)),
+        }
+    }
+}
+
+impl PathPattern {
+    /// A plain path matches all that is below it, too.
+    fn new(url: &str) -> Self {
+        let stem = url.strip_suffix('*').unwrap_or(url);
+        let slash = if stem.ends_with('/') { "" } else { "/" };
+        Self {
+            exact: bytes(url),
+            prefix: bytes(&format!("{stem}{slash}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::UserInfo;
+
+    fn list(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn every_verb_has_a_bit_of_its_own() {
+        let together = KNOWN_VERBS.iter().fold(0, |bits, verb| {
+            assert_eq!((bit(verb).count_ones(), bits & bit(verb)), (1, 0), "{verb:?}");
+            bits | bit(verb)
+        });
+        assert_eq!(together.count_ones(), 16);
+    }
+
+    #[test]
+    fn verbs_are_known_by_their_text() {
+        let other = |text: &str| Verb::Other(text.into());
+        let verbs = Verbs::new(&list(&["get", "", "propfind", "*"]));
+        assert!(verbs.contains(&Verb::Get) && verbs.contains(&Verb::None));
+        assert!(verbs.contains(&other("propfind")) && verbs.contains(&other("*")));
+        assert!(!verbs.contains(&Verb::List) && !verbs.contains(&other("search")));
+        let any = Verbs::new(&list(&["*"]));
+        assert!(any.contains(&Verb::None) && any.contains(&other("search")));
+    }
+
+    #[test]
+    fn a_resource_does_not_stand_for_its_subresources_nor_a_pattern_for_anything() {
+        let resources = Resources::new(&list(&["pods", "nodes/status", "jobs/*", "*/scale", "a/"]));
+        assert!(resources.contains(b"pods", b""));
+        assert!(!resources.contains(b"pods", b"log"));
+        assert!(resources.contains(b"nodes", b"status"));
+        assert!(!resources.contains(b"nodes", b""));
+        assert!(!resources.contains(b"nodesxstatus", b""));
+        assert!(!resources.contains(b"jobs", b"status"));
+        assert!(resources.contains(b"jobs", b"*"));
+        assert!(!resources.contains(b"deployments", b"scale"));
+        assert!(!resources.contains(b"a", b""));
+        assert!(Resources::new(&list(&["*"])).contains(b"pods", b"log"));
+    }
+
+    #[test]
+    fn a_path_matches_what_is_below_it() {
+        let cases: [(&str, &[&str], &[&str]); 5] = [
+            ("/a", &["/a", "/a/", "/a/b/c"], &["/ab", "", "/"]),
+            ("/a/", &["/a/", "/a/b"], &["/a"]),
+            ("/a/*", &["/a/", "/a/b", "/a/*"], &["/a"]),
+            ("/a*", &["/a/b", "/a*"], &["/a", "/ab", "/a*/b"]),
+            ("/", &["/", "/a", "//"], &["a", ""]),
+        ];
+        for (url, matched, others) in cases {
+            let paths = Paths::new(&list(&[url]));
+            for path in matched {
+                assert!(paths.contain(path.as_bytes()), "{path} of {url}");
+            }
+            for path in others {
+                assert!(!paths.contain(path.as_bytes()), "{path} of {url}");
+            }
+        }
+        assert!(Paths::new(&list(&["/a", "*"])).contain(b"anything"));
+        let none = Paths::new(&list(&[""]));
+        assert!(none.contain(b"") && none.contain(b"/a") && !none.contain(b"a"));
+    }
+
+    #[test]
+    fn a_namespace_is_needed_for_namespaces_and_its_absence_for_the_cluster_scope() {
+        let rule = |cluster_scope, namespaces: &[&str]| {
+            Rules::new(&PolicyRulesWithSubjects {
+                resource_rules: vec![ResourcePolicyRule {
+                    verbs: list(&["*"]),
+                    api_groups: list(&["*"]),
+                    resources: list(&["*"]),
+                    cluster_scope,
+                    namespaces: list(namespaces),
+                }],
+                ..PolicyRulesWithSubjects::default()
+            })
+        };
+        let user = UserInfo::default();
+        let request = |namespace| RequestDigest {
+            is_resource_request: true,
+            verb: &Verb::Get,
+            path: b"",
+            api_group: b"",
+            resource: b"pods",
+            subresource: b"",
+            namespace,
+            user: &user,
+        };
+        assert!(rule(true, &[]).matches(&request(b"")));
+        assert!(!rule(true, &[]).matches(&request(b"ns")));
+        assert!(rule(false, &["*"]).matches(&request(b"ns")));
+        assert!(!rule(false, &["*"]).matches(&request(b"")));
+        assert!(!rule(true, &["ns"]).matches(&request(b"n")));
+    }
+}
