@@ -12,10 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::info;
 
+use crate::clock::Clock;
+use crate::config;
 use crate::config::Config;
 use crate::config::Shutdown;
 use crate::drain::Drain;
@@ -29,7 +32,6 @@ use crate::metrics::Registry;
 use crate::observe::admin::Admin;
 use crate::observe::readiness::Readiness;
 use crate::pipeline::Pipeline;
-use crate::pipeline::overdue::Overdue;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::trace::RequestMetrics;
 use crate::server;
@@ -40,7 +42,10 @@ use crate::server::tls;
 use crate::server::worker::Worker;
 use crate::upstream;
 use crate::upstream::Upstream;
-use crate::upstream::connector::Connector;
+use crate::upstream::credentials::OwnCredentials;
+use crate::upstream::credentials::Renewal;
+use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::headers::Own;
 use crate::upstream::pool::Pool;
 
 /// `maintainInFlightWatermark`'s period.
@@ -53,7 +58,8 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct App {
     acceptor: Acceptor,
-    admin: Vec<(TcpListener, Arc<Admin>)>,
+    admin: AdminListeners,
+    own_calls: OwnCalls,
     limiter: Arc<MaxInFlight>,
     drain: Arc<Drain>,
     shutdown: Shutdown,
@@ -108,13 +114,17 @@ impl App {
     ///
     /// # Errors
     /// What could not be had, and why.
-    pub fn bind(config: Config) -> Result<Self, StartError> {
+    ///
+    /// # Cancel safety
+    /// Dropping the future lets go of what was bound.
+    pub async fn bind(config: Config) -> Result<Self, StartError> {
         let Config {
             serving,
             identity,
             limits,
             request_timeout,
             upstream,
+            own,
             shutdown,
             admin,
             workers,
@@ -124,7 +134,7 @@ impl App {
         let drain = Drain::new();
 
         let tls = tls::server_config(serving.tls, Arc::clone(&provider))
-            .map_err(|why| StartError::new("--tls-cert-file and --tls-private-key-file", why))?;
+            .map_err(|why| StartError::new("TLS towards clients", why))?;
         let certificates = identity
             .client_ca
             .map(|roots| ClientCertificates::new(roots, provider))
@@ -136,43 +146,38 @@ impl App {
         let shared = Shared {
             identity: Arc::new(Identity::new(certificates, identity.tokens)),
             proven: Arc::default(),
+            identity_headers: Arc::new(identity.headers),
+            admission: Admission::MaxInFlight(Arc::clone(&limiter)),
             refusals: Arc::new(Prepared::new(limiter.rejections())),
             metrics: RequestMetrics::register(&registry),
+            request_timeout,
+            drain: Arc::clone(&drain),
         };
 
-        let bound = accept::bind(serving.address)
-            .and_then(TcpListener::from_std)
-            .map_err(|why| StartError::new(format!("cannot listen on {}", serving.address), why))?;
-        let own = Pool::new(
-            Connector::new(Arc::new(upstream.target.clone()), upstream.own.clone()),
-            upstream.most_connections,
-            Arc::clone(&upstream_metrics),
-        );
-        let readiness = Arc::new(Readiness::new(own, Arc::clone(&drain)));
-        let admin_listeners = bind_admin(admin, &readiness, &registry)?;
+        let (own, renewal) = OwnCredentials::start(own, Clock)
+            .await
+            .map_err(|why| StartError::new("weir's own credentials", why))?;
+        let own_calls = OwnCalls {
+            pool: upstream::own_pool(&upstream, &own, &upstream_metrics),
+            certificate_changes: own.certificate_changes(),
+            renewal,
+        };
+        let readiness = Arc::new(Readiness::new(
+            Arc::clone(&own_calls.pool),
+            own,
+            Arc::clone(&drain),
+        ));
+
+        let listener = listen(serving.address)?;
+        let admin = AdminListeners::bind(admin, &readiness, &registry)?;
         let addresses = Addresses {
-            clients: local(&bound)?,
-            admin: admin_listeners
-                .first()
-                .map_or(Ok(admin.address), |(listener, _)| local(listener))?,
+            clients: local(&listener)?,
+            admin: local(&admin.operators.0)?,
         };
-
         let acceptor = TlsAcceptor::from(Arc::new(tls));
         let workers = (0..workers.max(1)).map(|number| {
-            let pipeline = Pipeline {
-                identity: Arc::clone(&shared.identity),
-                proven: Arc::clone(&shared.proven),
-                identity_headers: Arc::new(identity.headers.clone()),
-                admission: Admission::MaxInFlight(Arc::clone(&limiter)),
-                upstream: Arc::new(Upstream::new(upstream.clone(), &upstream_metrics)),
-                request_timeout,
-                refusals: Arc::clone(&shared.refusals),
-                drain: Arc::clone(&drain),
-                overdue: Arc::new(Overdue::default()),
-                metrics: Arc::clone(&shared.metrics),
-            };
             let serving = Arc::new(Serving {
-                pipeline: Arc::new(pipeline),
+                pipeline: Arc::new(shared.pipeline(Upstream::new(&upstream, &upstream_metrics))),
                 drain: Arc::clone(&drain),
                 max_streams: serving.max_streams,
                 goaway_chance: serving.goaway_chance,
@@ -184,7 +189,7 @@ impl App {
             .collect::<io::Result<Vec<_>>>()
             .map_err(|why| StartError::new("cannot start a worker", why))?;
         let acceptor = Acceptor {
-            listener: bound,
+            listener,
             workers,
             most: serving.max_connections,
             trusted: serving.trusted_proxies,
@@ -193,7 +198,8 @@ impl App {
         };
         Ok(Self {
             acceptor,
-            admin: admin_listeners,
+            admin,
+            own_calls,
             limiter,
             drain,
             shutdown,
@@ -217,21 +223,20 @@ impl App {
         let Self {
             acceptor,
             admin,
+            own_calls,
             limiter,
             drain,
             shutdown,
             request_timeout,
             addresses: _,
         } = self;
-        for (listener, admin) in admin {
-            tokio::spawn(admin.run(listener));
-        }
+        admin.run();
+        own_calls.run();
         tokio::spawn(publish_peaks(limiter));
         let accepting = tokio::spawn(acceptor.run());
         stop.await;
-        let drained = go_away(&drain, shutdown, request_timeout);
         let ended = tokio::select! {
-            () = drained => Ended::Drained,
+            () = go_away(&drain, shutdown, request_timeout) => Ended::Drained,
             () = at_once => Ended::AtOnce,
         };
         drain.enter(Stage::Closing); // when it is cut short, the listener ends here
@@ -244,12 +249,97 @@ impl App {
     }
 }
 
-/// What the workers share, beside the counts of the limits.
+/// What the workers' pipelines share.
 struct Shared {
     identity: Arc<Identity>,
     proven: Arc<ProvenTokens>,
+    identity_headers: Arc<IdentityHeaders>,
+    admission: Admission,
     refusals: Arc<Prepared>,
     metrics: Arc<RequestMetrics>,
+    request_timeout: Duration,
+    drain: Arc<Drain>,
+}
+
+impl Shared {
+    fn pipeline(&self, upstream: Upstream) -> Pipeline {
+        Pipeline {
+            identity: Arc::clone(&self.identity),
+            proven: Arc::clone(&self.proven),
+            identity_headers: Arc::clone(&self.identity_headers),
+            admission: self.admission.clone(),
+            upstream,
+            request_timeout: self.request_timeout,
+            refusals: Arc::clone(&self.refusals),
+            drain: Arc::clone(&self.drain),
+            overdue: Arc::default(),
+            metrics: Arc::clone(&self.metrics),
+        }
+    }
+}
+
+/// weir's own calls to the API server, and what keeps their credentials good.
+#[derive(Debug)]
+struct OwnCalls {
+    pool: Arc<Pool<Own>>,
+    certificate_changes: watch::Receiver<u64>,
+    renewal: Renewal,
+}
+
+impl OwnCalls {
+    fn run(self) {
+        let Self {
+            pool,
+            mut certificate_changes,
+            renewal,
+        } = self;
+        tokio::spawn(renewal.run());
+        tokio::spawn(async move {
+            while certificate_changes.changed().await.is_ok() {
+                pool.close_all_idle();
+            }
+        });
+    }
+}
+
+/// The listeners for operators, and what each serves.
+#[derive(Debug)]
+struct AdminListeners {
+    operators: (TcpListener, Arc<Admin>),
+    probes: Option<(TcpListener, Arc<Admin>)>,
+}
+
+impl AdminListeners {
+    fn bind(
+        admin: config::Admin,
+        readiness: &Arc<Readiness>,
+        registry: &Registry,
+    ) -> Result<Self, StartError> {
+        let serve = |address, metrics: bool| {
+            let metrics = metrics.then(|| registry.clone());
+            Ok((
+                listen(address)?,
+                Arc::new(Admin {
+                    readiness: Arc::clone(readiness),
+                    metrics,
+                }),
+            ))
+        };
+        Ok(Self {
+            operators: serve(admin.address, true)?,
+            probes: admin
+                .health
+                .map(|address| serve(address, admin.health_metrics))
+                .transpose()?,
+        })
+    }
+
+    fn run(self) {
+        let Self { operators, probes } = self;
+        for (listener, admin) in std::iter::once(operators).chain(probes) {
+            tokio::spawn(admin.run(listener));
+        }
+    }
 }
 
 async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) {
@@ -289,28 +379,10 @@ async fn publish_peaks(limiter: Arc<MaxInFlight>) {
     }
 }
 
-fn bind_admin(
-    admin: crate::config::Admin,
-    readiness: &Arc<Readiness>,
-    registry: &Registry,
-) -> Result<Vec<(TcpListener, Arc<Admin>)>, StartError> {
-    let health = admin.health.map(|address| (address, admin.health_metrics));
-    let listeners = std::iter::once((admin.address, true)).chain(health);
-    listeners
-        .map(|(address, metrics)| {
-            let listener = accept::bind(address)
-                .and_then(TcpListener::from_std)
-                .map_err(|why| StartError::new(format!("cannot listen on {address}"), why))?;
-            let metrics = metrics.then(|| registry.clone());
-            Ok((
-                listener,
-                Arc::new(Admin {
-                    readiness: Arc::clone(readiness),
-                    metrics,
-                }),
-            ))
-        })
-        .collect()
+fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+    accept::bind(address)
+        .and_then(TcpListener::from_std)
+        .map_err(|why| StartError::new(format!("cannot listen on {address}"), why))
 }
 
 fn local(listener: &TcpListener) -> Result<SocketAddr, StartError> {

@@ -14,6 +14,7 @@ use crate::identity::TokenFile;
 use crate::limits::max_in_flight;
 use crate::server::tls;
 use crate::upstream;
+use crate::upstream::credentials::Source;
 use crate::upstream::headers::IdentityHeaders;
 
 /// Everything that `weir serve` needs to know.
@@ -29,6 +30,8 @@ pub struct Config {
     pub request_timeout: Duration,
     /// Which API server.
     pub upstream: upstream::Config,
+    /// What weir's own calls to it carry.
+    pub own: Source,
     /// Going away.
     pub shutdown: Shutdown,
     /// For operators.

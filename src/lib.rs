@@ -43,6 +43,7 @@
 )]
 
 // The way of a request
+pub mod flowcontrol;
 pub mod identity;
 pub mod limits;
 pub mod observe;

@@ -83,3 +83,22 @@ impl Registry {
         collector
     }
 }
+
+/// Counts one in a gauge until it is dropped.
+#[derive(Debug)]
+pub struct Counted(IntGauge);
+
+impl Counted {
+    /// One more.
+    #[must_use]
+    pub fn one_more(gauge: IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

@@ -1,5 +1,6 @@
 //! Kubernetes' objects as data: what they hold, how they are read and written. No behaviour beyond that.
 
+pub mod flowcontrol;
 pub mod status;
 pub mod user;
 

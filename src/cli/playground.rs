@@ -240,7 +240,9 @@ fn behind_weir(made: Made, proxy: ProxyArgs) -> Result<ExitCode, Failure> {
         .enable_all()
         .build()?;
     let code = control.block_on(async {
-        let app = App::bind(config).map_err(|why| Failure::Start(why.to_string()))?;
+        let app = App::bind(config)
+            .await
+            .map_err(|why| Failure::Start(why.to_string()))?;
         let addresses = app.addresses();
         let (stop, at_once) = (serve::stop(), serve::stop_again());
         made.announce(addresses.clients, Some(addresses.admin))?;

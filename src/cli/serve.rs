@@ -40,7 +40,7 @@ pub(super) fn run(args: ServeArgs) -> ExitCode {
         Err(why) => return failure(&why),
     };
     runtime.block_on(async {
-        let app = match App::bind(config) {
+        let app = match App::bind(config).await {
             Ok(app) => app,
             Err(why) => return failure(&why),
         };

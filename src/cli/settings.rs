@@ -9,13 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-use rustls::ClientConfig;
 use rustls::RootCertStore;
-use rustls::crypto::CryptoProvider;
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::PrivateKeyDer;
-use rustls_pki_types::ServerName;
-use rustls_pki_types::pem::PemObject;
+use rustls::sign::CertifiedKey;
+use tracing::warn;
 
 use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::LimitArgs;
@@ -27,12 +23,19 @@ use crate::cli::flags::TlsVersion;
 use crate::cli::flags::UpstreamArgs;
 use crate::config;
 use crate::config::Config;
+use crate::document;
+use crate::document::Severity;
 use crate::identity::TokenFile;
 use crate::limits::max_in_flight;
 use crate::server::tls;
 use crate::upstream;
+use crate::upstream::address;
 use crate::upstream::connector::Target;
+use crate::upstream::credentials::Source;
 use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::kubeconfig;
+use crate::upstream::kubeconfig::Kubeconfig;
+use crate::upstream::tls::Pem;
 
 /// File descriptors that are not clients' connections: listeners, connections to the upstream, logs.
 const SPARE_DESCRIPTORS: u64 = 256;
@@ -90,8 +93,8 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let headers = identity_headers(&identity);
     let trusted_proxies = identity.trusted_proxies;
     let serving = faults.serving(serving, client_ca.clone().flatten(), trusted_proxies);
-    let upstream = faults.upstream(upstream, &limits, &provider);
-    let (Some(serving), Some(tokens), Some(upstream), true) =
+    let upstream = faults.upstream(&upstream, &limits);
+    let (Some(serving), Some(tokens), Some((upstream, own)), true) =
         (serving, tokens, upstream, faults.0.is_empty())
     else {
         return Err(faults);
@@ -109,6 +112,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
         },
         request_timeout: limits.request_timeout,
         upstream,
+        own,
         shutdown: config::Shutdown {
             delay: operation.shutdown_delay_duration,
             watch_grace: operation.shutdown_watch_termination_grace_period,
@@ -154,7 +158,10 @@ impl Faults {
 
     fn roots(&mut self, flag: &str, file: &Path) -> Option<RootCertStore> {
         let pem = self.read(flag, file)?;
-        self.check(flag, roots_from_pem(&pem))
+        self.check(
+            flag,
+            upstream::tls::roots_from_pem(&file.display().to_string(), &pem),
+        )
     }
 
     fn tokens(&mut self, file: Option<&Path>) -> Option<TokenFile> {
@@ -195,13 +202,14 @@ impl Faults {
                 "needed: the key of --tls-cert-file (PEM)",
             );
         }
-        let chain = self.chain("tls-cert-file", certificate.as_deref()?);
-        let key = self.key("tls-private-key-file", key.as_deref()?);
+        let certificate = self.certified_key(
+            ("tls-cert-file", certificate.as_deref()?),
+            ("tls-private-key-file", key.as_deref()?),
+        );
         Some(config::Serving {
             address: SocketAddr::new(args.bind_address.unwrap_or(EVERYWHERE), args.secure_port),
             tls: tls::Config {
-                chain: chain?,
-                key: key?,
+                certificate: certificate?,
                 client_ca,
                 tls13_only: args.tls_min_version == TlsVersion::VersionTLS13,
             },
@@ -228,105 +236,145 @@ fn connections_allowed() -> usize {
 }
 
 impl Faults {
-    fn chain(&mut self, flag: &str, file: &Path) -> Option<Vec<CertificateDer<'static>>> {
-        let pem = self.read(flag, file)?;
-        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-        match chain {
-            Ok(chain) if !chain.is_empty() => Some(chain),
-            Ok(_) => {
+    fn certified_key(
+        &mut self,
+        (certificate_flag, certificate): (&str, &Path),
+        (key_flag, key): (&str, &Path),
+    ) -> Option<Arc<CertifiedKey>> {
+        let certificate_pem = self.read(certificate_flag, certificate);
+        let key_pem = self.read(key_flag, key);
+        let (certificate, key) = (certificate.display().to_string(), key.display().to_string());
+        let pair = upstream::tls::certified_key_from_pem(
+            (&certificate, &certificate_pem?),
+            (&key, &key_pem?),
+        );
+        self.check(certificate_flag, pair)
+    }
+
+    /// Which API server, and what weir's own calls carry.
+    fn upstream(
+        &mut self,
+        args: &UpstreamArgs,
+        limits: &LimitArgs,
+    ) -> Option<(upstream::Config, Source)> {
+        let front_proxy = self.front_proxy(args);
+        let found = match (&args.upstream, &args.kubeconfig) {
+            (Some(url), None) => self.from_url(args, url),
+            (None, Some(file)) => self.from_kubeconfig(args, file),
+            (None, None) => {
                 self.add(
-                    flag,
-                    format!("{} holds no certificate (PEM)", file.display()),
+                    "upstream",
+                    "needed: the API server, as https://HOST:PORT; or a --kubeconfig",
                 );
                 None
             }
-            Err(why) => {
+            (Some(_), Some(_)) => {
                 self.add(
-                    flag,
-                    format!("{} cannot be read as PEM: {why}", file.display()),
+                    "kubeconfig",
+                    "not together with --upstream: each names an API server",
                 );
+                None
+            }
+        };
+        let (target, roots, own) = found?;
+        let most_connections = usize::try_from(limits.upstream_max_connections).unwrap_or(1);
+        Some((
+            upstream::Config {
+                target,
+                roots,
+                front_proxy: front_proxy?,
+                most_connections,
+            },
+            own,
+        ))
+    }
+
+    /// `Some(None)` where there is none.
+    #[expect(
+        clippy::option_option,
+        reason = "the outer one is for faults, as everywhere here"
+    )]
+    fn front_proxy(&mut self, args: &UpstreamArgs) -> Option<Option<Arc<CertifiedKey>>> {
+        const CERTIFICATE: &str = "proxy-client-cert-file";
+        const KEY: &str = "proxy-client-key-file";
+        match (&args.proxy_client_cert_file, &args.proxy_client_key_file) {
+            (None, None) => Some(None),
+            (Some(certificate), Some(key)) => self
+                .certified_key((CERTIFICATE, certificate), (KEY, key))
+                .map(Some),
+            (Some(_), None) => {
+                self.add(KEY, format!("needed: the key of --{CERTIFICATE}"));
+                None
+            }
+            (None, Some(_)) => {
+                self.add(CERTIFICATE, format!("needed: the certificate of --{KEY}"));
                 None
             }
         }
     }
 
-    fn key(&mut self, flag: &str, file: &Path) -> Option<PrivateKeyDer<'static>> {
-        let pem = self.read(flag, file)?;
-        let key = PrivateKeyDer::from_pem_slice(&pem);
-        self.check(
-            flag,
-            key.map_err(|why| format!("{} holds no private key (PEM): {why}", file.display())),
-        )
-    }
-
-    fn upstream(
+    fn from_url(
         &mut self,
-        args: UpstreamArgs,
-        limits: &LimitArgs,
-        provider: &Arc<CryptoProvider>,
-    ) -> Option<upstream::Config> {
-        let Some(url) = &args.upstream else {
-            self.add(
-                "upstream",
-                "needed: the API server, as https://HOST:PORT; or a --kubeconfig",
-            );
-            return None;
-        };
-        let target = self.target(url);
+        args: &UpstreamArgs,
+        url: &str,
+    ) -> Option<(Target, RootCertStore, Source)> {
+        if args.context.is_some() {
+            self.add("context", "only together with --kubeconfig");
+        }
+        let address = self.check("upstream", address::server(url));
         let roots = match &args.upstream_ca_file {
             Some(file) => self.roots("upstream-ca-file", file),
-            None => None,
+            None => self.check("upstream-ca-file", upstream::tls::system_roots()),
         };
-        let builder = |roots: RootCertStore| {
-            ClientConfig::builder_with_provider(Arc::clone(provider))
-                .with_safe_default_protocol_versions()
-                .map(|b| b.with_root_certificates(roots))
+        let (authority, server_name) = address?;
+        let own = Source::Given {
+            certificate: None,
+            token: None,
         };
-        let roots = roots?;
-        let plain = self
-            .check("upstream", builder(roots.clone()))?
-            .with_no_client_auth();
-        let asserting = match (&args.proxy_client_cert_file, &args.proxy_client_key_file) {
-            (Some(certificate), Some(key)) => {
-                let chain = self.chain("proxy-client-cert-file", certificate)?;
-                let key = self.key("proxy-client-key-file", key)?;
-                let tls = self.check("upstream", builder(roots))?;
-                Some(self.check(
-                    "proxy-client-cert-file",
-                    tls.with_client_auth_cert(chain, key),
-                )?)
-            }
-            _ => None,
-        };
-        Some(upstream::Config {
-            target: target?,
-            own: plain.clone(),
-            plain,
-            asserting,
-            most_connections: usize::try_from(limits.upstream_max_connections).unwrap_or(1),
-        })
+        Some((
+            Target {
+                authority,
+                server_name,
+                proxy: None,
+            },
+            roots?,
+            own,
+        ))
     }
 
-    fn target(&mut self, url: &str) -> Option<Target> {
-        let uri: http::Uri = self.check("upstream", url.parse())?;
-        let authority = uri.authority()?.clone();
-        let server_name = self.check(
-            "upstream",
-            ServerName::try_from(authority.host().to_owned()),
-        )?;
-        Some(Target {
-            authority,
-            server_name,
-            proxy: None,
-        })
+    fn from_kubeconfig(
+        &mut self,
+        args: &UpstreamArgs,
+        file: &Path,
+    ) -> Option<(Target, RootCertStore, Source)> {
+        if args.upstream_ca_file.is_some() {
+            self.add(
+                "upstream-ca-file",
+                "not together with --kubeconfig, which names the CA",
+            );
+        }
+        let text = String::from_utf8_lossy(&self.read("kubeconfig", file)?).into_owned();
+        let mut faults = document::Faults::default();
+        let read = kubeconfig::parse(file, &text, args.context.as_deref(), &mut faults);
+        for fault in faults.iter() {
+            match fault.severity {
+                Severity::Error => self.add("kubeconfig", fault),
+                Severity::Warning => warn!("--kubeconfig: {fault}"),
+            }
+        }
+        let Kubeconfig {
+            context: _,
+            target,
+            ca,
+            source,
+        } = read?;
+        let roots = match &ca {
+            None => self.check("kubeconfig", upstream::tls::system_roots()),
+            Some(Pem::Data { origin, bytes }) => {
+                self.check("kubeconfig", upstream::tls::roots_from_pem(origin, bytes))
+            }
+            Some(Pem::File(file)) => self.roots("kubeconfig", file),
+        };
+        Some((target, roots?, source))
     }
-}
-fn roots_from_pem(pem: &[u8]) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    for c in CertificateDer::pem_slice_iter(pem) {
-        roots
-            .add(c.map_err(|e| e.to_string())?)
-            .map_err(|e| e.to_string())?;
-    }
-    Ok(roots)
 }

@@ -75,6 +75,7 @@
 //! which `borrowing` and then `concurrency` rest; `retry_after` by itself.
 
 pub mod allocation;
+pub mod bootstrap;
 pub mod borrowing;
 pub mod concurrency;
 pub mod demand;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use http::Method;
+use http::StatusCode;
 use http::uri::PathAndQuery;
 use http_body_util::BodyExt;
 use http_body_util::Limited;
@@ -17,6 +18,7 @@ use tokio::time::timeout;
 use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::upstream::body::RequestBody;
+use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::headers;
 use crate::upstream::headers::Own;
 use crate::upstream::pool::Pool;
@@ -34,6 +36,7 @@ const MOST_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Readiness {
     upstream: Arc<Pool<Own>>,
+    own: Arc<OwnCredentials>,
     drain: Arc<Drain>,
     /// The last answer. Held while asking, so that many askers cause one question.
     last: Mutex<Option<(Instant, Result<(), String>)>>,
@@ -42,9 +45,10 @@ pub struct Readiness {
 impl Readiness {
     /// Readiness of what `upstream` leads to.
     #[must_use]
-    pub fn new(upstream: Arc<Pool<Own>>, drain: Arc<Drain>) -> Self {
+    pub fn new(upstream: Arc<Pool<Own>>, own: Arc<OwnCredentials>, drain: Arc<Drain>) -> Self {
         Self {
             upstream,
+            own,
             drain,
             last: Mutex::default(),
         }
@@ -95,12 +99,21 @@ impl Readiness {
     }
 
     async fn ask(&self) -> Result<(), String> {
-        let request = headers::own(Method::GET, PathAndQuery::from_static("/readyz"), None);
+        // Without a credential the question is as good: any answer counts.
+        let authorization = self.own.authorization().unwrap_or_default();
+        let request = headers::own(
+            Method::GET,
+            PathAndQuery::from_static("/readyz"),
+            authorization,
+        );
         let (response, mut turn) = self
             .upstream
             .send(request, RequestBody::empty())
             .await
             .map_err(|why| why.to_string())?;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            self.own.refused();
+        }
         // Read to its end, so that the connection serves the next question.
         if Limited::new(response.into_body(), MOST_BYTES)
             .collect()

@@ -9,6 +9,7 @@
 //! is reset first, then the permit goes.
 
 pub mod body;
+pub mod fragments;
 pub mod guarded;
 pub mod overdue;
 pub mod refusal;
@@ -47,6 +48,7 @@ use crate::limits::Admission;
 use crate::limits::Permit;
 use crate::limits::RequestDigest;
 use crate::pipeline::body::Body;
+use crate::pipeline::fragments::Fragments;
 use crate::pipeline::guarded::Guard;
 use crate::pipeline::guarded::Guarded;
 use crate::pipeline::guarded::Until;
@@ -85,6 +87,8 @@ pub struct Peer {
     pub trusted: bool,
     /// What it presented in the handshake.
     pub certificate: Option<PeerCertificate>,
+    /// Which of its HTTP/1.1 request targets were cut.
+    pub fragments: Arc<Fragments>,
 }
 
 /// Every step of a request, put together once and shared by all connections of a worker.
@@ -99,7 +103,7 @@ pub struct Pipeline {
     /// Whether a request may go on.
     pub admission: Admission,
     /// Where it goes.
-    pub upstream: Arc<Upstream>,
+    pub upstream: Upstream,
     /// `--request-timeout`, for what is not long-running.
     pub request_timeout: Duration,
     /// Refusals written beforehand.
@@ -141,7 +145,7 @@ impl Pipeline {
         body: &mut Option<Incoming>,
         trace: &mut Trace,
     ) -> Result<Response<Body>, Refusal> {
-        let target = target(&head)?;
+        let target = target(peer, &head)?;
         let info = RequestInfo::parse(head.method.as_str(), target.as_str().as_bytes())?;
         let content_type = head
             .headers
@@ -369,14 +373,19 @@ impl Guard for Riding {
 }
 
 /// The request's target, byte for byte what the upstream will get.
-fn target(head: &request::Parts) -> Result<PathAndQuery, Refusal> {
+fn target(peer: &Peer, head: &request::Parts) -> Result<PathAndQuery, Refusal> {
     if head.method == Method::CONNECT {
         return Err(Refusal::Connect);
     }
-    let target = head.uri.path_and_query();
-    target
-        .cloned()
-        .ok_or_else(|| Refusal::BadRequest("the request has no target".to_owned()))
+    let Some(target) = head.uri.path_and_query() else {
+        return Err(Refusal::BadRequest("the request has no target".to_owned()));
+    };
+    if peer.fragments.cut(head.method.as_str(), target.as_str()) {
+        return Err(Refusal::BadRequest(
+            "the request's target holds a #, which must be written %23".to_owned(),
+        ));
+    }
+    Ok(target.clone())
 }
 
 /// Takes the connection's own headers off, and the wish to change the protocol with them.

@@ -21,6 +21,7 @@ use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
 use crate::clock::Clock;
+use crate::metrics::Counted;
 use crate::metrics::Registry;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
@@ -387,7 +388,12 @@ enum Noted {
     /// Not to be counted: it is not known what is asked, or somebody else counts it.
     Unclassified,
     /// Answered with this code.
-    Answered(Arc<Series>, StatusCode, Option<IntGauge>),
+    Answered {
+        series: Arc<Series>,
+        code: StatusCode,
+        /// A long-running request is open for as long as this is there.
+        _open: Option<Counted>,
+    },
 }
 
 /// What is asked, as far as metrics tell it apart.
@@ -440,12 +446,13 @@ impl Trace {
             .inc();
         let exists = code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS;
         let series = self.metrics.series(subject, exists);
-        let open = (exists && subject.info.long_running()).then(|| {
-            let gauge = self.metrics.long_running(&series, subject.info);
-            gauge.inc();
-            gauge
-        });
-        self.noted = Noted::Answered(series, code, open);
+        let open = (exists && subject.info.long_running())
+            .then(|| Counted::one_more(self.metrics.long_running(&series, subject.info)));
+        self.noted = Noted::Answered {
+            series,
+            code,
+            _open: open,
+        };
     }
 
     /// weir answers itself. `in_self_defense`: because of a limit, or because its time is up.
@@ -454,7 +461,11 @@ impl Trace {
         if in_self_defense {
             self.metrics.terminated(&series, subject.info, code);
         }
-        self.noted = Noted::Answered(series, code, None);
+        self.noted = Noted::Answered {
+            series,
+            code,
+            _open: None,
+        };
     }
 }
 
@@ -463,15 +474,12 @@ impl Drop for Trace {
         match &self.noted {
             Noted::Nothing => self.metrics.aborted.inc(),
             Noted::Unclassified => {}
-            Noted::Answered(series, code, open) => {
+            Noted::Answered { series, code, .. } => {
                 self.metrics.count(series, *code);
                 // Upstream observes no duration for what its filters refuse: the handlers behind them do that.
                 if *code != StatusCode::TOO_MANY_REQUESTS {
                     let took = Clock.now().saturating_duration_since(self.started);
                     series.duration.observe(took.as_secs_f64());
-                }
-                if let Some(open) = open {
-                    open.dec();
                 }
             }
         }
@@ -482,7 +490,7 @@ impl fmt::Debug for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let code = match &self.noted {
             Noted::Nothing | Noted::Unclassified => None,
-            Noted::Answered(_, code, _) => Some(code),
+            Noted::Answered { code, .. } => Some(code),
         };
         f.debug_struct("Trace")
             .field("code", &code)

@@ -67,6 +67,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// kube-apiserver's HTTP/2 frame size and stream window, in bytes.
 const H2_WINDOW: u32 = 256 * 1024;
 
+/// kube-apiserver's limit on a request's head, in bytes.
+const LARGEST_HEAD: u32 = 1024 * 1024;
+/// On HTTP/1.1 headers are counted: room for a user with some hundreds of groups.
+const MOST_HEADERS: usize = 512;
+
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 const PRIORITY_LEVEL: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
@@ -216,6 +221,7 @@ async fn connection(state: Arc<State>, acceptor: TlsAcceptor, stream: TcpStream)
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(streams)
+            .max_header_list_size(LARGEST_HEAD)
             .max_frame_size(H2_WINDOW)
             .initial_stream_window_size(H2_WINDOW)
             .initial_connection_window_size(H2_WINDOW.saturating_mul(streams.clamp(1, 100)))
@@ -225,6 +231,7 @@ async fn connection(state: Arc<State>, acceptor: TlsAcceptor, stream: TcpStream)
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .title_case_headers(true)
+            .max_headers(MOST_HEADERS)
             .serve_connection(io, service)
             .with_upgrades();
         drive(&state, &closing, connection, |c| c.graceful_shutdown()).await;
@@ -333,5 +340,4 @@ fn occupying(response: Response<PlainBody>, place: Place) -> Response<Counted> {
 }
 
 #[cfg(test)]
-#[path = "server_tests.rs"]
 mod tests;

@@ -4,10 +4,15 @@
 //! the constant says so. A panic ends one request.
 
 use std::convert::Infallible;
+use std::io;
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Context;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -20,6 +25,9 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioExecutor;
 use hyper_util::rt::TokioIo;
 use hyper_util::rt::TokioTimer;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncWrite;
+use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
@@ -30,9 +38,11 @@ use tracing::error;
 use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::identity::PeerCertificate;
+use crate::metrics::Counted;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::body::Body;
+use crate::pipeline::fragments::Fragments;
 use crate::pipeline::refusal::Refusal;
 use crate::server::Metrics;
 
@@ -101,21 +111,22 @@ pub async fn serve(
     let (_, session) = stream.get_ref();
     let http2 = session.alpn_protocol() == Some(b"h2");
     let certificate = PeerCertificate::new(session.peer_certificates());
+    let fragments = Arc::new(Fragments::default());
     let peer = Arc::new(Peer {
         address,
         trusted,
         certificate,
+        fragments: Arc::clone(&fragments),
     });
-    serving.metrics.connections.inc();
+    let _open = Counted::one_more(serving.metrics.connections.clone());
     if http2 {
         serve_http2(stream, peer, &serving).await;
     } else {
-        serve_http1(stream, peer, &serving).await;
+        serve_http1(LookedOver { stream, fragments }, peer, &serving).await;
     }
-    serving.metrics.connections.dec();
 }
 
-async fn serve_http1(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Arc<Serving>) {
+async fn serve_http1(stream: LookedOver, peer: Arc<Peer>, serving: &Arc<Serving>) {
     let service = service_fn(|request| answer(Arc::clone(serving), Arc::clone(&peer), request));
     let mut connection = pin!(
         http1::Builder::new()
@@ -173,6 +184,56 @@ async fn answer(
         error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
         serving.pipeline.refusals.respond(&Refusal::Panic, None)
     }))
+}
+
+/// A connection whose bytes are looked over as they are read.
+struct LookedOver {
+    stream: TlsStream<TcpStream>,
+    fragments: Arc<Fragments>,
+}
+
+impl AsyncRead for LookedOver {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        self.fragments
+            .look(buffer.filled().get(before..).unwrap_or_default());
+        polled
+    }
+}
+
+impl AsyncWrite for LookedOver {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 fn log_end(peer: &Peer, ended: Result<(), hyper::Error>) {

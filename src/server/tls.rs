@@ -20,8 +20,9 @@ use rustls::crypto::verify_tls13_signature;
 use rustls::server::ServerSessionMemoryCache;
 use rustls::server::danger::ClientCertVerified;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::sign::CertifiedKey;
+use rustls::sign::SingleCertAndKey;
 use rustls_pki_types::CertificateDer;
-use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::UnixTime;
 
 /// Sessions kept for TLS 1.2 clients that resume by an id; TLS 1.3 and tickets need none.
@@ -30,10 +31,8 @@ const SESSIONS: usize = 4096;
 /// What the listener presents.
 #[derive(Debug)]
 pub struct Config {
-    /// `--tls-cert-file`.
-    pub chain: Vec<CertificateDer<'static>>,
-    /// `--tls-private-key-file`.
-    pub key: PrivateKeyDer<'static>,
+    /// `--tls-cert-file` and `--tls-private-key-file`.
+    pub certificate: Arc<CertifiedKey>,
     /// `--client-ca-file`: clients are asked for a certificate, and told these names.
     pub client_ca: Option<RootCertStore>,
     /// `--tls-min-version=VersionTLS13`.
@@ -43,11 +42,10 @@ pub struct Config {
 /// The configuration for rustls.
 ///
 /// # Errors
-/// If the key does not fit the certificate, or is of no known kind.
+/// If the provider lacks a cipher suite for one of the versions.
 pub fn server_config(config: Config, provider: Arc<CryptoProvider>) -> Result<ServerConfig, Error> {
     let Config {
-        chain,
-        key,
+        certificate,
         client_ca,
         tls13_only,
     } = config;
@@ -65,7 +63,7 @@ pub fn server_config(config: Config, provider: Arc<CryptoProvider>) -> Result<Se
         })),
         None => builder.with_no_client_auth(),
     };
-    let mut tls = builder.with_single_cert(chain, key)?;
+    let mut tls = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate)));
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     tls.session_storage = ServerSessionMemoryCache::new(SESSIONS);
     tls.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new()?;

@@ -77,7 +77,7 @@ pub type Connection = TokioIo<TlsStream<Box<dyn Stream>>>;
 
 /// Makes connections for the way `W`.
 pub struct Connector<W> {
-    target: Arc<Target>,
+    target: Target,
     /// ALPN h2 and http/1.1, or http/1.1 only where the way wants it.
     any: Arc<ClientConfig>,
     /// ALPN http/1.1 only: for upgrades, which HTTP/2 has none of.
@@ -88,7 +88,7 @@ pub struct Connector<W> {
 impl<W: Way> Connector<W> {
     /// Connects to `target` with `tls` (its ALPN is set here).
     #[must_use]
-    pub fn new(target: Arc<Target>, tls: ClientConfig) -> Self {
+    pub fn new(target: Target, tls: ClientConfig) -> Self {
         let mut http1 = tls.clone();
         http1.alpn_protocols = vec![b"http/1.1".to_vec()];
         let mut any = tls;

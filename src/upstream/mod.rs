@@ -3,12 +3,16 @@
 //! Promises: a request goes by the [`Way`] that its credential allows and by no other (the types say so); nothing is
 //! buffered; a request is sent again only where it cannot have been executed; every failure says whose it is.
 
+pub mod address;
 pub mod body;
 pub mod connector;
+pub mod credentials;
 pub mod forward;
 pub mod headers;
+pub mod kubeconfig;
 pub mod pool;
 mod settings;
+pub mod tls;
 pub mod upgrade;
 
 use std::fmt;
@@ -23,20 +27,26 @@ use http::StatusCode;
 use hyper::body::Incoming;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
-use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
-use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::client::ResolvesClientCert;
+use rustls::sign::CertifiedKey;
+use rustls::sign::SingleCertAndKey;
 
+use crate::metrics::Counted;
 use crate::metrics::Registry;
 use crate::upstream::body::RequestBody;
 use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
 use crate::upstream::connector::Target;
+use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::Turn;
 use crate::upstream::headers::Asserting;
 use crate::upstream::headers::Outbound;
+use crate::upstream::headers::Own;
 use crate::upstream::headers::PassThrough;
 use crate::upstream::headers::Stranger;
+use crate::upstream::headers::Way;
 use crate::upstream::pool::Pool;
 
 /// Where the API server is, and what weir shows it.
@@ -44,12 +54,10 @@ use crate::upstream::pool::Pool;
 pub struct Config {
     /// Host, port, name and proxy.
     pub target: Target,
-    /// TLS without a client certificate.
-    pub plain: ClientConfig,
-    /// TLS with the front-proxy certificate, if there is one.
-    pub asserting: Option<ClientConfig>,
-    /// TLS for weir's own calls, which no worker makes.
-    pub own: ClientConfig,
+    /// Whom to believe there.
+    pub roots: RootCertStore,
+    /// The front-proxy certificate, if there is one.
+    pub front_proxy: Option<Arc<CertifiedKey>>,
     /// Most HTTP/2 connections for each way (`--upstream-max-connections`).
     pub most_connections: usize,
 }
@@ -76,30 +84,16 @@ pub enum Dressed {
 impl Upstream {
     /// Pools without connections; requests open them.
     #[must_use]
-    pub fn new(config: Config, metrics: &Arc<Metrics>) -> Self {
-        let Config {
-            target,
-            plain,
-            asserting,
-            own: _,
-            most_connections,
-        } = config;
-        let target = Arc::new(target);
-        let metrics = || Arc::clone(metrics);
+    pub fn new(config: &Config, metrics: &Arc<Metrics>) -> Self {
+        let resolver = config.front_proxy.as_ref().map(|key| {
+            let resolver: Arc<dyn ResolvesClientCert> =
+                Arc::new(SingleCertAndKey::from(Arc::clone(key)));
+            resolver
+        });
         Self {
-            asserting: asserting.map(|tls| {
-                Pool::new(
-                    Connector::new(Arc::clone(&target), tls),
-                    most_connections,
-                    metrics(),
-                )
-            }),
-            pass_through: Pool::new(
-                Connector::new(Arc::clone(&target), plain.clone()),
-                most_connections,
-                metrics(),
-            ),
-            stranger: Pool::new(Connector::new(target, plain), most_connections, metrics()),
+            asserting: resolver.map(|resolver| pool(config, Some(resolver), metrics)),
+            pass_through: pool(config, None, metrics),
+            stranger: pool(config, None, metrics),
         }
     }
 
@@ -157,6 +151,26 @@ impl Upstream {
         // Asked before the request was dressed; a request dressed for a way that is not there goes nowhere.
         self.asserting.as_ref().ok_or(ForwardError::Closed)
     }
+}
+
+/// Connections for weir's own calls.
+#[must_use]
+pub fn own_pool(
+    config: &Config,
+    own: &Arc<OwnCredentials>,
+    metrics: &Arc<Metrics>,
+) -> Arc<Pool<Own>> {
+    pool(config, Some(own.certificate_resolver()), metrics)
+}
+
+fn pool<W: Way>(
+    config: &Config,
+    certificate: Option<Arc<dyn ResolvesClientCert>>,
+    metrics: &Arc<Metrics>,
+) -> Arc<Pool<W>> {
+    let tls = tls::client_config(config.roots.clone(), certificate);
+    let connector = Connector::new(config.target.clone(), tls);
+    Pool::new(connector, config.most_connections, Arc::clone(metrics))
 }
 
 /// Why a request has no answer.
@@ -306,17 +320,7 @@ impl Metrics {
     }
 
     /// Counts a connection as open until the value is dropped.
-    fn open(&self, way: &str) -> OpenConnection {
-        let gauge = self.connections.with_label_values(&[way]);
-        gauge.inc();
-        OpenConnection(gauge)
-    }
-}
-
-struct OpenConnection(IntGauge);
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        self.0.dec();
+    fn open(&self, way: &str) -> Counted {
+        Counted::one_more(self.connections.with_label_values(&[way]))
     }
 }

@@ -353,6 +353,11 @@ impl<W: Way> Pool<W> {
         });
     }
 
+    /// Lets go of every idle connection: they show a certificate that is no longer the right one.
+    pub fn close_all_idle(&self) {
+        self.state().idle.clear();
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

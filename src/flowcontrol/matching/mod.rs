@@ -132,18 +132,17 @@ impl Matcher {
             .partition(|schema| levels.contains_key(&schema.spec.priority_level_configuration));
         levels::imagine_missing(&mut levels);
         let levels: Box<[Level]> = levels.into_values().collect();
-        let good = in_order(good);
-        let schemas: Box<[Schema]> = good
-            .iter()
-            .filter_map(|schema| Schema::new(schema, &levels))
-            .collect();
+        let (entries, schemas): (Vec<_>, Vec<_>) = in_order(good)
+            .into_iter()
+            .filter_map(|schema| Some((&schema.spec.rules[..], Schema::new(schema, &levels)?)))
+            .unzip();
         Self {
-            policies: Policies::new(good.iter().map(|schema| &schema.spec.rules[..])),
+            policies: Policies::new(entries),
             catch_all: schemas
                 .iter()
                 .position(|schema| schema.name == CATCH_ALL)
                 .expect("imagined if missing"),
-            schemas,
+            schemas: schemas.into(),
             levels,
             dangling: dangling.iter().map(|schema| schema.metadata.name.clone()).collect(),
         }

@@ -113,7 +113,7 @@ pub(crate) fn list(ask: &Ask<'_>) -> Answer {
         .objects
         .into_iter()
         .map(move |object| view.item(&object));
-    Ok(reply::list(head, items, b"]}"))
+    Ok(reply::list(head, items, b"]}\n"))
 }
 
 /// The objects that are asked for and the version at which they are shown.

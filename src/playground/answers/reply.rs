@@ -45,8 +45,9 @@ fn with_body(code: StatusCode, content_type: &'static str, body: PlainBody) -> R
     response
 }
 
-/// An object, complete.
-pub(crate) fn json(code: StatusCode, body: Vec<u8>) -> Response<PlainBody> {
+/// An object, complete; Go's encoder ends it with a newline.
+pub(crate) fn json(code: StatusCode, mut body: Vec<u8>) -> Response<PlainBody> {
+    body.push(b'\n');
     if body.len() <= LONGEST_MEASURED {
         return full(code, JSON, body);
     }
@@ -197,7 +198,7 @@ pub(crate) fn version() -> Response<PlainBody> {
   "compiler": "rustc",
   "platform": "linux/amd64"
 }"#;
-    json(StatusCode::OK, version.as_bytes().to_vec())
+    full(StatusCode::OK, JSON, version.as_bytes().to_vec())
 }
 
 #[cfg(test)]

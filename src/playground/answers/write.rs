@@ -450,7 +450,7 @@ pub(crate) async fn delete_collection(ask: &Ask<'_>, request: Request<Incoming>)
     let view = ask.view();
     let head = view.list_head(&json!({"resourceVersion": version.to_string()}));
     let items = objects.into_iter().map(move |object| view.item(&object));
-    Ok(reply::list(head, items, b"]}"))
+    Ok(reply::list(head, items, b"]}\n"))
 }
 
 /// An eviction always succeeds: there are no disruption budgets.

@@ -456,5 +456,4 @@ fn page(
 }
 
 #[cfg(test)]
-#[path = "store_tests.rs"]
 mod tests;

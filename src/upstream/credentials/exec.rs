@@ -1,9 +1,9 @@
-//! Credential plugins: programs that print a credential (`client.authentication.k8s.io`, versions v1 and v1beta1).
+//! Credential plugins: programs that print a credential.
 //!
-//! Promises: the plugin gets no terminal, a bounded time and bounded room to answer, and is killed when nobody waits for it any
-//! more; what it prints is never quoted, for it is a secret. What it says on stderr goes to the log while it runs, since it
-//! may be asking somebody to log in. Follows `plugin/pkg/client/auth/exec/exec.go` (client-go 1.36), except that output in YAML is
-//! not understood. Deliberately not here: when it is run (`refresh`, `credentials`).
+//! Promises: the plugin gets no terminal, a bounded time and bounded room to answer, and is killed (though not what it has
+//! started itself) when nobody waits for it any more; what it prints is never quoted, for it is a secret. What it says on stderr
+//! goes to the log while it runs, since it may be asking somebody to log in. Follows `plugin/pkg/client/auth/exec/exec.go`
+//! (client-go 1.36). Deliberately not here: what is asked and answered (`exec_credential`), and when (`refresh`).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,24 +15,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
-use http::HeaderValue;
 use jiff::Timestamp;
-use rustls::sign::CertifiedKey;
-use serde::Deserialize;
-use serde_json::Value;
-use serde_json::json;
 use tokio::io::AsyncRead;
 use tokio::io::AsyncReadExt;
 use tokio::process::Child;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::upstream::credentials::bearer::bearer;
-use crate::upstream::tls::Pem;
+use crate::upstream::credentials::exec_credential::AnswerFault;
+use crate::upstream::credentials::exec_credential::ApiVersion;
+use crate::upstream::credentials::exec_credential::ClusterInfo;
+use crate::upstream::credentials::exec_credential::Obtained;
+use crate::upstream::credentials::exec_credential::read_answer;
+use crate::upstream::credentials::exec_credential::request;
 use crate::upstream::tls::PemFault;
-use crate::upstream::tls::certified_key_from_pem;
 
 /// The variable in which the plugin finds what is asked of it.
 const EXEC_INFO: &str = "KUBERNETES_EXEC_INFO";
@@ -51,26 +47,6 @@ const LONGEST_LINE: usize = 1 << 10;
 
 /// How long the end of stderr is waited for when the plugin has ended: whatever it left running may hold it open.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// The version of the exchange with the plugin; the answer has to be of the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ApiVersion {
-    /// `client.authentication.k8s.io/v1`
-    V1,
-    /// `client.authentication.k8s.io/v1beta1`
-    V1Beta1,
-}
-
-impl ApiVersion {
-    /// As it is written.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::V1 => "client.authentication.k8s.io/v1",
-            Self::V1Beta1 => "client.authentication.k8s.io/v1beta1",
-        }
-    }
-}
 
 /// A program that gives credentials. Its `Debug` shows neither arguments nor environment, which can hold secrets.
 #[derive(Clone, PartialEq)]
@@ -100,36 +76,6 @@ impl fmt::Debug for Plugin {
     }
 }
 
-/// A cluster as a plugin is told about it. Its `Debug` leaves out what can hold secrets.
-#[derive(Clone, PartialEq)]
-pub struct ClusterInfo {
-    /// The API server's URL.
-    pub server: String,
-    /// The name that its certificate is checked against, if not the URL's.
-    pub tls_server_name: Option<String>,
-    /// Its CA; always handed over as data.
-    pub ca: Option<Pem>,
-    /// The proxy on the way there.
-    pub proxy_url: Option<String>,
-    /// Whether clients should not ask for compression.
-    pub disable_compression: bool,
-    /// What the cluster's extension `client.authentication.k8s.io/exec` holds, or null.
-    pub config: Value,
-}
-
-impl fmt::Debug for ClusterInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClusterInfo({})", self.server)
-    }
-}
-
-/// What a plugin gave.
-pub(super) struct Obtained {
-    pub(super) authorization: Option<HeaderValue>,
-    pub(super) certificate: Option<Arc<CertifiedKey>>,
-    pub(super) expires: Option<SystemTime>,
-}
-
 /// A plugin that gave no credential.
 #[derive(Clone, Debug)]
 pub struct PluginError {
@@ -144,17 +90,10 @@ pub struct PluginError {
 /// Why a plugin gave no credential.
 #[derive(Clone, Debug)]
 pub enum Cause {
-    /// It answered in another version.
-    ApiVersion {
-        /// The one it was asked in.
-        asked: ApiVersion,
-        /// The one it answered in.
-        answered: String,
-    },
+    /// It answered with something else than a credential.
+    Answer(AnswerFault),
     /// The cluster's CA, which it wants to be told, cannot be read.
     Ca(PemFault),
-    /// Its certificate or key is not one.
-    Certificate(PemFault),
     /// It gave a credential that was over when it came.
     Expired(SystemTime),
     /// It failed.
@@ -166,13 +105,13 @@ pub enum Cause {
     },
     /// It cannot be run.
     NotRun(Arc<io::Error>),
-    /// It said nothing sensible.
-    Output(String),
     /// It did not end within the time limit.
     TimedOut {
         /// The last that it said on stderr.
         said: String,
     },
+    /// It printed more than a credential can be.
+    TooLong,
 }
 
 impl fmt::Display for PluginError {
@@ -186,12 +125,8 @@ impl fmt::Display for PluginError {
             }
         };
         match &self.cause {
-            Cause::ApiVersion { asked, answered } => {
-                let asked = asked.as_str();
-                write!(f, "is configured for {asked}, but answered in {answered:?}")?;
-            }
+            Cause::Answer(fault) => write!(f, "{fault}")?,
             Cause::Ca(fault) => write!(f, "cannot be told the cluster's CA: {fault}")?,
-            Cause::Certificate(fault) => write!(f, "gave no usable certificate: {fault}")?,
             Cause::Expired(at) => match Timestamp::try_from(*at) {
                 Ok(at) => write!(
                     f,
@@ -213,11 +148,11 @@ impl fmt::Display for PluginError {
                 )?;
             }
             Cause::NotRun(why) => write!(f, "cannot be run: {why}")?,
-            Cause::Output(what) => write!(f, "{what}")?,
             Cause::TimedOut { said: last } => {
                 write!(f, "did not end within {}s", TIME_LIMIT.as_secs())?;
                 said(f, last)?;
             }
+            Cause::TooLong => write!(f, "printed more than {} KiB", MOST_OUTPUT >> 10)?,
         }
         match &self.install_hint {
             Some(hint) => write!(f, "; its installHint: {}", hint.trim()),
@@ -274,7 +209,7 @@ impl Plugin {
                 said: stderr.last(),
             });
         }
-        read_answer(&output, self.api_version)
+        read_answer(&output, self.api_version).map_err(Cause::Answer)
     }
 
     /// Reads all that the program says, until it has ended.
@@ -316,43 +251,14 @@ impl Plugin {
 
     /// What the plugin is asked.
     async fn request(&self) -> Result<String, PemFault> {
-        let mut spec = json!({ "interactive": false });
-        if let (Some(cluster), Value::Object(spec)) = (&self.cluster, &mut spec) {
-            spec.insert("cluster".to_owned(), cluster.to_json().await?);
-        }
-        let version = self.api_version.as_str();
-        Ok(json!({ "apiVersion": version, "kind": "ExecCredential", "spec": spec }).to_string())
-    }
-}
-
-impl ClusterInfo {
-    async fn to_json(&self) -> Result<Value, PemFault> {
-        let ca = match &self.ca {
+        let Some(cluster) = &self.cluster else {
+            return Ok(request(self.api_version, None));
+        };
+        let ca = match &cluster.ca {
             Some(ca) => ca.read().await?,
             None => Cow::Borrowed(&[][..]),
         };
-        let mut fields = json!({ "server": self.server, "config": self.config });
-        let optional = [
-            (
-                "tls-server-name",
-                self.tls_server_name.clone().map(Value::from),
-            ),
-            ("proxy-url", self.proxy_url.clone().map(Value::from)),
-            (
-                "disable-compression",
-                self.disable_compression.then_some(Value::from(true)),
-            ),
-            (
-                "certificate-authority-data",
-                (!ca.is_empty()).then(|| Value::from(BASE64_STANDARD.encode(&ca))),
-            ),
-        ];
-        if let Value::Object(fields) = &mut fields {
-            for (name, value) in optional {
-                fields.extend(value.map(|value| (name.to_owned(), value)));
-            }
-        }
-        Ok(fields)
+        Ok(request(self.api_version, Some((cluster, &ca))))
     }
 }
 
@@ -363,96 +269,9 @@ async fn read_output(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, Cause> {
         .saturating_add(1);
     match stdout.take(most).read_to_end(&mut output).await {
         Err(why) => Err(Cause::NotRun(Arc::new(why))),
-        Ok(n) if n > MOST_OUTPUT => Err(Cause::Output(format!(
-            "printed more than {} KiB",
-            MOST_OUTPUT >> 10
-        ))),
+        Ok(n) if n > MOST_OUTPUT => Err(Cause::TooLong),
         Ok(_) => Ok(output),
     }
-}
-
-/// An answer; what weir has no use for is left out.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ExecCredential {
-    api_version: Option<String>,
-    kind: Option<String>,
-    status: Option<Status>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Status {
-    token: Option<String>,
-    client_certificate_data: Option<String>,
-    client_key_data: Option<String>,
-    expiration_timestamp: Option<String>,
-}
-
-/// Reads what a plugin printed, none of which gets into the cause: it may be the token.
-fn read_answer(output: &[u8], asked: ApiVersion) -> Result<Obtained, Cause> {
-    let output_is = |what: &str| Cause::Output(what.to_owned());
-    if output.trim_ascii().is_empty() {
-        return Err(output_is("printed nothing"));
-    }
-    let answer: ExecCredential = serde_json::from_slice(output).map_err(|why| {
-        let what = if why.is_data() {
-            "an ExecCredential"
-        } else {
-            "JSON"
-        };
-        let (line, column) = (why.line(), why.column());
-        Cause::Output(format!(
-            "printed what is not {what} (line {line}, column {column})"
-        ))
-    })?;
-    if answer.kind.as_deref() != Some("ExecCredential") {
-        return Err(output_is(
-            "printed an object that is not of the kind ExecCredential",
-        ));
-    }
-    let answered = answer.api_version.unwrap_or_default();
-    if answered != asked.as_str() {
-        let answered = answered.chars().take(80).collect();
-        return Err(Cause::ApiVersion { asked, answered });
-    }
-    let status = answer
-        .status
-        .ok_or_else(|| output_is("printed no status"))?;
-    let given = |field: Option<String>| field.filter(|text| !text.is_empty());
-    let authorization = match given(status.token) {
-        Some(token) => Some(bearer(&token).map_err(|why| Cause::Output(format!("gave {why}")))?),
-        None => None,
-    };
-    let certificate = match (
-        given(status.client_certificate_data),
-        given(status.client_key_data),
-    ) {
-        (Some(certificate), Some(key)) => Some(
-            certified_key_from_pem(
-                ("clientCertificateData", certificate.as_bytes()),
-                ("clientKeyData", key.as_bytes()),
-            )
-            .map_err(Cause::Certificate)?,
-        ),
-        (None, None) => None,
-        (Some(_), None) => return Err(output_is("gave a certificate without its key")),
-        (None, Some(_)) => return Err(output_is("gave a key without its certificate")),
-    };
-    if authorization.is_none() && certificate.is_none() {
-        return Err(output_is("gave neither a token nor a certificate"));
-    }
-    let expires = match given(status.expiration_timestamp) {
-        Some(text) => Some(text.parse::<Timestamp>().map_err(|_| {
-            output_is("gave an expirationTimestamp that is not a time as RFC 3339 has it")
-        })?),
-        None => None,
-    };
-    Ok(Obtained {
-        authorization,
-        certificate,
-        expires: expires.map(SystemTime::from),
-    })
 }
 
 /// What came on stderr, line by line and with an end.

@@ -1,8 +1,12 @@
 use std::fs;
 use std::path::Path;
 
+use serde_json::Value;
+use serde_json::json;
+
 use super::*;
-use crate::upstream::tls::tests::pair;
+use crate::upstream::credentials::exec_credential::tests::answer;
+use crate::upstream::tls::Pem;
 
 /// A plugin that is a shell script. The shell reads it: a file just written cannot always be run.
 pub(crate) fn script(dir: &Path, text: &str) -> Plugin {
@@ -18,96 +22,8 @@ pub(crate) fn script(dir: &Path, text: &str) -> Plugin {
     }
 }
 
-/// An answer with the given status.
-pub(crate) fn answer(status: &Value) -> String {
-    let version = ApiVersion::V1.as_str();
-    json!({ "apiVersion": version, "kind": "ExecCredential", "status": status }).to_string()
-}
-
-fn read(output: &str) -> Result<Obtained, String> {
-    let plugin = Plugin {
-        api_version: ApiVersion::V1,
-        command: "login".into(),
-        args: Vec::new(),
-        env: Vec::new(),
-        install_hint: None,
-        cluster: None,
-    };
-    read_answer(output.as_bytes(), ApiVersion::V1).map_err(|cause| plugin.error(cause).to_string())
-}
-
 async fn failure(plugin: &Plugin) -> String {
     plugin.run().await.err().unwrap().to_string()
-}
-
-#[test]
-fn an_answer_can_be_a_token_or_a_certificate_or_both() {
-    let (certificate, key) = pair("weir");
-    let token = read(&answer(
-        &json!({ "token": "t", "expirationTimestamp": null }),
-    ))
-    .unwrap();
-    assert_eq!(token.authorization.unwrap(), "Bearer t");
-    assert!(token.certificate.is_none() && token.expires.is_none());
-    let status = json!({
-        "token": "t",
-        "clientCertificateData": certificate,
-        "clientKeyData": key,
-        "expirationTimestamp": "2026-11-21T04:05:06+01:00",
-        "later": { "fields": "are ignored" },
-    });
-    let both = read(&answer(&status)).unwrap();
-    assert!(both.authorization.is_some() && both.certificate.is_some());
-    let since = both
-        .expires
-        .unwrap()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap();
-    assert_eq!(since.as_secs(), 1_795_230_306);
-}
-
-#[test]
-fn an_answer_that_is_of_no_use_is_told_without_quoting_it() {
-    let (certificate, key) = pair("weir");
-    let (other, _) = pair("other");
-    let status = |status: Value| answer(&status);
-    let cases = [
-        (" \n".to_owned(), "printed nothing"),
-        ("secret".to_owned(), "printed what is not JSON (line 1, column 1)"),
-        ("{\"status\": \"secret\"}".to_owned(), "printed what is not an ExecCredential (line 1, column "),
-        (format!("{} secret", status(json!({ "token": "t" }))), "printed what is not JSON"),
-        ("{}".to_owned(), "printed an object that is not of the kind ExecCredential"),
-        (
-            "{\"kind\": \"ExecCredential\", \"apiVersion\": \"client.authentication.k8s.io/v1beta1\"}".to_owned(),
-            "is configured for client.authentication.k8s.io/v1, but answered in \"client.authentication.k8s.io/v1beta1\"",
-        ),
-        (status(Value::Null), "printed no status"),
-        (status(json!({ "token": "" })), "gave neither a token nor a certificate"),
-        (status(json!({ "token": "secret\n" })), "gave a token with characters that no HTTP header"),
-        (status(json!({ "clientCertificateData": certificate })), "gave a certificate without its key"),
-        (status(json!({ "clientKeyData": key })), "gave a key without its certificate"),
-        (
-            status(json!({ "clientCertificateData": other, "clientKeyData": key })),
-            "gave no usable certificate: clientKeyData: the key does not belong",
-        ),
-        (status(json!({ "clientCertificateData": "secret", "clientKeyData": key })), "gave no usable certificate"),
-        (
-            status(json!({ "token": "secret", "expirationTimestamp": "tomorrow" })),
-            "gave an expirationTimestamp that is not a time",
-        ),
-    ];
-    for (output, expected) in cases {
-        let message = read(&output).err().unwrap();
-        let expected = format!("the credential plugin \"login\" {expected}");
-        assert!(
-            message.starts_with(&expected),
-            "{message}\nexpected {expected}"
-        );
-        assert!(
-            !message.contains("secret") && !message.contains("PRIVATE KEY"),
-            "{message}"
-        );
-    }
 }
 
 #[tokio::test]

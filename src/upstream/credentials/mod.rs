@@ -7,7 +7,9 @@
 
 pub mod bearer;
 pub mod exec;
+pub mod exec_credential;
 mod refresh;
+mod renewal;
 
 use std::fmt;
 use std::path::Path;
@@ -27,14 +29,16 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::upstream::credentials::bearer::bearer;
 use crate::upstream::credentials::exec::Cause;
-use crate::upstream::credentials::exec::Obtained;
 use crate::upstream::credentials::exec::Plugin;
 use crate::upstream::credentials::exec::PluginError;
+use crate::upstream::credentials::exec_credential::Obtained;
 use crate::upstream::credentials::refresh::Schedule;
 use crate::upstream::credentials::refresh::next_refresh;
 use crate::upstream::tls::Pem;
 use crate::upstream::tls::PemFault;
 use crate::upstream::tls::certified_key_from_pem;
+
+pub use renewal::Renewal;
 
 /// How often files are read again: as client-go reads a token file, which is half of what the kubelet leaves between a new token
 /// and the end of the old one.
@@ -126,7 +130,7 @@ impl fmt::Display for Expired {
 
 impl std::error::Error for Expired {}
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Credential {
     authorization: Option<HeaderValue>,
     certificate: Option<Arc<CertifiedKey>>,
@@ -160,7 +164,6 @@ impl Credential {
     }
 }
 
-#[derive(Default)]
 struct Current {
     credential: Credential,
     failure: Option<Arc<CredentialError>>,
@@ -269,13 +272,15 @@ impl OwnCredentials {
             credential,
             failure: None,
         }));
-        let shown = |credential: &Credential| {
-            credential
+        let current = self.current.load();
+        let [before, after] = [&previous, &*current].map(|current| {
+            current
+                .credential
                 .certificate
                 .as_ref()
-                .map(|pair| pair.cert.clone())
-        };
-        if shown(&previous.credential) != shown(&self.current.load().credential) {
+                .map(|pair| &pair.cert)
+        });
+        if before != after {
             self.certificates
                 .send_modify(|changes| *changes = changes.wrapping_add(1));
         }
@@ -322,94 +327,6 @@ impl ResolvesClientCert for CurrentCertificate {
     /// Asked before the handshake, in which one may have come.
     fn has_certs(&self) -> bool {
         true
-    }
-}
-
-/// Keeps [`OwnCredentials`] fresh. There is one for each, and so one attempt at a time.
-#[derive(Debug)]
-#[must_use = "credentials end unless their renewal runs"]
-pub struct Renewal {
-    own: Arc<OwnCredentials>,
-    source: Source,
-    schedule: Schedule,
-}
-
-impl Renewal {
-    /// Runs until it is dropped.
-    ///
-    /// # Cancel safety
-    /// Dropping the future kills a plugin that runs; the credentials stay as they are.
-    pub async fn run(mut self) {
-        if !self.source.can_change() {
-            return std::future::pending().await;
-        }
-        loop {
-            self.wait().await;
-            self.renew().await;
-        }
-    }
-
-    /// Waits until the source is to be asked.
-    async fn wait(&mut self) {
-        loop {
-            let due = self.schedule.due();
-            let come = async {
-                match due {
-                    Some(due) => tokio::time::sleep_until(due.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = come => return,
-                () = self.own.refused.notified() => self.schedule = self.schedule.refused(),
-            }
-        }
-    }
-
-    async fn renew(&mut self) {
-        let (own, clock) = (&self.own, self.own.clock);
-        let renewed = match &self.source {
-            Source::Given { certificate, token } => {
-                own.replace(self.reread(certificate.as_ref(), token.as_ref()).await);
-                Ok(())
-            }
-            Source::Plugin(plugin) => ask(plugin, clock)
-                .await
-                .map(|credential| own.replace(credential)),
-        };
-        let now = clock.now();
-        self.schedule = match renewed {
-            Ok(()) => {
-                let expires = own.current.load().credential.expires;
-                Schedule::succeeded(now, self.source.due(now, expires))
-            }
-            Err(why) => {
-                own.failed(why);
-                self.schedule.failed(now)
-            }
-        };
-    }
-
-    /// The files as they are now; one that cannot be read leaves its part as it was.
-    async fn reread(
-        &self,
-        certificate: Option<&ClientCertificate>,
-        token: Option<&Token>,
-    ) -> Credential {
-        let mut credential = self.own.current.load().credential.clone();
-        if let Some(certificate) = certificate {
-            match certificate.read().await {
-                Ok(pair) => credential.certificate = Some(pair),
-                Err(why) => tracing::warn!("the one read before serves on: {why}"),
-            }
-        }
-        if let Some(Token::File { path, .. }) = token {
-            match read_token(path).await {
-                Ok(value) => credential.authorization = Some(value),
-                Err(why) => tracing::warn!("the one read before serves on: {why}"),
-            }
-        }
-        credential
     }
 }
 

@@ -24,7 +24,7 @@ use crate::document::Strictness;
 use crate::upstream::address;
 use crate::upstream::connector::Target;
 use crate::upstream::credentials::Source;
-use crate::upstream::credentials::exec::ClusterInfo;
+use crate::upstream::credentials::exec_credential::ClusterInfo;
 use crate::upstream::kubeconfig::fields::is_given;
 use crate::upstream::kubeconfig::fields::name;
 use crate::upstream::kubeconfig::fields::pem;

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::*;
 use crate::upstream::credentials::Token;
-use crate::upstream::credentials::exec::ApiVersion;
 use crate::upstream::credentials::exec::Plugin;
+use crate::upstream::credentials::exec_credential::ApiVersion;
 
 const FILE: &str = "/etc/weir/kubeconfig";
 

@@ -1,0 +1,153 @@
+//! What it costs to find the schema, level and flow of a request: nanoseconds by who asks for what.
+//!
+//! With the schemas that every cluster has, and with two hundred more before them, each for a few users of its own.
+
+#![expect(
+    clippy::expect_used,
+    reason = "the requests and schemas below are well-formed"
+)]
+
+use std::hint::black_box;
+
+use criterion::Criterion;
+use criterion::criterion_group;
+use criterion::criterion_main;
+use weir::api::UserInfo;
+use weir::api::flowcontrol::FlowSchema;
+use weir::api::flowcontrol::Object;
+use weir::flowcontrol::bootstrap::Class;
+use weir::flowcontrol::bootstrap::objects;
+use weir::flowcontrol::matching::Matcher;
+use weir::flowcontrol::matching::RequestDigest;
+use weir::request_info::RequestInfo;
+
+struct Asked {
+    case: &'static str,
+    schema: &'static str,
+    user: &'static str,
+    groups: &'static [&'static str],
+    method: &'static str,
+    target: &'static str,
+}
+
+const ASKED: [Asked; 8] = [
+    Asked {
+        case: "masters",
+        schema: "exempt",
+        user: "admin",
+        groups: &["system:masters", "system:authenticated"],
+        method: "GET",
+        target: "/api/v1/namespaces/foo/pods/bar",
+    },
+    Asked {
+        case: "probe",
+        schema: "probes",
+        user: "system:anonymous",
+        groups: &["system:unauthenticated"],
+        method: "GET",
+        target: "/readyz",
+    },
+    Asked {
+        case: "leader election",
+        schema: "system-leader-election",
+        user: "system:kube-scheduler",
+        groups: &["system:authenticated"],
+        method: "PUT",
+        target: "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kube-scheduler",
+    },
+    Asked {
+        case: "kubelet lease",
+        schema: "system-node-high",
+        user: "system:node:ip-10-0-12-34.eu-central-1.compute.internal",
+        groups: &["system:nodes", "system:authenticated"],
+        method: "PUT",
+        target: "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/ip-10-0-12-34",
+    },
+    Asked {
+        case: "node",
+        schema: "system-nodes",
+        user: "system:node:ip-10-0-12-34.eu-central-1.compute.internal",
+        groups: &["system:nodes", "system:authenticated"],
+        method: "PATCH",
+        target: "/api/v1/namespaces/foo/pods/bar/status",
+    },
+    Asked {
+        case: "service account",
+        schema: "service-accounts",
+        user: "system:serviceaccount:default:builder",
+        groups: &[
+            "system:serviceaccounts",
+            "system:serviceaccounts:default",
+            "system:authenticated",
+        ],
+        method: "GET",
+        target: "/api/v1/namespaces/foo/pods?limit=500&resourceVersion=0",
+    },
+    Asked {
+        case: "user",
+        schema: "global-default",
+        user: "alice",
+        groups: &["devs", "ops", "system:authenticated"],
+        method: "GET",
+        target: "/api/v1/namespaces/foo/pods/bar",
+    },
+    Asked {
+        case: "anonymous",
+        schema: "global-default",
+        user: "system:anonymous",
+        groups: &["system:unauthenticated"],
+        method: "GET",
+        target: "/version",
+    },
+];
+
+/// Copies of `service-accounts` that come before it, for other service accounts.
+fn tenants() -> impl Iterator<Item = Object> {
+    let schemas = objects(Class::Suggested).iter().filter_map(|object| match object {
+        Object::FlowSchema(schema) if schema.metadata.name == "service-accounts" => Some(schema),
+        Object::FlowSchema(_) | Object::PriorityLevelConfiguration(_) => None,
+    });
+    let original = schemas.last().expect("one of the suggested schemas");
+    (0..200).map(|n| {
+        let mut schema: FlowSchema = original.clone();
+        schema.metadata.name = format!("tenant-{n}");
+        schema.spec.matching_precedence = 1000;
+        for subject in schema.spec.rules.iter_mut().flat_map(|rule| &mut rule.subjects) {
+            subject.group = Some(format!("system:serviceaccounts:tenant-{n}"));
+        }
+        Object::FlowSchema(schema)
+    })
+}
+
+fn classify(c: &mut Criterion) {
+    let built_in = || objects(Class::Mandatory).iter().chain(objects(Class::Suggested));
+    let tenants: Vec<Object> = tenants().collect();
+    let matchers = [
+        ("built_in_schemas", Matcher::new(built_in())),
+        ("with_200_tenants", Matcher::new(built_in().chain(&tenants))),
+    ];
+    for (name, matcher) in matchers {
+        let mut group = c.benchmark_group(name);
+        for asked in &ASKED {
+            let user = UserInfo {
+                name: asked.user.to_owned(),
+                groups: asked.groups.iter().map(|&group| group.to_owned()).collect(),
+                ..UserInfo::default()
+            };
+            let info = RequestInfo::parse(asked.method, asked.target.as_bytes())
+                .expect("a well-formed request");
+            let found = matcher.classify(&RequestDigest::new(&info, &user));
+            assert_eq!(found.schema.name, asked.schema);
+            group.bench_function(asked.case, |b| {
+                b.iter(|| {
+                    let digest = RequestDigest::new(black_box(&info), black_box(&user));
+                    black_box(&matcher).classify(&digest).flow_hash
+                });
+            });
+        }
+        group.finish();
+    }
+}
+
+criterion_group!(benches, classify);
+criterion_main!(benches);

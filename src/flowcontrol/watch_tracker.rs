@@ -1,0 +1,199 @@
+//! How many watchers will hear of a write.
+//!
+//! Follows `watchTracker` (Kubernetes 1.36, `util/flowcontrol/watch_tracker.go`): watches are counted by the resource,
+//! namespace and name that they are about, whatever they select. It takes to be few what upstream takes to be few: the
+//! kubelets, each of which watches the pods of its own node, are not counted at all.
+//!
+//! Counts the watches of this process. Where clients reach the API server by other ways too, the count is too low.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
+
+/// The resource of which watches are told apart by an index of the API server's watch cache, and the field that is indexed.
+const INDEXED: (&[u8], &str) = (b"pods", "spec.nodeName");
+
+/// The watches that there are. It is as large as their number allows; nothing stays of those that ended.
+#[derive(Debug, Default)]
+pub struct WatchTracker {
+    counts: HashMap<Arc<[u8]>, usize>,
+    /// Holds one key at a time.
+    key: Vec<u8>,
+}
+
+/// A watch that has begun, to be given back when it ends.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a watch that is not forgotten is counted for ever"]
+pub struct Registration {
+    /// None if it is not counted.
+    key: Option<Arc<[u8]>>,
+}
+
+impl WatchTracker {
+    /// Takes note of a watch that begins; `None` if the request is none.
+    pub fn register(&mut self, info: &RequestInfo<'_>) -> Option<Registration> {
+        if *info.verb() != Verb::Watch {
+            return None;
+        }
+        if is_indexed(info) {
+            return Some(Registration { key: None });
+        }
+        write_key(&mut self.key, info, info.namespace(), info.name());
+        let known = self.counts.get_key_value(&*self.key);
+        let key = known.map_or_else(|| self.key.as_slice().into(), |(key, _)| Arc::clone(key));
+        *self.counts.entry(Arc::clone(&key)).or_default() += 1;
+        Some(Registration { key: Some(key) })
+    }
+
+    /// Takes note of its end.
+    pub fn forget(&mut self, registration: Registration) {
+        let Some(key) = registration.key else {
+            return;
+        };
+        let Some(count) = self.counts.get_mut(&key) else {
+            return; // registered elsewhere
+        };
+        *count -= 1;
+        if *count == 0 {
+            self.counts.remove(&key);
+        }
+    }
+
+    /// How many watches are about what a request changes; none if it changes nothing. Of a create the name is not known.
+    ///
+    /// Upstream: `GetInterestedWatchCount`.
+    pub fn interested_watches(&mut self, info: &RequestInfo<'_>) -> usize {
+        if matches!(
+            info.verb(),
+            Verb::Get | Verb::List | Verb::Proxy | Verb::Watch
+        ) {
+            return 0;
+        }
+        let (namespace, name) = (info.namespace(), info.name());
+        let mut watches = self.count(info, b"", b"");
+        if !namespace.is_empty() {
+            watches += self.count(info, namespace, b"");
+        }
+        if !name.is_empty() {
+            watches += self.count(info, namespace, name);
+        }
+        watches
+    }
+
+    fn count(&mut self, info: &RequestInfo<'_>, namespace: &[u8], name: &[u8]) -> usize {
+        write_key(&mut self.key, info, namespace, name);
+        self.counts.get(&*self.key).copied().unwrap_or_default()
+    }
+}
+
+/// Whether the watch is about a part of the index only, and so is told of few changes.
+fn is_indexed(info: &RequestInfo<'_>) -> bool {
+    let (resource, field) = INDEXED;
+    info.resource() == resource
+        && info
+            .requires_exact_match(field)
+            .is_some_and(|value| !value.is_empty())
+}
+
+/// Writes group, resource, namespace and name, each after its length, so that no two differ and read alike.
+fn write_key(key: &mut Vec<u8>, info: &RequestInfo<'_>, namespace: &[u8], name: &[u8]) {
+    key.clear();
+    for part in [info.api_group(), info.resource(), namespace, name] {
+        key.extend_from_slice(&part.len().to_le_bytes());
+        key.extend_from_slice(part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(method: &str, target: &'static str) -> RequestInfo<'static> {
+        RequestInfo::parse(method, target.as_bytes()).unwrap()
+    }
+
+    fn watching(targets: &[&'static str]) -> (WatchTracker, Vec<Registration>) {
+        let mut tracker = WatchTracker::default();
+        let registrations = targets
+            .iter()
+            .map(|target| tracker.register(&info("GET", target)).unwrap())
+            .collect();
+        (tracker, registrations)
+    }
+
+    #[test]
+    fn a_write_is_heard_by_those_who_watch_all_its_namespace_or_itself() {
+        let (mut tracker, _) = watching(&[
+            "/api/v1/secrets?watch=1",
+            "/api/v1/watch/secrets",
+            "/api/v1/namespaces/a/secrets?watch=1&labelSelector=x%3Dy",
+            "/api/v1/namespaces/a/secrets?watch=1&fieldSelector=metadata.name%3Dn",
+            "/api/v1/namespaces/b/secrets?watch=1",
+            "/api/v1/secrets?watch=1&fieldSelector=metadata.name%3Dn",
+            "/apis/other/v1/secrets?watch=1",
+        ]);
+        let mut heard = |method, target| tracker.interested_watches(&info(method, target));
+        assert_eq!(heard("PUT", "/api/v1/namespaces/a/secrets/n"), 4);
+        assert_eq!(heard("PATCH", "/api/v1/namespaces/a/secrets/n/status"), 4);
+        assert_eq!(heard("DELETE", "/api/v1/namespaces/a/secrets/m"), 3);
+        assert_eq!(heard("POST", "/api/v1/namespaces/a/secrets"), 3);
+        assert_eq!(heard("DELETE", "/api/v1/namespaces/c/secrets"), 2);
+        assert_eq!(heard("GET", "/api/v1/namespaces/a/secrets/n"), 0);
+        assert_eq!(heard("PUT", "/api/v1/namespaces/a/pods/n"), 0);
+        assert_eq!(heard("PUT", "/apis/other/v2/namespaces/a/secrets/n"), 1);
+    }
+
+    #[test]
+    fn a_write_to_a_namespace_is_one_within_it() {
+        let (mut tracker, _) = watching(&[
+            "/api/v1/namespaces?watch=1",
+            "/api/v1/namespaces?watch=1&fieldSelector=metadata.name%3Da",
+            "/api/v1/watch/namespaces/a",
+        ]);
+        let write = info("PUT", "/api/v1/namespaces/a");
+        assert_eq!(tracker.interested_watches(&write), 2);
+    }
+
+    #[test]
+    fn who_watches_the_pods_of_a_node_is_not_counted() {
+        let (mut tracker, kubelets) = watching(&[
+            "/api/v1/pods?watch=1&fieldSelector=spec.nodeName%3Dn1",
+            "/api/v1/watch/pods?fieldSelector=spec.nodeName%3D%3Dn1,status.phase!%3Dx",
+        ]);
+        let write = info("PUT", "/api/v1/namespaces/a/pods/p");
+        assert_eq!(tracker.interested_watches(&write), 0);
+        let (mut others, _) = watching(&[
+            "/api/v1/pods?watch=1&fieldSelector=spec.nodeName%3D",
+            "/api/v1/pods?watch=1&fieldSelector=spec.nodeName!%3Dn1",
+            "/api/v1/pods?watch=1&fieldSelector=spec.nodeName%3Dn1&limit=x",
+            "/api/v1/pods?watch=1&fieldSelector=spec.nodeName%3Dn1&labelSelector=a+b",
+            "/api/v1/pods?watch=1&fieldSelector=spec.nodeName%3Dn1,bogus",
+        ]);
+        assert_eq!(others.interested_watches(&write), 5);
+        for kubelet in kubelets {
+            tracker.forget(kubelet);
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_of_watches_that_ended() {
+        let target = "/api/v1/namespaces/a/secrets?watch=1";
+        let (mut tracker, registrations) = watching(&[target; 3]);
+        let write = info("POST", "/api/v1/namespaces/a/secrets");
+        for (n, registration) in registrations.into_iter().enumerate() {
+            assert_eq!(tracker.interested_watches(&write), 3 - n);
+            tracker.forget(registration);
+        }
+        assert_eq!(tracker.interested_watches(&write), 0);
+        assert!(tracker.counts.is_empty());
+        assert_eq!(tracker.register(&info("GET", "/api/v1/secrets")), None);
+    }
+
+    #[test]
+    fn no_path_can_be_taken_for_another() {
+        let (mut tracker, _) = watching(&["/apis/a/v1/b%00c?watch=1", "/apis/a%00b/v1/c?watch=1"]);
+        assert_eq!(tracker.interested_watches(&info("POST", "/apis/a/v1/b%00c")), 1);
+    }
+}

@@ -1,0 +1,485 @@
+//! The whole server over real sockets: TLS, HTTP/1.1 and HTTP/2, WebSocket.
+
+use super::ApiServer;
+use crate::playground::pki::Certificates;
+use crate::playground::pki::Credential;
+use crate::playground::settings::Settings;
+use bytes::Bytes;
+use futures_util::SinkExt;
+use futures_util::StreamExt;
+use http::HeaderMap;
+use http::HeaderName;
+use http::Method;
+use http::Request;
+use http::Response;
+use http::StatusCode;
+use http_body_util::BodyExt;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::client::conn::http2;
+use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use serde_json::Value;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+
+/// Far longer than anything here takes; a test that waits for it has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Running {
+    server: ApiServer,
+    certificates: Certificates,
+    address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+async fn start(settings: Settings) -> Running {
+    let certificates = Certificates::generate().unwrap();
+    let server = ApiServer::new(settings, &certificates).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let task = tokio::spawn({
+        let server = server.clone();
+        async move {
+            let stopped = async { drop(stopped.await) };
+            server.run(listener, stopped).await;
+        }
+    });
+    Running {
+        server,
+        certificates,
+        address,
+        stop,
+        task,
+    }
+}
+
+impl Running {
+    fn user(&self, name: &str) -> (Option<Credential>, String) {
+        let user = self
+            .certificates
+            .users
+            .iter()
+            .find(|user| user.name == name)
+            .unwrap();
+        (Some(user.credential.clone()), user.token.clone())
+    }
+
+    async fn tls(&self, credential: Option<&Credential>, protocol: &[u8]) -> TlsStream<TcpStream> {
+        let mut roots = RootCertStore::empty();
+        let ca = CertificateDer::from_pem_slice(self.certificates.ca.as_bytes()).unwrap();
+        roots.add(ca).unwrap();
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match credential {
+            Some(Credential { certificate, key }) => {
+                let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+                config
+                    .with_client_auth_cert(vec![certificate], key)
+                    .unwrap()
+            }
+            None => config.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        let name = ServerName::try_from("localhost").unwrap();
+        let connector = TlsConnector::from(Arc::new(config));
+        connector.connect(name, stream).await.unwrap()
+    }
+
+    async fn http1(&self, credential: Option<&Credential>) -> http1::SendRequest<Full<Bytes>> {
+        let io = TokioIo::new(self.tls(credential, b"http/1.1").await);
+        let (sender, connection) = http1::handshake(io).await.unwrap();
+        tokio::spawn(connection.with_upgrades());
+        sender
+    }
+
+    /// Asks as `user`, over HTTP/1.1 and a connection of its own.
+    async fn ask(
+        &self,
+        user: &str,
+        method: Method,
+        path: &str,
+        body: &Value,
+    ) -> (StatusCode, Value) {
+        let (credential, _) = self.user(user);
+        let mut sender = self.http1(credential.as_ref()).await;
+        let response = sender
+            .send_request(request(method, path, body))
+            .await
+            .unwrap();
+        read(response).await
+    }
+
+    async fn websocket(&self, path: &str, protocol: &str) -> WebSocketStream<TlsStream<TcpStream>> {
+        let (credential, _) = self.user("alice");
+        let stream = self.tls(credential.as_ref(), b"http/1.1").await;
+        let mut request = format!("wss://localhost{path}")
+            .into_client_request()
+            .unwrap();
+        let protocol = protocol.parse().unwrap();
+        request
+            .headers_mut()
+            .insert("sec-websocket-protocol", protocol);
+        let (socket, _) = tokio_tungstenite::client_async(request, stream)
+            .await
+            .unwrap();
+        socket
+    }
+}
+
+fn request(method: Method, path: &str, body: &Value) -> Request<Full<Bytes>> {
+    let body = if body.is_null() {
+        String::new()
+    } else {
+        body.to_string()
+    };
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "localhost")
+        .header("content-type", "application/json")
+        .body(Full::from(body))
+        .unwrap()
+}
+
+async fn read(response: Response<Incoming>) -> (StatusCode, Value) {
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let text = String::from_utf8_lossy(&body).into_owned();
+    (
+        status,
+        serde_json::from_slice(&body).unwrap_or(Value::String(text)),
+    )
+}
+
+/// The next line of a watch or a log.
+async fn line(body: &mut Incoming, rest: &mut Vec<u8>) -> Option<String> {
+    loop {
+        if let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            return Some(String::from_utf8(line).unwrap());
+        }
+        let frame = tokio::time::timeout(PATIENCE, body.frame())
+            .await
+            .unwrap()?;
+        if let Ok(data) = frame.unwrap().into_data() {
+            rest.extend_from_slice(&data);
+        }
+    }
+}
+
+async fn pod_of(running: &Running) -> String {
+    let path = "/api/v1/namespaces/default/pods?limit=1";
+    let (_, pods) = running.ask("alice", Method::GET, path, &Value::Null).await;
+    pods["items"][0]["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+#[tokio::test]
+async fn a_proxy_speaks_for_others_over_http2() {
+    let running = start(Settings::default()).await;
+    let front = running.certificates.front_proxy_client.clone();
+    let io = TokioIo::new(running.tls(Some(&front), b"h2").await);
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    let ask = |headers: &[(&'static str, &str)]| {
+        let mut request = Request::get("https://localhost/api/v1/namespaces/kube-system/pods");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(Full::<Bytes>::default()).unwrap()
+    };
+    let asserted = [("x-remote-user", "alice"), ("audit-id", "a-1")];
+    let response = sender.send_request(ask(&asserted)).await.unwrap();
+    assert_eq!(response.headers()["audit-id"], "a-1");
+    let (status, body) = read(response).await;
+    assert_eq!(
+        (status, &body["reason"]),
+        (StatusCode::FORBIDDEN, &json!("Forbidden"))
+    );
+    let response = sender
+        .send_request(ask(&[("x-remote-user", "carol")]))
+        .await
+        .unwrap();
+    assert_eq!(read(response).await.1["kind"], "PodList");
+    let records = running.server.requests();
+    let users: Vec<_> = records.iter().map(|r| r.user.clone().unwrap()).collect();
+    assert_eq!(
+        (users[0].name.as_str(), users[1].name.as_str()),
+        ("alice", "carol")
+    );
+    assert_eq!(users[1].groups, ["system:authenticated"]);
+    assert_eq!(records[1].headers["x-remote-user"], "carol");
+    let counters = running.server.counters();
+    assert_eq!(
+        (
+            counters.requests,
+            counters.in_flight,
+            counters.max_in_flight
+        ),
+        (2, 0, 1)
+    );
+    assert_eq!((counters.by_code[&200], counters.by_code[&403]), (1, 1));
+}
+
+#[tokio::test]
+async fn an_anonymous_request_closes_its_http2_connection() {
+    let running = start(Settings::default()).await;
+    let io = TokioIo::new(running.tls(None, b"h2").await);
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = Request::get("https://localhost/livez")
+        .body(Full::<Bytes>::default())
+        .unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    assert_eq!(
+        read(response).await,
+        (StatusCode::OK, Value::String("ok".into()))
+    );
+    tokio::time::timeout(PATIENCE, connection)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_watch_tells_of_what_others_do_and_ends_with_the_server() {
+    let running = start(Settings::default()).await;
+    let (credential, _) = running.user("alice");
+    let mut sender = running.http1(credential.as_ref()).await;
+    let path = "/api/v1/namespaces/team-a/configmaps";
+    let watch = format!("{path}?watch=true&fieldSelector=metadata.name%3Dmine");
+    let response = sender
+        .send_request(request(Method::GET, &watch, &Value::Null))
+        .await
+        .unwrap();
+    let mut body = response.into_body();
+    let mut rest = Vec::new();
+    let mine = json!({"metadata": {"name": "mine"}, "data": {"a": "b"}});
+    let other = json!({"metadata": {"name": "other"}});
+    running.ask("alice", Method::POST, path, &other).await;
+    let (status, made) = running.ask("alice", Method::POST, path, &mine).await;
+    assert_eq!(status, StatusCode::CREATED);
+    let event: Value = serde_json::from_str(&line(&mut body, &mut rest).await.unwrap()).unwrap();
+    assert_eq!(event, json!({"type": "ADDED", "object": made}));
+    assert_eq!(running.server.counters().long_running, 1);
+    running
+        .ask(
+            "alice",
+            Method::DELETE,
+            &format!("{path}/mine"),
+            &Value::Null,
+        )
+        .await;
+    let event: Value = serde_json::from_str(&line(&mut body, &mut rest).await.unwrap()).unwrap();
+    assert_eq!(
+        (&event["type"], &event["object"]["data"]),
+        (&json!("DELETED"), &mine["data"])
+    );
+    running.stop.send(()).unwrap();
+    assert_eq!(line(&mut body, &mut rest).await, None);
+    tokio::time::timeout(PATIENCE, running.task)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(running.server.counters().long_running, 0);
+}
+
+#[tokio::test]
+async fn events_are_stored_as_accepted_and_counted() {
+    let running = start(Settings::default()).await;
+    let event = json!({
+        "apiVersion": "events.k8s.io/v1", "kind": "Event",
+        "metadata": {"generateName": "e-"},
+        "note": "m", "reason": "Test", "regarding": {"kind": "Pod", "name": "x"},
+    });
+    let path = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let (status, made) = running.ask("bob", Method::POST, path, &event).await;
+    assert_eq!((status, &made["note"]), (StatusCode::CREATED, &json!("m")));
+    let name = made["metadata"]["name"].as_str().unwrap();
+    let stored = running.server.object("events", "default", name).unwrap();
+    assert_eq!(stored["message"], "m");
+    assert_eq!(stored["involvedObject"], event["regarding"]);
+    let core = format!("/api/v1/namespaces/default/events/{name}");
+    let (_, shown) = running.ask("bob", Method::GET, &core, &Value::Null).await;
+    assert_eq!(
+        (&shown["message"], &shown["apiVersion"]),
+        (&json!("m"), &json!("v1"))
+    );
+    let counters = running.server.counters();
+    assert_eq!(counters.accepted[&("create", "events")], 1);
+    assert_eq!(running.server.count("events"), Some(1));
+}
+
+#[tokio::test]
+async fn more_than_the_limit_are_refused_at_once() {
+    let settings = Settings {
+        max_in_flight: Some(0),
+        ..Settings::default()
+    };
+    let running = start(settings).await;
+    let (credential, _) = running.user("admin");
+    let mut sender = running.http1(credential.as_ref()).await;
+    let response = sender
+        .send_request(request(Method::GET, "/api/v1/nodes", &Value::Null))
+        .await
+        .unwrap();
+    let retry_after = response.headers()["retry-after"].clone();
+    let (status, body) = read(response).await;
+    assert_eq!(
+        (status, retry_after),
+        (StatusCode::TOO_MANY_REQUESTS, "1".parse().unwrap())
+    );
+    assert_eq!(body, "Too many requests, please try again later.\n");
+    assert_eq!(running.server.counters().refused, 1);
+    let watch = request(Method::GET, "/api/v1/nodes?watch=1", &Value::Null);
+    let response = sender.send_request(watch).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn writes_are_checked() {
+    let running = start(Settings::default()).await;
+    let path = "/api/v1/namespaces/team-a/configmaps";
+    let one = json!({"metadata": {"name": "one"}, "data": {"a": "b"}});
+    let (_, made) = running.ask("alice", Method::POST, path, &one).await;
+    let again = running.ask("alice", Method::POST, path, &one).await;
+    assert_eq!(
+        (again.0, &again.1["reason"]),
+        (StatusCode::CONFLICT, &json!("AlreadyExists"))
+    );
+    let named = format!("{path}/one");
+    let mut changed = made.clone();
+    changed["data"]["a"] = json!("c");
+    let (status, _) = running.ask("alice", Method::PUT, &named, &changed).await;
+    assert_eq!(status, StatusCode::OK);
+    let late = running.ask("alice", Method::PUT, &named, &changed).await;
+    assert_eq!(
+        (late.0, &late.1["reason"]),
+        (StatusCode::CONFLICT, &json!("Conflict"))
+    );
+    let tried = running
+        .ask(
+            "alice",
+            Method::DELETE,
+            &format!("{named}?dryRun=All"),
+            &Value::Null,
+        )
+        .await;
+    assert_eq!(
+        (tried.0, &tried.1["status"]),
+        (StatusCode::OK, &json!("Success"))
+    );
+    assert!(
+        running
+            .server
+            .object("configmaps", "team-a", "one")
+            .is_some()
+    );
+    let large = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(3 << 20)}});
+    let (status, refused) = running.ask("alice", Method::POST, path, &large).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(
+        refused["message"],
+        "Request entity too large: limit is 3145728"
+    );
+    let elsewhere = "/api/v1/namespaces/nowhere/configmaps";
+    let (status, _) = running.ask("alice", Method::POST, elsewhere, &one).await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn an_exec_echoes_until_its_input_ends() {
+    let running = start(Settings::default()).await;
+    let pod = pod_of(&running).await;
+    let path =
+        format!("/api/v1/namespaces/default/pods/{pod}/exec?command=cat&stdin=true&stdout=true");
+    let mut socket = running.websocket(&path, "v5.channel.k8s.io").await;
+    assert_eq!(running.server.counters().long_running, 1);
+    for sent in [&b"\x00hello"[..], b"\xff\x00"] {
+        socket.send(Message::binary(sent.to_vec())).await.unwrap();
+    }
+    let mut heard = Vec::new();
+    while let Some(Ok(message)) = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap() {
+        if let Message::Binary(bytes) = message {
+            heard.push(bytes);
+        }
+    }
+    assert_eq!(heard[0], &b"\x01hello"[..]);
+    let status: Value = serde_json::from_slice(&heard[1][1..]).unwrap();
+    assert_eq!((heard[1][0], &status["status"]), (3, &json!("Success")));
+    assert_eq!(heard.len(), 2);
+}
+
+#[tokio::test]
+async fn a_port_forward_names_its_ports_and_echoes() {
+    let running = start(Settings::default()).await;
+    let pod = pod_of(&running).await;
+    let path = format!("/api/v1/namespaces/default/pods/{pod}/portforward?ports=80%2C8080");
+    let mut socket = running.websocket(&path, "v4.channel.k8s.io").await;
+    socket
+        .send(Message::binary(b"\x02ping".to_vec()))
+        .await
+        .unwrap();
+    let mut heard = Vec::new();
+    while heard.len() < 5 {
+        let next = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
+        heard.push(next.unwrap().unwrap().into_data());
+    }
+    let expected: [&[u8]; 5] = [
+        b"\x00\x50\x00",
+        b"\x01\x50\x00",
+        b"\x02\x90\x1f",
+        b"\x03\x90\x1f",
+        b"\x02ping",
+    ];
+    assert_eq!(heard, expected);
+}
+
+#[tokio::test]
+async fn spdy_is_refused_in_words() {
+    let running = start(Settings::default()).await;
+    let pod = pod_of(&running).await;
+    let path = format!("/api/v1/namespaces/default/pods/{pod}/exec?command=ls");
+    let mut request = request(Method::POST, &path, &Value::Null);
+    let spdy: HeaderMap = [("connection", "Upgrade"), ("upgrade", "SPDY/3.1")]
+        .into_iter()
+        .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+        .collect();
+    request.headers_mut().extend(spdy);
+    let (credential, _) = running.user("alice");
+    let mut sender = running.http1(credential.as_ref()).await;
+    let (status, body) = read(sender.send_request(request).await.unwrap()).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    let message = "unable to upgrade to SPDY/3.1: only websocket is spoken here";
+    assert_eq!(body["message"], message);
+}

@@ -1,1 +1,0 @@
-//! The whole server over real sockets.

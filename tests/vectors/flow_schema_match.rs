@@ -1,0 +1,107 @@
+//! `flow_schema_match`: which schema, level and flow a request falls under, for many configurations.
+
+use serde_json::Value;
+use serde_json::json;
+use weir::api::UserInfo;
+use weir::api::flowcontrol;
+use weir::api::flowcontrol::Object;
+use weir::document;
+use weir::document::Faults;
+use weir::document::Strictness;
+use weir::flowcontrol::matching::Matcher;
+use weir::flowcontrol::matching::RequestDigest;
+use weir::flowcontrol::queue_set::Queuing;
+use weir::request_info::RequestInfo;
+use weir::request_info::Verb;
+
+use crate::support;
+
+#[test]
+fn every_request_is_classified_as_upstream_does() {
+    for case in support::cases("flow_schema_match") {
+        let (input, expected) = (&case["input"], &case["expected"]);
+        let matcher = Matcher::new(&objects(input));
+        let order: Vec<_> = matcher.schemas().iter().map(|schema| &schema.name).collect();
+        assert_eq!(json!(order), expected["matching_order"], "{}", case["name"]);
+        let mut dangling = matcher.dangling().to_vec();
+        dangling.sort();
+        assert_eq!(json!(dangling), expected["dangling"], "{}", case["name"]);
+        let requests = list(&input["requests"]).iter();
+        for (request, expected) in requests.zip(list(&expected["matches"])) {
+            assert_eq!(&classified(&matcher, request), expected, "{request} of {}", case["name"]);
+        }
+    }
+}
+
+fn list(value: &Value) -> &Vec<Value> {
+    value.as_array().unwrap()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+/// The objects of a case, with the kind and version that some of them do not say.
+fn objects(input: &Value) -> Vec<Object> {
+    let kinds = [
+        ("flow_schemas", "FlowSchema"),
+        ("priority_levels", "PriorityLevelConfiguration"),
+    ];
+    let mut objects = Vec::new();
+    for (key, kind) in kinds {
+        for object in list(&input[key]) {
+            let mut object = object.clone();
+            object["apiVersion"] = json!(format!("{}/v1", flowcontrol::GROUP));
+            object["kind"] = json!(kind);
+            let mut faults = Faults::default();
+            let documents = document::parse_all("case", &object.to_string(), &mut faults);
+            let read = flowcontrol::decode(&documents[0], Strictness::Strict, &mut faults);
+            assert_eq!(faults.to_string(), "", "{object}");
+            objects.extend(read.into_iter().map(|manifest| manifest.object));
+        }
+    }
+    objects
+}
+
+fn classified(matcher: &Matcher, request: &Value) -> Value {
+    let groups = list(&request["groups"]).iter();
+    let user = UserInfo {
+        name: text(&request["user"]).to_owned(),
+        groups: groups.map(|group| text(group).to_owned()).collect(),
+        ..UserInfo::default()
+    };
+    let info = &request["request_info"];
+    let bytes = |key: &str| text(&info[key]).as_bytes();
+    let verb = verb(text(&info["verb"]));
+    let digest = RequestDigest {
+        is_resource_request: info["is_resource_request"] == true,
+        verb: &verb,
+        path: bytes("path"),
+        api_group: bytes("api_group"),
+        resource: bytes("resource"),
+        subresource: bytes("subresource"),
+        namespace: bytes("namespace"),
+        user: &user,
+    };
+    let found = matcher.classify(&digest);
+    json!({
+        "flow_schema": found.schema.name,
+        "priority_level": found.level.spec.name,
+        "exempt": found.level.is_exempt(),
+        "flow_distinguisher": str::from_utf8(found.flow_distinguisher).unwrap(),
+        "queues": match found.level.spec.queuing {
+            Queuing::Exempt | Queuing::Reject => 0,
+            Queuing::Queue { dealer, .. } => dealer.deck_size(),
+        },
+        "hash": found.flow_hash.to_string(),
+    })
+}
+
+/// Off resources, a verb is a method in lower case.
+fn verb(text: &str) -> Verb {
+    if text.is_empty() {
+        return Verb::None;
+    }
+    let method = text.to_uppercase();
+    RequestInfo::parse(&method, b"/").unwrap().verb().clone()
+}

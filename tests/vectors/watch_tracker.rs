@@ -1,0 +1,41 @@
+//! `watch_tracker`: watches that come and go, and how many of them hear of a write.
+
+use serde_json::Value;
+use serde_json::json;
+use weir::flowcontrol::watch_tracker::WatchTracker;
+use weir::request_info::RequestInfo;
+
+use crate::support;
+
+#[test]
+fn as_many_watches_are_interested_as_upstream() {
+    for case in support::cases("watch_tracker") {
+        let mut tracker = WatchTracker::default();
+        let mut registered = Vec::new();
+        let operations = case["input"]["ops"].as_array().unwrap();
+        for (operation, expected) in operations.iter().zip(case["expected"]["results"].as_array().unwrap()) {
+            let found = match operation["op"].as_str().unwrap() {
+                "register" => {
+                    registered.push(tracker.register(&info(operation)));
+                    json!(registered.last().is_some_and(Option::is_some))
+                }
+                "forget" => {
+                    let index = operation["register_index"].as_u64().unwrap();
+                    if let Some(registration) = registered[usize::try_from(index).unwrap()].take() {
+                        tracker.forget(registration);
+                    }
+                    json!(null)
+                }
+                "query" => json!(tracker.interested_watches(&info(operation))),
+                other => panic!("{other}"),
+            };
+            assert_eq!(&found, expected, "{operation}");
+        }
+    }
+}
+
+fn info(operation: &Value) -> RequestInfo<'_> {
+    let method = operation["method"].as_str().unwrap();
+    let target = operation["url"].as_str().unwrap();
+    RequestInfo::parse(method, target.as_bytes()).unwrap()
+}

@@ -1,0 +1,79 @@
+//! `work_estimate`: the seats of a request, and what had to be asked to tell.
+
+use std::cell::Cell;
+use std::cell::RefCell;
+
+use serde_json::Value;
+use serde_json::json;
+use weir::flowcontrol::work_estimate::ObjectStats;
+use weir::flowcontrol::work_estimate::Surroundings;
+use weir::flowcontrol::work_estimate::estimate;
+use weir::request_info::RequestInfo;
+
+use crate::support;
+
+/// Answers as the case says, and keeps what was asked.
+struct Told<'c> {
+    input: &'c Value,
+    object_count_key: RefCell<Option<String>>,
+    watch_count_consulted: Cell<bool>,
+}
+
+impl Surroundings for Told<'_> {
+    fn consistent_reads_from_cache(&self) -> bool {
+        self.input["consistent_read_supported"] == true
+    }
+
+    fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats {
+        let (group, resource) = (text(api_group), text(resource));
+        let dot = if group.is_empty() { "" } else { "." };
+        let before = self.object_count_key.replace(Some(format!("{resource}{dot}{group}")));
+        assert_eq!(before, None, "asked twice");
+        match self.input["object_stats"].as_str().unwrap() {
+            "ok" => ObjectStats::Known {
+                count: self.input["object_count"].as_u64().unwrap(),
+                average_size: self.input["average_object_size_bytes"].as_u64().unwrap_or(0),
+            },
+            "not_found" => ObjectStats::NotFound,
+            "stale" | "error" => ObjectStats::Stale,
+            other => panic!("{other}"),
+        }
+    }
+
+    fn interested_watches(&self, _: &RequestInfo<'_>) -> usize {
+        assert!(!self.watch_count_consulted.replace(true), "asked twice");
+        usize::try_from(self.input["watch_count"].as_u64().unwrap()).unwrap()
+    }
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn every_request_is_estimated_as_upstream_does() {
+    for case in support::cases("work_estimate") {
+        let input = &case["input"];
+        let told = Told {
+            input,
+            object_count_key: RefCell::default(),
+            watch_count_consulted: Cell::default(),
+        };
+        let method = input["method"].as_str().unwrap();
+        let target = input["url"].as_str().unwrap();
+        let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+        let max_seats = u32::try_from(input["max_seats"].as_u64().unwrap()).unwrap();
+        let work = estimate(&info, (max_seats != 0).then_some(max_seats), &told);
+        let found = json!({
+            "initial_seats": work.initial_seats,
+            "final_seats": work.final_seats,
+            "additional_latency_ns": u64::try_from(work.additional_latency.as_nanos()).unwrap(),
+            "max_seats_occupied": work.max_seats(),
+            "object_count_key": told.object_count_key.take(),
+            "watch_count_consulted": told.watch_count_consulted.get(),
+            "verb": info.verb().as_str(),
+            "name": text(info.name()),
+        });
+        assert_eq!(found, case["expected"], "{input}");
+    }
+}
