@@ -6,11 +6,12 @@
 
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -26,6 +27,7 @@ use crate::drain::Stage;
 use crate::identity::ClientCertificates;
 use crate::identity::Identity;
 use crate::identity::ProvenTokens;
+use crate::identity::TokenFile;
 use crate::limits::Admission;
 use crate::limits::MaxInFlight;
 use crate::metrics::Registry;
@@ -44,6 +46,7 @@ use crate::upstream;
 use crate::upstream::Upstream;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::credentials::Renewal;
+use crate::upstream::credentials::Source;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::headers::Own;
 use crate::upstream::pool::Pool;
@@ -132,69 +135,25 @@ impl App {
         } = config;
         let registry = Registry::new();
         let drain = Drain::new();
-
-        let tls = tls::server_config(serving.tls, Arc::clone(&provider))
-            .map_err(|why| StartError::new("TLS towards clients", why))?;
-        let certificates = identity
-            .client_ca
-            .map(|roots| ClientCertificates::new(roots, provider))
-            .transpose()
-            .map_err(|why| StartError::new("--client-ca-file", why))?;
         let limiter = Arc::new(MaxInFlight::new(limits, &registry));
-        let upstream_metrics = upstream::Metrics::register(&registry);
-        let server_metrics = server::Metrics::register(&registry);
         let shared = Shared {
-            identity: Arc::new(Identity::new(certificates, identity.tokens)),
-            proven: Arc::default(),
             identity_headers: Arc::new(identity.headers),
+            identity: who_asks(identity.client_ca, identity.tokens, Arc::clone(&provider))?,
+            proven: Arc::default(),
             admission: Admission::MaxInFlight(Arc::clone(&limiter)),
             refusals: Arc::new(Prepared::new(limiter.rejections())),
             metrics: RequestMetrics::register(&registry),
             request_timeout,
             drain: Arc::clone(&drain),
+            upstream_metrics: upstream::Metrics::register(&registry),
+            upstream,
         };
-
-        let (own, renewal) = OwnCredentials::start(own, Clock)
-            .await
-            .map_err(|why| StartError::new("weir's own credentials", why))?;
-        let own_calls = OwnCalls {
-            pool: upstream::own_pool(&upstream, &own, &upstream_metrics),
-            certificate_changes: own.certificate_changes(),
-            renewal,
-        };
-        let readiness = Arc::new(Readiness::new(
-            Arc::clone(&own_calls.pool),
-            own,
-            Arc::clone(&drain),
-        ));
-
-        let listener = listen(serving.address)?;
-        let admin = AdminListeners::bind(admin, &readiness, &registry)?;
+        let (own_calls, readiness) = shared.own_calls(own).await?;
+        let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry)?;
+        let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
         let addresses = Addresses {
-            clients: local(&listener)?,
+            clients: local(&acceptor.listener)?,
             admin: local(&admin.operators.0)?,
-        };
-        let acceptor = TlsAcceptor::from(Arc::new(tls));
-        let workers = (0..workers.max(1)).map(|number| {
-            let serving = Arc::new(Serving {
-                pipeline: Arc::new(shared.pipeline(Upstream::new(&upstream, &upstream_metrics))),
-                drain: Arc::clone(&drain),
-                max_streams: serving.max_streams,
-                goaway_chance: serving.goaway_chance,
-                metrics: server_metrics.clone(),
-            });
-            Worker::start(number, acceptor.clone(), serving)
-        });
-        let workers = workers
-            .collect::<io::Result<Vec<_>>>()
-            .map_err(|why| StartError::new("cannot start a worker", why))?;
-        let acceptor = Acceptor {
-            listener,
-            workers,
-            most: serving.max_connections,
-            trusted: serving.trusted_proxies,
-            drain: Arc::clone(&drain),
-            metrics: server_metrics,
         };
         Ok(Self {
             acceptor,
@@ -249,7 +208,19 @@ impl App {
     }
 }
 
-/// What the workers' pipelines share.
+fn who_asks(
+    client_ca: Option<RootCertStore>,
+    tokens: TokenFile,
+    provider: Arc<CryptoProvider>,
+) -> Result<Arc<Identity>, StartError> {
+    let certificates = client_ca
+        .map(|roots| ClientCertificates::new(roots, provider))
+        .transpose()
+        .map_err(|why| StartError::new("--client-ca-file", why))?;
+    Ok(Arc::new(Identity::new(certificates, tokens)))
+}
+
+/// What the workers' pipelines, and the calls of weir's own, share.
 struct Shared {
     identity: Arc<Identity>,
     proven: Arc<ProvenTokens>,
@@ -259,22 +230,74 @@ struct Shared {
     metrics: Arc<RequestMetrics>,
     request_timeout: Duration,
     drain: Arc<Drain>,
+    upstream: upstream::Config,
+    upstream_metrics: Arc<upstream::Metrics>,
 }
 
 impl Shared {
-    fn pipeline(&self, upstream: Upstream) -> Pipeline {
+    fn pipeline(&self) -> Pipeline {
         Pipeline {
             identity: Arc::clone(&self.identity),
             proven: Arc::clone(&self.proven),
             identity_headers: Arc::clone(&self.identity_headers),
             admission: self.admission.clone(),
-            upstream,
+            upstream: Upstream::new(&self.upstream, &self.upstream_metrics),
             request_timeout: self.request_timeout,
             refusals: Arc::clone(&self.refusals),
             drain: Arc::clone(&self.drain),
             overdue: Arc::default(),
             metrics: Arc::clone(&self.metrics),
         }
+    }
+
+    async fn own_calls(&self, own: Source) -> Result<(OwnCalls, Readiness), StartError> {
+        let (own, renewal) = OwnCredentials::start(own, Clock)
+            .await
+            .map_err(|why| StartError::new("weir's own credentials", why))?;
+        let pool = upstream::own_pool(&self.upstream, &own, &self.upstream_metrics);
+        let certificate_changes = own.certificate_changes();
+        let readiness = Readiness::new(Arc::clone(&pool), own, Arc::clone(&self.drain));
+        Ok((
+            OwnCalls {
+                pool,
+                certificate_changes,
+                renewal,
+            },
+            readiness,
+        ))
+    }
+
+    fn acceptor(
+        &self,
+        serving: config::Serving,
+        workers: usize,
+        provider: Arc<CryptoProvider>,
+        registry: &Registry,
+    ) -> Result<Acceptor, StartError> {
+        let tls = tls::server_config(serving.tls, provider)
+            .map_err(|why| StartError::new("TLS towards clients", why))?;
+        let tls = TlsAcceptor::from(Arc::new(tls));
+        let listener = listen(serving.address)?;
+        let metrics = server::Metrics::register(registry);
+        let start = |number| {
+            let serving = Serving {
+                pipeline: Arc::new(self.pipeline()),
+                drain: Arc::clone(&self.drain),
+                max_streams: serving.max_streams,
+                goaway_chance: serving.goaway_chance,
+                metrics: metrics.clone(),
+            };
+            Worker::start(number, tls.clone(), Arc::new(serving))
+        };
+        let workers: Result<_, _> = (0..workers.max(1)).map(start).collect();
+        Ok(Acceptor {
+            listener,
+            workers: workers.map_err(|why| StartError::new("cannot start a worker", why))?,
+            most: serving.max_connections,
+            trusted: serving.trusted_proxies,
+            drain: Arc::clone(&self.drain),
+            metrics,
+        })
     }
 }
 
@@ -312,7 +335,7 @@ struct AdminListeners {
 impl AdminListeners {
     fn bind(
         admin: config::Admin,
-        readiness: &Arc<Readiness>,
+        readiness: Arc<Readiness>,
         registry: &Registry,
     ) -> Result<Self, StartError> {
         let serve = |address, metrics: bool| {
@@ -320,7 +343,7 @@ impl AdminListeners {
             Ok((
                 listen(address)?,
                 Arc::new(Admin {
-                    readiness: Arc::clone(readiness),
+                    readiness: Arc::clone(&readiness),
                     metrics,
                 }),
             ))

@@ -259,8 +259,8 @@ impl Faults {
     ) -> Option<(upstream::Config, Source)> {
         let front_proxy = self.front_proxy(args);
         let found = match (&args.upstream, &args.kubeconfig) {
-            (Some(url), None) => self.from_url(args, url),
-            (None, Some(file)) => self.from_kubeconfig(args, file),
+            (Some(url), None) => self.by_url(args, url),
+            (None, Some(file)) => self.by_kubeconfig(args, file),
             (None, None) => {
                 self.add(
                     "upstream",
@@ -313,7 +313,7 @@ impl Faults {
         }
     }
 
-    fn from_url(
+    fn by_url(
         &mut self,
         args: &UpstreamArgs,
         url: &str,
@@ -342,7 +342,7 @@ impl Faults {
         ))
     }
 
-    fn from_kubeconfig(
+    fn by_kubeconfig(
         &mut self,
         args: &UpstreamArgs,
         file: &Path,

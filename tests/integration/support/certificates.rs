@@ -1,0 +1,196 @@
+//! Authorities and certificates, made once for the whole run.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+
+use rcgen::BasicConstraints;
+use rcgen::CertificateParams;
+use rcgen::DnType;
+use rcgen::ExtendedKeyUsagePurpose;
+use rcgen::IsCa;
+use rcgen::Issuer;
+use rcgen::KeyPair;
+use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::ServerConfig;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs;
+use rustls::server::WebPkiClientVerifier;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::PrivateKeyDer;
+
+/// Everybody's certificates.
+pub struct Pki {
+    /// Signs what weir and the upstream present to those who connect.
+    pub servers: Authority,
+    /// `--client-ca-file`.
+    pub clients: Authority,
+    /// The upstream's `--requestheader-client-ca-file`.
+    pub front_proxy: Authority,
+    /// Nobody trusts it.
+    pub nobody: Authority,
+    /// What weir and the upstream present.
+    pub server: Issued,
+    /// `--proxy-client-cert-file`.
+    pub proxy: Issued,
+    /// A user: alice of dev and ops.
+    pub alice: Issued,
+    /// A user of system:masters.
+    pub admin: Issued,
+}
+
+/// The certificates of this run.
+pub fn pki() -> &'static Pki {
+    static PKI: OnceLock<Pki> = OnceLock::new();
+    PKI.get_or_init(|| {
+        let servers = Authority::new("servers");
+        let clients = Authority::new("clients");
+        let front_proxy = Authority::new("front-proxy");
+        Pki {
+            server: servers.server(),
+            proxy: front_proxy.client("front-proxy-client", &[]),
+            alice: clients.client("alice", &["dev", "ops"]),
+            admin: clients.client("admin", &["system:masters"]),
+            nobody: Authority::new("nobody"),
+            servers,
+            clients,
+            front_proxy,
+        }
+    })
+}
+
+/// The cryptography.
+pub fn provider() -> Arc<CryptoProvider> {
+    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
+    Arc::clone(PROVIDER.get_or_init(|| Arc::new(aws_lc_rs::default_provider())))
+}
+
+/// A CA.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    /// Its certificate.
+    pub certificate: CertificateDer<'static>,
+    /// Its certificate.
+    pub pem: String,
+}
+
+/// A certificate and its key.
+#[derive(Debug)]
+pub struct Issued {
+    /// The certificate.
+    pub certificate: CertificateDer<'static>,
+    /// The certificate.
+    pub pem: String,
+    /// The key.
+    pub key_pem: String,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Issued {
+    /// The key.
+    pub fn key(&self) -> PrivateKeyDer<'static> {
+        self.key.clone_key()
+    }
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).unwrap();
+        Self {
+            certificate: certificate.der().clone(),
+            pem: certificate.pem(),
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    fn issue(&self, params: &CertificateParams) -> Issued {
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        Issued {
+            certificate: certificate.der().clone(),
+            pem: certificate.pem(),
+            key_pem: key.serialize_pem(),
+            key: PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        }
+    }
+
+    /// For whoever is reached at 127.0.0.1.
+    pub fn server(&self) -> Issued {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.issue(&params)
+    }
+
+    /// For the user `name` of `groups`.
+    pub fn client(&self, name: &str, groups: &[&str]) -> Issued {
+        self.issue(&client(name, groups))
+    }
+
+    /// As [`Authority::client`], but long past its end.
+    pub fn expired_client(&self, name: &str) -> Issued {
+        let mut params = client(name, &[]);
+        params.not_before = rcgen::date_time_ymd(2001, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2002, 1, 1);
+        self.issue(&params)
+    }
+
+    /// Trusts what this authority signed.
+    pub fn roots(&self) -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.certificate.clone()).unwrap();
+        roots
+    }
+}
+
+fn client(name: &str, groups: &[&str]) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    let mut subject = rcgen::DistinguishedName::new();
+    subject.push(DnType::CommonName, name);
+    params.distinguished_name = subject;
+    // A distinguished name of this library holds one value of a kind; several groups are told by several kinds of
+    // certificates elsewhere, so one is enough here and more are joined where a test asks for them.
+    for group in groups {
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, *group);
+    }
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    params
+}
+
+/// TLS towards somebody whom `pki().servers` vouches for.
+pub fn client_config(alpn: &[&[u8]], certificate: Option<&Issued>) -> ClientConfig {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(pki().servers.roots());
+    let mut config = match certificate {
+        Some(issued) => builder
+            .with_client_auth_cert(vec![issued.certificate.clone()], issued.key())
+            .unwrap(),
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    config
+}
+
+/// TLS as kube-apiserver serves it: a front proxy's certificate is welcome and not needed.
+pub fn upstream_config(alpn: &[&[u8]], own: &Issued) -> ServerConfig {
+    let front_proxies = Arc::new(pki().front_proxy.roots());
+    let verifier = WebPkiClientVerifier::builder_with_provider(front_proxies, provider())
+        .allow_unauthenticated()
+        .build()
+        .unwrap();
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![own.certificate.clone()], own.key())
+        .unwrap();
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    config
+}

@@ -1,0 +1,94 @@
+//! What the tests stand on: certificates made on the spot, a fake upstream and clients of raw sockets, and weir itself.
+//!
+//! Everything waits for events, with one generous limit; nothing sleeps, and every port is the system's choice.
+
+pub mod certificates;
+pub mod client;
+pub mod frames;
+pub mod message;
+pub mod process;
+pub mod upstream;
+pub mod weir;
+pub mod wire;
+
+use std::fmt;
+use std::future::Future;
+use std::panic::Location;
+use std::time::Duration;
+
+/// How long anything may take: a loaded machine's worth, and short enough that a hang is told as such.
+pub const LIMIT: Duration = Duration::from_secs(40);
+
+/// Waits for `event`, or fails the test by saying what did not happen, and where it was waited for.
+#[track_caller]
+pub fn within<F: Future>(what: &'static str, event: F) -> impl Future<Output = F::Output> {
+    let place = Location::caller();
+    async move {
+        match tokio::time::timeout(LIMIT, event).await {
+            Ok(output) => output,
+            Err(_) => panic!("{place}: waited {LIMIT:?} in vain for {what}"),
+        }
+    }
+}
+
+/// Asks again and again until `attempt` gives something.
+#[track_caller]
+pub fn eventually<T, F>(what: &'static str, mut attempt: impl FnMut() -> F) -> impl Future<Output = T>
+where
+    F: Future<Output = Option<T>>,
+{
+    within(what, async move {
+        loop {
+            if let Some(found) = attempt().await {
+                return found;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+}
+
+/// A message or a connection that ended before it should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken(pub String);
+
+impl<E: std::error::Error> From<E> for Broken {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Which HTTP a test speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Http {
+    /// HTTP/1.1.
+    One,
+    /// HTTP/2.
+    Two,
+}
+
+impl Http {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::One, Self::Two];
+
+    /// Every pair of what a client and what the upstream speaks.
+    pub const PAIRS: [(Self, Self); 4] = [
+        (Self::One, Self::One),
+        (Self::One, Self::Two),
+        (Self::Two, Self::One),
+        (Self::Two, Self::Two),
+    ];
+
+    /// The protocol's name in a TLS handshake.
+    pub const fn alpn(self) -> &'static [u8] {
+        match self {
+            Self::One => b"http/1.1",
+            Self::Two => b"h2",
+        }
+    }
+}
