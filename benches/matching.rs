@@ -1,6 +1,7 @@
 //! What it costs to find the schema, level and flow of a request: nanoseconds by who asks for what.
 //!
-//! With the schemas that every cluster has, and with two hundred more before them, each for a few users of its own.
+//! With the schemas that every cluster has, and with two hundred more before them, each for a few
+//! users of its own.
 
 #![expect(
     clippy::expect_used,
@@ -103,16 +104,25 @@ const ASKED: [Asked; 8] = [
 
 /// Copies of `service-accounts` that come before it, for other service accounts.
 fn tenants() -> impl Iterator<Item = Object> {
-    let schemas = objects(Class::Suggested).iter().filter_map(|object| match object {
-        Object::FlowSchema(schema) if schema.metadata.name == "service-accounts" => Some(schema),
-        Object::FlowSchema(_) | Object::PriorityLevelConfiguration(_) => None,
-    });
-    let original = schemas.last().expect("one of the suggested schemas");
+    let original = objects(Class::Suggested)
+        .iter()
+        .find_map(|object| match object {
+            Object::FlowSchema(schema) if schema.metadata.name == "service-accounts" => {
+                Some(schema)
+            }
+            Object::FlowSchema(_) | Object::PriorityLevelConfiguration(_) => None,
+        })
+        .expect("one of the suggested schemas");
     (0..200).map(|n| {
         let mut schema: FlowSchema = original.clone();
         schema.metadata.name = format!("tenant-{n}");
         schema.spec.matching_precedence = 1000;
-        for subject in schema.spec.rules.iter_mut().flat_map(|rule| &mut rule.subjects) {
+        for subject in schema
+            .spec
+            .rules
+            .iter_mut()
+            .flat_map(|rule| &mut rule.subjects)
+        {
             subject.group = Some(format!("system:serviceaccounts:tenant-{n}"));
         }
         Object::FlowSchema(schema)
@@ -120,7 +130,11 @@ fn tenants() -> impl Iterator<Item = Object> {
 }
 
 fn classify(c: &mut Criterion) {
-    let built_in = || objects(Class::Mandatory).iter().chain(objects(Class::Suggested));
+    let built_in = || {
+        objects(Class::Mandatory)
+            .iter()
+            .chain(objects(Class::Suggested))
+    };
     let tenants: Vec<Object> = tenants().collect();
     let matchers = [
         ("built_in_schemas", Matcher::new(built_in())),

@@ -4,6 +4,10 @@
 //! counted. Help texts carry Kubernetes' stability mark where the metric is one of kube-apiserver's, so that its
 //! dashboards and this endpoint read alike. No global registry: two proxies in one process count apart.
 
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
 use prometheus::HistogramOpts;
 use prometheus::HistogramVec;
 use prometheus::IntCounter;
@@ -16,7 +20,22 @@ use prometheus::core::Collector;
 
 /// What `GET /metrics` shows.
 #[derive(Clone, Debug, Default)]
-pub struct Registry(prometheus::Registry);
+pub struct Registry {
+    registry: prometheus::Registry,
+    /// Everything registered, also what has no sample yet. Held for a push or a copy.
+    described: Arc<Mutex<Vec<Described>>>,
+}
+
+/// A metric, apart from its samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// Its name.
+    pub name: String,
+    /// What it counts.
+    pub help: String,
+    /// What its samples are told apart by.
+    pub labels: Vec<String>,
+}
 
 impl Registry {
     /// An empty registry.
@@ -62,12 +81,23 @@ impl Registry {
         self.add(HistogramVec::new(opts, labels))
     }
 
+    /// What `collector` finds whenever somebody looks, for numbers that are kept elsewhere.
+    #[expect(
+        clippy::expect_used,
+        reason = "names and labels are constants of this program; a test renders them all"
+    )]
+    pub fn collect_from(&self, collector: impl Collector + 'static) {
+        self.0
+            .register(Box::new(collector))
+            .expect("a metric is registered once");
+    }
+
     /// Everything registered, in the text exposition format.
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = String::new();
         // Formatting into a string fails only for a metric family without samples, which `gather` leaves out.
-        let _ = TextEncoder::new().encode_utf8(&self.0.gather(), &mut text);
+        let _ = TextEncoder::new().encode_utf8(&self.registry.gather(), &mut text);
         text
     }
 
@@ -77,10 +107,31 @@ impl Registry {
     )]
     fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
         let collector = made.expect("a metric's name and labels are well-formed");
-        self.0
+        self.registry
             .register(Box::new(collector.clone()))
             .expect("a metric is registered once");
+        let described = collector.desc().into_iter().map(|desc| Described {
+            name: desc.fq_name.clone(),
+            help: desc.help.clone(),
+            labels: desc.variable_labels.clone(),
+        });
+        self.described
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(described);
         collector
+    }
+
+    /// Everything registered, by name.
+    #[must_use]
+    pub fn described(&self) -> Vec<Described> {
+        let mut all = self
+            .described
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
     }
 }
 

@@ -77,7 +77,7 @@ pub struct UpstreamArgs {
 #[derive(Args, Clone, Debug)]
 pub struct ProxyArgs {
     /// A YAML file with the same settings, by the flags' names (in camelCase or as they are). Flags win.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "General")]
     pub config: Option<PathBuf>,
     /// Towards clients.
     #[command(flatten)]

@@ -62,6 +62,12 @@ impl Concurrency {
         }
     }
 
+    /// Changes the number of seats. It takes effect with the next
+    /// [`configure`](Self::configure).
+    pub const fn set_server_concurrency_limit(&mut self, server_concurrency_limit: u32) {
+        self.server_concurrency_limit = server_concurrency_limit;
+    }
+
     /// Divides the seats among these levels from now on, and adjusts.
     ///
     /// A level that was there before, by name, keeps the memory of its demand.

@@ -1,10 +1,12 @@
-//! How many objects there are of each resource and how large they are, as far as answers to lists have told.
+//! How many objects there are of each resource and how large they are, as far as answers to lists
+//! have told.
 //!
-//! kube-apiserver asks etcd about every resource each minute or two (`StorageObjectCountTracker`, Kubernetes 1.36). From
-//! outside there are the answers that pass by: a list of everything tells how many objects there are, or a first page of
-//! it that says how many remain. What was learned grows stale and is forgotten after as long as upstream. Nothing is
-//! learned of a resource that nobody lists, and something of resources that are not in etcd and that upstream knows
-//! nothing of; whoever owns this may choose not to tell it of those.
+//! kube-apiserver asks etcd about every resource each minute or two (`StorageObjectCountTracker`,
+//! Kubernetes 1.36). From outside there are the answers that pass by: a list of everything tells
+//! how many objects there are, or a first page of it that says how many remain. What was learned
+//! grows stale and is forgotten after as long as upstream. Nothing is learned of a resource that
+//! nobody lists, and something of resources that are not in etcd and that upstream knows nothing
+//! of; whoever owns this may choose not to tell it of those.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,8 +20,8 @@ use crate::request_info::Verb;
 const STALE_AFTER: Duration = Duration::from_secs(3 * 60);
 /// After that it is as if it had never been: `pruneInterval`.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60 * 60);
-/// More than any API server has; the one that was longest not counted makes room. Keeps a server that answers anything
-/// from filling weir's memory.
+/// More than any API server has; the one that was longest not counted makes room. Keeps a server
+/// that answers anything from filling weir's memory.
 const MAX_RESOURCES: usize = 4096;
 
 /// What is known of all resources.
@@ -39,8 +41,8 @@ pub struct ListAnswer {
     pub remaining_items: Option<u64>,
     /// Whether it has a `metadata.continue`, so that there is more.
     pub continues: bool,
-    /// The length of its body, if that holds the objects as they are: neither compressed nor a table, nor their metadata alone. In
-    /// JSON it is larger than what etcd has, up to three times.
+    /// The length of its body, if that holds the objects as they are: neither compressed nor a
+    /// table, nor their metadata alone. In JSON it is larger than what etcd has, up to three times.
     pub bytes: Option<u64>,
 }
 
@@ -57,7 +59,9 @@ impl ObjectCounts {
         let Some(count) = total(list, answer) else {
             return;
         };
-        let average_size = answer.bytes.and_then(|bytes| bytes.checked_div(answer.items));
+        let average_size = answer
+            .bytes
+            .and_then(|bytes| bytes.checked_div(answer.items));
         self.set(now, list.api_group(), list.resource(), count, average_size);
     }
 
@@ -132,11 +136,17 @@ impl ObjectCounts {
 
 /// How many objects there are, if the answer tells.
 fn total(list: &RequestInfo<'_>, answer: ListAnswer) -> Option<u64> {
-    let given = |key| list.query().first(key).is_some_and(|value| !value.is_empty());
+    let given = |key| {
+        list.query()
+            .first(key)
+            .is_some_and(|value| !value.is_empty())
+    };
     let of_everything = *list.verb() == Verb::List
         && list.namespace().is_empty()
         && list.name().is_empty()
-        && !["continue", "fieldSelector", "labelSelector"].into_iter().any(given);
+        && !["continue", "fieldSelector", "labelSelector"]
+            .into_iter()
+            .any(given);
     if !of_everything {
         return None;
     }
@@ -162,7 +172,10 @@ mod tests {
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
         counts.learn(now, &info, answer);
         match counts.stats(now, info.api_group(), info.resource()) {
-            ObjectStats::Known { count, average_size } => Some((count, average_size)),
+            ObjectStats::Known {
+                count,
+                average_size,
+            } => Some((count, average_size)),
             ObjectStats::NotFound => None,
             ObjectStats::Stale => panic!("stale at once"),
         }
@@ -170,13 +183,26 @@ mod tests {
 
     #[test]
     fn a_list_of_everything_tells_the_total() {
-        let whole = ListAnswer { remaining_items: None, continues: false, ..PAGE };
+        let whole = ListAnswer {
+            remaining_items: None,
+            continues: false,
+            ..PAGE
+        };
         assert_eq!(learned("/api/v1/pods", whole), Some((500, 2000)));
-        assert_eq!(learned("/apis/apps/v1/deployments?limit=500", whole), Some((500, 2000)));
-        assert_eq!(learned("/apis/apps/v1/deployments?limit=500", PAGE), Some((2000, 2000)));
+        assert_eq!(
+            learned("/apis/apps/v1/deployments?limit=500", whole),
+            Some((500, 2000))
+        );
+        assert_eq!(
+            learned("/apis/apps/v1/deployments?limit=500", PAGE),
+            Some((2000, 2000))
+        );
         let none = ListAnswer { items: 0, ..whole };
         assert_eq!(learned("/api/v1/pods?labelSelector=", none), Some((0, 0)));
-        let table = ListAnswer { bytes: None, ..whole };
+        let table = ListAnswer {
+            bytes: None,
+            ..whole
+        };
         assert_eq!(learned("/api/v1/pods", table), Some((500, 0)));
     }
 
@@ -193,9 +219,15 @@ mod tests {
         for target in targets {
             assert_eq!(learned(target, PAGE), None, "{target}");
         }
-        let more = ListAnswer { remaining_items: None, ..PAGE };
+        let more = ListAnswer {
+            remaining_items: None,
+            ..PAGE
+        };
         assert_eq!(learned("/api/v1/pods?limit=500", more), None);
-        let absurd = ListAnswer { remaining_items: Some(u64::MAX), ..PAGE };
+        let absurd = ListAnswer {
+            remaining_items: Some(u64::MAX),
+            ..PAGE
+        };
         assert_eq!(learned("/api/v1/pods?limit=500", absurd), None);
     }
 
@@ -204,9 +236,16 @@ mod tests {
         let (mut counts, start) = (ObjectCounts::default(), Instant::now());
         counts.set(start, b"apps", b"deployments", 7, Some(100));
         let mut after = |seconds, nanos| {
-            counts.stats(start + Duration::new(seconds, nanos), b"apps", b"deployments")
+            counts.stats(
+                start + Duration::new(seconds, nanos),
+                b"apps",
+                b"deployments",
+            )
         };
-        let known = ObjectStats::Known { count: 7, average_size: 100 };
+        let known = ObjectStats::Known {
+            count: 7,
+            average_size: 100,
+        };
         assert_eq!(after(0, 0), known);
         assert_eq!(after(180, 0), known);
         assert_eq!(after(180, 1), ObjectStats::Stale);
@@ -214,10 +253,23 @@ mod tests {
         assert_eq!(after(3600, 0), ObjectStats::NotFound);
 
         counts.set(start + FORGOTTEN_AFTER, b"apps", b"deployments", 8, None);
-        let known = ObjectStats::Known { count: 8, average_size: 100 };
-        assert_eq!(counts.stats(start + FORGOTTEN_AFTER, b"apps", b"deployments"), known);
-        assert_eq!(counts.stats(start, b"apps", b"deployments"), known, "a clock that steps back");
-        assert_eq!(counts.stats(start, b"", b"deployments"), ObjectStats::NotFound);
+        let known = ObjectStats::Known {
+            count: 8,
+            average_size: 100,
+        };
+        assert_eq!(
+            counts.stats(start + FORGOTTEN_AFTER, b"apps", b"deployments"),
+            known
+        );
+        assert_eq!(
+            counts.stats(start, b"apps", b"deployments"),
+            known,
+            "a clock that steps back"
+        );
+        assert_eq!(
+            counts.stats(start, b"", b"deployments"),
+            ObjectStats::NotFound
+        );
     }
 
     #[test]
@@ -235,6 +287,10 @@ mod tests {
         assert_eq!(counts.resources.len(), MAX_RESOURCES);
         assert_eq!(counts.stats(start, b"", &name(7)), ObjectStats::NotFound);
         counts.set(start + second + FORGOTTEN_AFTER, b"", b"newer", 1, None);
-        assert_eq!(counts.resources.len(), 2, "all that was forgotten goes at once");
+        assert_eq!(
+            counts.resources.len(),
+            2,
+            "all that was forgotten goes at once"
+        );
     }
 }

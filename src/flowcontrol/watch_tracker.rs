@@ -1,10 +1,12 @@
 //! How many watchers will hear of a write.
 //!
-//! Follows `watchTracker` (Kubernetes 1.36, `util/flowcontrol/watch_tracker.go`): watches are counted by the resource,
-//! namespace and name that they are about, whatever they select. It takes to be few what upstream takes to be few: the
-//! kubelets, each of which watches the pods of its own node, are not counted at all.
+//! Follows `watchTracker` (Kubernetes 1.36, `util/flowcontrol/watch_tracker.go`): watches are
+//! counted by the resource, namespace and name that they are about, whatever they select. It takes
+//! to be few what upstream takes to be few: the kubelets, each of which watches the pods of its own
+//! node, are not counted at all.
 //!
-//! Counts the watches of this process. Where clients reach the API server by other ways too, the count is too low.
+//! Counts the watches of this process. Where clients reach the API server by other ways too, the
+//! count is too low.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,10 +14,12 @@ use std::sync::Arc;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
-/// The resource of which watches are told apart by an index of the API server's watch cache, and the field that is indexed.
+/// The resource of which watches are told apart by an index of the API server's watch cache, and
+/// the field that is indexed.
 const INDEXED: (&[u8], &str) = (b"pods", "spec.nodeName");
 
-/// The watches that there are. It is as large as their number allows; nothing stays of those that ended.
+/// The watches that there are. It is as large as their number allows; nothing stays of those that
+/// ended.
 #[derive(Debug, Default)]
 pub struct WatchTracker {
     counts: HashMap<Arc<[u8]>, usize>,
@@ -61,7 +65,8 @@ impl WatchTracker {
         }
     }
 
-    /// How many watches are about what a request changes; none if it changes nothing. Of a create the name is not known.
+    /// How many watches are about what a request changes; none if it changes nothing. Of a create
+    /// the name is not known.
     ///
     /// Upstream: `GetInterestedWatchCount`.
     pub fn interested_watches(&mut self, info: &RequestInfo<'_>) -> usize {
@@ -97,7 +102,8 @@ fn is_indexed(info: &RequestInfo<'_>) -> bool {
             .is_some_and(|value| !value.is_empty())
 }
 
-/// Writes group, resource, namespace and name, each after its length, so that no two differ and read alike.
+/// Writes group, resource, namespace and name, each after its length, so that no two differ and
+/// read alike.
 fn write_key(key: &mut Vec<u8>, info: &RequestInfo<'_>, namespace: &[u8], name: &[u8]) {
     key.clear();
     for part in [info.api_group(), info.resource(), namespace, name] {
@@ -108,6 +114,8 @@ fn write_key(key: &mut Vec<u8>, info: &RequestInfo<'_>, namespace: &[u8], name: 
 
 #[cfg(test)]
 mod tests {
+    use fastrand::Rng;
+
     use super::*;
 
     fn info(method: &str, target: &'static str) -> RequestInfo<'static> {
@@ -194,6 +202,36 @@ mod tests {
     #[test]
     fn no_path_can_be_taken_for_another() {
         let (mut tracker, _) = watching(&["/apis/a/v1/b%00c?watch=1", "/apis/a%00b/v1/c?watch=1"]);
-        assert_eq!(tracker.interested_watches(&info("POST", "/apis/a/v1/b%00c")), 1);
+        assert_eq!(
+            tracker.interested_watches(&info("POST", "/apis/a/v1/b%00c")),
+            1
+        );
+    }
+
+    #[test]
+    fn whatever_comes_and_goes_a_recount_finds_the_same() {
+        let scopes = ["pods", "namespaces/a/pods", "namespaces/b/pods"];
+        for seed in 0x5eed..0x5eed + 50 {
+            let mut random = Rng::with_seed(seed);
+            let (mut tracker, mut live) = (WatchTracker::default(), Vec::new());
+            for _ in 0..200 {
+                let (scope, name) = (random.usize(..3), random.usize(..3));
+                if !live.is_empty() && random.u8(..3) == 0 {
+                    let (_, registration) = live.swap_remove(random.usize(..live.len()));
+                    tracker.forget(registration);
+                } else {
+                    let selector = ["", "metadata.name%3Dx", "metadata.name%3Dy"][name];
+                    let target =
+                        format!("/api/v1/{}?watch=1&fieldSelector={selector}", scopes[scope]);
+                    let watch = RequestInfo::parse("GET", target.as_bytes()).unwrap();
+                    live.push(((scope, name), tracker.register(&watch).unwrap()));
+                }
+                let write = info("PUT", "/api/v1/namespaces/a/pods/x");
+                let interested =
+                    |(about, _): &&((usize, usize), _)| matches!(about, (0, 0) | (1, 0) | (1, 1));
+                let recount = live.iter().filter(interested).count();
+                assert_eq!(tracker.interested_watches(&write), recount, "seed {seed}");
+            }
+        }
     }
 }

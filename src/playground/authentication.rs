@@ -6,6 +6,7 @@
 
 use crate::playground::pki::Certificates;
 use crate::playground::pki::FRONT_PROXY_NAME;
+use crate::playground::request::percent_decoded;
 use crate::playground::time;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
@@ -252,7 +253,7 @@ fn user_of(headers: &HeaderMap, prefix: &str) -> Option<User> {
     for (name, value) in headers {
         if let (Some(key), Ok(value)) = (name.as_str().strip_prefix(&extra_prefix), value.to_str())
         {
-            let key = super::request::percent_decoded(key);
+            let key = percent_decoded(key);
             extra.entry(key).or_default().push(value.to_owned());
         }
     }

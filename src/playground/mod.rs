@@ -5,8 +5,8 @@
 //! is nothing: no scheduler, no kubelet, no controllers. A created pod runs at once and does nothing.
 //!
 //! A room of its own: it knows nothing of the proxy, and nothing of the proxy but the command line
-//! uses it. It is told apart from a real server by what it leaves out: protobuf, SPDY, field ownership,
-//! validation of anything but names.
+//! uses it. It is told apart from a real server by what it leaves out: answers in protobuf, SPDY, field
+//! ownership, validation of anything but names.
 //!
 //! The way of a request: [`server`] accepts and speaks TLS and HTTP, `authentication` says who asks,
 //! `request` what is asked, `journal` and `capacity` whether and when it is served, `authorization`

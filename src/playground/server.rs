@@ -62,6 +62,8 @@ use tokio_rustls::TlsAcceptor;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How long requests may take to end once the server stops; then they are cut.
 const GRACE: Duration = Duration::from_secs(2);
+/// kube-apiserver's limit on idle connections. (hyper counts it from the end of a request.)
+const IDLE_LIMIT: Duration = Duration::from_secs(90);
 /// How long to wait when there are no file descriptors left to accept with.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// kube-apiserver's HTTP/2 frame size and stream window, in bytes.
@@ -232,6 +234,7 @@ async fn connection(state: Arc<State>, acceptor: TlsAcceptor, stream: TcpStream)
             .timer(TokioTimer::new())
             .title_case_headers(true)
             .max_headers(MOST_HEADERS)
+            .header_read_timeout(IDLE_LIMIT)
             .serve_connection(io, service)
             .with_upgrades();
         drive(&state, &closing, connection, |c| c.graceful_shutdown()).await;

@@ -10,8 +10,8 @@ pub struct Settings {
     pub nodes: usize,
     /// How many running pods there are at the start. Default: 20.
     pub pods: usize,
-    /// How many requests are served at full speed at once; more of them share it. Default: none, the
-    /// service time is always the same.
+    /// How many requests are served at full speed at once; more of them share it. Means nothing without
+    /// a service time. Default: none, the service time is always the same.
     pub capacity: Option<NonZeroUsize>,
     /// How long serving a request takes, at full speed; of a watch or another long-running request
     /// its start. Default: zero.

@@ -1,4 +1,11 @@
-//! `flow_schema_match`: which schema, level and flow a request falls under, for many configurations.
+//! `flow_schema_match`: which schema, level and flow a request falls under, for many
+//! configurations.
+
+#![expect(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test says so when a case is not as described"
+)]
 
 use serde_json::Value;
 use serde_json::json;
@@ -21,14 +28,24 @@ fn every_request_is_classified_as_upstream_does() {
     for case in support::cases("flow_schema_match") {
         let (input, expected) = (&case["input"], &case["expected"]);
         let matcher = Matcher::new(&objects(input));
-        let order: Vec<_> = matcher.schemas().iter().map(|schema| &schema.name).collect();
+        let order: Vec<_> = matcher
+            .schemas()
+            .iter()
+            .map(|schema| &schema.name)
+            .collect();
         assert_eq!(json!(order), expected["matching_order"], "{}", case["name"]);
         let mut dangling = matcher.dangling().to_vec();
         dangling.sort();
         assert_eq!(json!(dangling), expected["dangling"], "{}", case["name"]);
-        let requests = list(&input["requests"]).iter();
-        for (request, expected) in requests.zip(list(&expected["matches"])) {
-            assert_eq!(&classified(&matcher, request), expected, "{request} of {}", case["name"]);
+        let (requests, matches) = (list(&input["requests"]), list(&expected["matches"]));
+        assert_eq!(requests.len(), matches.len(), "{}", case["name"]);
+        for (request, expected) in requests.iter().zip(matches) {
+            assert_eq!(
+                &classified(&matcher, request),
+                expected,
+                "{request} of {}",
+                case["name"]
+            );
         }
     }
 }

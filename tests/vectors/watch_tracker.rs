@@ -1,5 +1,10 @@
 //! `watch_tracker`: watches that come and go, and how many of them hear of a write.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test says so when a case is not as described"
+)]
+
 use serde_json::Value;
 use serde_json::json;
 use weir::flowcontrol::watch_tracker::WatchTracker;
@@ -13,7 +18,9 @@ fn as_many_watches_are_interested_as_upstream() {
         let mut tracker = WatchTracker::default();
         let mut registered = Vec::new();
         let operations = case["input"]["ops"].as_array().unwrap();
-        for (operation, expected) in operations.iter().zip(case["expected"]["results"].as_array().unwrap()) {
+        let results = case["expected"]["results"].as_array().unwrap();
+        assert_eq!(operations.len(), results.len());
+        for (operation, expected) in operations.iter().zip(results) {
             let found = match operation["op"].as_str().unwrap() {
                 "register" => {
                     registered.push(tracker.register(&info(operation)));

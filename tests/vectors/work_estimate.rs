@@ -1,5 +1,11 @@
 //! `work_estimate`: the seats of a request, and what had to be asked to tell.
 
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test says so when a case is not as described"
+)]
+
 use std::cell::Cell;
 use std::cell::RefCell;
 
@@ -27,12 +33,16 @@ impl Surroundings for Told<'_> {
     fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats {
         let (group, resource) = (text(api_group), text(resource));
         let dot = if group.is_empty() { "" } else { "." };
-        let before = self.object_count_key.replace(Some(format!("{resource}{dot}{group}")));
+        let before = self
+            .object_count_key
+            .replace(Some(format!("{resource}{dot}{group}")));
         assert_eq!(before, None, "asked twice");
         match self.input["object_stats"].as_str().unwrap() {
             "ok" => ObjectStats::Known {
                 count: self.input["object_count"].as_u64().unwrap(),
-                average_size: self.input["average_object_size_bytes"].as_u64().unwrap_or(0),
+                average_size: self.input["average_object_size_bytes"]
+                    .as_u64()
+                    .unwrap_or(0),
             },
             "not_found" => ObjectStats::NotFound,
             "stale" | "error" => ObjectStats::Stale,

@@ -11,12 +11,15 @@ use crate::flowcontrol::shuffle_sharding::flow_hash;
 #[derive(Clone, Debug)]
 pub(super) enum Flows {
     /// They are not: where there is one queue or none, or where the schema wants it so.
-    One { hash: u64 },
+    One {
+        hash: u64,
+    },
     ByNamespace(Begun),
     ByUser(Begun),
 }
 
-/// The hash of a flow up to its distinguisher: what all flows of the schema have in common is hashed once.
+/// The hash of a flow up to its distinguisher: what all flows of the schema have in common is
+/// hashed once.
 #[derive(Clone, Debug)]
 pub(super) struct Begun(Sha256);
 

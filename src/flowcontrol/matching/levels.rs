@@ -1,7 +1,8 @@
 //! Priority levels, from objects to what the queue sets and the division of seats go by.
 //!
-//! The part of `digestNewPLsLocked` and `imaginePL` (Kubernetes 1.36, `apf_controller.go`) that only looks at objects.
-//! What becomes of levels that are gone is for their owner to decide, who knows whether requests still wait there.
+//! The part of `digestNewPLsLocked` and `imaginePL` (Kubernetes 1.36, `apf_controller.go`) that
+//! only looks at objects. What becomes of levels that are gone is for their owner to decide, who
+//! knows whether requests still wait there.
 
 use std::collections::BTreeMap;
 
@@ -167,7 +168,10 @@ mod tests {
             lendable_percent: 33,
             borrowing_limit_percent: Some(200),
         };
-        assert_eq!((level.spec, level.uid.as_str(), level.imagined), (expected, "u-1", false));
+        assert_eq!(
+            (level.spec, level.uid.as_str(), level.imagined),
+            (expected, "u-1", false)
+        );
     }
 
     #[test]
@@ -188,9 +192,19 @@ mod tests {
             object
         };
         assert!(!is_accepted(response(|r| r.queuing = None)));
-        assert!(!is_accepted(response(|r| r.kind = LimitResponseType::Reject)));
-        assert!(!is_accepted(response(|r| r.queuing.as_mut().unwrap().hand_size = 65)));
-        assert!(is_accepted(response(|r| r.queuing.as_mut().unwrap().hand_size = 10)));
+        assert!(!is_accepted(response(
+            |r| r.kind = LimitResponseType::Reject
+        )));
+        assert!(!is_accepted(response(|r| r
+            .queuing
+            .as_mut()
+            .unwrap()
+            .hand_size = 65)));
+        assert!(is_accepted(response(|r| r
+            .queuing
+            .as_mut()
+            .unwrap()
+            .hand_size = 10)));
     }
 
     #[test]
@@ -204,7 +218,9 @@ mod tests {
         let mut levels = accepted([&object]);
         assert!(levels.is_empty());
         imagine_missing(&mut levels);
-        assert!(levels[EXEMPT].imagined && levels[EXEMPT].is_exempt() && levels[EXEMPT].uid.is_empty());
+        assert!(
+            levels[EXEMPT].imagined && levels[EXEMPT].is_exempt() && levels[EXEMPT].uid.is_empty()
+        );
         assert_eq!(levels[CATCH_ALL].spec.nominal_concurrency_shares, 5);
 
         object.spec.exempt = Some(ExemptPriorityLevelConfiguration::default());

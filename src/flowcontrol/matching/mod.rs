@@ -1,14 +1,16 @@
 //! Which flow schema a request falls under, and hence which priority level and which flow.
 //!
-//! A [`Matcher`] is made from the configuration objects when they change, and never changes itself. It is
-//! `digestFlowSchemasLocked` and the matching of `startRequest` (Kubernetes 1.36, `apf_controller.go`): schemas in the
-//! order of their precedence, of those the first that matches, and the mandatory ones imagined where they are missing.
-//! For a request nothing is allocated, and nothing is computed that could have been before.
+//! A [`Matcher`] is made from the configuration objects when they change, and never changes itself.
+//! It is `digestFlowSchemasLocked` and the matching of `startRequest` (Kubernetes 1.36,
+//! `apf_controller.go`): schemas in the order of their precedence, of those the first that matches,
+//! and the mandatory ones imagined where they are missing. For a request nothing is allocated, and
+//! nothing is computed that could have been before.
 //!
-//! [`Policies`] and what it is made of know nothing of schemas, and serve whatever else picks requests by such rules.
+//! [`Policies`] and what it is made of know nothing of schemas, and serve whatever else picks
+//! requests by such rules.
 //!
-//! Not here: keeping levels alive that are gone from the configuration but still have requests, and writing to the
-//! objects' status, which stays kube-apiserver's own.
+//! Not here: keeping levels alive that are gone from the configuration but still have requests, and
+//! writing to the objects' status, which stays kube-apiserver's own.
 
 mod flow;
 mod levels;
@@ -126,7 +128,8 @@ impl Matcher {
     )]
     fn of(schemas: Vec<&FlowSchema>, levels: Vec<&PriorityLevelConfiguration>) -> Self {
         let mut levels = levels::accepted(levels);
-        // A mandatory level without an object is imagined only later: until then, references to it dangle.
+        // A mandatory level without an object is imagined only later: until then, references to it
+        // dangle.
         let (good, dangling): (Vec<_>, Vec<_>) = schemas
             .into_iter()
             .partition(|schema| levels.contains_key(&schema.spec.priority_level_configuration));
@@ -144,11 +147,15 @@ impl Matcher {
                 .expect("imagined if missing"),
             schemas: schemas.into(),
             levels,
-            dangling: dangling.iter().map(|schema| schema.metadata.name.clone()).collect(),
+            dangling: dangling
+                .iter()
+                .map(|schema| schema.metadata.name.clone())
+                .collect(),
         }
     }
 
-    /// Finds the schema of a request, and what follows from it. What no schema matches is the catch-all's.
+    /// Finds the schema of a request, and what follows from it. What no schema matches is the
+    /// catch-all's.
     #[must_use]
     #[expect(
         clippy::indexing_slicing,
@@ -207,7 +214,8 @@ impl Schema {
     }
 }
 
-/// By precedence, then by name. What is imagined stands outside of that: the exempt schema first, the catch-all last.
+/// By precedence, then by name. What is imagined stands outside of that: the exempt schema first,
+/// the catch-all last.
 fn in_order(mut schemas: Vec<&FlowSchema>) -> Vec<&FlowSchema> {
     let has = |schemas: &[&FlowSchema], name| schemas.iter().any(|s| s.metadata.name == name);
     schemas.sort_by_key(|schema| (schema.spec.matching_precedence, &schema.metadata.name));

@@ -1,11 +1,12 @@
 //! Looking things up by name: in configured lists that are mostly short and sometimes very long.
 //!
-//! Kubernetes' wildcard is a list of nothing but `*`; among other elements `*` only stands for itself. Names are bytes,
-//! since those of a request need not be UTF-8.
+//! Kubernetes' wildcard is a list of nothing but `*`; among other elements `*` only stands for
+//! itself. Names are bytes, since those of a request need not be UTF-8.
 
 use std::collections::HashMap;
 
-/// Up to so many names are compared one by one. Most differ in length, so that takes less time than to hash one.
+/// Up to so many names are compared one by one. Most differ in length, so that takes less time than
+/// to hash one.
 const FEW: usize = 8;
 
 /// A value for each of some names.
@@ -59,10 +60,6 @@ impl NameSet {
             Self::Of(names) => names.get(name).is_some(),
         }
     }
-
-    pub(super) const fn is_any(&self) -> bool {
-        matches!(self, Self::Any)
-    }
 }
 
 /// Whether `names` is the wildcard.
@@ -102,7 +99,11 @@ mod tests {
             let many = matches!(set, NameSet::Of(ByName::Many(_)));
             assert_eq!(many, count > FEW);
             for (n, name) in names.iter().enumerate() {
-                assert_eq!(set.contains(name.as_bytes()), n < count, "{name} of {count}");
+                assert_eq!(
+                    set.contains(name.as_bytes()),
+                    n < count,
+                    "{name} of {count}"
+                );
             }
         }
     }

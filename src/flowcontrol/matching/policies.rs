@@ -1,6 +1,7 @@
 //! Rules with subjects, in an order in which the first that matches counts.
 //!
-//! All subjects are looked up at once. Of the rules, only those whose subjects include the user are looked at.
+//! All subjects are looked up at once. Of the rules, only those whose subjects include the user are
+//! looked at.
 
 use super::RequestDigest;
 use super::rules::Rules;
@@ -8,8 +9,8 @@ use super::subjects::Lists;
 use super::subjects::Subjects;
 use crate::api::flowcontrol::PolicyRulesWithSubjects;
 
-/// Entries, each with any number of [`PolicyRulesWithSubjects`]. An entry matches if one of these has both a subject and
-/// a rule that match.
+/// Entries, each with any number of [`PolicyRulesWithSubjects`]. An entry matches if one of these
+/// has both a subject and a rule that match.
 #[derive(Clone, Debug)]
 pub struct Policies {
     blocks: Box<[Block]>,
@@ -33,7 +34,10 @@ impl Policies {
             .collect();
         let blocks = rules.chunks(Subjects::MOST).map(|chunk| Block {
             subjects: Subjects::new(chunk.iter().map(|(rules, _)| &rules.subjects[..])),
-            rules: chunk.iter().map(|(rules, n)| (Rules::new(rules), *n)).collect(),
+            rules: chunk
+                .iter()
+                .map(|(rules, n)| (Rules::new(rules), *n))
+                .collect(),
         });
         Self {
             blocks: blocks.collect(),

@@ -1,7 +1,8 @@
 //! Which requests a rule is about, whoever makes them.
 //!
-//! Follows `matchesResourceRule` and `matchesNonResourceRule` (Kubernetes 1.36, `util/flowcontrol/rule.go`), compiled so
-//! that nothing is joined, split or allocated for a request.
+//! Follows `matchesResourceRule` and `matchesNonResourceRule` (Kubernetes 1.36,
+//! `util/flowcontrol/rule.go`), compiled so that nothing is joined, split or allocated for a
+//! request.
 
 use super::RequestDigest;
 use super::names::NameSet;
@@ -70,7 +71,9 @@ impl ResourceRule {
 
     fn matches(&self, request: &RequestDigest<'_>) -> bool {
         self.verbs.contains(request.verb)
-            && self.resources.contains(request.resource, request.subresource)
+            && self
+                .resources
+                .contains(request.resource, request.subresource)
             && self.api_groups.contains(request.api_group)
             && if request.namespace.is_empty() {
                 self.cluster_scope
@@ -169,8 +172,8 @@ const fn bit(verb: &Verb) -> u32 {
     }
 }
 
-/// A list of resources, each as `resource` or `resource/subresource`. Compared one by one even if they are many: most
-/// differ in length, and there are only so many resources.
+/// A list of resources, each as `resource` or `resource/subresource`. Compared one by one even if
+/// they are many: most differ in length, and there are only so many resources.
 #[derive(Clone, Debug)]
 enum Resources {
     Any,
@@ -263,7 +266,11 @@ mod tests {
     #[test]
     fn every_verb_has_a_bit_of_its_own() {
         let together = KNOWN_VERBS.iter().fold(0, |bits, verb| {
-            assert_eq!((bit(verb).count_ones(), bits & bit(verb)), (1, 0), "{verb:?}");
+            assert_eq!(
+                (bit(verb).count_ones(), bits & bit(verb)),
+                (1, 0),
+                "{verb:?}"
+            );
             bits | bit(verb)
         });
         assert_eq!(together.count_ones(), 16);

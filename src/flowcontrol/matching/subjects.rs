@@ -1,9 +1,9 @@
 //! Whom rules are about: users, groups and service accounts.
 //!
-//! Many lists of subjects are looked through at once. A list is a bit, and each name is kept with the lists that it
-//! stands in, so the time for a request depends on how many groups the user has, and not on how many lists there are.
-//! The rules are those of `matchesSubject` (Kubernetes 1.36, `util/flowcontrol/rule.go`): for service accounts only the
-//! user's name counts, not the groups.
+//! Many lists of subjects are looked through at once. A list is a bit, and each name is kept with
+//! the lists that it stands in, so the time for a request depends on how many groups the user has,
+//! and not on how many lists there are. The rules are those of `matchesSubject` (Kubernetes 1.36,
+//! `util/flowcontrol/rule.go`): for service accounts only the user's name counts, not the groups.
 
 use std::collections::HashMap;
 
@@ -78,7 +78,8 @@ impl Subjects {
         let Some((longest, account)) = account else {
             return 0;
         };
-        // A namespace has no colon and ends at the first. Upstream, however, looks only at the beginning of the name.
+        // A namespace has no colon and ends at the first. Upstream, however, looks only at the
+        // beginning of the name.
         let colons = (0..=longest).filter(|&at| account.get(at) == Some(&b':'));
         colons
             .filter_map(|at| account.get(..at))
@@ -185,20 +186,44 @@ mod tests {
         let name = "system:serviceaccount:ns:builder";
         assert!(matches(account("ns", "builder"), name, &[]));
         assert!(matches(account("ns", "*"), name, &[]));
-        assert!(matches(account("ns", "*"), "system:serviceaccount:ns:", &[]));
-        assert!(matches(account("ns", "*"), "system:serviceaccount:ns:a:b", &[]));
-        assert!(!matches(account("ns", "*"), "system:serviceaccount:ns", &[]));
+        assert!(matches(
+            account("ns", "*"),
+            "system:serviceaccount:ns:",
+            &[]
+        ));
+        assert!(matches(
+            account("ns", "*"),
+            "system:serviceaccount:ns:a:b",
+            &[]
+        ));
+        assert!(!matches(
+            account("ns", "*"),
+            "system:serviceaccount:ns",
+            &[]
+        ));
         assert!(!matches(account("n", "*"), name, &[]));
         assert!(!matches(account("ns", "build"), name, &[]));
         assert!(!matches(account("*", "builder"), name, &[]));
-        assert!(!matches(account("ns", "*"), "alice", &["system:serviceaccounts:ns"]));
+        assert!(!matches(
+            account("ns", "*"),
+            "alice",
+            &["system:serviceaccounts:ns"]
+        ));
     }
 
     #[test]
     fn odd_namespaces_are_prefixes_as_upstream_has_them() {
         assert!(matches(account("", "*"), "system:serviceaccount::x", &[]));
-        assert!(matches(account("a:b", "*"), "system:serviceaccount:a:b:x", &[]));
-        assert!(matches(account("a", "*"), "system:serviceaccount:a:b:x", &[]));
+        assert!(matches(
+            account("a:b", "*"),
+            "system:serviceaccount:a:b:x",
+            &[]
+        ));
+        assert!(matches(
+            account("a", "*"),
+            "system:serviceaccount:a:b:x",
+            &[]
+        ));
     }
 
     #[test]
@@ -208,7 +233,14 @@ mod tests {
             ..user("*")
         };
         assert!(!matches(mismatched, "alice", &["*"]));
-        assert!(!matches(Subject { kind: SubjectKind::default(), ..user("*") }, "alice", &[]));
+        assert!(!matches(
+            Subject {
+                kind: SubjectKind::default(),
+                ..user("*")
+            },
+            "alice",
+            &[]
+        ));
     }
 
     #[test]

@@ -40,7 +40,15 @@ const NAMES: [&str; 4] = ["*", "x", "y", ""];
 const VERBS: [&str; 8] = ["get", "list", "watch", "create", "", "post", "purge", "*"];
 const API_GROUPS: [&str; 4] = ["", "apps", "batch", "*"];
 const RESOURCES: [&str; 9] = [
-    "pods", "pods/log", "pods/*", "*/log", "nodes", "nodes/log", "*", "pods/", "",
+    "pods",
+    "pods/log",
+    "pods/*",
+    "*/log",
+    "nodes",
+    "nodes/log",
+    "*",
+    "pods/",
+    "",
 ];
 const SUBRESOURCES: [&str; 4] = ["", "", "log", "*"];
 const PATHS: [&str; 10] = [
@@ -54,7 +62,8 @@ impl Random {
         of[self.0.usize(..of.len())].to_owned()
     }
 
-    /// Mostly a few, sometimes nothing but a wildcard, and sometimes more than are looked through one by one.
+    /// Mostly a few, sometimes nothing but a wildcard, and sometimes more than are looked through
+    /// one by one.
     fn some(&mut self, of: &[&str]) -> Vec<String> {
         match self.0.u8(..8) {
             0 => vec!["*".to_owned()],
@@ -228,11 +237,19 @@ fn requests_are_classified_as_by_a_matcher_that_takes_its_time() {
         let mut random = Random(Rng::with_seed(seed));
         let levels = random.levels();
         // More rules than one block holds, once in a while.
-        let count = if seed % 8 == 0 { 120 } else { random.0.usize(..8) };
+        let count = if seed % 8 == 0 {
+            120
+        } else {
+            random.0.usize(..8)
+        };
         let schemas: Vec<_> = (0..count).map(|n| random.schema(n)).collect();
         let matcher = Matcher::of(schemas.iter().collect(), levels.iter().collect());
         let slow = slow::Matcher::new(&schemas, &levels);
-        let order: Vec<_> = matcher.schemas().iter().map(|s| (&s.name, &s.uid)).collect();
+        let order: Vec<_> = matcher
+            .schemas()
+            .iter()
+            .map(|s| (&s.name, &s.uid))
+            .collect();
         assert_eq!(order, slow.order(), "seed {seed}");
         assert_eq!(matcher.dangling(), slow.dangling(&schemas), "seed {seed}");
         let entries = slow.schemas.iter().map(|schema| &schema.spec.rules[..]);
@@ -254,5 +271,8 @@ fn requests_are_classified_as_by_a_matcher_that_takes_its_time() {
             matched += all.len();
         }
     }
-    assert!(matched > 10_000, "the random rules match hardly anything: {matched}");
+    assert!(
+        matched > 10_000,
+        "the random rules match hardly anything: {matched}"
+    );
 }

@@ -192,6 +192,9 @@ async fn about(
         form: Form::negotiate(accept).ok_or_else(Status::not_acceptable)?,
     };
     let named = !target.name.is_empty();
+    if target.subresource == "eviction" && request.method() != Method::POST {
+        return Err(Status::method_not_allowed());
+    }
     match target.verb(request.method(), query) {
         "get" => read::get(&ask),
         "list" => read::list(&ask),

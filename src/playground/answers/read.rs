@@ -10,6 +10,7 @@ use crate::playground::objects::store::Object;
 use crate::playground::objects::store::Page;
 use crate::playground::objects::store::Scope;
 use crate::playground::objects::store::Store;
+use crate::playground::request::Form;
 use crate::playground::status::Cause;
 use crate::playground::status::Status;
 use crate::playground::status::Subject;
@@ -194,12 +195,7 @@ impl Continue {
 
 /// The JSON of an object as the resource spells it, type included, to be patched.
 pub(crate) fn typed_value(ask: &Ask<'_>, object: &Object) -> Value {
-    let whole = View::new(
-        ask.target.resource,
-        ask.kind,
-        crate::playground::request::Form::Object,
-        ask.query,
-    );
+    let whole = View::new(ask.target.resource, ask.kind, Form::Object, ask.query);
     serde_json::from_slice(&whole.object(object, false)).unwrap_or_default()
 }
 

@@ -4,6 +4,8 @@ use crate::playground::journal::PlainBody;
 use crate::playground::request::Query;
 use crate::playground::status::Status;
 use bytes::Bytes;
+use futures_util::Stream;
+use futures_util::StreamExt;
 use futures_util::stream;
 use http::HeaderValue;
 use http::Response;
@@ -96,9 +98,8 @@ pub(crate) fn list(
 /// A body that goes on until it ends: a watch, a log.
 pub(crate) fn endless(
     content_type: &'static str,
-    chunks: impl futures_util::Stream<Item = Bytes> + Send + 'static,
+    chunks: impl Stream<Item = Bytes> + Send + 'static,
 ) -> Response<PlainBody> {
-    use futures_util::StreamExt;
     let frames = chunks.map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
     with_body(
         StatusCode::OK,
@@ -108,9 +109,7 @@ pub(crate) fn endless(
 }
 
 /// A watch's events.
-pub(crate) fn events(
-    chunks: impl futures_util::Stream<Item = Bytes> + Send + 'static,
-) -> Response<PlainBody> {
+pub(crate) fn events(chunks: impl Stream<Item = Bytes> + Send + 'static) -> Response<PlainBody> {
     endless(JSON, chunks)
 }
 

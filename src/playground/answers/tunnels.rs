@@ -31,12 +31,13 @@ use http::header::UPGRADE;
 use http_body_util::BodyExt;
 use http_body_util::Empty;
 use hyper::body::Incoming;
-use hyper::upgrade::OnUpgrade;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::AsyncWriteExt;
 use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::Utf8Bytes;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
@@ -64,6 +65,17 @@ const CLOSING_LIMIT: Duration = Duration::from_secs(5);
 /// The channels and port numbers of a port-forward are bytes; there is room for so many.
 const MOST_PORTS: usize = 127;
 
+/// What stands at the far end of a tunnel.
+#[derive(Debug)]
+enum FarEnd {
+    /// A command that repeats its input.
+    Echo { tty: bool },
+    /// A command without input: one line, and done.
+    Line(String),
+    /// Ports that repeat what they are sent.
+    Ports(Vec<u16>),
+}
+
 /// `exec` and `attach`.
 pub(crate) fn run(
     state: &Arc<State>,
@@ -88,14 +100,14 @@ pub(crate) fn run(
     } else {
         format!("{}/{container}: nothing runs here\n", pod.name)
     };
-    let (stdin, tty) = (query.flag("stdin"), query.flag("tty"));
-    tunnel(state, request, move |socket| async move {
-        if stdin {
-            echo_input(socket, tty).await;
-        } else {
-            tell(socket, greeting).await;
+    let far = if query.flag("stdin") {
+        FarEnd::Echo {
+            tty: query.flag("tty"),
         }
-    })
+    } else {
+        FarEnd::Line(greeting)
+    };
+    tunnel(state, request, far)
 }
 
 /// `portforward`, as client libraries speak it over WebSocket: the ports are in the query, and each has
@@ -116,7 +128,7 @@ pub(crate) fn port_forward(
     let ports = ports.filter(|ports| !websocket || (1..=MOST_PORTS).contains(&ports.len()));
     let ports =
         ports.ok_or_else(|| Status::bad_request("query parameter \"ports\" is required"))?;
-    tunnel(state, request, |socket| echo_ports(socket, ports))
+    tunnel(state, request, FarEnd::Ports(ports))
 }
 
 fn upgrades_to(headers: &HeaderMap, protocol: &str) -> bool {
@@ -124,17 +136,10 @@ fn upgrades_to(headers: &HeaderMap, protocol: &str) -> bool {
     value.is_some_and(|value| value.eq_ignore_ascii_case(protocol))
 }
 
-/// Takes the connection over and lets `run` have it, until the server stops.
-fn tunnel<F>(
-    state: &Arc<State>,
-    mut request: Request<Incoming>,
-    run: impl FnOnce(Socket) -> F + Send + 'static,
-) -> Answer
-where
-    F: Future<Output = ()> + Send,
-{
+/// Takes the connection over and lets `far` have it, until the server stops.
+fn tunnel(state: &Arc<State>, mut request: Request<Incoming>, far: FarEnd) -> Answer {
     let response = handshake(request.headers())?;
-    let upgrade: OnUpgrade = hyper::upgrade::on(&mut request);
+    let upgrade = hyper::upgrade::on(&mut request);
     let place = state.journal.begin(Occupied::LongRunning, None);
     let mut stopping = state.stopping.subscribe();
     tokio::spawn(async move {
@@ -143,11 +148,12 @@ where
             return;
         };
         let io = TokioIo::new(upgraded);
-        let socket = WebSocketStream::from_raw_socket(io, Role::Server, None).await;
+        let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, None).await;
         tokio::select! {
-            () = run(socket) => {}
+            _ = far.serve(&mut socket) => {}
             _ = stopping.wait_for(|stopping| *stopping) => {}
         }
+        let _ = tokio::time::timeout(CLOSING_LIMIT, close(socket)).await;
     });
     Ok(response)
 }
@@ -218,66 +224,69 @@ async fn receive(socket: &mut Socket) -> Option<(u8, Bytes)> {
     }
 }
 
-/// Says that it went well, and closes.
-async fn succeed(mut socket: Socket) {
-    let success = status::success(&Details::default());
-    let close = CloseFrame {
+/// Closes in good order: the WebSocket, when the other side agrees, and then TLS.
+async fn close(mut socket: Socket) {
+    let frame = CloseFrame {
         code: CloseCode::Normal,
         reason: Utf8Bytes::default(),
     };
-    if socket.send(message(ERROR, &success)).await.is_err()
-        || socket.close(Some(close)).await.is_err()
-    {
-        return;
-    }
-    let rest = async { while receive(&mut socket).await.is_some() {} };
-    let _ = tokio::time::timeout(CLOSING_LIMIT, rest).await;
+    // An error here means that it is closed.
+    let _ = socket.close(Some(frame)).await;
+    while let Some(Ok(_)) = socket.next().await {}
+    let _ = socket.get_mut().shutdown().await;
 }
 
-/// A command without input: one line, and done.
-async fn tell(mut socket: Socket, line: String) {
-    if socket.send(message(STDOUT, line.as_bytes())).await.is_ok() {
-        succeed(socket).await;
+impl FarEnd {
+    /// Until one side has enough.
+    async fn serve(self, socket: &mut Socket) -> Result<(), WsError> {
+        match self {
+            Self::Echo { tty } => echo_input(socket, tty).await,
+            Self::Line(line) => {
+                socket.send(message(STDOUT, line.as_bytes())).await?;
+                succeed(socket).await
+            }
+            Self::Ports(ports) => echo_ports(socket, &ports).await,
+        }
     }
+}
+
+/// Says that the command went well.
+async fn succeed(socket: &mut Socket) -> Result<(), WsError> {
+    let success = status::success(&Details::default());
+    socket.send(message(ERROR, &success)).await
 }
 
 /// Sends the input back until it ends.
-async fn echo_input(mut socket: Socket, tty: bool) {
-    while let Some((channel, content)) = receive(&mut socket).await {
+async fn echo_input(socket: &mut Socket, tty: bool) -> Result<(), WsError> {
+    while let Some((channel, content)) = receive(socket).await {
         let ended = match channel {
+            STDIN if content.is_empty() => false,
             STDIN => {
-                if content.is_empty() {
-                    continue;
-                }
-                if socket.send(message(STDOUT, &content)).await.is_err() {
-                    return;
-                }
+                socket.send(message(STDOUT, &content)).await?;
                 tty && content.contains(&END_OF_TRANSMISSION)
             }
             CLOSE => content.first() == Some(&STDIN),
             _ => false,
         };
         if ended {
-            succeed(socket).await;
-            return;
+            return succeed(socket).await;
         }
     }
+    Ok(())
 }
 
 /// Sends back what comes for each port, until the client closes.
-async fn echo_ports(mut socket: Socket, ports: Vec<u16>) {
-    for (channel, port) in (0_u8..).step_by(2).zip(&ports) {
+async fn echo_ports(socket: &mut Socket, ports: &[u16]) -> Result<(), WsError> {
+    for (channel, port) in (0_u8..).step_by(2).zip(ports) {
         for channel in [channel, channel + 1] {
-            let number = port.to_le_bytes();
-            if socket.send(message(channel, &number)).await.is_err() {
-                return;
-            }
+            socket.send(message(channel, &port.to_le_bytes())).await?;
         }
     }
-    while let Some((channel, content)) = receive(&mut socket).await {
+    while let Some((channel, content)) = receive(socket).await {
         let data = channel % 2 == 0 && usize::from(channel / 2) < ports.len();
-        if data && !content.is_empty() && socket.send(message(channel, &content)).await.is_err() {
-            return;
+        if data && !content.is_empty() {
+            socket.send(message(channel, &content)).await?;
         }
     }
+    Ok(())
 }

@@ -6,11 +6,18 @@
 //! merges as strategic merge does and keeps no field ownership: a field that is no longer applied
 //! stays, and nothing ever conflicts.
 
-use json_patch::PatchErrorKind;
+use json_patch::PatchOperation;
 use serde_json::Map;
 use serde_json::Value;
 
 type Object = Map<String, Value>;
+
+/// How many bytes a JSON patch may copy, as kube-apiserver limits it: copies of copies grow quickly.
+const MOST_COPIED: usize = 3 * 1024 * 1024;
+
+/// How deep an object may nest after a JSON patch: what is stored must be readable again, and
+/// `serde_json` reads 127 levels. (Other patches are no deeper than they or the object are.)
+const DEEPEST: usize = 100;
 
 /// Why a patch was not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,13 +81,33 @@ fn object(patch: &Value) -> Result<&Object, Fault> {
 fn json(target: &mut Value, patch: &Value) -> Result<(), Fault> {
     let patch: json_patch::Patch = serde_json::from_value(patch.clone())
         .map_err(|error| Fault::Malformed(format!("error decoding patch: {error}")))?;
-    json_patch::patch(target, &patch).map_err(|error| match error.kind {
-        PatchErrorKind::TestFailed
-        | PatchErrorKind::InvalidFromPointer
-        | PatchErrorKind::InvalidPointer
-        | PatchErrorKind::CannotMoveInsideItself
-        | _ => Fault::Unprocessable,
-    })
+    let mut patched = target.clone();
+    let mut copied = 0_usize;
+    for operation in &patch.0 {
+        if let PatchOperation::Copy(copy) = operation {
+            let source = patched.pointer(copy.from.as_str());
+            copied = copied.saturating_add(source.map_or(0, |source| source.to_string().len()));
+        }
+        if copied > MOST_COPIED {
+            return Err(Fault::Unprocessable);
+        }
+        json_patch::patch(&mut patched, std::slice::from_ref(operation))
+            .map_err(|_| Fault::Unprocessable)?;
+        if deeper_than(&patched, DEEPEST) {
+            return Err(Fault::Unprocessable);
+        }
+    }
+    *target = patched;
+    Ok(())
+}
+
+fn deeper_than(value: &Value, levels: usize) -> bool {
+    match (value, levels.checked_sub(1)) {
+        (Value::Array(_) | Value::Object(_), None) => true,
+        (Value::Array(list), Some(levels)) => list.iter().any(|item| deeper_than(item, levels)),
+        (Value::Object(map), Some(levels)) => map.values().any(|item| deeper_than(item, levels)),
+        (Value::Bool(_) | Value::Null | Value::Number(_) | Value::String(_), _) => false,
+    }
 }
 
 /// The keys by which a list of this name is merged, tried in this order; none: it is replaced.
@@ -263,6 +290,7 @@ fn cleaned_list(list: &[Value]) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
+    use super::DEEPEST;
     use super::Fault;
     use super::PatchType;
     use serde_json::Value;
@@ -299,6 +327,22 @@ mod tests {
         assert_eq!(target, json!({"data": {"a": "b"}}));
         let malformed = PatchType::Json.apply(&mut target, &json!({"op": "add"}));
         assert!(matches!(malformed, Err(Fault::Malformed(_))));
+    }
+
+    #[test]
+    fn a_json_patch_does_not_grow_without_bound() {
+        let wide = |n: usize| json!({"op": "copy", "from": "/data", "path": format!("/data/{n}")});
+        let deep = |n: usize| json!({"op": "add", "path": "/a".repeat(n + 1), "value": {}});
+        let patches = [
+            (0..64).map(wide).collect::<Value>(),
+            (0..DEEPEST).map(deep).collect(),
+        ];
+        for patch in patches {
+            let mut target = json!({"data": {}});
+            let result = PatchType::Json.apply(&mut target, &patch);
+            assert_eq!(result, Err(Fault::Unprocessable));
+            assert_eq!(target, json!({"data": {}}));
+        }
     }
 
     #[test]

@@ -10,8 +10,8 @@ use serde_json::Map;
 use serde_json::Number;
 use serde_json::Value;
 
-/// How deep a document may nest: far more than any object, far less than a stack.
-const MAX_DEPTH: usize = 128;
+/// How deep a document may nest: as JSON that can still be read again.
+const MAX_DEPTH: usize = 100;
 
 /// A collection that is not finished yet.
 enum Open {

@@ -151,12 +151,11 @@ fn client(name: &str, groups: &[&str]) -> CertificateParams {
     let mut subject = rcgen::DistinguishedName::new();
     subject.push(DnType::CommonName, name);
     params.distinguished_name = subject;
-    // A distinguished name of this library holds one value of a kind; several groups are told by several kinds of
-    // certificates elsewhere, so one is enough here and more are joined where a test asks for them.
-    for group in groups {
-        params
-            .distinguished_name
-            .push(DnType::OrganizationName, *group);
+    // The library keeps one value of each kind; a second organization goes in by its number.
+    let kinds = [DnType::OrganizationName, DnType::CustomDnType(vec![2, 5, 4, 10])];
+    assert!(groups.len() <= kinds.len());
+    for (kind, group) in kinds.into_iter().zip(groups) {
+        params.distinguished_name.push(kind, *group);
     }
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     params

@@ -33,10 +33,10 @@ pub fn within<F: Future>(what: &'static str, event: F) -> impl Future<Output = F
 
 /// Asks again and again until `attempt` gives something.
 #[track_caller]
-pub fn eventually<T, F>(what: &'static str, mut attempt: impl FnMut() -> F) -> impl Future<Output = T>
-where
-    F: Future<Output = Option<T>>,
-{
+pub fn eventually<T>(
+    what: &'static str,
+    mut attempt: impl AsyncFnMut() -> Option<T>,
+) -> impl Future<Output = T> {
     within(what, async move {
         loop {
             if let Some(found) = attempt().await {

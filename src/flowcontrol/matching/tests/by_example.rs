@@ -18,7 +18,8 @@ fn user(name: &str, groups: &[&str]) -> UserInfo {
     }
 }
 
-/// The names of schema and level, the distinguisher, and whether the hash is that of schema and distinguisher.
+/// The names of schema and level, the distinguisher, and whether the hash is that of schema and
+/// distinguisher.
 fn classified(
     matcher: &Matcher,
     user: &UserInfo,
@@ -40,37 +41,110 @@ fn classified(
     )
 }
 
+/// Checks where the built-in schemas put requests: each case is a method, a target, schema and
+/// level, and what tells the flow from others.
+fn assert_built_in(user: &UserInfo, cases: &[[&str; 4]]) {
+    let matcher = Matcher::new(built_in());
+    for [method, target, names, distinguisher] in cases {
+        let (schema, level, found) = classified(&matcher, user, (method, target));
+        let found = [&format!("{schema} {level}"), &*found];
+        assert_eq!(found, [*names, *distinguisher], "{method} {target}");
+    }
+}
+
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/l";
+const PODS: &str = "/api/v1/namespaces/a/pods";
+
 #[test]
-fn the_built_in_schemas_sort_requests_as_every_cluster_does() {
+fn masters_and_probes_are_exempt() {
+    let masters = ["system:masters", "system:authenticated"];
+    let admin = user("admin", &masters);
+    assert_built_in(&admin, &[["GET", PODS, "exempt exempt", ""]]);
+    let cases = [
+        ["GET", "/livez/ping", "probes exempt", ""],
+        [
+            "GET",
+            "/livezz",
+            "global-default global-default",
+            "system:anonymous",
+        ],
+        [
+            "HEAD",
+            "/livez",
+            "global-default global-default",
+            "system:anonymous",
+        ],
+    ];
+    assert_built_in(&UserInfo::anonymous(), &cases);
+}
+
+#[test]
+fn a_node_s_own_affairs_come_before_its_other_requests() {
+    let node = user("system:node:n", &["system:nodes", "system:authenticated"]);
+    let cases = [
+        ["PATCH", LEASE, "system-node-high node-high", &node.name],
+        [
+            "PUT",
+            "/api/v1/nodes/n/status",
+            "system-node-high node-high",
+            &node.name,
+        ],
+        [
+            "GET",
+            "/api/v1/nodes/n/proxy",
+            "system-nodes system",
+            &node.name,
+        ],
+        ["GET", PODS, "system-nodes system", &node.name],
+    ];
+    assert_built_in(&node, &cases);
+}
+
+#[test]
+fn controllers_are_told_apart_by_namespace_but_for_their_leases() {
+    let manager = user("system:kube-controller-manager", &["system:authenticated"]);
+    let [election, own] = [
+        "system-leader-election leader-election",
+        "kube-controller-manager workload-high",
+    ];
+    let cases = [
+        ["PUT", LEASE, election, &manager.name],
+        ["PATCH", LEASE, own, "kube-system"],
+        ["GET", PODS, own, "a"],
+        ["GET", "/api/v1/nodes", own, ""],
+    ];
+    assert_built_in(&manager, &cases);
+}
+
+#[test]
+fn service_accounts_go_by_their_namespace_or_together() {
+    let groups = ["system:serviceaccounts", "system:authenticated"];
+    let gc = user("system:serviceaccount:kube-system:gc", &groups);
+    let cases = [
+        [
+            "GET",
+            LEASE,
+            "system-leader-election leader-election",
+            &gc.name,
+        ],
+        [
+            "GET",
+            PODS,
+            "kube-system-service-accounts workload-high",
+            "a",
+        ],
+    ];
+    assert_built_in(&gc, &cases);
+    let builder = user("system:serviceaccount:a:builder", &groups);
+    let cases = [["GET", LEASE, "service-accounts workload-low", &builder.name]];
+    assert_built_in(&builder, &cases);
+}
+
+#[test]
+fn with_all_built_in_objects_nothing_dangles_or_is_imagined() {
     let matcher = Matcher::new(built_in());
     assert!(matcher.dangling().is_empty());
     assert!(matcher.levels().iter().all(|level| !level.imagined));
-    let admin = user("admin", &["system:masters", "system:authenticated"]);
-    let node = user("system:node:n", &["system:nodes", "system:authenticated"]);
-    let manager = user("system:kube-controller-manager", &["system:authenticated"]);
-    let gc_groups = ["system:serviceaccounts", "system:authenticated"];
-    let gc = user("system:serviceaccount:kube-system:gc", &gc_groups);
-    let builder = user("system:serviceaccount:a:builder", &gc_groups);
-    let nobody = UserInfo::anonymous();
-    let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/l";
-    let pods = "/api/v1/namespaces/a/pods";
-    let cases = [
-        (&admin, ("GET", pods), ("exempt", "exempt", "")),
-        (&nobody, ("GET", "/livez/ping"), ("probes", "exempt", "")),
-        (&manager, ("PUT", lease), ("system-leader-election", "leader-election", manager.name.as_str())),
-        (&manager, ("PATCH", lease), ("kube-controller-manager", "workload-high", "kube-system")),
-        (&gc, ("GET", lease), ("system-leader-election", "leader-election", &gc.name)),
-        (&node, ("PATCH", lease), ("system-node-high", "node-high", &node.name)),
-        (&node, ("PATCH", "/api/v1/nodes/n/status"), ("system-node-high", "node-high", &node.name)),
-        (&node, ("GET", "/api/v1/nodes/n/proxy"), ("system-nodes", "system", &node.name)),
-        (&gc, ("GET", "/api/v1/nodes"), ("kube-system-service-accounts", "workload-high", "")),
-        (&builder, ("GET", pods), ("service-accounts", "workload-low", &builder.name)),
-        (&nobody, ("GET", "/version"), ("global-default", "global-default", &nobody.name)),
-    ];
-    for (user, request, (schema, level, distinguisher)) in cases {
-        let expected = (schema.to_owned(), level.to_owned(), distinguisher.to_owned());
-        assert_eq!(classified(&matcher, user, request), expected, "{user:?} {request:?}");
-    }
 }
 
 #[test]
@@ -88,10 +162,22 @@ fn without_any_objects_the_mandatory_ones_are_imagined() {
     let names = matcher.schemas().iter().map(|schema| schema.name.as_str());
     assert!(names.eq([EXEMPT, CATCH_ALL]));
     let levels = matcher.levels();
-    assert!(levels.iter().map(|level| level.spec.name.as_str()).eq([CATCH_ALL, EXEMPT]));
-    assert!(levels.iter().all(|level| level.imagined && level.uid.is_empty()));
+    assert!(
+        levels
+            .iter()
+            .map(|level| level.spec.name.as_str())
+            .eq([CATCH_ALL, EXEMPT])
+    );
+    assert!(
+        levels
+            .iter()
+            .all(|level| level.imagined && level.uid.is_empty())
+    );
     let masters = user("admin", &["system:masters"]);
-    assert_eq!(classified(&matcher, &masters, ("GET", "/version")).0, EXEMPT);
+    assert_eq!(
+        classified(&matcher, &masters, ("GET", "/version")).0,
+        EXEMPT
+    );
 }
 
 #[test]
@@ -112,7 +198,11 @@ fn a_schema_to_a_level_that_is_imagined_dangles() {
     ];
     let matcher = Matcher::new(&objects);
     assert_eq!(matcher.dangling(), ["a", "b", CATCH_ALL]);
-    let order: Vec<_> = matcher.schemas().iter().map(|s| (s.name.as_str(), s.uid.as_str())).collect();
+    let order: Vec<_> = matcher
+        .schemas()
+        .iter()
+        .map(|s| (s.name.as_str(), s.uid.as_str()))
+        .collect();
     assert_eq!(order, [(EXEMPT, ""), ("c", "uid-c"), (CATCH_ALL, "")]);
 }
 
@@ -126,5 +216,8 @@ fn a_catch_all_of_the_configuration_keeps_the_place_that_its_name_gives_it() {
     let names: Vec<_> = matcher.schemas().iter().map(|s| s.name.as_str()).collect();
     assert_eq!(names[10..], [CATCH_ALL, "last"]);
     let alice = user("alice", &[]);
-    assert_eq!(classified(&matcher, &alice, ("GET", "/version")).0, CATCH_ALL);
+    assert_eq!(
+        classified(&matcher, &alice, ("GET", "/version")).0,
+        CATCH_ALL
+    );
 }

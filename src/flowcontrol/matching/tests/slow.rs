@@ -19,8 +19,14 @@ pub(super) struct Outcome<'o> {
 
 impl<'o> Matcher<'o> {
     pub(super) fn new(schemas: &'o [FlowSchema], levels: &'o [PriorityLevelConfiguration]) -> Self {
-        let levels: Vec<_> = levels.iter().filter(|l| l.metadata.name != "broken").collect();
-        let mut good: Vec<_> = schemas.iter().filter(|schema| leads_to(schema, &levels)).collect();
+        let levels: Vec<_> = levels
+            .iter()
+            .filter(|l| l.metadata.name != "broken")
+            .collect();
+        let mut good: Vec<_> = schemas
+            .iter()
+            .filter(|schema| leads_to(schema, &levels))
+            .collect();
         good.sort_by(|a, b| {
             let by_precedence = a.spec.matching_precedence.cmp(&b.spec.matching_precedence);
             by_precedence.then(a.metadata.name.cmp(&b.metadata.name))
@@ -28,7 +34,10 @@ impl<'o> Matcher<'o> {
         if good.iter().all(|schema| schema.metadata.name != "exempt") {
             good.insert(0, mandatory::flow_schema("exempt").unwrap());
         }
-        if good.iter().all(|schema| schema.metadata.name != "catch-all") {
+        if good
+            .iter()
+            .all(|schema| schema.metadata.name != "catch-all")
+        {
             good.push(mandatory::flow_schema("catch-all").unwrap());
         }
         Self {
@@ -38,23 +47,37 @@ impl<'o> Matcher<'o> {
     }
 
     pub(super) fn order(&self) -> Vec<(&String, &String)> {
-        let names = self.schemas.iter().map(|s| (&s.metadata.name, &s.metadata.uid));
+        let names = self
+            .schemas
+            .iter()
+            .map(|s| (&s.metadata.name, &s.metadata.uid));
         names.collect()
     }
 
     pub(super) fn dangling(&self, schemas: &[FlowSchema]) -> Vec<String> {
-        let bad = schemas.iter().filter(|schema| !leads_to(schema, &self.levels));
+        let bad = schemas
+            .iter()
+            .filter(|schema| !leads_to(schema, &self.levels));
         bad.map(|schema| schema.metadata.name.clone()).collect()
     }
 
     pub(super) fn matching(&self, request: &Request) -> Vec<usize> {
-        let matches = |n: &usize| self.schemas[*n].spec.rules.iter().any(|r| rules(r, request));
+        let matches = |n: &usize| {
+            self.schemas[*n]
+                .spec
+                .rules
+                .iter()
+                .any(|r| rules(r, request))
+        };
         (0..self.schemas.len()).filter(matches).collect()
     }
 
     pub(super) fn classify<'r>(&'r self, request: &'r Request) -> Outcome<'r> {
         let first = self.matching(request).first().copied();
-        let catch_all = self.schemas.iter().position(|s| s.metadata.name == "catch-all");
+        let catch_all = self
+            .schemas
+            .iter()
+            .position(|s| s.metadata.name == "catch-all");
         let index = first.or(catch_all).unwrap();
         let schema = self.schemas[index];
         let level = &schema.spec.priority_level_configuration;
@@ -86,15 +109,24 @@ fn leads_to(schema: &FlowSchema, levels: &[&PriorityLevelConfiguration]) -> bool
 fn rules(rules: &PolicyRulesWithSubjects, request: &Request) -> bool {
     rules.subjects.iter().any(|s| subject(s, &request.user))
         && if request.is_resource_request {
-            rules.resource_rules.iter().any(|rule| resource_rule(rule, request))
+            rules
+                .resource_rules
+                .iter()
+                .any(|rule| resource_rule(rule, request))
         } else {
-            rules.non_resource_rules.iter().any(|rule| non_resource_rule(rule, request))
+            rules
+                .non_resource_rules
+                .iter()
+                .any(|rule| non_resource_rule(rule, request))
         }
 }
 
 fn subject(subject: &Subject, user: &UserInfo) -> bool {
     match subject.kind.as_str() {
-        "User" => subject.user.as_ref().is_some_and(|name| name == "*" || *name == user.name),
+        "User" => subject
+            .user
+            .as_ref()
+            .is_some_and(|name| name == "*" || *name == user.name),
         "Group" => {
             let group = subject.group.as_ref();
             group.is_some_and(|name| name == "*" || user.groups.contains(name))

@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# weir beside nginx, HAProxy and (where installed) Envoy: the same origin, the same load, one core for the proxy and one for
+# the origin and the load; TLS on both sides, the origin's certificate verified.
+#
+# Prints, for each case and proxy: requests/s, p50 and p99 in milliseconds, CPU microseconds of the proxy's processes for each
+# request, and their resident memory afterwards. The machine's noise is in all of it: compare within a run.
+#
+# Usage: benches/peers.sh [seconds for each case, default 5] [case ...]
+# Needs: nginx, haproxy, wrk, h2load (nghttp2-client), openssl, taskset; two cores. `cargo build --release` first.
+set -euo pipefail
+
+seconds=${1:-5}
+shift || true
+cases=("$@")
+[ ${#cases[@]} -gt 0 ] || cases=(h1-4 h1-64 h1-700 h1-list h2 h2-list)
+here=$(cd "$(dirname "$0")/.." && pwd)
+weir=${WEIR:-$here/target/release/weir}
+for tool in nginx haproxy wrk h2load openssl taskset; do
+    command -v "$tool" >/dev/null || { echo "$tool is needed" >&2; exit 2; }
+done
+[ -x "$weir" ] || { echo "cargo build --release first" >&2; exit 2; }
+
+dir=$(mktemp -d)
+pids=()
+finish() {
+    [ ${#pids[@]} -eq 0 ] || kill "${pids[@]}" 2>/dev/null || true
+    wait 2>/dev/null || true
+    rm -rf "$dir"
+}
+trap finish EXIT
+
+certificates() {
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca \
+        -keyout "$dir/ca.key" -out "$dir/ca.crt"
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost \
+        -keyout "$dir/tls.key" -out "$dir/tls.csr"
+    openssl x509 -req -days 2 -in "$dir/tls.csr" -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -CAcreateserial \
+        -extfile <(echo 'subjectAltName=DNS:localhost,IP:127.0.0.1') -out "$dir/tls.crt"
+    cat "$dir/tls.crt" "$dir/tls.key" >"$dir/both.pem"
+}
+certificates 2>"$dir/openssl.log"
+
+origin=18443
+mkdir -p "$dir/root/api/v1/namespaces/a/pods"
+head -c 1024 /dev/zero | tr '\0' x >"$dir/root/api/v1/namespaces/a/pods/b"
+head -c 11264 /dev/zero | tr '\0' x >"$dir/root/api/v1/namespaces/a/pods/all"
+chmod -R go+rX "$dir"
+cat >"$dir/origin.conf" <<END
+worker_processes 1; daemon off; pid $dir/origin.pid; error_log $dir/origin.log;
+events { worker_connections 8192; }
+http {
+    access_log off; keepalive_requests 1000000000; http2_max_concurrent_streams 1000;
+    server {
+        listen 127.0.0.1:$origin ssl http2 backlog=4096;
+        ssl_certificate $dir/tls.crt; ssl_certificate_key $dir/tls.key;
+        default_type application/json; root $dir/root; sendfile on; open_file_cache max=10;
+    }
+}
+END
+taskset -c 1 nginx -c "$dir/origin.conf" &
+pids+=($!)
+
+cat >"$dir/nginx.conf" <<END
+worker_processes 1; daemon off; pid $dir/nginx.pid; error_log $dir/nginx.log;
+events { worker_connections 8192; }
+http {
+    access_log off; keepalive_requests 1000000000; http2_max_concurrent_streams 1000;
+    upstream origin { server 127.0.0.1:$origin; keepalive 1024; keepalive_requests 1000000000; }
+    server {
+        listen 127.0.0.1:18001 ssl http2 backlog=4096;
+        ssl_certificate $dir/tls.crt; ssl_certificate_key $dir/tls.key;
+        location / {
+            proxy_pass https://origin; proxy_http_version 1.1; proxy_set_header Connection "";
+            proxy_ssl_verify on; proxy_ssl_trusted_certificate $dir/ca.crt; proxy_ssl_name localhost;
+            proxy_ssl_server_name on; proxy_ssl_protocols TLSv1.3; proxy_buffering off;
+        }
+    }
+}
+END
+for alpn in h1:18002:http/1.1 h2:18003:h2; do
+    IFS=: read -r name port protocol <<<"$alpn"
+    cat >"$dir/haproxy-$name.cfg" <<END
+global
+    nbthread 1
+    maxconn 20000
+    tune.h2.max-concurrent-streams 1000
+defaults
+    mode http
+    timeout client 60s
+    timeout server 60s
+    timeout connect 10s
+    http-reuse always
+frontend in
+    bind 127.0.0.1:$port ssl crt $dir/both.pem alpn h2,http/1.1 backlog 4096
+    default_backend origin
+backend origin
+    server origin 127.0.0.1:$origin ssl verify required ca-file $dir/ca.crt verifyhost localhost sni str(localhost) alpn $protocol
+END
+done
+echo 'benchmark,bench,1' >"$dir/tokens.csv"
+
+# name, port, command
+proxies=(
+    "nginx 18001 nginx -c $dir/nginx.conf"
+    "haproxy->h1 18002 haproxy -db -f $dir/haproxy-h1.cfg"
+    "haproxy->h2 18003 haproxy -db -f $dir/haproxy-h2.cfg"
+    "weir->h2 18004 $weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --secure-port 18004 --admin-address 127.0.0.1:18005 --max-requests-inflight 100000 --workers 1 --http2-max-streams-per-connection 1000 --log-level error"
+)
+
+# The CPU ticks and resident KiB of a process and its children.
+family() { echo "$1"; pgrep -P "$1" || true; }
+ticks() { local sum=0 pid; for pid in $(family "$1"); do sum=$((sum + $(awk '{print $14+$15}' "/proc/$pid/stat" 2>/dev/null || echo 0))); done; echo "$sum"; }
+resident() { local sum=0 pid; for pid in $(family "$1"); do sum=$((sum + $(awk '/VmRSS/{print $2}' "/proc/$pid/status" 2>/dev/null || echo 0))); done; echo "$sum"; }
+
+load() { # case, url
+    local auth="Authorization: Bearer benchmark"
+    case $1 in
+        h1-list | h2-list) url=$2/api/v1/namespaces/a/pods/all ;;
+        *) url=$2/api/v1/namespaces/a/pods/b ;;
+    esac
+    case $1 in
+        h1-*)
+            local connections=${1#h1-}
+            [ "$connections" = list ] && connections=64
+            taskset -c 1 wrk -t 1 -c "$connections" -d "${seconds}s" --latency -H "$auth" "$url" >"$dir/out"
+            awk '/50%/{p50=$2} /99%/{p99=$2} /requests in/{n=$1} /Requests\/sec/{r=$2} /Non-2xx/{bad=$NF}
+                function ms(t) { return t ~ /us$/ ? t / 1000 : t ~ /ms$/ ? t + 0 : t * 1000 }
+                END { print n, r, ms(p50), ms(p99), bad + 0 }' "$dir/out"
+            ;;
+        h2*)
+            rm -f "$dir/times"
+            taskset -c 1 h2load -c 8 -m 16 -D "$seconds" --log-file="$dir/times" -H "$auth" "$url" >"$dir/out"
+            sort -n -k 3 "$dir/times" | awk -v seconds="$seconds" '{t[NR]=$3; if ($2 != 200) bad++}
+                END { print NR, NR / seconds, t[int(NR * .5) + 1] / 1000, t[int(NR * .99) + 1] / 1000, bad + 0 }'
+            ;;
+    esac
+}
+
+printf '%-10s %-12s %10s %9s %9s %10s %9s\n' case proxy req/s 'p50 ms' 'p99 ms' 'cpu us/req' 'RSS MiB'
+for case in "${cases[@]}"; do
+    for proxy in "${proxies[@]}"; do
+        read -r name port command <<<"$proxy"
+        # shellcheck disable=SC2086 # the command's words are words
+        taskset -c 0 $command >"$dir/proxy.log" 2>&1 &
+        pid=$!
+        pids+=("$pid")
+        for _ in $(seq 100); do
+            curl -sk -o /dev/null -H 'Authorization: Bearer benchmark' "https://127.0.0.1:$port/api/v1/namespaces/a/pods/b" && break
+            sleep 0.1
+        done
+        before=$(ticks "$pid")
+        read -r requests rate p50 p99 bad <<<"$(load "$case" "https://127.0.0.1:$port")"
+        cpu=$(awk -v t=$(($(ticks "$pid") - before)) -v n="$requests" -v hz="$(getconf CLK_TCK)" 'BEGIN { printf "%.1f", t / hz * 1e6 / n }')
+        printf '%-10s %-12s %10.0f %9.2f %9.2f %10s %9.1f' "$case" "$name" "$rate" "$p50" "$p99" "$cpu" "$(awk -v k="$(resident "$pid")" 'BEGIN { print k / 1024 }')"
+        [ "$bad" = 0 ] && echo || echo "  ($bad answers other than 200)"
+        kill "$pid" && wait "$pid" 2>/dev/null || true
+    done
+done

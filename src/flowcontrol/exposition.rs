@@ -1,0 +1,113 @@
+//! How numbers that are kept as plain values become metrics when somebody looks.
+//!
+//! The `prometheus` crate's own metrics are atomics that are changed as things happen. Here things
+//! happen under a lock, and there a plain number is exact and costs nothing; a
+//! [`Collector`](prometheus::core::Collector) reads them all at once.
+
+use std::collections::HashMap;
+
+use prometheus::core::Desc;
+use prometheus::proto::Bucket;
+use prometheus::proto::Counter;
+use prometheus::proto::Gauge;
+use prometheus::proto::LabelPair;
+use prometheus::proto::Metric;
+use prometheus::proto::MetricFamily;
+use prometheus::proto::MetricType;
+
+use crate::flowcontrol::histogram::Histogram;
+
+/// A metric as it is declared: all that does not change.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) name: &'static str,
+    pub(super) kind: MetricType,
+    /// In alphabetical order, as Kubernetes shows them.
+    pub(super) labels: &'static [&'static str],
+    /// With Kubernetes' stability mark.
+    pub(super) help: &'static str,
+}
+
+/// The metrics of one shape, as they are found.
+#[derive(Debug)]
+pub(super) struct Samples {
+    shape: Shape,
+    metrics: Vec<Metric>,
+}
+
+impl Shape {
+    #[expect(
+        clippy::expect_used,
+        reason = "names and labels are constants of this program; a test shows them all"
+    )]
+    pub(super) fn desc(&self) -> Desc {
+        let labels = self.labels.iter().map(|&label| label.to_owned()).collect();
+        Desc::new(
+            self.name.to_owned(),
+            self.help.to_owned(),
+            labels,
+            HashMap::new(),
+        )
+        .expect("a metric's name and labels are well-formed")
+    }
+
+    pub(super) const fn samples(self) -> Samples {
+        Samples {
+            shape: self,
+            metrics: Vec::new(),
+        }
+    }
+}
+
+impl Samples {
+    /// A counter or gauge, with the values of the labels in their order.
+    pub(super) fn number(&mut self, labels: &[&str], value: f64) {
+        let mut metric = self.labelled(labels);
+        if self.shape.kind == MetricType::COUNTER {
+            let mut counter = Counter::default();
+            counter.set_value(value);
+            metric.set_counter(counter);
+        } else {
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            metric.set_gauge(gauge);
+        }
+        self.metrics.push(metric);
+    }
+
+    /// A histogram.
+    pub(super) fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
+        let buckets = histogram.buckets().map(|(bound, count)| {
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(bound);
+            bucket.set_cumulative_count(count);
+            bucket
+        });
+        let mut shown = prometheus::proto::Histogram::default();
+        shown.set_bucket(buckets.collect());
+        shown.set_sample_count(histogram.count());
+        shown.set_sample_sum(histogram.sum());
+        let mut metric = self.labelled(labels);
+        metric.set_histogram(shown);
+        self.metrics.push(metric);
+    }
+
+    pub(super) fn family(self) -> MetricFamily {
+        let mut family = MetricFamily::default();
+        family.set_name(self.shape.name.to_owned());
+        family.set_help(self.shape.help.to_owned());
+        family.set_field_type(self.shape.kind);
+        family.set_metric(self.metrics);
+        family
+    }
+
+    fn labelled(&self, values: &[&str]) -> Metric {
+        let pairs = self.shape.labels.iter().zip(values).map(|(name, value)| {
+            let mut pair = LabelPair::default();
+            pair.set_name((*name).to_owned());
+            pair.set_value((*value).to_owned());
+            pair
+        });
+        Metric::from_label(pairs.collect())
+    }
+}

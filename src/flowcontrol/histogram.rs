@@ -1,0 +1,169 @@
+//! Histograms as plain numbers, for who counts under a lock that is held anyway.
+//!
+//! A [`Histogram`] counts values in buckets. A [`TimingRatio`] is one that looks at a ratio at the
+//! end of every nanosecond: it is told when the numerator or the denominator changes, and gives the
+//! ratio that has held since the last change the weight of that time. Upstream:
+//! `TimingRatioHistogram` (Kubernetes 1.36, `component-base/metrics`).
+//!
+//! Nothing here knows how a metric is called or shown.
+
+use std::time::Instant;
+
+/// Counts of values up to each of some bounds.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    bounds: &'static [f64],
+    /// One for each bound, and one for what is above them all.
+    counts: Box<[u64]>,
+    sum: f64,
+}
+
+/// A histogram of a ratio over time.
+#[derive(Clone, Debug)]
+pub struct TimingRatio {
+    histogram: Histogram,
+    numerator: f64,
+    denominator: f64,
+    since: Instant,
+}
+
+impl Histogram {
+    /// An empty one. `bounds` ascend; a value equal to a bound is below it.
+    #[must_use]
+    pub fn new(bounds: &'static [f64]) -> Self {
+        Self {
+            bounds,
+            counts: vec![0; bounds.len() + 1].into(),
+            sum: 0.0,
+        }
+    }
+
+    /// Counts a value once.
+    pub fn observe(&mut self, value: f64) {
+        self.add(value, 1, value);
+    }
+
+    /// The values counted so far.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Their sum.
+    #[must_use]
+    pub const fn sum(&self) -> f64 {
+        self.sum
+    }
+
+    /// Each bound, and how many values did not pass it.
+    pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> {
+        let counts = self.counts.iter().scan(0, |total, count| {
+            *total += count;
+            Some(*total)
+        });
+        self.bounds.iter().copied().zip(counts)
+    }
+
+    fn add(&mut self, value: f64, weight: u64, weighted: f64) {
+        let bucket = self.bounds.iter().position(|&bound| value <= bound);
+        let bucket = bucket.unwrap_or(self.bounds.len());
+        if let Some(count) = self.counts.get_mut(bucket) {
+            *count += weight;
+        }
+        self.sum += weighted;
+    }
+}
+
+impl TimingRatio {
+    /// A ratio of nothing to `denominator`, from `now` on.
+    #[must_use]
+    pub fn new(bounds: &'static [f64], now: Instant, denominator: u64) -> Self {
+        Self {
+            histogram: Histogram::new(bounds),
+            numerator: 0.0,
+            denominator: float(denominator),
+            since: now,
+        }
+    }
+
+    /// From `now` on the numerator is this.
+    pub fn set(&mut self, now: Instant, numerator: u64) {
+        self.advance(now);
+        self.numerator = float(numerator);
+    }
+
+    /// From `now` on the denominator is this.
+    pub fn set_denominator(&mut self, now: Instant, denominator: u64) {
+        self.advance(now);
+        self.denominator = float(denominator);
+    }
+
+    /// What has been seen up to `now`: counts are nanoseconds.
+    pub fn read(&mut self, now: Instant) -> &Histogram {
+        self.advance(now);
+        &self.histogram
+    }
+
+    /// A clock that steps back is taken to stand still.
+    fn advance(&mut self, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.since).as_nanos();
+        if elapsed > 0 {
+            self.since = now;
+            let weight = u64::try_from(elapsed).unwrap_or(u64::MAX);
+            let ratio = self.numerator / self.denominator;
+            self.histogram.add(ratio, weight, ratio * float(weight));
+        }
+    }
+}
+
+#[expect(
+    clippy::as_conversions,
+    reason = "counts of seats and requests are exact, and nanoseconds need not be"
+)]
+const fn float(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_value_equal_to_a_bound_is_below_it() {
+        let mut histogram = Histogram::new(&[0.0, 1.0, 10.0]);
+        for value in [0.0, 1.0, 1.1, 10.0, 11.0, f64::NAN] {
+            histogram.observe(value);
+        }
+        let buckets: Vec<_> = histogram.buckets().collect();
+        assert_eq!(buckets, [(0.0, 1), (1.0, 2), (10.0, 4)]);
+        assert_eq!(histogram.count(), 6);
+    }
+
+    #[test]
+    fn a_ratio_weighs_as_much_as_it_lasts() {
+        let t0 = Instant::now();
+        let mut ratio = TimingRatio::new(&[0.0, 0.5, 1.0], t0, 4);
+        ratio.set(t0 + 10 * MS, 2);
+        ratio.set(t0 + 15 * MS, 4);
+        ratio.set(t0 + 15 * MS, 3);
+        ratio.set_denominator(t0 + 17 * MS, 2);
+        let seen = ratio.read(t0 + 18 * MS);
+        let buckets: Vec<_> = seen.buckets().collect();
+        assert_eq!(buckets, [(0.0, 10_000_000), (0.5, 15_000_000), (1.0, 17_000_000)]);
+        assert_eq!(seen.count(), 18_000_000);
+        assert_eq!(seen.sum(), 2.5e6 + 1.5e6 + 1.5e6);
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_stands_still() {
+        let t0 = Instant::now();
+        let mut ratio = TimingRatio::new(&[1.0], t0 + MS, 1);
+        ratio.set(t0, 5);
+        assert_eq!(ratio.read(t0 + 2 * MS).count(), 1_000_000);
+        assert_eq!(ratio.read(t0 + 2 * MS).sum(), 5e6);
+    }
+}

@@ -1,0 +1,317 @@
+//! How many read-only and how many mutating requests wait and run, over all priority levels.
+//!
+//! Three metrics show it: the most at once in the last second of those that run
+//! (`apiserver_current_inflight_requests`) and of those that wait
+//! (`apiserver_current_inqueue_requests`), and both over time in relation to a limit
+//! (`apiserver_flowcontrol_read_vs_write_current_requests`). Kubernetes 1.36:
+//! `requestWatermark` of `server/filters`, `RWMetrics` of `util/flowcontrol/metrics`.
+//!
+//! It differs in one thing: a peak falls back to what there is now, not to 0, so that a steady load
+//! without arrivals does not read as none. It only counts; what may go on is decided elsewhere.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use prometheus::IntGaugeVec;
+use prometheus::core::Collector;
+use prometheus::core::Desc;
+use prometheus::proto::MetricFamily;
+use prometheus::proto::MetricType;
+
+use crate::clock::Clock;
+use crate::flowcontrol::exposition::Shape;
+use crate::flowcontrol::histogram::TimingRatio;
+use crate::metrics::Registry;
+use crate::request_info::RequestInfo;
+
+const READ_VS_WRITE: Shape = Shape {
+    name: "apiserver_flowcontrol_read_vs_write_current_requests",
+    kind: MetricType::HISTOGRAM,
+    labels: &["phase", "request_kind"],
+    help: "EXPERIMENTAL: [ALPHA] Nanoseconds by the requests of a kind that waited or ran, as a \
+           fraction of their limit (watches only until they are initialized)",
+};
+
+const READ_VS_WRITE_BOUNDS: &[f64] = &[
+    0.0, 0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0,
+];
+
+/// Read-only or mutating: the two kinds that kube-apiserver counts apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RequestKind {
+    /// Everything but get, list and watch.
+    Mutating,
+    /// get, list, watch.
+    ReadOnly,
+}
+
+/// Requests waiting and running, by kind.
+#[derive(Debug)]
+pub struct InFlight {
+    mutating: Mutex<Kind>,
+    read_only: Mutex<Kind>,
+    running_peaks: IntGaugeVec,
+    waiting_peaks: IntGaugeVec,
+}
+
+/// What the requests of either kind are measured against. A phase without a limit is not shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// For those that run.
+    pub running: Option<u64>,
+    /// For those that wait.
+    pub waiting: Option<u64>,
+}
+
+/// Guarded by a lock of its own, held for a few additions; taken under the lock of a level.
+#[derive(Debug, Default)]
+struct Kind {
+    running: Phase,
+    waiting: Phase,
+}
+
+#[derive(Debug, Default)]
+struct Phase {
+    requests: u64,
+    peak: u64,
+    ratio: Option<TimingRatio>,
+}
+
+/// Shows [`READ_VS_WRITE`].
+struct ReadVsWrite {
+    desc: Desc,
+    in_flight: Arc<InFlight>,
+}
+
+impl RequestKind {
+    /// Both, in the order of their labels.
+    pub const ALL: [Self; 2] = [Self::Mutating, Self::ReadOnly];
+
+    /// The kind of `info`'s verb.
+    #[must_use]
+    pub const fn of(info: &RequestInfo<'_>) -> Self {
+        if info.mutating() {
+            Self::Mutating
+        } else {
+            Self::ReadOnly
+        }
+    }
+
+    /// The value of the metric label `request_kind`.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Mutating => "mutating",
+            Self::ReadOnly => "readOnly",
+        }
+    }
+}
+
+impl InFlight {
+    /// Nothing in flight, and no limits yet. Shows itself in `registry`.
+    #[must_use]
+    pub fn new(registry: &Registry) -> Arc<Self> {
+        let in_flight = Arc::new(Self {
+            mutating: Mutex::default(),
+            read_only: Mutex::default(),
+            running_peaks: registry.gauges(
+                "apiserver_current_inflight_requests",
+                "[STABLE] Most requests in flight at once in the last second, per request kind.",
+                &["request_kind"],
+            ),
+            waiting_peaks: registry.gauges(
+                "apiserver_current_inqueue_requests",
+                "[ALPHA] Most requests waiting at once in the last second, per request kind.",
+                &["request_kind"],
+            ),
+        });
+        registry.collect_from(ReadVsWrite {
+            desc: READ_VS_WRITE.desc(),
+            in_flight: Arc::clone(&in_flight),
+        });
+        in_flight
+    }
+
+    /// Measures both kinds against these limits from `now` on.
+    pub fn set_limits(&self, now: Instant, limits: Limits) {
+        for kind in RequestKind::ALL {
+            let mut kind = self.kind(kind);
+            kind.running.set_limit(now, limits.running);
+            kind.waiting.set_limit(now, limits.waiting);
+        }
+    }
+
+    /// A request starts.
+    pub fn start(&self, kind: RequestKind, now: Instant) {
+        self.kind(kind).running.enter(now);
+    }
+
+    /// A request starts at once that would have had to wait: it was in a queue for no time, which
+    /// only the peak tells.
+    pub fn start_through_queue(&self, kind: RequestKind, now: Instant) {
+        let mut kind = self.kind(kind);
+        let passing = kind.waiting.requests + 1;
+        kind.waiting.peak = kind.waiting.peak.max(passing);
+        kind.running.enter(now);
+    }
+
+    /// A request that waited starts.
+    pub fn start_from_queue(&self, kind: RequestKind, now: Instant) {
+        let mut kind = self.kind(kind);
+        kind.waiting.exit(now);
+        kind.running.enter(now);
+    }
+
+    /// A running request ends.
+    pub fn end(&self, kind: RequestKind, now: Instant) {
+        self.kind(kind).running.exit(now);
+    }
+
+    /// A request begins to wait.
+    pub fn enqueue(&self, kind: RequestKind, now: Instant) {
+        self.kind(kind).waiting.enter(now);
+    }
+
+    /// A waiting request leaves.
+    pub fn leave_queue(&self, kind: RequestKind, now: Instant) {
+        self.kind(kind).waiting.exit(now);
+    }
+
+    /// Publishes the peaks since the last call; to be called once a second.
+    pub fn publish_peaks(&self) {
+        for kind in RequestKind::ALL {
+            let labels = [kind.label()];
+            let mut kind = self.kind(kind);
+            for (phase, gauges) in [
+                (&mut kind.running, &self.running_peaks),
+                (&mut kind.waiting, &self.waiting_peaks),
+            ] {
+                if phase.ratio.is_some() {
+                    let peak = std::mem::replace(&mut phase.peak, phase.requests);
+                    gauges
+                        .with_label_values(&labels)
+                        .set(i64::try_from(peak).unwrap_or(i64::MAX));
+                }
+            }
+        }
+    }
+
+    fn kind(&self, kind: RequestKind) -> MutexGuard<'_, Kind> {
+        let kind = match kind {
+            RequestKind::Mutating => &self.mutating,
+            RequestKind::ReadOnly => &self.read_only,
+        };
+        kind.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Phase {
+    fn enter(&mut self, now: Instant) {
+        self.requests += 1;
+        self.peak = self.peak.max(self.requests);
+        self.changed(now);
+    }
+
+    fn exit(&mut self, now: Instant) {
+        self.requests -= 1;
+        self.changed(now);
+    }
+
+    fn changed(&mut self, now: Instant) {
+        if let Some(ratio) = &mut self.ratio {
+            ratio.set(now, self.requests);
+        }
+    }
+
+    /// Upstream too has 1 for a limit of none at all.
+    fn set_limit(&mut self, now: Instant, limit: Option<u64>) {
+        let limit = limit.map(|limit| limit.max(1));
+        match (&mut self.ratio, limit) {
+            (Some(ratio), Some(limit)) => ratio.set_denominator(now, limit),
+            (ratio, limit) => {
+                *ratio = limit.map(|limit| TimingRatio::new(READ_VS_WRITE_BOUNDS, now, limit));
+                self.changed(now);
+            }
+        }
+    }
+}
+
+impl Collector for ReadVsWrite {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.desc]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let now = Clock.now();
+        let mut samples = READ_VS_WRITE.samples();
+        for kind in RequestKind::ALL {
+            let label = kind.label();
+            let mut kind = self.in_flight.kind(kind);
+            let Kind { running, waiting } = &mut *kind;
+            for (name, phase) in [("executing", running), ("waiting", waiting)] {
+                if let Some(ratio) = &mut phase.ratio {
+                    samples.histogram(&[name, label], ratio.read(now));
+                }
+            }
+        }
+        vec![samples.family()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_flight(limits: Limits) -> (Arc<InFlight>, Registry) {
+        let registry = Registry::new();
+        let in_flight = InFlight::new(&registry);
+        in_flight.set_limits(Clock.now(), limits);
+        (in_flight, registry)
+    }
+
+    #[test]
+    fn a_gauge_is_the_peak_of_the_last_second_and_falls_back_to_what_there_is() {
+        let limits = Limits {
+            running: Some(10),
+            waiting: Some(10),
+        };
+        let (in_flight, registry) = in_flight(limits);
+        let now = Clock.now();
+        for _ in 0..3 {
+            in_flight.start_through_queue(RequestKind::ReadOnly, now);
+        }
+        in_flight.enqueue(RequestKind::ReadOnly, now);
+        in_flight.end(RequestKind::ReadOnly, now);
+        in_flight.publish_peaks();
+        let shows = |line: &str| {
+            let text = registry.render();
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        };
+        shows("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 3");
+        shows("apiserver_current_inqueue_requests{request_kind=\"readOnly\"} 1");
+        shows("apiserver_current_inflight_requests{request_kind=\"mutating\"} 0");
+        in_flight.start_from_queue(RequestKind::ReadOnly, now);
+        in_flight.end(RequestKind::ReadOnly, now);
+        in_flight.publish_peaks();
+        in_flight.publish_peaks();
+        shows("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 2");
+        shows("apiserver_current_inqueue_requests{request_kind=\"readOnly\"} 0");
+    }
+
+    #[test]
+    fn a_phase_without_a_limit_is_not_shown() {
+        let limits = Limits {
+            running: Some(10),
+            waiting: None,
+        };
+        let (in_flight, registry) = in_flight(limits);
+        in_flight.publish_peaks();
+        let text = registry.render();
+        assert!(!text.contains("inqueue"), "{text}");
+        assert!(!text.contains("phase=\"waiting\""), "{text}");
+        assert!(text.contains("phase=\"executing\""), "{text}");
+    }
+}

@@ -1,0 +1,132 @@
+//! What a dump shows of a request.
+//!
+//! All parts lie in one buffer, and a level uses the buffers of requests that have gone again: so
+//! that keeping them allocates nothing for most requests.
+
+use crate::api::UserInfo;
+use crate::request_info::RequestInfo;
+
+/// A buffer that has grown beyond this, by a very long path, is not kept.
+const KEPT_BYTES: usize = 1024;
+
+const PARTS: usize = 9;
+
+/// The last columns of `dump_requests` and its flow distinguisher, as bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Details {
+    text: Vec<u8>,
+    /// Where each part ends, in the order of [`Part`].
+    ends: [usize; PARTS],
+}
+
+/// A column.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "columns of the same names")]
+pub enum Part {
+    FlowDistinguisher,
+    UserName,
+    Verb,
+    ApiPath,
+    Namespace,
+    Name,
+    ApiVersion,
+    Resource,
+    SubResource,
+}
+
+impl Details {
+    pub(super) fn write(
+        &mut self,
+        flow_distinguisher: &[u8],
+        info: &RequestInfo<'_>,
+        user: &UserInfo,
+    ) {
+        let group = info.api_group();
+        let slash: &[u8] = if group.is_empty() { b"" } else { b"/" };
+        let parts: [&[&[u8]]; PARTS] = [
+            &[flow_distinguisher],
+            &[user.name.as_bytes()],
+            &[info.verb().as_str().as_bytes()],
+            &[info.path()],
+            &[info.namespace()],
+            &[info.name()],
+            &[group, slash, info.api_version()],
+            &[info.resource()],
+            &[info.subresource()],
+        ];
+        self.text.clear();
+        for (part, end) in parts.into_iter().zip(&mut self.ends) {
+            for piece in part {
+                self.text.extend_from_slice(piece);
+            }
+            *end = self.text.len();
+        }
+    }
+
+    /// A part, which need not be UTF-8.
+    #[must_use]
+    pub fn part(&self, part: Part) -> &[u8] {
+        let at = part.index();
+        let begin = at.checked_sub(1).and_then(|before| self.ends.get(before));
+        let end = self.ends.get(at).copied().unwrap_or_default();
+        self.text
+            .get(begin.copied().unwrap_or_default()..end)
+            .unwrap_or_default()
+    }
+
+    pub(super) fn worth_keeping(&self) -> bool {
+        (1..=KEPT_BYTES).contains(&self.text.capacity())
+    }
+}
+
+impl Part {
+    #[expect(clippy::as_conversions, reason = "a variant's position")]
+    const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn details(method: &str, target: &str, buffer: Details) -> Details {
+        let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+        let user = UserInfo {
+            name: "alice".to_owned(),
+            ..UserInfo::default()
+        };
+        let mut details = buffer;
+        details.write(b"ns", &info, &user);
+        details
+    }
+
+    #[test]
+    fn each_part_is_found_again_in_a_buffer_that_is_used_again() {
+        let target = "/apis/apps/v1/namespaces/ns/deployments/web/scale";
+        let scale = details("PUT", target, Details::default());
+        let parts = |details: &Details, parts: &[Part]| -> Vec<String> {
+            let text = |&part| String::from_utf8(details.part(part).to_vec()).unwrap();
+            parts.iter().map(text).collect()
+        };
+        let all = [
+            Part::FlowDistinguisher,
+            Part::UserName,
+            Part::Verb,
+            Part::ApiPath,
+            Part::Namespace,
+            Part::Name,
+            Part::ApiVersion,
+            Part::Resource,
+            Part::SubResource,
+        ];
+        let expected = ["ns", "alice", "update", target, "ns", "web", "apps/v1", "deployments", "scale"];
+        assert_eq!(parts(&scale, &all), expected);
+        let nodes = details("GET", "/api/v1/nodes", scale);
+        let expected = ["ns", "alice", "list", "/api/v1/nodes", "", "", "v1", "nodes", ""];
+        assert_eq!(parts(&nodes, &all), expected);
+        let probe = details("GET", "/livez", nodes);
+        let expected = ["ns", "alice", "get", "/livez", "", "", "", "", ""];
+        assert_eq!(parts(&probe, &all), expected);
+    }
+}

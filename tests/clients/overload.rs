@@ -1,0 +1,129 @@
+//! What the library makes of a 429.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::Client;
+use kube::Error;
+use kube::api::PostParams;
+use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use tokio::io::AsyncBufReadExt;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWriteExt;
+use tokio::io::BufReader;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::objects::config_map;
+use crate::playground::ALICE;
+use crate::playground::Playground;
+use crate::playground::within;
+
+/// An upload that has been let through and waits for its body: it holds a seat until it is dropped.
+async fn one_seat(playground: &Playground) -> BufReader<TlsStream<TcpStream>> {
+    let address = playground.file("address");
+    let ca = playground.file("ca.crt");
+    let tokens = playground.file("tokens.csv");
+    let bob = tokens.lines().find(|line| line.contains(",bob,")).unwrap();
+    let token = bob.split(',').next().unwrap();
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_slice(ca.as_bytes()).unwrap())
+        .unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    within("a seat", async {
+        let tcp = TcpStream::connect(&address).await.unwrap();
+        let tls = TlsConnector::from(Arc::new(config));
+        let mut stream = BufReader::new(tls.connect(name, tcp).await.unwrap());
+        let head = format!(
+            "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: {address}\r\n\
+             Authorization: Bearer {token}\r\nContent-Type: application/json\r\n\
+             Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // This is said only to what has been let through.
+        let mut line = String::new();
+        stream.read_line(&mut line).await.unwrap();
+        assert_eq!(line, "HTTP/1.1 100 Continue\r\n");
+        stream
+    })
+    .await
+}
+
+/// How many requests the limit has refused.
+async fn refused(playground: &Playground) -> u64 {
+    let address = playground.file("admin-address");
+    let mut text = String::new();
+    within("the metrics", async {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        let request =
+            format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.read_to_string(&mut text).await.unwrap();
+    })
+    .await;
+    let series = "apiserver_dropped_requests_total{request_kind=\"mutating\"} ";
+    let count = text.lines().find_map(|line| line.strip_prefix(series));
+    count.expect(&text).parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_429_names_the_limit_and_when_to_come_back() {
+    let playground = Playground::start(&["--max-mutating-requests-inflight=1"]).await;
+    let _seat = one_seat(&playground).await;
+    for context in ALICE {
+        let mut config = playground.config(context).await;
+        config.default_retry = false;
+        let maps: Api<ConfigMap> = Api::namespaced(Client::try_from(config).unwrap(), "default");
+        let (post, map) = (PostParams::default(), config_map("refused", "1"));
+        let status = match within("an answer", maps.create(&post, &map)).await {
+            Err(Error::Api(status)) => status,
+            other => panic!("{other:?}, as {context}"),
+        };
+        assert_eq!((status.code, &*status.reason), (429, "TooManyRequests"));
+        assert!(
+            status.message.contains("--max-mutating-requests-inflight"),
+            "{}",
+            status.message
+        );
+        let details = status.details.expect("details");
+        assert_eq!(details.retry_after_seconds, 1);
+        let causes: Vec<&str> = details.causes.iter().map(|cause| &*cause.reason).collect();
+        assert_eq!(causes, ["weir/max-mutating-requests-inflight"]);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_comes_back_as_it_is_told_gets_through() {
+    let playground = Playground::start(&["--max-mutating-requests-inflight=1"]).await;
+    for context in ALICE {
+        let before = refused(&playground).await;
+        let seat = one_seat(&playground).await;
+        let maps: Api<ConfigMap> = Api::namespaced(playground.client(context).await, "default");
+        let map = config_map(&format!("later-by-{context}"), "1");
+        let post = PostParams::default();
+        let create = maps.create(&post, &map);
+        let give_way = async {
+            while refused(&playground).await == before {}
+            drop(seat);
+        };
+        let (made, ()) = within("the second try", async { tokio::join!(create, give_way) }).await;
+        assert_eq!(
+            made.unwrap().metadata.name,
+            map.metadata.name,
+            "as {context}"
+        );
+    }
+}

@@ -1,0 +1,120 @@
+//! A side that does not read stops the side that writes: weir holds a bounded part of a body, never all of it.
+//!
+//! Whether a writer has come to rest is told by what it has sent not growing over many round trips through weir.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+
+use crate::support::Broken;
+use crate::support::Http;
+use crate::support::client::Ask;
+use crate::support::client::Call;
+use crate::support::upstream::Exchange;
+use crate::support::upstream::Upstream;
+use crate::support::weir;
+use crate::support::weir::Weir;
+
+/// What is sent in all.
+const ALL: usize = 96 << 20;
+
+/// More than the system's buffers of both connections hold, and weir's windows; far less than all.
+const MOST_ON_THE_WAY: usize = 48 << 20;
+
+const PIECE: &[u8] = &[7; 64 << 10];
+
+/// Sends all of it to `peer`, noting how much has been taken.
+trait Flood: Send + Sized + 'static {
+    fn piece(&mut self) -> impl Future<Output = Result<(), Broken>> + Send;
+
+    fn flood(mut self, sent: Arc<AtomicUsize>) -> JoinHandle<Self> {
+        tokio::spawn(async move {
+            while sent.load(Ordering::SeqCst) < ALL {
+                self.piece().await.unwrap();
+                sent.fetch_add(PIECE.len(), Ordering::SeqCst);
+            }
+            self
+        })
+    }
+}
+
+impl Flood for Exchange {
+    async fn piece(&mut self) -> Result<(), Broken> {
+        self.try_send(Bytes::from_static(PIECE)).await
+    }
+}
+
+impl Flood for Call {
+    async fn piece(&mut self) -> Result<(), Broken> {
+        self.outgoing.send(Bytes::from_static(PIECE)).await
+    }
+}
+
+/// Waits until no more is sent.
+async fn comes_to_rest(sent: &AtomicUsize, weir: &Weir) {
+    let mut others = weir.anonymous(Http::Two);
+    loop {
+        let before = sent.load(Ordering::SeqCst);
+        for _ in 0..50 {
+            // weir answers this one itself, on the same worker.
+            assert_eq!(others.get("/api/v1/watch").await.status, 500);
+        }
+        let now = sent.load(Ordering::SeqCst);
+        assert!(now <= MOST_ON_THE_WAY, "{now} bytes are on the way, and nobody reads");
+        if now > 0 && now == before {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_stops_the_upstream() {
+    for (near, far) in Http::PAIRS {
+        let mut upstream = Upstream::preferring(far).await;
+        let weir = weir::before(upstream.address).start().await;
+        let mut client = weir.alice(near);
+        let mut call = client.send(Ask::get("/api/v1/namespaces/a/pods/b/log?follow=1")).await;
+        let mut exchange = upstream.next().await;
+        exchange.begin(200, &[]).await;
+        assert_eq!(call.head().await.status, 200);
+        let sent = Arc::new(AtomicUsize::new(0));
+        let flood = exchange.flood(Arc::clone(&sent));
+        comes_to_rest(&sent, &weir).await;
+        // Once it reads, all of it comes.
+        let mut come = 0;
+        while come < ALL {
+            come += call.body().next().await.unwrap().unwrap().len();
+        }
+        flood.await.unwrap().end().await;
+        assert!(call.body().next().await.is_none());
+        assert_eq!(come, ALL, "{near:?} {far:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_does_not_read_stops_the_client() {
+    for (near, far) in Http::PAIRS {
+        let mut upstream = Upstream::preferring(far).await;
+        let weir = weir::before(upstream.address).start().await;
+        let mut client = weir.alice(near);
+        let target = "/api/v1/namespaces/a/pods/b/proxy/upload";
+        let call = client.send(Ask::new("POST", target).streamed()).await;
+        let mut exchange = upstream.next().await;
+        let sent = Arc::new(AtomicUsize::new(0));
+        let flood = call.flood(Arc::clone(&sent));
+        comes_to_rest(&sent, &weir).await;
+        let mut come = 0;
+        while come < ALL {
+            come += exchange.incoming.next().await.unwrap().unwrap().len();
+        }
+        let mut call = flood.await.unwrap();
+        call.end().await;
+        assert!(exchange.incoming.next().await.is_none());
+        exchange.reply(200, "taken").await;
+        assert_eq!(call.answer().await.text(), "taken", "{near:?} {far:?}");
+        assert_eq!(come, ALL);
+    }
+}

@@ -1,0 +1,23 @@
+//! The whole program over real sockets: clients of both kinds, weir, and before it an API server that waits for the test's
+//! word. One file a theme; what they stand on is in `support`.
+
+mod back_pressure;
+mod deadlines;
+mod failures;
+mod headers;
+mod hop_by_hop;
+mod hostile;
+mod identity;
+mod in_flight;
+mod limits;
+mod operators;
+mod pool;
+mod refused_bodies;
+mod retries;
+mod settings;
+mod shutdown;
+mod streaming;
+mod support;
+mod targets;
+mod upgrade;
+mod upgrade_ends;

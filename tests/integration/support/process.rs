@@ -1,0 +1,189 @@
+//! weir as a process of its own, for what only a process has: flags, signals, an exit code, a log.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::path::Path;
+use std::process::ExitStatus;
+use std::process::Stdio;
+
+use tempfile::TempDir;
+use tokio::io::AsyncBufReadExt;
+use tokio::io::BufReader;
+use tokio::process::Child;
+use tokio::process::Command;
+use tokio::sync::mpsc;
+
+use crate::support::certificates::pki;
+use crate::support::weir::Door;
+use crate::support::weir::TOKENS;
+use crate::support::within;
+
+/// A folder with everything that flags may name.
+pub struct Files(TempDir);
+
+impl Files {
+    pub fn new() -> Self {
+        let files = Self(tempfile::tempdir().unwrap());
+        files.write("tls.crt", &pki().server.pem);
+        files.write("tls.key", &pki().server.key_pem);
+        files.write("upstream-ca.crt", &pki().servers.pem);
+        files.write("client-ca.crt", &pki().clients.pem);
+        files.write("proxy.crt", &pki().proxy.pem);
+        files.write("proxy.key", &pki().proxy.key_pem);
+        files.write("tokens.csv", TOKENS);
+        files
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        fs::write(self.0.path().join(name), text).unwrap();
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+/// The flags that `weir serve` needs, its folder being the current one.
+pub fn needed(upstream: SocketAddr) -> Vec<String> {
+    let mut flags = own_flags();
+    flags.push(format!("--upstream=https://{upstream}"));
+    flags.push("--upstream-ca-file=upstream-ca.crt".to_owned());
+    flags
+}
+
+/// Those of them that say nothing of the upstream.
+pub fn own_flags() -> Vec<String> {
+    [
+        "--bind-address=127.0.0.1",
+        "--secure-port=0",
+        "--admin-address=127.0.0.1:0",
+        "--tls-cert-file=tls.crt",
+        "--tls-private-key-file=tls.key",
+        "--workers=1",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+fn weir(files: &Files) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    command
+        .current_dir(files.path())
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+/// How a run of `weir` ended that was not meant to last.
+#[derive(Debug)]
+pub struct Finished {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs `weir` with these arguments to its end.
+pub async fn run(files: &Files, arguments: &[&str]) -> Finished {
+    let output = within("weir to end", weir(files).args(arguments).output())
+        .await
+        .unwrap();
+    Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// `weir serve`, serving.
+pub struct Process {
+    child: Child,
+    door: Door,
+    /// What it has logged until it served.
+    pub opening: Vec<String>,
+    lines: mpsc::UnboundedReceiver<String>,
+    _files: Files,
+}
+
+impl Process {
+    /// `weir serve` before `upstream` with these flags besides.
+    pub async fn serve(upstream: SocketAddr, flags: &[&str]) -> Self {
+        let mut all = needed(upstream);
+        all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        Self::start(Files::new(), &all).await
+    }
+
+    /// `weir serve` with these flags.
+    pub async fn start(files: Files, flags: &[String]) -> Self {
+        let mut child = weir(&files).arg("serve").args(flags).spawn().unwrap();
+        let (sender, mut lines) = mpsc::unbounded_channel();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = stderr.next_line().await {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut opening = Vec::new();
+        let door = loop {
+            let line = within("weir to serve", lines.recv()).await;
+            let Some(line) = line else {
+                panic!("weir does not serve: {opening:#?}");
+            };
+            let address = |name: &str| {
+                let (_, rest) = line.split_once(name)?;
+                rest.split_whitespace().next()?.parse().ok()
+            };
+            if let (Some(clients), Some(admin)) = (address("clients="), address("admin=")) {
+                break Door { clients, admin };
+            }
+            opening.push(line);
+        };
+        Self {
+            child,
+            door,
+            opening,
+            lines,
+            _files: files,
+        }
+    }
+
+    /// Sends a signal, by its name.
+    pub async fn signal(&self, name: &str) {
+        let id = self.child.id().expect("weir runs").to_string();
+        let sent = Command::new("kill").args(["-s", name, &id]).status().await;
+        assert!(sent.unwrap().success());
+    }
+
+    /// The next line of the log that holds `text`.
+    pub async fn logs(&mut self, text: &str) -> String {
+        loop {
+            let line = within("a line in the log", self.lines.recv()).await;
+            let line = line.unwrap_or_else(|| panic!("the log ended without {text:?}"));
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    /// How it ended.
+    pub async fn ended(&mut self) -> ExitStatus {
+        within("weir to end", self.child.wait()).await.unwrap()
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+}
+
+impl Deref for Process {
+    type Target = Door;
+    fn deref(&self) -> &Door {
+        &self.door
+    }
+}

@@ -1,0 +1,206 @@
+//! HTTP/1.1 as bytes on a connection: what was sent is what came, to the letter.
+
+use std::io;
+
+use bytes::Bytes;
+use bytes::BytesMut;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWrite;
+use tokio::io::AsyncWriteExt;
+use tokio::io::ReadHalf;
+use tokio::io::WriteHalf;
+
+use crate::support::Broken;
+use crate::support::message::Answered;
+use crate::support::message::Asked;
+use crate::support::message::Framing;
+use crate::support::message::Headers;
+use crate::support::message::Incoming;
+use crate::support::within;
+
+/// A connection.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Any connection.
+pub type Io = Box<dyn Stream>;
+
+/// A connection, taken in hand.
+pub struct Wire {
+    /// What comes.
+    pub reader: Reader,
+    /// What goes.
+    pub writer: Writer,
+}
+
+/// What comes on a connection.
+pub struct Reader {
+    io: ReadHalf<Io>,
+    buffer: BytesMut,
+}
+
+/// What goes on a connection.
+pub struct Writer {
+    io: WriteHalf<Io>,
+}
+
+impl Wire {
+    pub fn new(io: impl Stream + 'static) -> Self {
+        let io: Io = Box::new(io);
+        let (reader, writer) = tokio::io::split(io);
+        Self {
+            reader: Reader {
+                io: reader,
+                buffer: BytesMut::new(),
+            },
+            writer: Writer { io: writer },
+        }
+    }
+
+    /// Sends these bytes.
+    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.writer.send(bytes).await.unwrap();
+    }
+
+    /// The next request's head.
+    pub async fn asked(&mut self) -> Asked {
+        Asked::of_lines(&self.reader.head().await.unwrap().expect("a request"))
+    }
+
+    /// The next answer's head.
+    pub async fn answered(&mut self) -> Answered {
+        Answered::of_lines(&self.reader.head().await.unwrap().expect("an answer"))
+    }
+
+    /// The next answer, all of it; `method` is what it answers.
+    pub async fn answer(&mut self, method: &str) -> (Answered, Bytes) {
+        let answered = self.answered().await;
+        let framing = Framing::of_answer(&answered, method);
+        let body = self.body(framing).await;
+        (answered, body)
+    }
+
+    /// A body of this framing, all of it.
+    pub async fn body(&mut self, framing: Framing) -> Bytes {
+        let mut body = BytesMut::new();
+        let mut trailers = Headers::default();
+        let mut framing = framing;
+        while let Some(piece) = framing.next(&mut self.reader, &mut trailers).await {
+            body.extend_from_slice(&piece.unwrap());
+        }
+        body.freeze()
+    }
+
+    /// Says goodbye and closes.
+    pub async fn close(mut self) {
+        // A peer that has gone already need not be told.
+        let _ = within("a connection to close", self.writer.io.shutdown()).await;
+    }
+
+    /// Gives the connection back, to be spoken on by somebody else; nothing may have been read ahead.
+    pub fn into_io(self) -> Io {
+        assert!(self.reader.buffer.is_empty());
+        self.reader.io.unsplit(self.writer.io)
+    }
+}
+
+impl Writer {
+    /// Sends these bytes.
+    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) -> Result<(), Broken> {
+        within("bytes to be taken", self.io.write_all(bytes.as_ref())).await?;
+        within("bytes to be taken", self.io.flush()).await?;
+        Ok(())
+    }
+
+    /// Sends these bytes, however long it takes.
+    pub async fn send_patiently(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.io.write_all(bytes).await?;
+        self.io.flush().await
+    }
+
+    /// Ends this direction only.
+    pub async fn finish(&mut self) {
+        within("a half-close", self.io.shutdown()).await.unwrap();
+    }
+}
+
+impl Reader {
+    async fn fill(&mut self) -> Result<usize, Broken> {
+        let read = within("more bytes", self.io.read_buf(&mut self.buffer)).await?;
+        Ok(read)
+    }
+
+    /// The lines of the next head; `None` if the connection ends before it begins.
+    pub async fn head(&mut self) -> Result<Option<Vec<String>>, Broken> {
+        within("a head", self.next_head()).await
+    }
+
+    /// As [`Reader::head`], however long it takes.
+    pub async fn next_head(&mut self) -> Result<Option<Vec<String>>, Broken> {
+        let mut looked = 0;
+        loop {
+            let end = find(&self.buffer[looked..], b"\r\n\r\n").map(|at| looked + at);
+            if let Some(end) = end {
+                let head = self.buffer.split_to(end + 4);
+                let text = String::from_utf8_lossy(&head[..end]).into_owned();
+                return Ok(Some(text.split("\r\n").map(str::to_owned).collect()));
+            }
+            looked = self.buffer.len().saturating_sub(3);
+            if self.io.read_buf(&mut self.buffer).await? == 0 {
+                return if self.buffer.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(Broken("the connection ended within a head".to_owned()))
+                };
+            }
+        }
+    }
+
+    /// The next line, without its end.
+    pub async fn line(&mut self) -> Result<String, Broken> {
+        loop {
+            if let Some(end) = find(&self.buffer, b"\r\n") {
+                let line = self.buffer.split_to(end + 2);
+                return Ok(String::from_utf8_lossy(&line[..end]).into_owned());
+            }
+            if self.fill().await? == 0 {
+                return Err(Broken("the connection ended within a line".to_owned()));
+            }
+        }
+    }
+
+    /// The next `count` bytes.
+    pub async fn exactly(&mut self, count: usize) -> Result<Bytes, Broken> {
+        while self.buffer.len() < count {
+            if self.fill().await? == 0 {
+                return Err(Broken("the connection ended within a body".to_owned()));
+            }
+        }
+        Ok(self.buffer.split_to(count).freeze())
+    }
+
+    /// What there is next, at most `most` bytes; `None` at a clean end.
+    pub async fn some(&mut self, most: usize) -> Result<Option<Bytes>, Broken> {
+        if self.buffer.is_empty() && self.fill().await? == 0 {
+            return Ok(None);
+        }
+        let count = most.min(self.buffer.len());
+        Ok(Some(self.buffer.split_to(count).freeze()))
+    }
+
+    /// Waits for the connection's end, clean or not; what comes until then is passed over.
+    pub async fn ended(&mut self) {
+        while let Ok(Some(_)) = self.some(usize::MAX).await {}
+    }
+
+    /// A message's body on this connection.
+    pub fn body(self, framing: Framing) -> Incoming {
+        Incoming::http1(self, framing)
+    }
+}
+
+/// Where `needle` begins.
+fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
+    text.windows(needle.len()).position(|window| window == needle)
+}

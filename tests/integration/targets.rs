@@ -1,0 +1,242 @@
+//! A request target goes on byte for byte, or is refused: what is classified is what the API server sees.
+
+use crate::support::Http;
+use crate::support::client::Ask;
+use crate::support::frames;
+use crate::support::frames::Frame;
+use crate::support::frames::Frames;
+use crate::support::upstream::Upstream;
+use crate::support::weir;
+use crate::support::weir::Weir;
+
+/// Odd, and right.
+const FORWARDED: [&str; 22] = [
+    "/",
+    "/?",
+    "/api/v1/pods?",
+    "/api/v1/pods??watch=true",
+    "//api//v1//pods//",
+    "/api/v1/namespaces/a/pods/b%2Flog",
+    "/api/v1/namespaces/a/pods/b%2flog?x=%2f",
+    "/api/v1/namespaces/a/services/http:web:80/proxy//x;y=1/../z/./?a;b&c",
+    "/api/v1/pods?labelSelector=a%3Db%2Cc+in+(d,e)&limit=500&limit=1",
+    "/api/v1/pods?fieldSelector=metadata.name%3Da&&&=&=b&c=",
+    "/api/v1/pods?continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEi-_.~!$'()*,@",
+    "/%61pi/v1/pods",
+    "/api/v1/%70ods",
+    "/api/v1/pods/%C3%A9",
+    "/api/v1/pods/\u{e9}",
+    "/api/v1/pods?name=\u{e9}",
+    "/api/v1/pods?bad=%zz%",
+    "/a+b/a%20b/a%00b",
+    "/a|b",
+    "/a:80@b,c;d=e/-_.!~*'()",
+    "/api/v1/pods?a=b?c=d/e:f@g",
+    "/a\"b{c}?d={e}\"f\"",
+];
+
+async fn before_http1() -> (Weir, Upstream) {
+    let upstream = Upstream::preferring(Http::One).await;
+    let weir = weir::before(upstream.address).start().await;
+    (weir, upstream)
+}
+
+/// What becomes of `target` by HTTP/1.1: as the upstream sees it, or the code of the refusal.
+async fn by_http1(weir: &Weir, upstream: &mut Upstream, target: &str) -> Result<String, u16> {
+    let mut wire = weir.wire().await;
+    wire.send(format!("GET {target} HTTP/1.1\r\nhost: weir\r\nconnection: close\r\n\r\n"))
+        .await;
+    tokio::select! {
+        exchange = upstream.next() => {
+            let seen = exchange.asked.target.clone();
+            exchange.reply(200, "{}").await;
+            assert_eq!(wire.answer("GET").await.0.status, 200);
+            Ok(seen)
+        }
+        answered = wire.reader.head() => {
+            let head = answered.unwrap().expect("an answer");
+            upstream.assert_nothing_came();
+            Err(head[0].split(' ').nth(1).unwrap().parse().unwrap())
+        }
+    }
+}
+
+/// What becomes of `target` by HTTP/2: as the upstream sees it, or how it was refused.
+async fn by_http2(weir: &Weir, upstream: &mut Upstream, target: &str) -> Result<String, Frame> {
+    let mut client = weir.frames().await;
+    client.send(&get(1, target)).await;
+    tokio::select! {
+        exchange = upstream.next() => {
+            let seen = exchange.asked.target.clone();
+            exchange.reply(200, "{}").await;
+            assert!(client.until(frames::HEADERS).await.is_ok());
+            Ok(seen)
+        }
+        refused = refusal(&mut client) => {
+            upstream.assert_nothing_came();
+            Err(refused)
+        }
+    }
+}
+
+/// The frame that says no.
+async fn refusal(client: &mut Frames) -> Frame {
+    loop {
+        let frame = client.next().await.unwrap();
+        if matches!(frame.kind, frames::HEADERS | frames::RST_STREAM | frames::GOAWAY) {
+            assert!(!frame.is_ok(), "200, and the upstream has seen nothing");
+            return frame;
+        }
+    }
+}
+
+fn get(stream: u32, target: &str) -> Frame {
+    let head = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", target),
+    ];
+    Frame::request(stream, &head, true)
+}
+
+#[tokio::test]
+async fn a_target_goes_on_byte_for_byte() {
+    let (weir, mut upstream) = before_http1().await;
+    for target in FORWARDED {
+        assert_eq!(by_http1(&weir, &mut upstream, target).await, Ok(target.to_owned()));
+        assert_eq!(by_http2(&weir, &mut upstream, target).await, Ok(target.to_owned()));
+    }
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    let mut client = weir.alice(Http::Two);
+    for target in FORWARDED.into_iter().filter(|target| target.is_ascii()) {
+        let call = client.send(Ask::get(target)).await;
+        let exchange = upstream.next().await;
+        assert_eq!((exchange.asked.target.as_str(), exchange.peer.http), (target, Http::Two));
+        exchange.reply(200, "{}").await;
+        call.answer().await;
+    }
+}
+
+#[tokio::test]
+async fn any_byte_in_a_target_goes_on_as_it_is_or_the_request_is_refused() {
+    let (weir, mut upstream) = before_http1().await;
+    let mut wrong = Vec::new();
+    for byte in 0x21..=0x7f_u8 {
+        let odd = char::from(byte);
+        for target in [format!("/a{odd}b?c"), format!("/a?b{odd}c")] {
+            match by_http1(&weir, &mut upstream, &target).await {
+                Ok(seen) if seen == target => {}
+                Err(400) => {}
+                other => wrong.push(format!("HTTP/1.1: {target:?} became {other:?}")),
+            }
+            match by_http2(&weir, &mut upstream, &target).await {
+                Ok(seen) if seen == target => {}
+                Err(_) => {}
+                other => wrong.push(format!("HTTP/2: {target:?} became {other:?}")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn a_fragment_is_refused_and_never_cut_off() {
+    let (weir, mut upstream) = before_http1().await;
+    for target in ["/api/v1/pods#", "/api/v1/pods#/log", "/api/v1/pods?watch=1#x", "/#"] {
+        assert_eq!(by_http1(&weir, &mut upstream, target).await, Err(400), "{target}");
+        let refused = by_http2(&weir, &mut upstream, target).await;
+        assert!(refused.is_err(), "{target} became {refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_carried_is_refused_with_400() {
+    let (weir, mut upstream) = before_http1().await;
+    for target in [
+        "/a<b",
+        "/a b",
+        "/a%2",
+        "/a%zz",
+        "api/v1/pods",
+        "?watch=1",
+        "http://[::1/api",
+        "/a\u{1}b",
+    ] {
+        assert_eq!(by_http1(&weir, &mut upstream, target).await, Err(400), "{target:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_malformed_path_is_a_bad_request_in_kubernetes_words() {
+    let (weir, mut upstream) = before_http1().await;
+    let answer = weir.anonymous(Http::Two).get("/api/v1/pods/%2").await;
+    let told = answer.told();
+    assert_eq!((answer.status, told.reason.as_str()), (400, "BadRequest"));
+    assert_eq!(told.cause, "weir/bad-request");
+    upstream.assert_nothing_came();
+}
+
+#[tokio::test]
+async fn what_kube_apiserver_cannot_resolve_is_answered_as_it_does() {
+    let (weir, mut upstream) = before_http1().await;
+    let answer = weir.anonymous(Http::Two).get("/api/v1/watch").await;
+    assert_eq!(answer.status, 500);
+    assert!(answer.text().starts_with("Internal Server Error: \"/api/v1/watch\":"), "{answer:?}");
+    upstream.assert_nothing_came();
+}
+
+#[tokio::test]
+async fn connect_is_refused_with_405() {
+    let (weir, mut upstream) = before_http1().await;
+    let mut wire = weir.wire().await;
+    wire.send("CONNECT kube.example:443 HTTP/1.1\r\nhost: kube.example:443\r\n\r\n").await;
+    assert_eq!(wire.answered().await.status, 405);
+    let mut client = weir.frames().await;
+    let head = [(":method", "CONNECT"), (":authority", "kube.example:443")];
+    client.send(&Frame::request(1, &head, false)).await;
+    let refused = refusal(&mut client).await;
+    assert_eq!((refused.kind, refused.stream), (frames::HEADERS, 1));
+    upstream.assert_nothing_came();
+}
+
+#[tokio::test]
+async fn an_absolute_target_is_classified_and_forwarded_by_its_path() {
+    let (weir, mut upstream) = before_http1().await;
+    let seen = by_http1(&weir, &mut upstream, "https://weir/api/v1/pods?limit=1").await;
+    assert_eq!(seen.as_deref(), Ok("/api/v1/pods?limit=1"));
+}
+
+#[tokio::test]
+async fn the_server_itself_can_be_asked_for_its_options() {
+    for near in Http::BOTH {
+        let (weir, mut upstream) = before_http1().await;
+        let answered = async {
+            match near {
+                Http::One => {
+                    let mut wire = weir.wire().await;
+                    wire.send("OPTIONS * HTTP/1.1\r\nhost: weir\r\n\r\n").await;
+                    assert_eq!(wire.answer("OPTIONS").await.0.status, 200);
+                }
+                Http::Two => {
+                    let mut client = weir.frames().await;
+                    let head = [
+                        (":method", "OPTIONS"),
+                        (":scheme", "https"),
+                        (":authority", "weir"),
+                        (":path", "*"),
+                    ];
+                    client.send(&Frame::request(1, &head, true)).await;
+                    assert!(client.until(frames::HEADERS).await.is_ok());
+                }
+            }
+        };
+        let served = async {
+            let exchange = upstream.next().await;
+            assert_eq!(exchange.asked.target, "*");
+            exchange.reply(200, "").await;
+        };
+        tokio::join!(answered, served);
+    }
+}
