@@ -52,7 +52,7 @@ http {
     access_log off; keepalive_requests 1000000000; http2_max_concurrent_streams 1000;
     server {
         listen 127.0.0.1:$origin ssl http2 backlog=4096;
-        ssl_certificate $dir/tls.crt; ssl_certificate_key $dir/tls.key;
+        ssl_certificate $dir/tls.crt; ssl_certificate_key $dir/tls.key; ssl_protocols TLSv1.2 TLSv1.3;
         default_type application/json; root $dir/root; sendfile on; open_file_cache max=10;
     }
 }
@@ -68,7 +68,7 @@ http {
     upstream origin { server 127.0.0.1:$origin; keepalive 1024; keepalive_requests 1000000000; }
     server {
         listen 127.0.0.1:18001 ssl http2 backlog=4096;
-        ssl_certificate $dir/tls.crt; ssl_certificate_key $dir/tls.key;
+        ssl_certificate $dir/tls.crt; ssl_certificate_key $dir/tls.key; ssl_protocols TLSv1.2 TLSv1.3;
         location / {
             proxy_pass https://origin; proxy_http_version 1.1; proxy_set_header Connection "";
             proxy_ssl_verify on; proxy_ssl_trusted_certificate $dir/ca.crt; proxy_ssl_name localhost;
@@ -82,7 +82,7 @@ for alpn in h1:18002:http/1.1 h2:18003:h2; do
     cat >"$dir/haproxy-$name.cfg" <<END
 global
     nbthread 1
-    maxconn 20000
+    maxconn 4000
     tune.h2.max-concurrent-streams 1000
 defaults
     mode http

@@ -87,7 +87,18 @@ impl Registry {
         reason = "names and labels are constants of this program; a test renders them all"
     )]
     pub fn collect_from(&self, collector: impl Collector + 'static) {
-        self.0
+        let described = collector.desc().into_iter().map(|desc| Described {
+            name: desc.fq_name.clone(),
+            help: desc.help.clone(),
+            labels: desc.variable_labels.clone(),
+        });
+        let mut all = self
+            .described
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        all.extend(described);
+        drop(all);
+        self.registry
             .register(Box::new(collector))
             .expect("a metric is registered once");
     }
@@ -107,18 +118,7 @@ impl Registry {
     )]
     fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
         let collector = made.expect("a metric's name and labels are well-formed");
-        self.registry
-            .register(Box::new(collector.clone()))
-            .expect("a metric is registered once");
-        let described = collector.desc().into_iter().map(|desc| Described {
-            name: desc.fq_name.clone(),
-            help: desc.help.clone(),
-            labels: desc.variable_labels.clone(),
-        });
-        self.described
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .extend(described);
+        self.collect_from(collector.clone());
         collector
     }
 

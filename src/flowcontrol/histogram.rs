@@ -153,7 +153,10 @@ mod tests {
         ratio.set_denominator(t0 + 17 * MS, 2);
         let seen = ratio.read(t0 + 18 * MS);
         let buckets: Vec<_> = seen.buckets().collect();
-        assert_eq!(buckets, [(0.0, 10_000_000), (0.5, 15_000_000), (1.0, 17_000_000)]);
+        assert_eq!(
+            buckets,
+            [(0.0, 10_000_000), (0.5, 15_000_000), (1.0, 17_000_000)]
+        );
         assert_eq!(seen.count(), 18_000_000);
         assert_eq!(seen.sum(), 2.5e6 + 1.5e6 + 1.5e6);
     }

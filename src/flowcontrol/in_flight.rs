@@ -185,9 +185,10 @@ impl InFlight {
         for kind in RequestKind::ALL {
             let labels = [kind.label()];
             let mut kind = self.kind(kind);
+            let Kind { running, waiting } = &mut *kind;
             for (phase, gauges) in [
-                (&mut kind.running, &self.running_peaks),
-                (&mut kind.waiting, &self.waiting_peaks),
+                (running, &self.running_peaks),
+                (waiting, &self.waiting_peaks),
             ] {
                 if phase.ratio.is_some() {
                     let peak = std::mem::replace(&mut phase.peak, phase.requests);

@@ -126,7 +126,7 @@ fn list_seats(info: &RequestInfo<'_>, most: u32, surroundings: &impl Surrounding
         ObjectStats::Known {
             count,
             average_size: 0,
-        } => (count, MAX_OBJECT_SIZE),
+        } if count > 0 => (count, MAX_OBJECT_SIZE),
         ObjectStats::Known {
             count,
             average_size,

@@ -212,6 +212,16 @@ impl<'a> RequestInfo<'a> {
         &self.label_selector
     }
 
+    /// The value that `field` must have in all that the query's field selector selects, if it demands one and the list
+    /// options decode: `RequiresExactMatch`. Unlike [`field_selector`](Self::field_selector), it is read for any request.
+    #[must_use]
+    pub fn requires_exact_match(&self, field: &str) -> Option<Vec<u8>> {
+        let options = ListOptions::read(self.query);
+        let value = options.exact_match(field.as_bytes()).ok()??;
+        let selector = options.field_selector.as_deref()?;
+        Some(field_selector::unescape(value.of(selector)).into_owned())
+    }
+
     /// The parameters.
     #[must_use]
     pub const fn query(&self) -> Query<'a> {

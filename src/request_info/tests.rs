@@ -206,6 +206,32 @@ fn nothing_is_copied_that_can_be_borrowed() {
 }
 
 #[test]
+fn a_field_is_demanded_by_any_request_whose_options_decode() {
+    let demanded = |target: &str| {
+        let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
+        let value = info.requires_exact_match("spec.nodeName");
+        value.map(|value| String::from_utf8(value).unwrap())
+    };
+    let cases = [
+        (
+            "/api/v1/watch/pods?fieldSelector=a!%3Db,spec.nodeName%3Dn%5C,1",
+            Some("n,1"),
+        ),
+        ("/api/v1/pods?fieldSelector=spec.nodeName%3D", Some("")),
+        ("/api/v1/pods?fieldSelector=spec.nodeName!%3Dn", None),
+        ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn&limit=x", None),
+        (
+            "/api/v1/pods?fieldSelector=spec.nodeName%3Dn&labelSelector=a+b",
+            None,
+        ),
+        ("/api/v1/pods", None),
+    ];
+    for (target, value) in cases {
+        assert_eq!(demanded(target).as_deref(), value, "{target}");
+    }
+}
+
+#[test]
 fn parts_begin_at_the_resource() {
     let parts = |target| {
         parse("GET", target)

@@ -120,10 +120,30 @@ mod tests {
             Part::Resource,
             Part::SubResource,
         ];
-        let expected = ["ns", "alice", "update", target, "ns", "web", "apps/v1", "deployments", "scale"];
+        let expected = [
+            "ns",
+            "alice",
+            "update",
+            target,
+            "ns",
+            "web",
+            "apps/v1",
+            "deployments",
+            "scale",
+        ];
         assert_eq!(parts(&scale, &all), expected);
         let nodes = details("GET", "/api/v1/nodes", scale);
-        let expected = ["ns", "alice", "list", "/api/v1/nodes", "", "", "v1", "nodes", ""];
+        let expected = [
+            "ns",
+            "alice",
+            "list",
+            "/api/v1/nodes",
+            "",
+            "",
+            "v1",
+            "nodes",
+            "",
+        ];
         assert_eq!(parts(&nodes, &all), expected);
         let probe = details("GET", "/livez", nodes);
         let expected = ["ns", "alice", "get", "/livez", "", "", "", "", ""];

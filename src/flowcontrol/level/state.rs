@@ -13,7 +13,6 @@ use super::Arriving;
 use super::Refused;
 use super::details::Details;
 use super::tally::Tally;
-use super::tally::count;
 use crate::clock::Clock;
 use crate::flowcontrol::concurrency::Level as Seats;
 use crate::flowcontrol::demand::Period;
@@ -48,7 +47,7 @@ pub(super) enum Standing {
 /// A request, as far as the shell is concerned.
 #[derive(Debug)]
 pub(super) struct Entry {
-    row: usize,
+    pub(super) row: usize,
     kind: RequestKind,
     is_watch: bool,
     /// It has been in the queue for more than a moment.
@@ -71,6 +70,8 @@ pub(super) struct State {
     spare: Vec<Details>,
     after: After,
     in_flight: Arc<InFlight>,
+    /// A level stays what it is in this.
+    is_exempt: bool,
 }
 
 /// What is left to do once the lock is gone.
@@ -108,6 +109,7 @@ impl State {
             spare: Vec::new(),
             after: After::default(),
             in_flight,
+            is_exempt: queuing == Queuing::Exempt,
         }
     }
 
@@ -146,7 +148,13 @@ impl State {
             tally.watch_counts.observe(f64::from(watches));
         }
         let hash = arriving.flow_hash;
-        let arrival = self.queues.arrive(now, hash, work, entry, &mut self.effects);
+        let arrival = self
+            .queues
+            .arrive(now, hash, work, entry, &mut self.effects);
+        if let Some(joined) = self.effects.enqueued {
+            let length = u32::try_from(joined.length).unwrap_or(u32::MAX);
+            self.tally.row(row).queue_lengths.observe(f64::from(length));
+        }
         self.settle(now);
         match arrival {
             Arrival::Execute(ticket) => {
@@ -212,7 +220,10 @@ impl State {
             return true;
         }
         if let Some(entry) = self.queues.request_mut(ticket)
-            && !entry.waker.as_ref().is_some_and(|known| known.will_wake(waker))
+            && !entry
+                .waker
+                .as_ref()
+                .is_some_and(|known| known.will_wake(waker))
         {
             self.after.discard = entry.waker.replace(waker.clone());
         }
@@ -223,7 +234,8 @@ impl State {
     pub(super) fn install(&mut self, now: Instant, seats: &Seats, denominator: u32) {
         self.tally.divided(now, seats, denominator);
         let (queuing, limit) = (seats.spec.queuing, seats.current_limit);
-        self.queues.reconfigure(now, queuing, limit, &mut self.effects);
+        self.queues
+            .reconfigure(now, queuing, limit, &mut self.effects);
         self.settle(now);
     }
 
@@ -299,7 +311,9 @@ impl State {
         row.dispatched += 1;
         row.executing += 1;
         row.executing_seats += entry.seats;
-        row.waits.observe(now.saturating_duration_since(entry.arrived).as_secs_f64());
+        if !self.is_exempt {
+            row.waits.observe(seconds(entry.arrived, now));
+        }
         self.after.wake.extend(entry.waker.take());
     }
 
@@ -332,7 +346,7 @@ impl State {
         row.waiting -= 1;
         row.waiting_seats -= entry.seats;
         row.reject(Reason::TimeOut);
-        row.waits.observe(now.saturating_duration_since(entry.arrived).as_secs_f64());
+        row.waits.observe(seconds(entry.arrived, now));
         self.in_flight.leave_queue(entry.kind, now);
         self.after.discard = entry.waker;
         self.keep(entry.details);
@@ -342,7 +356,9 @@ impl State {
     /// Counts a refusal, and returns its `Retry-After` in seconds.
     fn drop_one(&mut self) -> u32 {
         let second = Clock.wall().duration_since(SystemTime::UNIX_EPOCH);
-        let second = second.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
+        let second = second.map_or(0, |since| {
+            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+        });
         u32::try_from(self.dropped.record(second)).unwrap_or(1)
     }
 
@@ -351,4 +367,8 @@ impl State {
             self.spare.push(details);
         }
     }
+}
+
+fn seconds(from: Instant, to: Instant) -> f64 {
+    to.saturating_duration_since(from).as_secs_f64()
 }

@@ -104,7 +104,10 @@ impl Tally {
 
     /// The index of a schema's row.
     pub(super) fn row_of(&mut self, flow_schema: &str) -> usize {
-        let known = self.rows.iter().position(|row| row.flow_schema == flow_schema);
+        let known = self
+            .rows
+            .iter()
+            .position(|row| row.flow_schema == flow_schema);
         known.unwrap_or_else(|| {
             self.rows.push(Row::new(flow_schema));
             self.rows.len() - 1
@@ -114,6 +117,11 @@ impl Tally {
     #[expect(clippy::indexing_slicing, reason = "rows are only ever added")]
     pub(super) fn row(&mut self, index: usize) -> &mut Row {
         &mut self.rows[index]
+    }
+
+    /// The name of a row.
+    pub(super) fn flow_schema(&self, index: usize) -> &str {
+        self.rows.get(index).map_or("", |row| &row.flow_schema)
     }
 
     pub(super) fn advanced(&mut self, epoch: EpochAdvance) {
@@ -196,6 +204,6 @@ impl Row {
 }
 
 /// How many there are of something in memory.
-pub(super) fn count(requests: usize) -> u64 {
+fn count(requests: usize) -> u64 {
     u64::try_from(requests).unwrap_or(u64::MAX)
 }

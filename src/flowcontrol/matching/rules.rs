@@ -1,6 +1,6 @@
 //! Which requests a rule is about, whoever makes them.
 //!
-//! Follows `matchesResourceRule` and `matchesNonResourceRule` (Kubernetes 1.36,
+//! Follows `matchesResourcePolicyRule` and `matchesNonResourcePolicyRule` (Kubernetes 1.36,
 //! `util/flowcontrol/rule.go`), compiled so that nothing is joined, split or allocated for a
 //! request.
 
@@ -203,11 +203,8 @@ impl Resources {
 
 /// Whether `name` is `resource`, a slash and `subresource`.
 fn is_joined(name: &[u8], resource: &[u8], subresource: &[u8]) -> bool {
-    name.len() == resource.len() + 1 + subresource.len()
-        && name.strip_prefix(resource).is_some_and(|rest| {
-            rest.strip_prefix(b"/")
-                .is_some_and(|rest| rest == subresource)
-        })
+    let rest = name.strip_prefix(resource);
+    rest.and_then(|rest| rest.strip_prefix(b"/")) == Some(subresource)
 }
 
 /// A list of non-resource URLs. Unlike elsewhere, a wildcard may have company.

@@ -123,6 +123,9 @@ fn what_is_not_known_is_taken_to_be_large_and_what_is_not_there_small() {
         average_size: 0,
     });
     assert_eq!(seats("/api/v1/pods?continue=x", &none), 1);
+    let one = "/api/v1/pods?continue=x&fieldSelector=metadata.name%3Da";
+    assert_eq!(seats(one, &unsized_objects), 15);
+    assert_eq!(seats(one, &none), 1);
 }
 
 #[test]

@@ -26,6 +26,10 @@ pub(super) struct ListOptions<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DemandedName(pub(super) Span);
 
+/// One of the options is malformed, and kube-apiserver knows none of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Undecodable;
+
 impl<'a> ListOptions<'a> {
     /// Reads the query once, from front to end.
     pub(super) fn read(query: Query<'a>) -> Self {
@@ -48,30 +52,31 @@ impl<'a> ListOptions<'a> {
 
     /// Whether a watch is asked for, and the name that the field selector demands.
     pub(super) fn decode(&self) -> (bool, Option<DemandedName>) {
-        let integers = [&self.limit, &self.timeout_seconds];
-        if !integers
-            .into_iter()
-            .flatten()
-            .all(|value| is_integer(value))
-            || !self
-                .label_selector
-                .as_deref()
-                .is_none_or(label_selector::is_valid)
-        {
-            return (self.watch_when_undecodable(), None);
-        }
-        let selector = self.field_selector.as_deref().unwrap_or_default();
-        match field_selector::exact_match(selector, b"metadata.name") {
+        match self.exact_match(b"metadata.name") {
             Ok(name) => (
                 self.watch.as_deref().is_some_and(is_true),
                 name.map(DemandedName),
             ),
-            Err(field_selector::Unparsable) => (self.watch_when_undecodable(), None),
+            Err(Undecodable) => (self.watch.as_deref().is_some_and(is_true_lower_cased), None),
         }
     }
 
-    fn watch_when_undecodable(&self) -> bool {
-        self.watch.as_deref().is_some_and(is_true_lower_cased)
+    /// Where in the field selector the value stands that it demands of `field`.
+    pub(super) fn exact_match(&self, field: &[u8]) -> Result<Option<Span>, Undecodable> {
+        let integers = [&self.limit, &self.timeout_seconds];
+        let decodable = integers
+            .into_iter()
+            .flatten()
+            .all(|value| is_integer(value))
+            && self
+                .label_selector
+                .as_deref()
+                .is_none_or(label_selector::is_valid);
+        if !decodable {
+            return Err(Undecodable);
+        }
+        let selector = self.field_selector.as_deref().unwrap_or_default();
+        field_selector::exact_match(selector, field).map_err(|_| Undecodable)
     }
 }
 

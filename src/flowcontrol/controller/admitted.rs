@@ -1,0 +1,133 @@
+//! The two outcomes of admission.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::Instant;
+
+use super::dry_run::Played;
+use crate::flowcontrol::level::Named;
+use crate::flowcontrol::level::Place;
+use crate::flowcontrol::level::Route;
+use crate::flowcontrol::queue_set::Reason;
+use crate::flowcontrol::seats::WorkEstimate;
+use crate::flowcontrol::watch_tracker::Registration;
+use crate::flowcontrol::watch_tracker::WatchTracker;
+
+/// A request that may run. Dropping it gives back what it holds; its seats may linger after that.
+#[derive(Debug)]
+pub struct Admitted {
+    pub(super) place: Place,
+    pub(super) on_paper: OnPaper,
+    pub(super) watching: Option<Watching>,
+    pub(super) work: WorkEstimate,
+    pub(super) queue_wait: Duration,
+}
+
+/// A request that may not run.
+#[derive(Clone, Debug)]
+pub struct Rejected {
+    pub(super) route: Arc<Route>,
+    /// Why.
+    pub reason: Reason,
+    /// The seconds of `Retry-After`.
+    pub retry_after: u32,
+}
+
+/// How a request fares that runs all the same.
+#[derive(Debug)]
+pub(super) enum OnPaper {
+    /// As in truth.
+    Same,
+    /// It had to queue.
+    Played(Played),
+    /// It is refused.
+    Refused(Reason),
+}
+
+/// A watch that is counted until this is dropped.
+#[derive(Debug)]
+pub(super) struct Watching {
+    pub(super) tracker: Arc<Mutex<WatchTracker>>,
+    pub(super) registration: Option<Registration>,
+}
+
+impl Admitted {
+    /// The schema that matched.
+    #[must_use]
+    pub fn flow_schema(&self) -> &Named {
+        &self.place.route().flow_schema
+    }
+
+    /// The level that it leads to.
+    #[must_use]
+    pub fn priority_level(&self) -> &Named {
+        &self.place.route().priority_level
+    }
+
+    /// What the request was estimated to cost.
+    #[must_use]
+    pub const fn work(&self) -> WorkEstimate {
+        self.work
+    }
+
+    /// How long it was in the queue.
+    #[must_use]
+    pub const fn queue_wait(&self) -> Duration {
+        self.queue_wait
+    }
+
+    /// Why it would have been refused by now, if nothing but the enforcement were different.
+    #[must_use]
+    pub fn refused_on_paper(&self) -> Option<Reason> {
+        match &self.on_paper {
+            OnPaper::Same => None,
+            OnPaper::Played(played) => played.timed_out().then_some(Reason::TimeOut),
+            OnPaper::Refused(reason) => Some(*reason),
+        }
+    }
+
+    /// A watch has sent what there was when it began: that was its work. It gives its seats back
+    /// and is counted as a watch from here on.
+    pub fn initialized(&mut self) {
+        self.place.give_back();
+        self.on_paper = self
+            .refused_on_paper()
+            .map_or(OnPaper::Same, OnPaper::Refused);
+    }
+
+    /// Ends the request, but charges it up to `at`.
+    pub fn give_back_at(self, at: Instant) {
+        let Self {
+            place, on_paper, ..
+        } = self;
+        place.keep_until(at);
+        if let OnPaper::Played(played) = on_paper {
+            played.ended_at(at);
+        }
+    }
+}
+
+impl Rejected {
+    /// The schema that matched.
+    #[must_use]
+    pub fn flow_schema(&self) -> &Named {
+        &self.route.flow_schema
+    }
+
+    /// The level that it leads to.
+    #[must_use]
+    pub fn priority_level(&self) -> &Named {
+        &self.route.priority_level
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        if let Some(registration) = self.registration.take() {
+            let mut tracker = self.tracker.lock().unwrap_or_else(PoisonError::into_inner);
+            tracker.forget(registration);
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! API Priority and Fairness as the rest of weir sees it: a request is admitted or rejected.
+//!
+//! One controller serves all cores. A request reads an immutable snapshot of the configuration,
+//! is classified and estimated by it, and then takes one lock, that of its priority level. What
+//! changes the configuration works beside that and swaps the snapshot in the end; a request keeps
+//! the one it was classified by, and levels live on from one to the next. This is `configController`
+//! of Kubernetes 1.36 (`apf_controller.go`, `apf_filter.go`).
+//!
+//! What it does not do: read files, answer requests, or decide which requests pass it by. Those
+//! that run long do, except for watches.
+
+mod admitted;
+mod configuration;
+mod dry_run;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use tokio::sync::Notify;
+use tokio::time::MissedTickBehavior;
+use tokio::time::interval;
+use tokio::time::timeout_at;
+use tracing::warn;
+
+use self::admitted::OnPaper;
+use self::admitted::Watching;
+use self::configuration::Configuration;
+use self::dry_run::Played;
+use self::snapshot::Snapshot;
+use crate::api::UserInfo;
+use crate::api::flowcontrol::Object;
+use crate::clock::Clock;
+use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
+use crate::flowcontrol::in_flight::InFlight;
+use crate::flowcontrol::level::Arrived;
+use crate::flowcontrol::level::Arriving;
+use crate::flowcontrol::level::Place;
+use crate::flowcontrol::level::PriorityLevel;
+use crate::flowcontrol::level::Refused;
+use crate::flowcontrol::level::Route;
+use crate::flowcontrol::matching::Matcher;
+use crate::flowcontrol::matching::RequestDigest;
+use crate::flowcontrol::metrics;
+use crate::flowcontrol::object_counts::ListAnswer;
+use crate::flowcontrol::object_counts::ObjectCounts;
+use crate::flowcontrol::queue_set::Reason;
+use crate::flowcontrol::seats::WorkEstimate;
+use crate::flowcontrol::watch_tracker::WatchTracker;
+use crate::flowcontrol::work_estimate::ObjectStats;
+use crate::flowcontrol::work_estimate::Surroundings;
+use crate::flowcontrol::work_estimate::estimate;
+use crate::metrics::Registry;
+use crate::request_info::RequestInfo;
+
+pub use self::admitted::Admitted;
+pub use self::admitted::Rejected;
+
+/// No request waits longer, whatever its deadline (`maximumRequestWait`... of `apf_filter.go`).
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// The part of its time that a request may spend in a queue, as a divisor.
+const WAIT_PART: u32 = 4;
+
+/// How often peaks are published (`inflightUsageMetricUpdatePeriod`).
+const PEAKS_EVERY: Duration = Duration::from_secs(1);
+
+/// What the controller is told once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The seats of all levels together: `--max-requests-inflight` and
+    /// `--max-mutating-requests-inflight` added up.
+    pub server_concurrency_limit: u32,
+    /// What a request without a deadline of its own is taken to have: `--request-timeout`.
+    pub request_timeout: Duration,
+    /// Whether decisions count.
+    pub enforcement: Enforcement,
+    /// Whether the API server answers consistent lists from its memory, as 1.31 and later do.
+    pub consistent_reads_from_cache: bool,
+}
+
+/// What becomes of decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enforcement {
+    /// Requests run at once; what would have become of them is only counted.
+    DryRun,
+    /// Requests wait and are refused.
+    Enforce,
+}
+
+/// All priority levels, and the way to them.
+pub struct Controller {
+    config: Config,
+    snapshot: ArcSwap<Snapshot>,
+    /// No request takes it. Held while the configuration changes and seats are divided.
+    configuration: Mutex<Configuration>,
+    /// Told when a level that was to go has drained.
+    drained: Arc<Notify>,
+    in_flight: Arc<InFlight>,
+    watches: Arc<Mutex<WatchTracker>>,
+    objects: Mutex<ObjectCounts>,
+}
+
+/// A request that has been led to its level.
+struct Led {
+    arrived: Arrived,
+    work: WorkEstimate,
+}
+
+/// What the estimate asks for, and what it was told.
+struct Known<'c> {
+    controller: &'c Controller,
+    now: Instant,
+    watches: Cell<Option<u32>>,
+}
+
+impl Controller {
+    /// A controller that goes by these objects and shows itself in `registry`.
+    #[must_use]
+    pub fn new<'o>(
+        config: Config,
+        objects: impl IntoIterator<Item = &'o Object>,
+        registry: &Registry,
+    ) -> Arc<Self> {
+        let now = Clock.now();
+        let in_flight = InFlight::new(registry);
+        let drained = Arc::new(Notify::new());
+        let seats = config.server_concurrency_limit;
+        let matcher = compile(objects);
+        let (configuration, snapshot) =
+            Configuration::new(now, seats, matcher, &in_flight, &drained);
+        let controller = Arc::new(Self {
+            config,
+            snapshot: ArcSwap::from_pointee(snapshot),
+            configuration: Mutex::new(configuration),
+            drained,
+            in_flight,
+            watches: Arc::default(),
+            objects: Mutex::default(),
+        });
+        metrics::register(&controller, registry);
+        controller
+    }
+
+    /// Admits a request that arrived at `arrived`, perhaps after a while in a queue; a quarter of
+    /// the time to its `deadline` at most.
+    ///
+    /// # Errors
+    /// It is to be answered 429. Never in a dry run.
+    ///
+    /// # Cancel safety
+    /// A request that waits leaves the queue, and is counted as timed out: so it is upstream.
+    pub async fn admit(
+        &self,
+        info: &RequestInfo<'_>,
+        user: &UserInfo,
+        arrived: Instant,
+        deadline: Option<Instant>,
+    ) -> Result<Admitted, Rejected> {
+        let now = Clock.now();
+        let until = self.wait_limit(arrived, deadline);
+        let Led { arrived, work } = match (self.lead(now, info, user), self.config.enforcement) {
+            (Ok(led), _) => led,
+            (Err((rejected, _)), Enforcement::Enforce) => return Err(rejected),
+            (Err((rejected, work)), Enforcement::DryRun) => {
+                let on_paper = OnPaper::Refused(rejected.reason);
+                let place = Place::none(rejected.route);
+                return Ok(self.admitted(info, place, on_paper, work, Duration::ZERO));
+            }
+        };
+        let (place, on_paper, queue_wait) = match (arrived, self.config.enforcement) {
+            (Arrived::Seated(place), _) => (place, OnPaper::Same, Duration::ZERO),
+            (Arrived::Queued(place), Enforcement::Enforce) => {
+                let place = await_turn(place, until).await?;
+                let waited = Clock.now().saturating_duration_since(now);
+                (place, OnPaper::Same, waited)
+            }
+            (Arrived::Queued(place), Enforcement::DryRun) => {
+                let none = Place::none(Arc::clone(place.route()));
+                let played = Played::start(place, now, until);
+                (none, OnPaper::Played(played), Duration::ZERO)
+            }
+        };
+        Ok(self.admitted(info, place, on_paper, work, queue_wait))
+    }
+
+    /// Takes in the answer to a list, from which the cost of later ones is estimated.
+    pub fn learn(&self, list: &RequestInfo<'_>, answer: ListAnswer) {
+        lock(&self.objects).learn(Clock.now(), list, answer);
+    }
+
+    /// Goes by these objects from now on. Whoever waits goes on waiting where he is.
+    pub fn configure<'o>(&self, now: Instant, objects: impl IntoIterator<Item = &'o Object>) {
+        let matcher = compile(objects);
+        lock(&self.configuration).replace(now, matcher, &self.snapshot);
+    }
+
+    /// Divides so many seats among the levels from now on.
+    pub fn set_server_concurrency_limit(&self, now: Instant, seats: u32) {
+        lock(&self.configuration).resize(now, seats, &self.snapshot);
+    }
+
+    /// Moves seats between levels by their demand; to be called every
+    /// [`BORROWING_ADJUSTMENT_PERIOD`].
+    pub fn adjust(&self, now: Instant) {
+        lock(&self.configuration).adjust(now);
+    }
+
+    /// Publishes the most requests in flight since the last call; to be called every second.
+    pub fn publish_peaks(&self) {
+        self.in_flight.publish_peaks();
+    }
+
+    /// Does from time to time what has to be done from time to time. Runs until it is dropped.
+    ///
+    /// # Cancel safety
+    /// Nothing is left half done.
+    pub async fn run(&self) {
+        let mut adjustments = interval(BORROWING_ADJUSTMENT_PERIOD);
+        adjustments.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut peaks = interval(PEAKS_EVERY);
+        loop {
+            tokio::select! {
+                _ = adjustments.tick() => self.adjust(Clock.now()),
+                _ = peaks.tick() => self.publish_peaks(),
+                () = self.drained.notified() => {
+                    lock(&self.configuration).digest(Clock.now(), &self.snapshot);
+                }
+            }
+        }
+    }
+
+    /// The levels that are in use, by name.
+    pub(super) fn levels(&self) -> Vec<Arc<PriorityLevel>> {
+        lock(&self.configuration).in_use()
+    }
+
+    /// Also those that are gone, by name; and the `seat_fair_frac` of the last adjustment.
+    pub(super) fn counted(&self) -> (Vec<Arc<PriorityLevel>>, f64) {
+        let configuration = lock(&self.configuration);
+        (configuration.all(), configuration.fair_fraction())
+    }
+
+    /// Until when the request may wait: counted from its arrival, not from its turn to be admitted.
+    fn wait_limit(&self, arrived: Instant, deadline: Option<Instant>) -> Instant {
+        let time = deadline.map_or(self.config.request_timeout, |deadline| {
+            deadline.saturating_duration_since(arrived)
+        });
+        arrived + (time / WAIT_PART).min(LONGEST_WAIT)
+    }
+
+    /// Classifies and estimates a request and brings it to its level.
+    fn lead(
+        &self,
+        now: Instant,
+        info: &RequestInfo<'_>,
+        user: &UserInfo,
+    ) -> Result<Led, (Rejected, WorkEstimate)> {
+        let digest = RequestDigest::new(info, user);
+        loop {
+            let snapshot = self.snapshot.load();
+            let classified = snapshot.matcher.classify(&digest);
+            let route = route_of(&snapshot, classified.index);
+            let known = Known {
+                controller: self,
+                now,
+                watches: Cell::new(None),
+            };
+            let work = estimate(info, route.level.max_seats(), &known);
+            let arriving = Arriving {
+                info,
+                user,
+                flow_distinguisher: classified.flow_distinguisher,
+                flow_hash: classified.flow_hash,
+                work,
+                interested_watches: known.watches.get(),
+            };
+            match route.arrive(now, &arriving) {
+                Ok(arrived) => return Ok(Led { arrived, work }),
+                Err(Refused::Rejected {
+                    reason,
+                    retry_after,
+                }) => {
+                    let route = Arc::clone(route);
+                    let rejected = Rejected {
+                        route,
+                        reason,
+                        retry_after,
+                    };
+                    return Err((rejected, work));
+                }
+                // The configuration was swapped while the request was on its way.
+                Err(Refused::Closed) => {}
+            }
+        }
+    }
+
+    fn admitted(
+        &self,
+        info: &RequestInfo<'_>,
+        place: Place,
+        on_paper: OnPaper,
+        work: WorkEstimate,
+        queue_wait: Duration,
+    ) -> Admitted {
+        let watching = (*info.verb() == crate::request_info::Verb::Watch).then(|| Watching {
+            registration: lock(&self.watches).register(info),
+            tracker: Arc::clone(&self.watches),
+        });
+        Admitted {
+            place,
+            on_paper,
+            watching,
+            work,
+            queue_wait,
+        }
+    }
+}
+
+impl fmt::Debug for Controller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Controller")
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Surroundings for Known<'_> {
+    fn consistent_reads_from_cache(&self) -> bool {
+        self.controller.config.consistent_reads_from_cache
+    }
+
+    fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats {
+        lock(&self.controller.objects).stats(self.now, api_group, resource)
+    }
+
+    fn interested_watches(&self, write: &RequestInfo<'_>) -> usize {
+        let watches = lock(&self.controller.watches).interested_watches(write);
+        self.watches
+            .set(Some(u32::try_from(watches).unwrap_or(u32::MAX)));
+        watches
+    }
+}
+
+/// Waits for the turn, but not past `until`.
+async fn await_turn(mut place: Place, until: Instant) -> Result<Place, Rejected> {
+    if timeout_at(until.into(), place.turn()).await.is_err()
+        && let Some(retry_after) = place.cancel(Clock.now())
+    {
+        return Err(Rejected {
+            route: Arc::clone(place.route()),
+            reason: Reason::TimeOut,
+            retry_after,
+        });
+    }
+    Ok(place)
+}
+
+fn compile<'o>(objects: impl IntoIterator<Item = &'o Object>) -> Matcher {
+    let matcher = Matcher::new(objects);
+    for schema in matcher.dangling() {
+        warn!(%schema, "the flow schema is left out: there is no such priority level");
+    }
+    matcher
+}
+
+#[expect(
+    clippy::indexing_slicing,
+    reason = "a snapshot has a route for each schema of its matcher"
+)]
+fn route_of(snapshot: &Snapshot, schema: usize) -> &Arc<Route> {
+    &snapshot.routes[schema]
+}
+
+/// What these locks guard is whole between any two calls.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

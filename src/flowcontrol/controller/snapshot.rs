@@ -1,0 +1,91 @@
+//! What a request is classified by: made when the configuration changes, and never changed.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use sha2::Digest;
+use sha2::Sha256;
+
+use super::configuration::Known;
+use crate::api::flowcontrol::GROUP;
+use crate::flowcontrol::level::Named;
+use crate::flowcontrol::level::Route;
+use crate::flowcontrol::matching::Matcher;
+
+/// Schemas and where each leads.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    pub(super) matcher: Arc<Matcher>,
+    /// By the index of the schema.
+    pub(super) routes: Box<[Arc<Route>]>,
+}
+
+impl Snapshot {
+    /// `levels` has all that the matcher leads to.
+    pub(super) fn new(matcher: &Arc<Matcher>, levels: &BTreeMap<String, Known>) -> Self {
+        let routes = matcher.schemas().iter().filter_map(|schema| {
+            let level = matcher.levels().get(schema.level)?;
+            let known = levels.get(&level.spec.name)?;
+            Some(Arc::new(Route {
+                flow_schema: named("FlowSchema", &schema.name, &schema.uid),
+                priority_level: named("PriorityLevelConfiguration", &level.spec.name, &known.uid),
+                row: known.level.row_of(&schema.name),
+                level: Arc::clone(&known.level),
+            }))
+        });
+        Self {
+            routes: routes.collect(),
+            matcher: Arc::clone(matcher),
+        }
+    }
+}
+
+/// An object from a file has no UID. Clients are told one all the same, always the same for the
+/// same object: a UUID of version 8 made of its kind and name.
+fn named(kind: &str, name: &str, uid: &str) -> Named {
+    let uid = if uid.is_empty() {
+        derived_uid(kind, name)
+    } else {
+        uid.to_owned()
+    };
+    Named {
+        name: name.to_owned(),
+        uid,
+    }
+}
+
+fn derived_uid(kind: &str, name: &str) -> String {
+    let digest = Sha256::digest(format!("{GROUP}/{kind}/{name}"));
+    let mut uid = String::new();
+    for (at, byte) in digest.iter().take(16).enumerate() {
+        let byte = match at {
+            6 => byte & 0x0f | 0x80, // version 8
+            8 => byte & 0x3f | 0x80, // the variant of RFC 9562
+            _ => *byte,
+        };
+        let dash = if matches!(at, 4 | 6 | 8 | 10) {
+            "-"
+        } else {
+            ""
+        };
+        let _ = write!(uid, "{dash}{byte:02x}"); // a string takes anything
+    }
+    uid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_derived_uid_is_a_uuid_and_each_object_has_its_own() {
+        let uid = derived_uid("FlowSchema", "exempt");
+        let lengths: Vec<_> = uid.split('-').map(str::len).collect();
+        assert_eq!(lengths, [8, 4, 4, 4, 12]);
+        assert_eq!((&uid[14..15], "89ab".contains(&uid[19..20])), ("8", true));
+        assert_eq!(uid, derived_uid("FlowSchema", "exempt"));
+        assert_ne!(uid, derived_uid("PriorityLevelConfiguration", "exempt"));
+        assert_eq!(named("FlowSchema", "exempt", "u").uid, "u");
+    }
+}

@@ -1,0 +1,181 @@
+//! Nothing that is not long-running outlives its time, whoever dawdles, and what it held comes free.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::Reason;
+
+use crate::support::Http;
+use crate::support::client::Ask;
+use crate::support::eventually;
+use crate::support::upstream::ByHand;
+use crate::support::upstream::Upstream;
+use crate::support::weir;
+use crate::support::weir::Weir;
+
+const LIST: &str = "/api/v1/pods";
+
+/// Short, and long enough for a request to be under way when it ends.
+const SHORT: Duration = Duration::from_millis(1500);
+
+async fn hurried(far: Http) -> (Weir, Upstream) {
+    let upstream = Upstream::preferring(far).await;
+    let weir = weir::before(upstream.address)
+        .request_timeout(SHORT)
+        .limits(1, 1)
+        .start()
+        .await;
+    (weir, upstream)
+}
+
+/// Asks until a request is let through.
+async fn slot_is_free(weir: &Weir, upstream: &mut Upstream) {
+    let mut client = weir.alice(Http::Two);
+    eventually("a free slot", async || {
+        let mut call = client.send(Ask::get(LIST)).await;
+        tokio::select! {
+            exchange = upstream.next() => {
+                exchange.reply(200, "{}").await;
+                Some(())
+            }
+            head = call.try_head() => {
+                assert_eq!(head.unwrap().status, 429);
+                None
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn no_answer_in_time_is_a_504_and_the_upstream_is_told() {
+    for (near, far) in Http::PAIRS {
+        let (weir, mut upstream) = hurried(far).await;
+        let call = weir.alice(near).send(Ask::get(LIST)).await;
+        let mut exchange = upstream.next().await;
+        let reason = exchange.given_up().await;
+        assert!(far == Http::One || reason == Some(Reason::CANCEL), "{reason:?}");
+        let answer = call.answer().await;
+        let told = answer.told();
+        assert_eq!((answer.status, told.reason.as_str()), (504, "Timeout"));
+        assert_eq!(told.cause, "weir/request-timeout");
+        assert!(told.message.contains("1.5s"), "{told:?}");
+        assert_eq!(answer.headers.get("retry-after"), None);
+        slot_is_free(&weir, &mut upstream).await;
+        let terminated = "apiserver_request_terminations_total{code=\"504\",component=\"apiserver\",\
+             group=\"\",resource=\"pods\",scope=\"cluster\",subresource=\"\",verb=\"LIST\",version=\"v1\"}";
+        weir.metric_becomes(terminated, 1.0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_may_ask_for_less_time_and_not_for_more() {
+    for near in Http::BOTH {
+        let mut upstream = Upstream::start().await;
+        let weir = weir::before(upstream.address).start().await;
+        let call = weir.alice(near).send(Ask::get("/api/v1/pods?timeout=1.2s")).await;
+        let mut exchange = upstream.next().await;
+        assert_eq!(exchange.asked.target, "/api/v1/pods?timeout=1.2s");
+        exchange.given_up().await;
+        let answer = call.answer().await;
+        assert_eq!(answer.status, 504);
+        assert!(answer.told().message.contains("1.2s"), "{:?}", answer.told());
+    }
+    let (weir, mut upstream) = hurried(Http::Two).await;
+    let call = weir.alice(Http::Two).send(Ask::get("/api/v1/pods?timeout=1h")).await;
+    upstream.next().await.given_up().await;
+    assert_eq!(call.answer().await.status, 504);
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_end_in_time_is_broken_off() {
+    for (near, far) in Http::PAIRS {
+        let (weir, mut upstream) = hurried(far).await;
+        let mut call = weir.alice(near).send(Ask::get(LIST)).await;
+        let mut exchange = upstream.next().await;
+        exchange.begin(200, &[]).await;
+        exchange.send("half").await;
+        assert_eq!(call.head().await.status, 200);
+        assert_eq!(call.body().text().await, "half");
+        exchange.given_up().await;
+        let rest = call.body().next().await;
+        assert!(matches!(rest, Some(Err(_))), "{near:?} {far:?}: {rest:?}");
+        slot_is_free(&weir, &mut upstream).await;
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_does_not_end_in_time_is_broken_off() {
+    for (near, far) in Http::PAIRS {
+        let (weir, mut upstream) = hurried(far).await;
+        let mut call = weir.alice(near).send(Ask::new("POST", LIST).streamed()).await;
+        call.send("half").await;
+        let mut exchange = upstream.next().await;
+        assert_eq!(exchange.incoming.text().await, "half");
+        assert!(exchange.incoming.rest().await.is_err(), "never a clean end");
+        assert_eq!(call.head().await.status, 504, "{near:?} {far:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_cannot_hold_its_slot_beyond_its_time() {
+    for (near, far) in Http::PAIRS {
+        let (weir, mut upstream) = hurried(far).await;
+        let mut call = weir.alice(near).send(Ask::get(LIST)).await;
+        let mut exchange = upstream.next().await;
+        exchange.begin(200, &[]).await;
+        call.head().await;
+        // More than anybody holds for a client that does not read: it ends only by being broken off.
+        let flood = async {
+            while exchange.try_send(Bytes::from_static(&[7; 64 << 10])).await.is_ok() {}
+        };
+        crate::support::within("the flood to be broken off", flood).await;
+        slot_is_free(&weir, &mut upstream).await;
+        drop(call);
+    }
+}
+
+#[tokio::test]
+async fn a_handshake_that_never_ends_is_a_504_in_time() {
+    for near in Http::BOTH {
+        let upstream = ByHand::start().await;
+        let weir = weir::before(upstream.address).request_timeout(SHORT).start().await;
+        for mut client in [weir.alice(near), weir.anonymous(near)] {
+            let (answer, _silent) = tokio::join!(client.get(LIST), upstream.tcp());
+            assert_eq!(answer.status, 504);
+        }
+    }
+}
+
+#[tokio::test]
+async fn long_running_requests_have_all_the_time_they_want() {
+    for (near, far) in Http::PAIRS {
+        let (weir, mut upstream) = hurried(far).await;
+        let mut client = weir.alice(near);
+        let mut watch = client.send(Ask::get("/api/v1/pods?watch=1&timeout=1s")).await;
+        let mut watched = upstream.next().await;
+        let mut logs = client.send(Ask::get("/api/v1/namespaces/a/pods/b/log")).await;
+        let mut logged = upstream.next().await;
+        watched.begin(200, &[]).await;
+        // Another request runs out of its time meanwhile.
+        let call = client.send(Ask::get(LIST)).await;
+        upstream.next().await.given_up().await;
+        assert_eq!(call.answer().await.status, 504);
+        logged.begin(200, &[]).await;
+        for (call, mut exchange) in [(&mut watch, watched), (&mut logs, logged)] {
+            exchange.send("late").await;
+            call.head().await;
+            assert_eq!(call.body().text().await, "late");
+            exchange.end().await;
+            assert!(call.body().next().await.is_none());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_timeout_that_cannot_be_read_is_the_upstream_s_to_judge() {
+    let (weir, mut upstream) = hurried(Http::Two).await;
+    let call = weir.alice(Http::Two).send(Ask::get("/api/v1/pods?timeout=soon")).await;
+    upstream.next().await.reply(400, "invalid timeout").await;
+    assert_eq!(call.answer().await.status, 400);
+}

@@ -1,0 +1,130 @@
+//! What becomes of the body of a request that is refused: it is not asked for, skipped if it is small, and costs the
+//! connection if it is not.
+
+use crate::support::Http;
+use crate::support::client::Ask;
+use crate::support::client::Call;
+use crate::support::frames;
+use crate::support::frames::Frame;
+use crate::support::upstream::Exchange;
+use crate::support::upstream::Upstream;
+use crate::support::weir;
+use crate::support::weir::Weir;
+
+const PODS: &str = "/api/v1/namespaces/a/pods";
+
+/// weir, full of mutating requests.
+async fn full() -> (Weir, Upstream, (Call, Exchange)) {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).limits(1, 1).start().await;
+    let call = weir.alice(Http::Two).send(Ask::post(PODS, "{}")).await;
+    let exchange = upstream.next().await;
+    (weir, upstream, (call, exchange))
+}
+
+fn post(head: &str) -> String {
+    format!("POST {PODS} HTTP/1.1\r\nhost: weir\r\n{head}\r\n\r\n")
+}
+
+#[tokio::test]
+async fn a_small_body_is_skipped_and_the_connection_goes_on() {
+    let (weir, mut upstream, (call, exchange)) = full().await;
+    let mut wire = weir.wire().await;
+    let large = format!("{}{}", post("content-length: 200000"), "x".repeat(200_000));
+    for request in [
+        format!("{}{{}}", post("content-length: 2")),
+        format!("{}2\r\n{{}}\r\n0\r\n\r\n", post("transfer-encoding: chunked")),
+        format!("{}0\r\nx-sum: 1\r\n\r\n", post("transfer-encoding: chunked")),
+        post("content-length: 0"),
+        large,
+    ] {
+        wire.send(&request).await;
+        let (answered, _) = wire.answer("POST").await;
+        assert_eq!(answered.status, 429);
+        assert_eq!(answered.headers.get("connection"), None, "{request:.80}");
+    }
+    // What follows is read from where it begins.
+    upstream.assert_nothing_came();
+    exchange.reply(201, "{}").await;
+    call.answer().await;
+    wire.send(format!("{}{{}}", post("content-length: 2"))).await;
+    let mut admitted = upstream.next().await;
+    assert_eq!(admitted.body().await, "{}");
+    admitted.reply(201, "{}").await;
+    assert_eq!(wire.answer("POST").await.0.status, 201);
+}
+
+#[tokio::test]
+async fn a_body_too_large_to_skip_costs_the_connection() {
+    let (weir, mut upstream, _held) = full().await;
+    let mut wire = weir.wire().await;
+    // Its length alone says so: not a byte of it need come.
+    wire.send(post("content-length: 1000000")).await;
+    let (answered, body) = wire.answer("POST").await;
+    assert_eq!(answered.status, 429);
+    assert_eq!(answered.headers.all("connection"), ["close"]);
+    assert!(!body.is_empty());
+    wire.reader.ended().await;
+    upstream.assert_nothing_came();
+}
+
+#[tokio::test]
+async fn a_body_that_turns_out_too_large_costs_the_connection() {
+    let (weir, mut upstream, _held) = full().await;
+    let mut wire = weir.wire().await;
+    let chunk = format!("{:x}\r\n{}\r\n", 30_000, "x".repeat(30_000));
+    wire.send(format!("{}{}", post("transfer-encoding: chunked"), chunk.repeat(10))).await;
+    let (answered, _) = wire.answer("POST").await;
+    assert_eq!(answered.status, 429);
+    assert_eq!(answered.headers.all("connection"), ["close"]);
+    wire.reader.ended().await;
+    upstream.assert_nothing_came();
+}
+
+#[tokio::test]
+async fn a_client_that_waits_to_be_told_is_told_no_and_sends_nothing() {
+    let (weir, mut upstream, _held) = full().await;
+    let mut wire = weir.wire().await;
+    wire.send(post("expect: 100-continue\r\ncontent-length: 2")).await;
+    let (answered, _) = wire.answer("POST").await;
+    assert_eq!(answered.status, 429, "and not 100 before it");
+    assert_eq!(answered.headers.all("connection"), ["close"]);
+    wire.reader.ended().await;
+    upstream.assert_nothing_came();
+}
+
+#[tokio::test]
+async fn by_http2_the_stream_is_over_and_the_connection_goes_on() {
+    let (weir, mut upstream, (call, exchange)) = full().await;
+    let mut client = weir.frames().await;
+    let head = [
+        (":method", "POST"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", PODS),
+        ("content-length", "1000000"),
+    ];
+    client.send(&Frame::request(1, &head, false)).await;
+    client.send(&Frame::data(1, b"{", false)).await;
+    let mut over = false;
+    loop {
+        let frame = client.next().await.unwrap();
+        match frame.kind {
+            frames::HEADERS => assert!(!frame.is_ok()),
+            frames::DATA => over |= frame.ends(),
+            frames::RST_STREAM => {
+                assert!(over, "the answer is whole before the rest is declined");
+                assert_eq!(frame.number(0), 0, "NO_ERROR");
+                break;
+            }
+            frames::GOAWAY => panic!("the connection ends: {frame:?}"),
+            _ => {}
+        }
+    }
+    upstream.assert_nothing_came();
+    exchange.reply(201, "{}").await;
+    call.answer().await;
+    client.send(&Frame::request(3, &head[..4], true)).await;
+    upstream.next().await.reply(200, "{}").await;
+    assert!(client.until(frames::HEADERS).await.is_ok());
+}

@@ -1,0 +1,243 @@
+# shellcheck shell=bash
+# What the scripts of this folder share: playgrounds in folders of their own, checks that print what was expected and
+# what came, and an end that stops what was started.
+#
+# A script sources this file, checks, and ends with `summary`, whose last line is `NAME: N passed, M failed`. Nothing
+# waits for a time to pass: what is waited for is looked for again and again, up to a limit. A tool that is missing ends
+# the script as a failure.
+#
+# WEIR    the program under test (default: the release build of this checkout)
+# TOOLS   where .ci/run puts what Debian does not install (default: target/tools)
+
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+WEIR=${WEIR:-$ROOT/target/release/weir}
+TOOLS=${TOOLS:-$ROOT/target/tools}
+SCRIPT=$(basename "$0")
+WORK=$(mktemp -d)
+
+# Seconds that anything may take; whatever takes longer hangs.
+LIMIT=30
+
+passed=0
+failed=0
+declare -A PIDS=()
+
+# kubectl keeps caches at home, and must not find anybody's own configuration.
+export HOME=$WORK
+unset KUBECONFIG
+
+cleanup() {
+    local code=$? pid
+    for pid in "${PIDS[@]}"; do
+        kill -KILL "$pid" 2>/dev/null || true
+    done
+    wait 2>/dev/null || true
+    if ((code != 0)); then
+        printf -- '--- %s ended with %s; the last lines of what it ran:\n' "$SCRIPT" "$code"
+        tail -n 15 "$WORK"/*.err 2>/dev/null || true
+    fi
+    rm -rf "$WORK"
+}
+trap cleanup EXIT
+
+# die WHAT: ends the script as failed.
+die() {
+    printf '%s: %s\n' "$SCRIPT" "$*"
+    printf '%s: %s passed, %s failed\n' "$SCRIPT" "$passed" "$((failed + 1))"
+    exit 1
+}
+
+# need TOOL...: all of them are there.
+need() {
+    local tool
+    for tool in "$@"; do
+        command -v "$tool" >/dev/null || die "$tool is missing (.ci/run installs what is needed)"
+    done
+}
+
+pass() {
+    passed=$((passed + 1))
+    printf 'ok      %s\n' "$1"
+}
+
+# fail WHAT EXPECTED GOT
+fail() {
+    failed=$((failed + 1))
+    printf 'FAILED  %s\n  expected: %s\n  got:      %s\n' "$1" "$2" "$3"
+}
+
+# check WHAT EXPECTED GOT: they are the same.
+check() {
+    if [[ $3 == "$2" ]]; then pass "$1"; else fail "$1" "$2" "$3"; fi
+}
+
+# check_match WHAT REGEX GOT: it matches, somewhere.
+check_match() {
+    if [[ $3 =~ $2 ]]; then pass "$1"; else fail "$1" "something like $2" "$3"; fi
+}
+
+# check_no_match WHAT REGEX GOT
+check_no_match() {
+    if [[ $3 =~ $2 ]]; then fail "$1" "nothing like $2" "$3"; else pass "$1"; fi
+}
+
+# check_between WHAT LEAST MOST GOT: a whole number within bounds.
+check_between() {
+    if [[ $4 =~ ^[0-9]+$ ]] && (($4 >= $2 && $4 <= $3)); then
+        pass "$1 ($4)"
+    else
+        fail "$1" "$2 to $3" "$4"
+    fi
+}
+
+# check_ok WHAT COMMAND...: it succeeds; prints what it said if not.
+check_ok() {
+    local what=$1 said code=0
+    shift
+    said=$("$@" 2>&1) || code=$?
+    if ((code == 0)); then pass "$what"; else fail "$what" "success" "exit code $code: $said"; fi
+}
+
+# summary: the last line, and the exit code.
+summary() {
+    printf '%s: %s passed, %s failed\n' "$SCRIPT" "$passed" "$failed"
+    ((failed == 0)) || exit 1
+}
+
+# within SECONDS COMMAND...: until the command succeeds; fails when the time is up.
+within() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        if ((SECONDS > end)); then return 1; fi
+        sleep 0.05
+    done
+}
+
+# start NAME COMMAND...: runs it beside; what it says goes to $WORK/NAME.out and $WORK/NAME.err.
+start() {
+    local name=$1
+    shift
+    "$@" >"$WORK/$name.out" 2>"$WORK/$name.err" </dev/null &
+    PIDS[$name]=$!
+}
+
+# ended NAME: it runs no longer.
+ended() {
+    ! kill -0 "${PIDS[$1]}"
+}
+
+# finish NAME [SECONDS]: waits for its end; STATUS is its exit code, or says that it hangs.
+finish() {
+    if within "${2:-$LIMIT}" ended "$1"; then
+        STATUS=0
+        wait "${PIDS[$1]}" || STATUS=$?
+        unset "PIDS[$1]"
+    else
+        STATUS="still running after ${2:-$LIMIT} s"
+    fi
+}
+
+# signal NAME SIGNAL
+signal() {
+    kill "-$2" "${PIDS[$1]}"
+}
+
+# playground NAME FLAG...: starts one in $WORK/NAME and waits until it serves. Sets DIR, ADDRESS, URL and ADMIN.
+playground() {
+    local name=$1
+    shift
+    DIR=$WORK/$name
+    start "$name" "$WEIR" playground --dir "$DIR" --secure-port 0 --admin-address 127.0.0.1:0 "$@"
+    serving "$name"
+}
+
+# apiserver NAME [FLAG...]: only the API server. Sets DIR and ADDRESS.
+apiserver() {
+    local name=$1
+    shift
+    DIR=$WORK/$name
+    start "$name" "$WEIR" playground --apiserver-only --dir "$DIR" --secure-port 0 "$@"
+    serving "$name"
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+ready_or_ended() {
+    [[ -e $DIR/ready ]] || ended "$1"
+}
+
+serving() {
+    within "$LIMIT" ready_or_ended "$1" || die "$1 is not ready after $LIMIT s"
+    [[ -e $DIR/ready ]] || die "$1 has ended: $(tail -n 5 "$WORK/$1.err")"
+    ADDRESS=$(<"$DIR/address")
+    URL=https://$ADDRESS
+    ADMIN=
+    if [[ -e $DIR/admin-address ]]; then ADMIN=$(<"$DIR/admin-address"); fi
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+logged_or_ended() {
+    grep -q "$2" "$WORK/$1.err" || ended "$1"
+}
+
+# weir NAME UPSTREAM [FLAG...]: `weir serve` before the API server at UPSTREAM, with the certificates of $DIR. Sets
+# ADDRESS, URL and ADMIN, and makes $DIR/kubeconfig lead to it.
+weir() {
+    local name=$1 upstream=$2 line
+    shift 2
+    start "$name" "$WEIR" serve --bind-address 127.0.0.1 --secure-port 0 --admin-address 127.0.0.1:0 \
+        --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" \
+        --client-ca-file "$DIR/ca.crt" --token-auth-file "$DIR/tokens.csv" \
+        --upstream "https://$upstream" --upstream-ca-file "$DIR/ca.crt" \
+        --proxy-client-cert-file "$DIR/front-proxy-client.crt" \
+        --proxy-client-key-file "$DIR/front-proxy-client.key" "$@"
+    within "$LIMIT" logged_or_ended "$name" 'serving clients=' || die "$name does not serve after $LIMIT s"
+    line=$(grep 'serving clients=' "$WORK/$name.err") || die "$name has ended: $(tail -n 5 "$WORK/$name.err")"
+    [[ $line =~ clients=([^ ]+)\ admin=([^ ]+) ]] || die "$name does not say where it serves: $line"
+    ADDRESS=${BASH_REMATCH[1]}
+    ADMIN=${BASH_REMATCH[2]}
+    URL=https://$ADDRESS
+    sed -i "s#server: .*#server: \"$URL\"#" "$DIR/kubeconfig"
+}
+
+# stopped NAME: SIGTERM, and exit code 0.
+stopped() {
+    signal "$1" TERM
+    finish "$1"
+    check "$1 ends with 0 on SIGTERM" 0 "$STATUS"
+}
+
+# token USER
+token() {
+    awk -F, -v user="$1" '$2 == user {print $1}' "$DIR/tokens.csv"
+}
+
+# bearer USER: the header's line.
+bearer() {
+    printf 'Authorization: Bearer %s' "$(token "$1")"
+}
+
+# get [ARGUMENT...] PATH: curl, with the CA; the last argument is a path.
+get() {
+    curl -sS --max-time "$LIMIT" --cacert "$DIR/ca.crt" "${@:1:$#-1}" "$URL${*: -1}"
+}
+
+# metric NAME{LABELS}: the value of one series; 0 where there is none yet.
+metric() {
+    curl -sS --max-time 10 "http://$ADMIN/metrics" |
+        awk -v series="$1 " 'index($0, series) == 1 {found = $NF} END {print found + 0}'
+}
+
+# kubectls: the kubectl of this machine, where there is one, and Debian's.
+kubectls() {
+    command -v kubectl || true
+    [[ -x $TOOLS/kubectl ]] || die "$TOOLS/kubectl is missing (.ci/run unpacks it)"
+    printf '%s\n' "$TOOLS/kubectl"
+}
+
+# minor KUBECTL: 20 for 1.20.
+minor() {
+    "$1" version --client -o json | sed -n 's/.*"gitVersion": *"v1\.\([0-9]*\).*/\1/p'
+}
