@@ -1,1 +1,153 @@
-fn main() {}
+//! What API Priority and Fairness costs a request: to classify it, to estimate it, to admit it and
+//! to take back what it held, with everything that is counted on the way.
+//!
+//! The built-in objects serve. The request matches the last schema but one, and nothing waits.
+//! With two threads, both go through the same level; the time is that of all requests divided by
+//! their number. A configuration that is swapped again and again beside them must not be felt.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    reason = "a benchmark measures time, and its requests are well-formed"
+)]
+
+use std::future::Future;
+use std::hint::black_box;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::Barrier;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::task::Context;
+use std::task::Poll;
+use std::task::Waker;
+use std::thread;
+use std::time::Duration;
+use std::time::Instant;
+
+use criterion::BenchmarkId;
+use criterion::Criterion;
+use criterion::criterion_group;
+use criterion::criterion_main;
+use weir::api::UserInfo;
+use weir::flowcontrol::bootstrap;
+use weir::flowcontrol::bootstrap::Class;
+use weir::flowcontrol::controller::Config;
+use weir::flowcontrol::controller::Controller;
+use weir::flowcontrol::controller::Enforcement;
+use weir::metrics::Registry;
+use weir::request_info::RequestInfo;
+
+fn controller() -> Arc<Controller> {
+    let config = Config {
+        server_concurrency_limit: 600,
+        request_timeout: Duration::from_secs(60),
+        enforcement: Enforcement::Enforce,
+        consistent_reads_from_cache: true,
+    };
+    let all = [Class::Mandatory, Class::Suggested];
+    let objects = all.into_iter().flat_map(bootstrap::objects);
+    Controller::new(config, objects, &Registry::new())
+}
+
+/// One of many users whom only `global-default` matches.
+fn user(number: usize) -> UserInfo {
+    UserInfo {
+        name: format!("user-{number}"),
+        ..UserInfo::default()
+    }
+    .authenticated()
+}
+
+fn info() -> RequestInfo<'static> {
+    let target = b"/api/v1/namespaces/default/pods/web-0";
+    RequestInfo::parse("GET", target).expect("a request for a pod")
+}
+
+/// Admits a request that need not wait, and ends it.
+fn pass(controller: &Controller, info: &RequestInfo<'_>, user: &UserInfo, arrived: Instant) {
+    let admitted = pin!(controller.admit(info, user, arrived, None));
+    let mut context = Context::from_waker(Waker::noop());
+    match admitted.poll(&mut context) {
+        Poll::Ready(Ok(admitted)) => drop(black_box(admitted)),
+        Poll::Ready(Err(_)) | Poll::Pending => unreachable!("there are seats for all"),
+    }
+}
+
+/// How long `rounds` passes take by each of `threads` together.
+fn time(controller: &Controller, threads: usize, users: &[UserInfo], rounds: u64) -> Duration {
+    let (info, arrived) = (info(), Instant::now());
+    let start = Barrier::new(threads + 1);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|worker| {
+                let (info, start) = (&info, &start);
+                scope.spawn(move || {
+                    let mut users = users.iter().cycle().skip(worker);
+                    start.wait();
+                    for user in users.by_ref().take(usize::try_from(rounds).expect("64 bits")) {
+                        pass(controller, info, user, arrived);
+                    }
+                })
+            })
+            .collect();
+        start.wait();
+        let begun = Instant::now();
+        for worker in workers {
+            worker.join().expect("a worker that does not panic");
+        }
+        begun.elapsed()
+    })
+}
+
+fn admissions(c: &mut Criterion) {
+    let mut group = c.benchmark_group("admission");
+    for threads in [1, 2] {
+        for flows in [1, 100, 10_000] {
+            let controller = controller();
+            let users: Vec<_> = (0..flows).map(user).collect();
+            group.bench_function(BenchmarkId::new(format!("threads={threads}"), flows), |b| {
+                b.iter_custom(|rounds| {
+                    let each = rounds.div_ceil(u64::try_from(threads).expect("64 bits"));
+                    time(&controller, threads, &users, each)
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+/// One thread of requests, while another swaps the configuration without a pause.
+fn swaps(c: &mut Criterion) {
+    let controller = controller();
+    let users: Vec<_> = (0..100).map(user).collect();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let all = [Class::Mandatory, Class::Suggested];
+                let objects = all.into_iter().flat_map(bootstrap::objects);
+                controller.configure(Instant::now(), objects);
+            }
+        });
+        c.bench_function("admission/beside-swaps", |b| {
+            b.iter_custom(|rounds| time(&controller, 1, &users, rounds));
+        });
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+/// One swap, with nobody about.
+fn configure(c: &mut Criterion) {
+    let controller = controller();
+    c.bench_function("admission/configure", |b| {
+        b.iter(|| {
+            let all = [Class::Mandatory, Class::Suggested];
+            let objects = all.into_iter().flat_map(bootstrap::objects);
+            controller.configure(Instant::now(), objects);
+        });
+    });
+}
+
+criterion_group!(benches, admissions, swaps, configure);
+criterion_main!(benches);

@@ -21,9 +21,11 @@ use tracing::info;
 use crate::clock::Clock;
 use crate::config;
 use crate::config::Config;
+use crate::config::Limits;
 use crate::config::Shutdown;
 use crate::drain::Drain;
 use crate::drain::Stage;
+use crate::flowcontrol::controller::Controller;
 use crate::identity::ClientCertificates;
 use crate::identity::Identity;
 use crate::identity::ProvenTokens;
@@ -63,7 +65,7 @@ pub struct App {
     acceptor: Acceptor,
     admin: AdminListeners,
     own_calls: OwnCalls,
-    limiter: Arc<MaxInFlight>,
+    admission: Admission,
     drain: Arc<Drain>,
     shutdown: Shutdown,
     request_timeout: Duration,
@@ -135,13 +137,13 @@ impl App {
         } = config;
         let registry = Registry::new();
         let drain = Drain::new();
-        let limiter = Arc::new(MaxInFlight::new(limits, &registry));
+        let (admission, refusals) = how_much(limits, &registry);
         let shared = Shared {
             identity_headers: Arc::new(identity.headers),
             identity: who_asks(identity.client_ca, identity.tokens, Arc::clone(&provider))?,
             proven: Arc::default(),
-            admission: Admission::MaxInFlight(Arc::clone(&limiter)),
-            refusals: Arc::new(Prepared::new(limiter.rejections())),
+            admission: admission.clone(),
+            refusals: Arc::new(refusals),
             metrics: RequestMetrics::register(&registry),
             request_timeout,
             drain: Arc::clone(&drain),
@@ -149,7 +151,7 @@ impl App {
             upstream,
         };
         let (own_calls, readiness) = shared.own_calls(own).await?;
-        let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry)?;
+        let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry, &admission)?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
         let addresses = Addresses {
             clients: local(&acceptor.listener)?,
@@ -159,7 +161,7 @@ impl App {
             acceptor,
             admin,
             own_calls,
-            limiter,
+            admission,
             drain,
             shutdown,
             request_timeout,
@@ -183,7 +185,7 @@ impl App {
             acceptor,
             admin,
             own_calls,
-            limiter,
+            admission,
             drain,
             shutdown,
             request_timeout,
@@ -191,7 +193,7 @@ impl App {
         } = self;
         admin.run();
         own_calls.run();
-        tokio::spawn(publish_peaks(limiter));
+        tokio::spawn(keep_limits(admission));
         let accepting = tokio::spawn(acceptor.run());
         stop.await;
         let ended = tokio::select! {
@@ -337,22 +339,29 @@ impl AdminListeners {
         admin: config::Admin,
         readiness: Arc<Readiness>,
         registry: &Registry,
+        admission: &Admission,
     ) -> Result<Self, StartError> {
-        let serve = |address, metrics: bool| {
+        let fairness = match admission {
+            Admission::Fairness(controller) => Some(controller),
+            Admission::MaxInFlight(_) => None,
+        };
+        let serve = |address, metrics: bool, dumps: bool| {
             let metrics = metrics.then(|| registry.clone());
+            let dumps = fairness.filter(|_| dumps).cloned();
             Ok((
                 listen(address)?,
                 Arc::new(Admin {
                     readiness: Arc::clone(&readiness),
                     metrics,
+                    dumps,
                 }),
             ))
         };
         Ok(Self {
-            operators: serve(admin.address, true)?,
+            operators: serve(admin.address, true, true)?,
             probes: admin
                 .health
-                .map(|address| serve(address, admin.health_metrics))
+                .map(|address| serve(address, admin.health_metrics, false))
                 .transpose()?,
         })
     }
@@ -394,11 +403,31 @@ async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) {
     );
 }
 
-async fn publish_peaks(limiter: Arc<MaxInFlight>) {
-    let mut second = tokio::time::interval(PEAKS_EVERY);
-    loop {
-        second.tick().await;
-        limiter.publish_peaks();
+/// What the limits need done from time to time.
+async fn keep_limits(admission: Admission) {
+    match admission {
+        Admission::Fairness(controller) => controller.run().await,
+        Admission::MaxInFlight(limiter) => {
+            let mut second = tokio::time::interval(PEAKS_EVERY);
+            loop {
+                second.tick().await;
+                limiter.publish_peaks();
+            }
+        }
+    }
+}
+
+fn how_much(limits: Limits, registry: &Registry) -> (Admission, Prepared) {
+    match limits {
+        Limits::Fairness { config, objects } => (
+            Admission::Fairness(Controller::new(config, &objects, registry)),
+            Prepared::default(),
+        ),
+        Limits::MaxInFlight(config) => {
+            let limiter = Arc::new(MaxInFlight::new(config, registry));
+            let refusals = Prepared::new(limiter.rejections());
+            (Admission::MaxInFlight(limiter), refusals)
+        }
     }
 }
 

@@ -10,6 +10,8 @@ use ipnet::IpNet;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 
+use crate::api::flowcontrol::Object;
+use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
 use crate::limits::max_in_flight;
 use crate::server::tls;
@@ -25,7 +27,7 @@ pub struct Config {
     /// Who asks.
     pub identity: Identity,
     /// How much at a time.
-    pub limits: max_in_flight::Config,
+    pub limits: Limits,
     /// `--request-timeout`.
     pub request_timeout: Duration,
     /// Which API server.
@@ -68,6 +70,20 @@ pub struct Identity {
     pub tokens: TokenFile,
     /// `--requestheader-*-headers`.
     pub headers: IdentityHeaders,
+}
+
+/// How much at a time: which of the ways, and its settings.
+#[derive(Debug)]
+pub enum Limits {
+    /// `--enable-priority-and-fairness`.
+    Fairness {
+        /// The total, the enforcement.
+        config: controller::Config,
+        /// Flow schemas and priority levels, the built-in ones among them.
+        objects: Vec<Object>,
+    },
+    /// `--enable-priority-and-fairness=false`.
+    MaxInFlight(max_in_flight::Config),
 }
 
 /// Going away.

@@ -1,6 +1,7 @@
 //! Kubernetes' objects as data: what they hold, how they are read and written. No behaviour beyond that.
 
 pub mod flowcontrol;
+pub mod list_scan;
 pub mod status;
 pub mod user;
 

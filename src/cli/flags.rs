@@ -193,23 +193,42 @@ pub struct LimitArgs {
     /// Most mutating requests in flight; 0 is no limit.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_mutating_requests_inflight: u32,
-    /// API Priority and Fairness instead of the two limits above. Not there yet: only false works.
+    /// API Priority and Fairness: requests queue by flow, and the two limits above are only added up to its total. With
+    /// false they hold by themselves.
     #[arg(
         long,
         value_name = "BOOL",
-        default_value_t = false,
+        default_value_t = true,
         default_missing_value = "true",
         num_args = 0..=1,
         require_equals = true,
         action = clap::ArgAction::Set
     )]
     pub enable_priority_and_fairness: bool,
+    /// A file or a folder of files (YAML or JSON) with FlowSchemas and PriorityLevelConfigurations, as kubectl prints them.
+    /// They stand beside the built-in ones, and in the place of those of the same name. May be given several times.
+    #[arg(long, value_name = "PATH")]
+    pub flowcontrol_config: Vec<PathBuf>,
+    /// DryRun lets every request through at once, and only counts what would have become of it.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = FlowcontrolEnforcement::Enforce)]
+    pub flowcontrol_enforcement: FlowcontrolEnforcement,
     /// Longest that a request may take, unless it is a long-running one.
     #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = duration)]
     pub request_timeout: Duration,
     /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub upstream_max_connections: u32,
+}
+
+/// What becomes of the decisions of priority and fairness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FlowcontrolEnforcement {
+    /// They are only counted.
+    #[value(name = "DryRun")]
+    DryRun,
+    /// They hold.
+    #[value(name = "Enforce")]
+    Enforce,
 }
 
 /// Running it.

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::net::Ipv4Addr;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
@@ -13,6 +14,9 @@ use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 use tracing::warn;
 
+use crate::api::flowcontrol;
+use crate::api::flowcontrol::Object;
+use crate::cli::flags::FlowcontrolEnforcement;
 use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::LimitArgs;
 use crate::cli::flags::OperationArgs;
@@ -25,6 +29,9 @@ use crate::config;
 use crate::config::Config;
 use crate::document;
 use crate::document::Severity;
+use crate::flowcontrol::bootstrap;
+use crate::flowcontrol::controller;
+use crate::flowcontrol::controller::Enforcement;
 use crate::identity::TokenFile;
 use crate::limits::max_in_flight;
 use crate::server::tls;
@@ -79,12 +86,6 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     } = proxy;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut faults = Faults::default();
-    if limits.enable_priority_and_fairness {
-        faults.add(
-            "enable-priority-and-fairness",
-            "API Priority and Fairness is not there yet: only false works",
-        );
-    }
     let client_ca = identity
         .client_ca_file
         .as_ref()
@@ -93,9 +94,10 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let headers = identity_headers(&identity);
     let trusted_proxies = identity.trusted_proxies;
     let serving = faults.serving(serving, client_ca.clone().flatten(), trusted_proxies);
+    let how_much = faults.limits(&limits);
     let upstream = faults.upstream(&upstream, &limits);
-    let (Some(serving), Some(tokens), Some((upstream, own)), true) =
-        (serving, tokens, upstream, faults.0.is_empty())
+    let (Some(serving), Some(tokens), Some(how_much), Some((upstream, own)), true) =
+        (serving, tokens, how_much, upstream, faults.0.is_empty())
     else {
         return Err(faults);
     };
@@ -106,10 +108,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
             tokens,
             headers,
         },
-        limits: max_in_flight::Config {
-            read_only: limits.max_requests_inflight.into(),
-            mutating: limits.max_mutating_requests_inflight.into(),
-        },
+        limits: how_much,
         request_timeout: limits.request_timeout,
         upstream,
         own,
@@ -149,6 +148,67 @@ fn identity_headers(identity: &IdentityArgs) -> IdentityHeaders {
 }
 
 impl Faults {
+    fn limits(&mut self, limits: &LimitArgs) -> Option<config::Limits> {
+        if !limits.enable_priority_and_fairness {
+            return Some(config::Limits::MaxInFlight(max_in_flight::Config {
+                read_only: limits.max_requests_inflight.into(),
+                mutating: limits.max_mutating_requests_inflight.into(),
+            }));
+        }
+        let total = limits
+            .max_requests_inflight
+            .saturating_add(limits.max_mutating_requests_inflight);
+        if total == 0 {
+            self.add(
+                "max-requests-inflight",
+                "with --enable-priority-and-fairness it and --max-mutating-requests-inflight must not both be 0: their sum is the total",
+            );
+        }
+        let given = self.objects(&limits.flowcontrol_config);
+        Some(config::Limits::Fairness {
+            config: controller::Config {
+                server_concurrency_limit: total,
+                request_timeout: limits.request_timeout,
+                enforcement: match limits.flowcontrol_enforcement {
+                    FlowcontrolEnforcement::DryRun => Enforcement::DryRun,
+                    FlowcontrolEnforcement::Enforce => Enforcement::Enforce,
+                },
+                consistent_reads_from_cache: true,
+            },
+            objects: bootstrap::complete(given?),
+        })
+    }
+
+    /// The flow schemas and priority levels of files, and of the files of folders.
+    fn objects(&mut self, paths: &[PathBuf]) -> Option<Vec<Object>> {
+        const FLAG: &str = "flowcontrol-config";
+        let mut faults = document::Faults::default();
+        let mut nodes = Vec::new();
+        for path in paths {
+            for file in self.check(FLAG, manifests(path))? {
+                let text = String::from_utf8_lossy(&self.read(FLAG, &file)?).into_owned();
+                nodes.extend(document::parse_all(
+                    &file.display().to_string(),
+                    &text,
+                    &mut faults,
+                ));
+            }
+        }
+        let objects = flowcontrol::read(&nodes, &mut faults);
+        self.take(FLAG, &faults).then_some(objects)
+    }
+
+    /// Takes a file's faults over; whether there was no error among them.
+    fn take(&mut self, flag: &str, faults: &document::Faults) -> bool {
+        for fault in faults.iter() {
+            match fault.severity {
+                Severity::Error => self.add(flag, fault),
+                Severity::Warning => warn!("--{flag}: {fault}"),
+            }
+        }
+        !faults.has_errors()
+    }
+
     fn read(&mut self, flag: &str, file: &Path) -> Option<Vec<u8>> {
         self.check(
             flag,
@@ -356,12 +416,7 @@ impl Faults {
         let text = String::from_utf8_lossy(&self.read("kubeconfig", file)?).into_owned();
         let mut faults = document::Faults::default();
         let read = kubeconfig::parse(file, &text, args.context.as_deref(), &mut faults);
-        for fault in faults.iter() {
-            match fault.severity {
-                Severity::Error => self.add("kubeconfig", fault),
-                Severity::Warning => warn!("--kubeconfig: {fault}"),
-            }
-        }
+        self.take("kubeconfig", &faults);
         let Kubeconfig {
             context: _,
             target,
@@ -377,4 +432,25 @@ impl Faults {
         };
         Some((target, roots?, source))
     }
+}
+
+/// The file itself, or the manifests of the folder, by name.
+fn manifests(path: &Path) -> Result<Vec<PathBuf>, String> {
+    let cannot = |why: std::io::Error| format!("cannot read {}: {why}", path.display());
+    if !fs::metadata(path).map_err(cannot)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries: Result<Vec<_>, _> = fs::read_dir(path).map_err(cannot)?.collect();
+    let mut files: Vec<_> = entries
+        .map_err(cannot)?
+        .into_iter()
+        .map(|entry| entry.path())
+        .collect();
+    let manifest = |file: &PathBuf| {
+        file.extension()
+            .is_some_and(|kind| ["json", "yaml", "yml"].iter().any(|known| kind == *known))
+    };
+    files.retain(manifest);
+    files.sort();
+    Ok(files)
 }

@@ -10,14 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 
-use prometheus::IntCounter;
 use prometheus::IntGauge;
 
 use crate::api::user::GROUP_MASTERS;
 use crate::limits::Rejection;
 use crate::limits::RequestDigest;
-use crate::limits::RequestKind;
 use crate::metrics::Registry;
+use crate::request_info::RequestKind;
 
 /// The two flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,11 +63,6 @@ impl MaxInFlight {
             "[STABLE] Most requests in flight at once in the last second, per request kind.",
             &["request_kind"],
         );
-        let dropped = registry.counters(
-            "apiserver_dropped_requests_total",
-            "Requests refused with 429 because too many of their kind were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
-            &["request_kind"],
-        );
         let slots = |kind: RequestKind, limit| {
             Arc::new(Slots {
                 kind,
@@ -76,7 +70,6 @@ impl MaxInFlight {
                 in_use: AtomicU32::new(0),
                 peak: AtomicU32::new(0),
                 current: current.with_label_values(&[kind.label()]),
-                dropped: dropped.with_label_values(&[kind.label()]),
             })
         };
         Self {
@@ -103,13 +96,10 @@ impl MaxInFlight {
         match slots.take(limit.get()) {
             Some(permit) => Ok(Some(permit)),
             None if digest.user.in_group(GROUP_MASTERS) => Ok(None),
-            None => {
-                slots.dropped.inc();
-                Err(Rejection::MaxInFlight {
-                    kind: slots.kind,
-                    limit: limit.get(),
-                })
-            }
+            None => Err(Rejection::MaxInFlight {
+                kind: slots.kind,
+                limit: limit.get(),
+            }),
         }
     }
 
@@ -148,7 +138,6 @@ struct Slots {
     in_use: AtomicU32,
     peak: AtomicU32,
     current: IntGauge,
-    dropped: IntCounter,
 }
 
 impl Slots {
@@ -283,10 +272,6 @@ mod tests {
         let text = registry.render();
         assert!(
             text.contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 2"),
-            "{text}"
-        );
-        assert!(
-            text.contains("apiserver_dropped_requests_total{request_kind=\"readOnly\"} 3"),
             "{text}"
         );
         limiter.publish_peaks();

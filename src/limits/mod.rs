@@ -11,7 +11,14 @@ use std::time::Instant;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
+use crate::flowcontrol::controller::Admitted;
+use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::controller::Rejected;
+use crate::flowcontrol::level::Named;
+use crate::limits::max_in_flight::InFlightPermit;
 use crate::request_info::RequestInfo;
+use crate::request_info::RequestKind;
+use crate::request_info::Verb;
 
 pub use max_in_flight::MaxInFlight;
 
@@ -19,42 +26,11 @@ pub use max_in_flight::MaxInFlight;
 /// charges every request 3 ms (`estimatedServiceDuration`), so that opening and aborting buys no free work.
 pub const LEAST_CHARGE: Duration = Duration::from_millis(3);
 
-/// Read-only or mutating: the two kinds that kube-apiserver counts apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RequestKind {
-    /// Everything but get, list and watch.
-    Mutating,
-    /// get, list, watch.
-    ReadOnly,
-}
-
-impl RequestKind {
-    /// Both, in the order of their labels.
-    pub const ALL: [Self; 2] = [Self::Mutating, Self::ReadOnly];
-
-    /// The kind of `info`'s verb.
-    #[must_use]
-    pub fn of(info: &RequestInfo<'_>) -> Self {
-        if info.mutating() {
-            Self::Mutating
-        } else {
-            Self::ReadOnly
-        }
-    }
-
-    /// The value of the metric label `request_kind`.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Mutating => "mutating",
-            Self::ReadOnly => "readOnly",
-        }
-    }
-}
-
 /// A limit's no.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Rejection {
+    /// The request's priority level has neither a seat nor a place in a queue for it, or none came free in time.
+    Fairness(Rejected),
     /// As many requests of the kind are being served as `limit` allows.
     MaxInFlight {
         /// Which of the two limits.
@@ -76,38 +52,63 @@ pub struct RequestDigest<'a> {
 /// How many requests are let through at a time: which of the ways is configured.
 #[derive(Clone, Debug)]
 pub enum Admission {
+    /// API Priority and Fairness.
+    Fairness(Arc<Controller>),
     /// Two counters, as with `--enable-priority-and-fairness=false`.
     MaxInFlight(Arc<MaxInFlight>),
 }
 
 impl Admission {
-    /// Admits the request, or says which limit it met.
+    /// Admits the request that came at `arrived`, perhaps after a while in a queue, or says which limit it met. Long-running
+    /// requests pass, but that a watch is charged for its beginning by fairness.
     ///
     /// # Errors
     /// The limit's [`Rejection`].
-    pub fn admit(&self, digest: &RequestDigest<'_>) -> Result<Permit, Rejection> {
-        match self {
-            Self::MaxInFlight(limit) => limit.admit(digest).map(Permit::new),
-        }
+    ///
+    /// # Cancel safety
+    /// A request that waits leaves its queue.
+    pub async fn admit(
+        &self,
+        digest: &RequestDigest<'_>,
+        arrived: Instant,
+        deadline: Option<Instant>,
+    ) -> Result<Permit, Rejection> {
+        let held = match self {
+            Self::Fairness(controller) => {
+                if digest.info.long_running() && *digest.info.verb() != Verb::Watch {
+                    Held::Nothing
+                } else {
+                    let admitted = controller
+                        .admit(digest.info, digest.user, arrived, deadline)
+                        .await;
+                    Held::Seat(admitted.map_err(Rejection::Fairness)?)
+                }
+            }
+            Self::MaxInFlight(limit) => limit.admit(digest)?.map_or(Held::Nothing, Held::Slot),
+        };
+        Ok(Permit {
+            held,
+            unanswered_since: None,
+        })
     }
 }
 
 /// What an admitted request holds until its end; dropping it gives back what it holds.
 #[derive(Debug)]
 pub struct Permit {
-    held: Option<max_in_flight::InFlightPermit>,
+    held: Held,
     /// When the request went to the upstream, as long as no answer has come.
     unanswered_since: Option<Instant>,
 }
 
-impl Permit {
-    fn new(held: Option<max_in_flight::InFlightPermit>) -> Self {
-        Self {
-            held,
-            unanswered_since: None,
-        }
-    }
+#[derive(Debug)]
+enum Held {
+    Nothing,
+    Seat(Admitted),
+    Slot(InFlightPermit),
+}
 
+impl Permit {
     /// The request is about to be sent to the upstream.
     pub fn forwarding(&mut self, now: Instant) {
         self.unanswered_since = Some(now);
@@ -117,20 +118,42 @@ impl Permit {
     pub fn answered(&mut self) {
         self.unanswered_since = None;
     }
+
+    /// A watch has sent what there was when it began: its seats go back, and it is only counted from here on.
+    pub fn initialized(&mut self) {
+        if let Held::Seat(admitted) = &mut self.held {
+            admitted.initialized();
+        }
+    }
+
+    /// The flow schema and the priority level, where fairness decided.
+    #[must_use]
+    pub fn classified(&self) -> Option<(&Named, &Named)> {
+        match &self.held {
+            Held::Seat(admitted) => Some((admitted.flow_schema(), admitted.priority_level())),
+            Held::Nothing | Held::Slot(_) => None,
+        }
+    }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let (Some(held), Some(since)) = (self.held.take(), self.unanswered_since) else {
+        let Some(until) = self.unanswered_since.map(|since| since + LEAST_CHARGE) else {
             return;
         };
-        let until = since + LEAST_CHARGE;
         let now = Clock.now();
-        if until > now && tokio::runtime::Handle::try_current().is_ok() {
-            tokio::spawn(async move {
-                tokio::time::sleep(until - now).await;
-                drop(held);
-            });
+        if until <= now || tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        match std::mem::replace(&mut self.held, Held::Nothing) {
+            Held::Nothing => {}
+            Held::Seat(admitted) => admitted.give_back_at(until),
+            Held::Slot(slot) => {
+                tokio::spawn(async move {
+                    tokio::time::sleep(until - now).await;
+                    drop(slot);
+                });
+            }
         }
     }
 }

@@ -24,8 +24,10 @@ use tokio::sync::Semaphore;
 use tracing::debug;
 use tracing::warn;
 
+use crate::flowcontrol::controller::Controller;
 use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
+use crate::request_info::Query;
 
 /// Most connections at a time: probes and scrapers are few, and these listeners must not eat the clients' descriptors.
 const MOST_CONNECTIONS: usize = 64;
@@ -37,6 +39,13 @@ const METRICS_TYPE: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
+/// Where kube-apiserver has its dumps.
+const DUMPS: &str = "/debug/api_priority_and_fairness/";
+
+/// What a wrong path is told.
+const SERVED: &str = "served here: /livez /readyz /metrics, and under /debug/api_priority_and_fairness/ dump_priority_levels, \
+                      dump_queues and dump_requests\n";
+
 /// What is served.
 #[derive(Debug)]
 pub struct Admin {
@@ -44,6 +53,8 @@ pub struct Admin {
     pub readiness: Arc<Readiness>,
     /// The metrics, where they are served.
     pub metrics: Option<Registry>,
+    /// The state of fairness, where there is fairness and where it is served.
+    pub dumps: Option<Arc<Controller>>,
 }
 
 impl Admin {
@@ -91,6 +102,10 @@ impl Admin {
                 "only GET is served here\n",
             ));
         }
+        if let Some(dump) = request.uri().path().strip_prefix(DUMPS) {
+            let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
+            return Ok(self.dump(dump, query));
+        }
         Ok(match (request.uri().path(), &self.metrics) {
             ("/livez", _) => response(StatusCode::OK, "ok"),
             ("/readyz", _) => {
@@ -109,11 +124,28 @@ impl Admin {
                     .insert(header::CONTENT_TYPE, METRICS_TYPE);
                 metrics
             }
-            _ => response(
-                StatusCode::NOT_FOUND,
-                "served here: /livez /readyz /metrics\n",
-            ),
+            _ => response(StatusCode::NOT_FOUND, SERVED),
         })
+    }
+
+    /// The dump endpoints of kube-apiserver (`apf_controller_debug.go`).
+    fn dump(&self, which: &str, query: Query<'_>) -> Response<Full<Bytes>> {
+        let Some(controller) = &self.dumps else {
+            return response(
+                StatusCode::NOT_FOUND,
+                "served with --enable-priority-and-fairness only\n",
+            );
+        };
+        let details = query
+            .first("includeRequestDetails")
+            .is_some_and(|value| !value.is_empty());
+        let text = match which {
+            "dump_priority_levels" => controller.dump_priority_levels(),
+            "dump_queues" => controller.dump_queues(),
+            "dump_requests" => controller.dump_requests(details),
+            _ => return response(StatusCode::NOT_FOUND, SERVED),
+        };
+        response(StatusCode::OK, text)
     }
 }
 

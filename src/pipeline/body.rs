@@ -9,9 +9,9 @@ use http_body::Frame;
 use http_body::SizeHint;
 use hyper::body::Incoming;
 
-use crate::pipeline::Riding;
 use crate::pipeline::guarded::Broken;
 use crate::pipeline::guarded::Guarded;
+use crate::pipeline::riding::Riding;
 
 /// The body of an answer.
 pub struct Body(Inner);

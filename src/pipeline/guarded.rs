@@ -26,6 +26,10 @@ use crate::pipeline::overdue::Overdue;
 
 /// What rides on a body.
 pub trait Guard: Send + Unpin + 'static {
+    /// This has gone by.
+    fn passed(&mut self, data: &[u8]);
+    /// Nothing is there to go by at the moment.
+    fn idle(&mut self, cx: &mut Context<'_>);
     /// It has come to its end, all of it.
     fn complete(&mut self);
 }
@@ -165,8 +169,16 @@ where
                 this.ended = true;
                 None
             }
-            Poll::Pending => return Poll::Pending,
+            Poll::Pending => {
+                guard.idle(cx);
+                return Poll::Pending;
+            }
         };
+        if let Some(Ok(frame)) = &polled
+            && let Some(data) = frame.data_ref()
+        {
+            guard.passed(data);
+        }
         match &polled {
             Some(Ok(_)) if !body.is_end_stream() => return Poll::Ready(polled),
             Some(Ok(_)) => guard.complete(),

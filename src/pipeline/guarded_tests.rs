@@ -20,6 +20,14 @@ impl Log {
 struct Noting(Log);
 
 impl Guard for Noting {
+    fn passed(&mut self, data: &[u8]) {
+        self.0
+            .0
+            .lock()
+            .unwrap()
+            .push(format!("passed {}", data.len()));
+    }
+    fn idle(&mut self, _: &mut Context<'_>) {}
     fn complete(&mut self) {
         self.0.0.lock().unwrap().push("complete".to_owned());
     }
@@ -58,7 +66,7 @@ async fn the_guard_ends_with_the_last_frame_and_the_length_is_still_known() {
     assert_eq!(body.size_hint().exact(), Some(3));
     let collected = body.collect().await.unwrap();
     assert_eq!(collected.to_bytes(), "abc");
-    assert_eq!(log.lines(), ["complete", "let go"]);
+    assert_eq!(log.lines(), ["passed 3", "complete", "let go"]);
 }
 
 #[tokio::test]
@@ -71,7 +79,7 @@ async fn a_body_that_nobody_reads_lets_go_at_its_deadline_and_then_fails() {
     overdue.expire(deadline - Duration::from_millis(1));
     assert!(body.frame().await.unwrap().is_ok());
     overdue.expire(deadline);
-    assert_eq!(log.lines(), ["let go"]);
+    assert_eq!(log.lines(), ["passed 1", "let go"]);
     assert!(feed.is_closed(), "the source is let go as well");
     assert!(matches!(body.frame().await, Some(Err(Broken::Deadline))));
     assert!(body.frame().await.is_none());

@@ -13,6 +13,7 @@ pub mod fragments;
 pub mod guarded;
 pub mod overdue;
 pub mod refusal;
+mod riding;
 pub mod trace;
 
 use std::net::SocketAddr;
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
+use http::HeaderName;
 use http::HeaderValue;
 use http::Method;
 use http::Request;
@@ -38,6 +40,7 @@ use hyper::upgrade::OnUpgrade;
 use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::drain::UnderWay;
+use crate::flowcontrol::level::Named;
 use crate::identity::Credential;
 use crate::identity::Identity;
 use crate::identity::Known;
@@ -46,15 +49,18 @@ use crate::identity::PeerCertificate;
 use crate::identity::ProvenTokens;
 use crate::limits::Admission;
 use crate::limits::Permit;
+use crate::limits::Rejection;
 use crate::limits::RequestDigest;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
-use crate::pipeline::guarded::Guard;
 use crate::pipeline::guarded::Guarded;
 use crate::pipeline::guarded::Until;
 use crate::pipeline::overdue::Overdue;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::riding::Held;
+use crate::pipeline::riding::Listing;
+use crate::pipeline::riding::Riding;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::Subject;
 use crate::pipeline::trace::Trace;
@@ -70,6 +76,10 @@ use crate::upstream::headers;
 use crate::upstream::headers::ClientAddress;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::upgrade;
+
+/// The `metadata.uid` of what decided (`flowcontrol.apiserver.k8s.io`).
+const FLOW_SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
+const PRIORITY_LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
 
 /// A refused request's body up to this size is skipped so that the connection can go on; Go's server does the same
 /// (`net/http.maxPostHandlerReadBytes`). A larger one, or one that dawdles, costs the connection.
@@ -127,6 +137,10 @@ impl Pipeline {
             Ok(response) => response,
             Err(refusal) => {
                 let mut response = self.refusals.respond(&refusal, asked.accept.as_ref());
+                if let Refusal::Rejected(Rejection::Fairness(rejected)) = &refusal {
+                    let (schema, level) = (rejected.flow_schema(), rejected.priority_level());
+                    name_decision(response.headers_mut(), schema, level);
+                }
                 if !asked.skip(body).await {
                     response
                         .headers_mut()
@@ -166,7 +180,14 @@ impl Pipeline {
                 info: &info,
                 user: &known.user,
             };
-            let permit = self.admission.admit(&digest)?;
+            let time = self.time_for(&info);
+            let deadline = time.map(|time| trace.arrived() + time);
+            let under_way = self.under_way(&info);
+            let permit = self
+                .admission
+                .admit(&digest, trace.arrived(), deadline)
+                .await?;
+            let listing = self.listing(&info, &head);
             let (request, mark) = self.dress(head, peer, &known)?;
             let body = body.take().map_or_else(RequestBody::empty, |b| {
                 RequestBody::new(b, Arc::clone(&self.identity_headers))
@@ -177,6 +198,9 @@ impl Pipeline {
                 upgrade,
                 mark,
                 permit,
+                time,
+                listing,
+                under_way,
             };
             self.forward(subject, passage, trace).await
         };
@@ -257,20 +281,21 @@ impl Pipeline {
             upgrade,
             mark,
             mut permit,
+            time,
+            listing,
+            under_way,
         } = passage;
-        let under_way = self.under_way(subject.info);
-        let limit = self.time_for(subject.info);
-        let deadline = limit.map(|limit| trace.arrived() + limit);
+        let deadline = time.map(|time| trace.arrived() + time);
         permit.forwarding(Clock.now());
         let sent = self.send(
             request,
             body,
             upgrade.as_ref().map(|(protocol, _)| protocol.clone()),
         );
-        let (response, turn) = match (deadline, limit) {
-            (Some(deadline), Some(limit)) => tokio::time::timeout_at(deadline.into(), sent)
+        let (mut response, turn) = match (deadline, time) {
+            (Some(deadline), Some(time)) => tokio::time::timeout_at(deadline.into(), sent)
                 .await
-                .map_err(|_| Refusal::Timeout(limit))??,
+                .map_err(|_| Refusal::Timeout(time))??,
             _ => sent.await?,
         };
         permit.answered();
@@ -279,10 +304,16 @@ impl Pipeline {
             self.proven
                 .note(mark, response.status() != StatusCode::UNAUTHORIZED);
         }
+        if let Some((flow_schema, priority_level)) = permit.classified() {
+            name_decision(response.headers_mut(), flow_schema, priority_level);
+        }
+        let held = self.held(subject.info, response.status(), permit);
+        let list = listing.and_then(|listing| listing.of(&response));
         let riding = Riding {
             turn,
             _trace: trace.hand_over(),
-            _permit: permit,
+            held,
+            list,
             _under_way: under_way,
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -302,6 +333,33 @@ impl Pipeline {
             head,
             Body::forwarded(Guarded::new(body, riding, until)),
         ))
+    }
+
+    /// How long the answer holds what the request was admitted with.
+    fn held(&self, info: &RequestInfo<'_>, status: StatusCode, permit: Permit) -> Held {
+        if *info.verb() == Verb::Watch {
+            Held::by_watch(
+                info,
+                status.is_success(),
+                permit,
+                Clock.now(),
+                &self.overdue,
+            )
+        } else {
+            Held::ToTheEnd(permit)
+        }
+    }
+
+    /// Lists are counted as they go by, where fairness estimates the next ones by that.
+    fn listing(&self, info: &RequestInfo<'_>, head: &request::Parts) -> Option<Listing> {
+        let Admission::Fairness(controller) = &self.admission else {
+            return None;
+        };
+        let target = head
+            .uri
+            .path_and_query()
+            .filter(|_| *info.verb() == Verb::List)?;
+        Some(Listing::new(controller, &head.method, target))
     }
 
     /// Sends the request; one that asks for another protocol has a connection of its own, and so no turn.
@@ -354,20 +412,19 @@ struct Passage {
     upgrade: Option<(HeaderValue, OnUpgrade)>,
     mark: Option<Mark>,
     permit: Permit,
+    time: Option<Duration>,
+    listing: Option<Listing>,
+    under_way: Option<UnderWay>,
 }
 
-/// What rides on an answer's body and ends with it, in this order.
-pub struct Riding {
-    turn: Option<Box<dyn Turn>>,
-    _trace: Trace,
-    _permit: Permit,
-    _under_way: Option<UnderWay>,
-}
-
-impl Guard for Riding {
-    fn complete(&mut self) {
-        if let Some(turn) = &mut self.turn {
-            turn.complete();
+/// Which flow schema and which level decided, as kube-apiserver names them; what it says itself wins.
+fn name_decision(headers: &mut HeaderMap, flow_schema: &Named, priority_level: &Named) {
+    for (name, of) in [
+        (FLOW_SCHEMA_UID, flow_schema),
+        (PRIORITY_LEVEL_UID, priority_level),
+    ] {
+        if let (false, Ok(uid)) = (headers.contains_key(&name), HeaderValue::from_str(&of.uid)) {
+            headers.insert(name, uid);
         }
     }
 }

@@ -14,10 +14,11 @@ use http::StatusCode;
 use http::header;
 
 use crate::api::Status;
+use crate::flowcontrol::queue_set::Reason;
 use crate::identity::Unauthenticated;
 use crate::limits::Rejection;
-use crate::limits::RequestKind;
 use crate::pipeline::body::Body;
+use crate::request_info::RequestKind;
 use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
 use crate::upstream::headers::Unspeakable;
@@ -158,7 +159,7 @@ impl Refusal {
                     .to_owned(),
                 None,
             ),
-            Self::Rejected(rejection) => return Ok(rejected(*rejection)),
+            Self::Rejected(rejection) => return Ok(rejected(rejection)),
             Self::Timeout(limit) => (
                 "Timeout",
                 "weir/request-timeout",
@@ -185,34 +186,55 @@ impl Refusal {
     }
 }
 
-fn rejected(rejection: Rejection) -> Status {
-    let Rejection::MaxInFlight { kind, limit } = rejection;
-    let (cause, flag, what) = match kind {
-        RequestKind::Mutating => (
-            "weir/max-mutating-requests-inflight",
-            "--max-mutating-requests-inflight",
-            "mutating",
-        ),
-        RequestKind::ReadOnly => (
-            "weir/max-requests-inflight",
-            "--max-requests-inflight",
-            "read-only",
-        ),
+fn rejected(rejection: &Rejection) -> Status {
+    let (cause, message, retry_after) = match rejection {
+        Rejection::Fairness(rejected) => {
+            let (cause, what) = match rejected.reason {
+                Reason::ConcurrencyLimit => ("weir/concurrency-limit", "all its seats are taken"),
+                Reason::QueueFull => ("weir/queue-full", "its queues are full"),
+                Reason::TimeOut => ("weir/time-out", "no seat came free in time"),
+            };
+            let (schema, level) = (
+                &rejected.flow_schema().name,
+                &rejected.priority_level().name,
+            );
+            let reason = rejected.reason.label();
+            let message = format!(
+                "too many requests: flow schema {schema:?} leads to priority level {level:?}, and {what} ({reason}); please try again later"
+            );
+            (cause, message, rejected.retry_after)
+        }
+        Rejection::MaxInFlight { kind, limit } => {
+            let (cause, flag, what) = match kind {
+                RequestKind::Mutating => (
+                    "weir/max-mutating-requests-inflight",
+                    "--max-mutating-requests-inflight",
+                    "mutating",
+                ),
+                RequestKind::ReadOnly => (
+                    "weir/max-requests-inflight",
+                    "--max-requests-inflight",
+                    "read-only",
+                ),
+            };
+            let message = format!(
+                "too many requests: weir serves at most {limit} {what} requests at a time ({flag}); please try again later"
+            );
+            (cause, message, RETRY_MAX_IN_FLIGHT)
+        }
     };
     Status {
         code: StatusCode::TOO_MANY_REQUESTS.as_u16(),
         reason: "TooManyRequests",
-        message: format!(
-            "too many requests: weir serves at most {limit} {what} requests at a time ({flag}); please try again later"
-        ),
+        message,
         cause,
-        retry_after_seconds: Some(RETRY_MAX_IN_FLIGHT),
+        retry_after_seconds: Some(retry_after),
     }
 }
 
-/// The refusals that are written beforehand.
+/// The refusals that are written beforehand: those of max-in-flight.
 #[derive(Debug, Default)]
-pub struct Prepared(Vec<(Rejection, Wire)>);
+pub struct Prepared(Vec<(RequestKind, Wire)>);
 
 /// A Status as it goes out.
 #[derive(Clone, Debug)]
@@ -253,20 +275,21 @@ impl Prepared {
     /// Writes the refusals of these rejections.
     #[must_use]
     pub fn new(rejections: impl IntoIterator<Item = Rejection>) -> Self {
-        let wire = |rejection| Wire::of(&rejected(rejection), StatusCode::TOO_MANY_REQUESTS);
-        Self(
-            rejections
-                .into_iter()
-                .map(|rejection| (rejection, wire(rejection)))
-                .collect(),
-        )
+        let prepare = |rejection| match &rejection {
+            Rejection::Fairness(_) => None,
+            Rejection::MaxInFlight { kind, .. } => Some((
+                *kind,
+                Wire::of(&rejected(&rejection), StatusCode::TOO_MANY_REQUESTS),
+            )),
+        };
+        Self(rejections.into_iter().filter_map(prepare).collect())
     }
 
     /// The answer to a client whose request had `headers`.
     #[must_use]
     pub fn respond(&self, refusal: &Refusal, accept: Option<&HeaderValue>) -> Response<Body> {
-        if let Refusal::Rejected(rejection) = refusal
-            && let Some((_, wire)) = self.0.iter().find(|(prepared, _)| prepared == rejection)
+        if let Refusal::Rejected(Rejection::MaxInFlight { kind, .. }) = refusal
+            && let Some((_, wire)) = self.0.iter().find(|(prepared, _)| prepared == kind)
         {
             return wire.respond(accept);
         }

@@ -25,6 +25,7 @@ use crate::metrics::Counted;
 use crate::metrics::Registry;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
+use crate::request_info::RequestKind;
 
 /// The labels of `apiserver_request_duration_seconds`, and in this order those of the others, each with its own left out.
 const LABELS: [&str; 8] = [
@@ -109,6 +110,7 @@ pub struct RequestMetrics {
     duration: HistogramVec,
     terminations: IntCounterVec,
     long_running: IntGaugeVec,
+    dropped: IntCounterVec,
     upstream_responses: IntCounterVec,
     aborted: IntCounter,
     /// By a keyed hash of the label values. 64 keyed bits: two sets of values that meet are not to be expected.
@@ -159,6 +161,11 @@ impl RequestMetrics {
                 "apiserver_longrunning_requests",
                 "[STABLE] Long-running requests that are open.",
                 &[verb, group, version, resource, subresource, scope, component],
+            ),
+            dropped: registry.counters(
+                "apiserver_dropped_requests_total",
+                "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
+                &["request_kind"],
             ),
             upstream_responses: registry.counters(
                 "weir_upstream_responses_total",
@@ -460,6 +467,10 @@ impl Trace {
         let series = self.metrics.series(subject, false);
         if in_self_defense {
             self.metrics.terminated(&series, subject.info, code);
+            if code == StatusCode::TOO_MANY_REQUESTS {
+                let kind = RequestKind::of(subject.info).label();
+                self.metrics.dropped.with_label_values(&[kind]).inc();
+            }
         }
         self.noted = Noted::Answered {
             series,

@@ -14,6 +14,7 @@
 mod error;
 mod escape;
 pub mod go_duration;
+mod kind;
 mod labels;
 mod list_options;
 mod path;
@@ -37,6 +38,7 @@ use target::Target;
 pub use error::TargetError;
 pub use error::TimeoutError;
 pub use error::Unresolvable;
+pub use kind::RequestKind;
 pub use labels::MetricLabels;
 pub use query::Query;
 pub use target::Malformed;

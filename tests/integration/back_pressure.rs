@@ -16,7 +16,6 @@ use crate::support::client::Call;
 use crate::support::upstream::Exchange;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
-use crate::support::weir::Weir;
 
 /// What is sent in all.
 const ALL: usize = 96 << 20;
@@ -53,36 +52,21 @@ impl Flood for Call {
     }
 }
 
-/// Waits until no more is sent.
-async fn comes_to_rest(sent: &AtomicUsize, weir: &Weir) {
-    let mut others = weir.anonymous(Http::Two);
-    loop {
-        let before = sent.load(Ordering::SeqCst);
-        for _ in 0..50 {
-            // weir answers this one itself, on the same worker.
-            assert_eq!(others.get("/api/v1/watch").await.status, 500);
-        }
-        let now = sent.load(Ordering::SeqCst);
-        assert!(now <= MOST_ON_THE_WAY, "{now} bytes are on the way, and nobody reads");
-        if now > 0 && now == before {
-            return;
-        }
-    }
-}
-
 #[tokio::test]
 async fn a_client_that_does_not_read_stops_the_upstream() {
     for (near, far) in Http::PAIRS {
         let mut upstream = Upstream::preferring(far).await;
         let weir = weir::before(upstream.address).start().await;
         let mut client = weir.alice(near);
-        let mut call = client.send(Ask::get("/api/v1/namespaces/a/pods/b/log?follow=1")).await;
+        let mut call = client
+            .send(Ask::get("/api/v1/namespaces/a/pods/b/log?follow=1"))
+            .await;
         let mut exchange = upstream.next().await;
         exchange.begin(200, &[]).await;
         assert_eq!(call.head().await.status, 200);
         let sent = Arc::new(AtomicUsize::new(0));
         let flood = exchange.flood(Arc::clone(&sent));
-        comes_to_rest(&sent, &weir).await;
+        weir.comes_to_rest(&sent, MOST_ON_THE_WAY).await;
         // Once it reads, all of it comes.
         let mut come = 0;
         while come < ALL {
@@ -105,7 +89,7 @@ async fn an_upstream_that_does_not_read_stops_the_client() {
         let mut exchange = upstream.next().await;
         let sent = Arc::new(AtomicUsize::new(0));
         let flood = call.flood(Arc::clone(&sent));
-        comes_to_rest(&sent, &weir).await;
+        weir.comes_to_rest(&sent, MOST_ON_THE_WAY).await;
         let mut come = 0;
         while come < ALL {
             come += exchange.incoming.next().await.unwrap().unwrap().len();

@@ -54,7 +54,10 @@ async fn no_answer_in_time_is_a_504_and_the_upstream_is_told() {
         let call = weir.alice(near).send(Ask::get(LIST)).await;
         let mut exchange = upstream.next().await;
         let reason = exchange.given_up().await;
-        assert!(far == Http::One || reason == Some(Reason::CANCEL), "{reason:?}");
+        assert!(
+            far == Http::One || reason == Some(Reason::CANCEL),
+            "{reason:?}"
+        );
         let answer = call.answer().await;
         let told = answer.told();
         assert_eq!((answer.status, told.reason.as_str()), (504, "Timeout"));
@@ -73,16 +76,26 @@ async fn a_client_may_ask_for_less_time_and_not_for_more() {
     for near in Http::BOTH {
         let mut upstream = Upstream::start().await;
         let weir = weir::before(upstream.address).start().await;
-        let call = weir.alice(near).send(Ask::get("/api/v1/pods?timeout=1.2s")).await;
+        let call = weir
+            .alice(near)
+            .send(Ask::get("/api/v1/pods?timeout=1.2s"))
+            .await;
         let mut exchange = upstream.next().await;
         assert_eq!(exchange.asked.target, "/api/v1/pods?timeout=1.2s");
         exchange.given_up().await;
         let answer = call.answer().await;
         assert_eq!(answer.status, 504);
-        assert!(answer.told().message.contains("1.2s"), "{:?}", answer.told());
+        assert!(
+            answer.told().message.contains("1.2s"),
+            "{:?}",
+            answer.told()
+        );
     }
     let (weir, mut upstream) = hurried(Http::Two).await;
-    let call = weir.alice(Http::Two).send(Ask::get("/api/v1/pods?timeout=1h")).await;
+    let call = weir
+        .alice(Http::Two)
+        .send(Ask::get("/api/v1/pods?timeout=1h"))
+        .await;
     upstream.next().await.given_up().await;
     assert_eq!(call.answer().await.status, 504);
 }
@@ -108,7 +121,10 @@ async fn a_body_that_does_not_end_in_time_is_broken_off() {
 async fn an_upload_that_does_not_end_in_time_is_broken_off() {
     for (near, far) in Http::PAIRS {
         let (weir, mut upstream) = hurried(far).await;
-        let mut call = weir.alice(near).send(Ask::new("POST", LIST).streamed()).await;
+        let mut call = weir
+            .alice(near)
+            .send(Ask::new("POST", LIST).streamed())
+            .await;
         call.send("half").await;
         let mut exchange = upstream.next().await;
         assert_eq!(exchange.incoming.text().await, "half");
@@ -127,7 +143,11 @@ async fn a_client_that_does_not_read_cannot_hold_its_slot_beyond_its_time() {
         call.head().await;
         // More than anybody holds for a client that does not read: it ends only by being broken off.
         let flood = async {
-            while exchange.try_send(Bytes::from_static(&[7; 64 << 10])).await.is_ok() {}
+            while exchange
+                .try_send(Bytes::from_static(&[7; 64 << 10]))
+                .await
+                .is_ok()
+            {}
         };
         crate::support::within("the flood to be broken off", flood).await;
         slot_is_free(&weir, &mut upstream).await;
@@ -139,7 +159,10 @@ async fn a_client_that_does_not_read_cannot_hold_its_slot_beyond_its_time() {
 async fn a_handshake_that_never_ends_is_a_504_in_time() {
     for near in Http::BOTH {
         let upstream = ByHand::start().await;
-        let weir = weir::before(upstream.address).request_timeout(SHORT).start().await;
+        let weir = weir::before(upstream.address)
+            .request_timeout(SHORT)
+            .start()
+            .await;
         for mut client in [weir.alice(near), weir.anonymous(near)] {
             let (answer, _silent) = tokio::join!(client.get(LIST), upstream.tcp());
             assert_eq!(answer.status, 504);
@@ -152,9 +175,13 @@ async fn long_running_requests_have_all_the_time_they_want() {
     for (near, far) in Http::PAIRS {
         let (weir, mut upstream) = hurried(far).await;
         let mut client = weir.alice(near);
-        let mut watch = client.send(Ask::get("/api/v1/pods?watch=1&timeout=1s")).await;
+        let mut watch = client
+            .send(Ask::get("/api/v1/pods?watch=1&timeout=1s"))
+            .await;
         let mut watched = upstream.next().await;
-        let mut logs = client.send(Ask::get("/api/v1/namespaces/a/pods/b/log")).await;
+        let mut logs = client
+            .send(Ask::get("/api/v1/namespaces/a/pods/b/log"))
+            .await;
         let mut logged = upstream.next().await;
         watched.begin(200, &[]).await;
         // Another request runs out of its time meanwhile.
@@ -175,7 +202,10 @@ async fn long_running_requests_have_all_the_time_they_want() {
 #[tokio::test]
 async fn a_timeout_that_cannot_be_read_is_the_upstream_s_to_judge() {
     let (weir, mut upstream) = hurried(Http::Two).await;
-    let call = weir.alice(Http::Two).send(Ask::get("/api/v1/pods?timeout=soon")).await;
+    let call = weir
+        .alice(Http::Two)
+        .send(Ask::get("/api/v1/pods?timeout=soon"))
+        .await;
     upstream.next().await.reply(400, "invalid timeout").await;
     assert_eq!(call.answer().await.status, 400);
 }

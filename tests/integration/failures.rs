@@ -17,7 +17,11 @@ const LIST: &str = "/api/v1/pods";
 /// It cannot have reached the API server.
 fn assert_unsent(answer: &Answer, cause: &str) {
     let told = answer.told();
-    assert_eq!((answer.status, told.reason.as_str()), (503, "ServiceUnavailable"), "{told:?}");
+    assert_eq!(
+        (answer.status, told.reason.as_str()),
+        (503, "ServiceUnavailable"),
+        "{told:?}"
+    );
     assert_eq!(told.cause, cause, "{told:?}");
     assert_eq!(answer.headers.all("retry-after"), ["1"]);
 }
@@ -25,9 +29,17 @@ fn assert_unsent(answer: &Answer, cause: &str) {
 /// It may have reached the API server.
 fn assert_perhaps_sent(answer: &Answer, cause: &str) {
     let told = answer.told();
-    assert_eq!((answer.status, told.reason.as_str()), (502, "BadGateway"), "{told:?}");
+    assert_eq!(
+        (answer.status, told.reason.as_str()),
+        (502, "BadGateway"),
+        "{told:?}"
+    );
     assert_eq!(told.cause, cause, "{told:?}");
-    assert_eq!(answer.headers.get("retry-after"), None, "client-go would try again by itself");
+    assert_eq!(
+        answer.headers.get("retry-after"),
+        None,
+        "client-go would try again by itself"
+    );
 }
 
 #[tokio::test]
@@ -37,12 +49,20 @@ async fn an_upstream_that_is_not_there_is_a_503_and_works_once_it_is() {
         let weir = weir::before(gone.address).start().await;
         let address = gone.address;
         drop(gone);
-        let mut clients = [weir.alice(near), weir.anonymous(near), weir.certified(near, &pki().alice)];
+        let mut clients = [
+            weir.alice(near),
+            weir.anonymous(near),
+            weir.certified(near, &pki().alice),
+        ];
         for client in &mut clients {
             // The listener may be closing yet.
             let answer = client.get(LIST).await;
             assert_unsent(&answer, "weir/upstream-connect");
-            assert!(answer.told().message.contains("refused"), "{:?}", answer.told());
+            assert!(
+                answer.told().message.contains("refused"),
+                "{:?}",
+                answer.told()
+            );
         }
         let mut upstream = Upstream::back_at(address).await;
         for client in &mut clients {
@@ -73,7 +93,8 @@ async fn an_upstream_that_does_not_speak_tls_is_a_503() {
     let mut client = weir.alice(Http::Two);
     let answered = async {
         let mut wire = Wire::new(upstream.tcp().await);
-        wire.send("HTTP/1.1 400 Bad Request\r\n\r\nthis is no TLS").await;
+        wire.send("HTTP/1.1 400 Bad Request\r\n\r\nthis is no TLS")
+            .await;
         wire.reader.ended().await;
     };
     let (answer, ()) = tokio::join!(client.get(LIST), answered);
@@ -121,7 +142,11 @@ async fn an_http1_connection_that_closes_in_order_before_an_answer_is_a_502() {
 #[tokio::test]
 async fn a_stream_that_is_reset_after_it_may_have_been_executed_is_a_502() {
     for near in Http::BOTH {
-        for reason in [Reason::INTERNAL_ERROR, Reason::CANCEL, Reason::ENHANCE_YOUR_CALM] {
+        for reason in [
+            Reason::INTERNAL_ERROR,
+            Reason::CANCEL,
+            Reason::ENHANCE_YOUR_CALM,
+        ] {
             let mut upstream = Upstream::start().await;
             let weir = weir::before(upstream.address).start().await;
             let call = weir.alice(near).send(Ask::get(LIST)).await;
@@ -190,7 +215,10 @@ async fn a_watch_that_is_cut_or_reset_is_seen_to_be_broken() {
         for whole in [true, false] {
             let mut upstream = Upstream::preferring(far).await;
             let weir = weir::before(upstream.address).start().await;
-            let mut call = weir.alice(near).send(Ask::get("/api/v1/pods?watch=1")).await;
+            let mut call = weir
+                .alice(near)
+                .send(Ask::get("/api/v1/pods?watch=1"))
+                .await;
             let mut exchange = upstream.next().await;
             exchange.begin(200, &[]).await;
             exchange.send("{\"type\":\"ADDED\"}\n").await;
@@ -212,7 +240,10 @@ async fn an_upload_whose_upstream_goes_away_ends_for_the_client() {
     for (near, far) in Http::PAIRS {
         let mut upstream = Upstream::preferring(far).await;
         let weir = weir::before(upstream.address).start().await;
-        let mut call = weir.alice(near).send(Ask::new("POST", LIST).streamed()).await;
+        let mut call = weir
+            .alice(near)
+            .send(Ask::new("POST", LIST).streamed())
+            .await;
         call.send("half").await;
         let mut exchange = upstream.next().await;
         assert_eq!(exchange.incoming.text().await, "half");
@@ -228,7 +259,10 @@ async fn an_answer_may_come_before_the_request_has_ended() {
     for (near, far) in Http::PAIRS {
         let mut upstream = Upstream::preferring(far).await;
         let weir = weir::before(upstream.address).start().await;
-        let mut call = weir.alice(near).send(Ask::new("POST", LIST).streamed()).await;
+        let mut call = weir
+            .alice(near)
+            .send(Ask::new("POST", LIST).streamed())
+            .await;
         call.send("more than is welcome").await;
         let mut exchange = upstream.next().await;
         exchange.incoming.text().await;
@@ -297,8 +331,15 @@ async fn what_the_upstream_refuses_itself_passes_unchanged() {
         let mut client = weir.alice(near);
         for status in [400, 401, 403, 409, 429, 500, 503, 504] {
             let call = client.send(Ask::get(LIST)).await;
-            let headers = [("retry-after", "7"), ("x-kubernetes-pf-flowschema-uid", "u")];
-            upstream.next().await.reply_with(status, &headers, "its own words").await;
+            let headers = [
+                ("retry-after", "7"),
+                ("x-kubernetes-pf-flowschema-uid", "u"),
+            ];
+            upstream
+                .next()
+                .await
+                .reply_with(status, &headers, "its own words")
+                .await;
             let answer = call.answer().await;
             assert_eq!((answer.status, answer.text()), (status, "its own words"));
             for (name, value) in headers {
@@ -322,6 +363,9 @@ async fn an_http1_connection_that_closed_while_it_was_idle_costs_no_request() {
         assert_eq!(call.answer().await.status, 201);
         exchange.close().await;
         let open = "weir_upstream_connections{way=\"pass-through\"}";
-        eventually("weir to notice", async || (weir.metric(open).await == 0.0).then_some(())).await;
+        eventually("weir to notice", async || {
+            (weir.metric(open).await == 0.0).then_some(())
+        })
+        .await;
     }
 }

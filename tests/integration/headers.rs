@@ -1,7 +1,7 @@
 //! Who a request is from is weir's to say; where it came from, what it expects and whom it is for pass as they should.
 
+use ::weir::upstream::headers::IdentityHeaders;
 use http::HeaderName;
-use weir::upstream::headers::IdentityHeaders;
 
 use crate::support::Http;
 use crate::support::certificates::pki;
@@ -30,7 +30,10 @@ const CLAIMS: [&str; 12] = [
 
 /// The names of `headers` that could pass for an identity.
 fn claims(headers: &Headers) -> Vec<String> {
-    let names = headers.0.iter().map(|(name, _)| name.to_lowercase().replace('_', "-"));
+    let names = headers
+        .0
+        .iter()
+        .map(|(name, _)| name.to_lowercase().replace('_', "-"));
     names.filter(|name| name.starts_with("x-remote")).collect()
 }
 
@@ -44,7 +47,9 @@ async fn identity_headers_of_a_client_never_reach_the_upstream() {
         let mut upstream = Upstream::preferring(far).await;
         let weir = before(&upstream).await;
         for mut client in [weir.alice(near), weir.anonymous(near)] {
-            let ask = CLAIMS.iter().fold(Ask::get("/api"), |ask, name| ask.header(name, "mallory"));
+            let ask = CLAIMS
+                .iter()
+                .fold(Ask::get("/api"), |ask, name| ask.header(name, "mallory"));
             let call = client.send(ask).await;
             let exchange = upstream.next().await;
             assert_eq!(claims(&exchange.asked.headers), [""; 0], "{near:?} {far:?}");
@@ -60,7 +65,9 @@ async fn a_certificate_s_user_is_asserted_whatever_the_client_claims() {
         let mut upstream = Upstream::preferring(far).await;
         let weir = before(&upstream).await;
         let mut client = weir.certified(near, &pki().alice);
-        let ask = CLAIMS.iter().fold(Ask::get("/api"), |ask, name| ask.header(name, "mallory"));
+        let ask = CLAIMS
+            .iter()
+            .fold(Ask::get("/api"), |ask, name| ask.header(name, "mallory"));
         let ask = if near == Http::One {
             ask.header("connection", "x-remote-user, x-remote-group, x-remote-uid")
         } else {
@@ -70,7 +77,10 @@ async fn a_certificate_s_user_is_asserted_whatever_the_client_claims() {
         let exchange = upstream.next().await;
         let headers = &exchange.asked.headers;
         assert_eq!(headers.all("x-remote-user"), ["alice"]);
-        assert_eq!(headers.all("x-remote-group"), ["dev", "ops", "system:authenticated"]);
+        assert_eq!(
+            headers.all("x-remote-group"),
+            ["dev", "ops", "system:authenticated"]
+        );
         let mallory = headers.0.iter().find(|(_, value)| value == "mallory");
         assert_eq!(mallory, None, "{near:?} {far:?}");
         exchange.reply(200, "{}").await;
@@ -120,16 +130,34 @@ async fn identity_headers_by_configured_names_are_weir_s_alone() {
         })
         .start()
         .await;
-    let claimed = ["X-User", "x-old-user", "X_Uid", "x-group", "x-more-a", "X-Remote-User"];
-    for mut client in [weir.alice(Http::Two), weir.certified(Http::Two, &pki().alice)] {
-        let ask = claimed.iter().fold(Ask::get("/api"), |ask, n| ask.header(n, "mallory"));
+    let claimed = [
+        "X-User",
+        "x-old-user",
+        "X_Uid",
+        "x-group",
+        "x-more-a",
+        "X-Remote-User",
+    ];
+    for mut client in [
+        weir.alice(Http::Two),
+        weir.certified(Http::Two, &pki().alice),
+    ] {
+        let ask = claimed
+            .iter()
+            .fold(Ask::get("/api"), |ask, n| ask.header(n, "mallory"));
         let call = client.send(ask).await;
         let exchange = upstream.next().await;
         let headers = &exchange.asked.headers;
-        assert!(!headers.0.iter().any(|(_, value)| value == "mallory"), "{headers:?}");
+        assert!(
+            !headers.0.iter().any(|(_, value)| value == "mallory"),
+            "{headers:?}"
+        );
         if exchange.peer.certificate.is_some() {
             assert_eq!(headers.all("x-user"), ["alice"]);
-            assert_eq!(headers.all("x-group"), ["dev", "ops", "system:authenticated"]);
+            assert_eq!(
+                headers.all("x-group"),
+                ["dev", "ops", "system:authenticated"]
+            );
             assert_eq!(claims(headers), [""; 0]);
         }
         exchange.reply(200, "{}").await;
@@ -143,7 +171,11 @@ async fn where_a_request_came_from_is_told_and_only_by_those_who_are_trusted() {
         for trusted in [false, true] {
             let mut upstream = Upstream::preferring(far).await;
             let setup = weir::before(upstream.address);
-            let setup = if trusted { setup.trusting_its_clients() } else { setup };
+            let setup = if trusted {
+                setup.trusting_its_clients()
+            } else {
+                setup
+            };
             let weir = setup.start().await;
             let ask = Ask::get("/api")
                 .header("X-Forwarded-For", "10.1.1.1, 10.2.2.2")
@@ -174,7 +206,11 @@ async fn the_upstream_is_addressed_by_its_own_name() {
         let mut client = weir.alice(near);
         let call = client.send(Ask::get("/api")).await;
         let exchange = upstream.next().await;
-        assert_eq!(exchange.asked.authority, upstream.address.to_string(), "{near:?} {far:?}");
+        assert_eq!(
+            exchange.asked.authority,
+            upstream.address.to_string(),
+            "{near:?} {far:?}"
+        );
         let hosts = exchange.asked.headers.all("host").len();
         assert_eq!(hosts, if far == Http::One { 1 } else { 0 });
         exchange.reply(200, "{}").await;
@@ -188,28 +224,45 @@ async fn nothing_is_added_but_where_a_request_came_from() {
         let mut upstream = Upstream::preferring(far).await;
         let weir = before(&upstream).await;
         let sent = [
-            ("accept", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"),
+            (
+                "accept",
+                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+            ),
             ("audit-id", "5a1f"),
             ("impersonate-uid", "u"),
             ("user-agent", "kubectl/v1.36.0"),
             ("x_under_score", "kept"),
         ];
-        let ask = sent.iter().fold(Ask::get("/apis"), |ask, (n, v)| ask.header(n, v));
+        let ask = sent
+            .iter()
+            .fold(Ask::get("/apis"), |ask, (n, v)| ask.header(n, v));
         let mut client = weir.alice(near);
         let call = client.send(ask).await;
         let exchange = upstream.next().await;
-        let mut seen: Vec<(&str, &str)> =
-            exchange.asked.headers.0.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+        let mut seen: Vec<(&str, &str)> = exchange
+            .asked
+            .headers
+            .0
+            .iter()
+            .map(|(n, v)| (n.as_str(), v.as_str()))
+            .collect();
         seen.retain(|(name, _)| *name != "host");
         seen.sort_unstable();
         let mut expected = [&sent[..], &[ALICE, ("x-forwarded-for", "127.0.0.1")]].concat();
         expected.sort_unstable();
         assert_eq!(seen, expected, "{near:?} {far:?}");
-        let headers = [("date", "Sat, 21 Nov 2026 10:00:00 GMT"), ("x-kubernetes-pf-flowschema-uid", "7")];
+        let headers = [
+            ("date", "Sat, 21 Nov 2026 10:00:00 GMT"),
+            ("x-kubernetes-pf-flowschema-uid", "7"),
+        ];
         exchange.reply_with(200, &headers, "{}").await;
         let answer = call.answer().await;
-        let mut seen: Vec<(&str, &str)> =
-            answer.headers.0.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+        let mut seen: Vec<(&str, &str)> = answer
+            .headers
+            .0
+            .iter()
+            .map(|(n, v)| (n.as_str(), v.as_str()))
+            .collect();
         seen.sort_unstable();
         assert_eq!(seen, [&[("content-length", "2")], &headers[..]].concat());
     }
@@ -220,7 +273,9 @@ async fn cookies_that_http2_sent_in_pieces_are_one_for_http1() {
     let mut upstream = Upstream::preferring(Http::One).await;
     let weir = before(&upstream).await;
     let mut client = weir.alice(Http::Two);
-    let ask = Ask::get("/api").header("cookie", "a=1").header("cookie", "b=2");
+    let ask = Ask::get("/api")
+        .header("cookie", "a=1")
+        .header("cookie", "b=2");
     let call = client.send(ask).await;
     let exchange = upstream.next().await;
     assert_eq!(exchange.asked.headers.all("cookie"), ["a=1; b=2"]);
@@ -255,8 +310,10 @@ async fn a_refused_client_is_not_told_to_continue() {
     let weir = before(&upstream).await;
     let unknown = pki().nobody.client("mallory", &[]);
     let mut wire = weir.wire_of(Some(&unknown)).await;
-    wire.send("POST /api HTTP/1.1\r\nhost: weir\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n")
-        .await;
+    wire.send(
+        "POST /api HTTP/1.1\r\nhost: weir\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n",
+    )
+    .await;
     let answered = wire.answered().await;
     assert_eq!(answered.status, 401);
     assert_eq!(answered.headers.get("connection"), Some("close"));

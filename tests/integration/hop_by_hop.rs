@@ -22,8 +22,13 @@ async fn headers_of_the_client_s_connection_stop_at_weir() {
         )
         .await;
         let exchange = upstream.next().await;
-        let mut names: Vec<&str> =
-            exchange.asked.headers.0.iter().map(|(name, _)| name.as_str()).collect();
+        let mut names: Vec<&str> = exchange
+            .asked
+            .headers
+            .0
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
         names.sort_unstable();
         let host: &[&str] = if far == Http::One { &["host"] } else { &[] };
         let expected = [&["authorization"], host, &["x-forwarded-for", "x-kept"]].concat();
@@ -50,7 +55,12 @@ async fn headers_of_the_upstream_s_connection_stop_at_weir() {
         )
         .await;
         let answer = call.answer().await;
-        let mut names: Vec<&str> = answer.headers.0.iter().map(|(name, _)| name.as_str()).collect();
+        let mut names: Vec<&str> = answer
+            .headers
+            .0
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
         names.sort_unstable();
         assert_eq!(names, ["content-length", "date", "x-kept"], "{near:?}");
     }
@@ -114,7 +124,11 @@ async fn a_client_of_http_1_0_is_served() {
     let mut upstream = Upstream::start().await;
     let weir = weir::before(upstream.address).start().await;
     let mut wire = weir.wire().await;
-    wire.send(format!("GET /version HTTP/1.0\r\n{}: {}\r\n\r\n", ALICE.0, ALICE.1)).await;
+    wire.send(format!(
+        "GET /version HTTP/1.0\r\n{}: {}\r\n\r\n",
+        ALICE.0, ALICE.1
+    ))
+    .await;
     let mut exchange = upstream.next().await;
     exchange.begin(200, &[]).await;
     exchange.send("by and ").await;
@@ -122,7 +136,9 @@ async fn a_client_of_http_1_0_is_served() {
     exchange.end().await;
     let answered = wire.answered().await;
     assert_eq!(answered.headers.get("transfer-encoding"), None);
-    let mut body = wire.reader.body(crate::support::message::Framing::UntilClose);
+    let mut body = wire
+        .reader
+        .body(crate::support::message::Framing::UntilClose);
     assert_eq!(body.rest().await.unwrap(), "by and by");
 }
 
@@ -137,7 +153,8 @@ async fn what_an_upstream_says_in_advance_does_not_confuse_the_answer() {
         wire.asked().await;
         wire.send("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")
             .await;
-        wire.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+        wire.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+            .await;
         let answer = call.answer().await;
         assert_eq!((answer.status, answer.text()), (200, "{}"));
     }

@@ -57,7 +57,10 @@ async fn a_certificate_s_user_is_asserted_on_a_connection_with_the_front_proxy_s
         assert_eq!(exchange.peer.http, Http::Two);
         let headers = &exchange.asked.headers;
         assert_eq!(headers.all("x-remote-user"), ["alice"]);
-        assert_eq!(headers.all("x-remote-group"), ["dev", "ops", "system:authenticated"]);
+        assert_eq!(
+            headers.all("x-remote-group"),
+            ["dev", "ops", "system:authenticated"]
+        );
         let id = &headers["x-remote-extra-authentication.kubernetes.io%2fcredential-id"];
         assert_eq!(id.len(), "X509SHA256=".len() + 64, "{id}");
         assert_eq!(headers.get("authorization"), None);
@@ -72,13 +75,21 @@ async fn tokens_and_nobody_go_on_connections_without_a_certificate() {
         for (mut client, expected) in [
             (weir.alice(near), Some(ALICE.1)),
             (weir.bearing(near, UNKNOWN), Some(UNKNOWN.1)),
-            (weir.bearing(near, ("authorization", "Basic YTpi")), Some("Basic YTpi")),
+            (
+                weir.bearing(near, ("authorization", "Basic YTpi")),
+                Some("Basic YTpi"),
+            ),
             (weir.anonymous(near), None),
         ] {
             let exchange = seen(&mut client, &mut upstream, 200).await;
             assert_eq!(certificate(&exchange), None);
             assert_eq!(exchange.asked.headers.get("authorization"), expected);
-            let asserted = exchange.asked.headers.0.iter().any(|(n, _)| n.starts_with("x-remote"));
+            let asserted = exchange
+                .asked
+                .headers
+                .0
+                .iter()
+                .any(|(n, _)| n.starts_with("x-remote"));
             assert!(!asserted, "{:?}", exchange.asked);
         }
     }
@@ -138,7 +149,10 @@ async fn a_bad_certificate_alone_is_401_and_never_anonymous() {
 async fn a_certificate_s_user_without_a_front_proxy_certificate_is_told_what_to_configure() {
     for near in Http::BOTH {
         let mut upstream = Upstream::start().await;
-        let weir = weir::before(upstream.address).without_front_proxy().start().await;
+        let weir = weir::before(upstream.address)
+            .without_front_proxy()
+            .start()
+            .await;
         for mut client in [
             weir.certified(near, &pki().alice),
             weir.certified_bearing(near, &pki().alice, UNKNOWN),
@@ -146,7 +160,10 @@ async fn a_certificate_s_user_without_a_front_proxy_certificate_is_told_what_to_
             let answer = client.get("/api").await;
             let told = answer.told();
             assert_eq!((answer.status, told.reason.as_str()), (401, "Unauthorized"));
-            assert!(told.message.contains("--proxy-client-cert-file"), "{told:?}");
+            assert!(
+                told.message.contains("--proxy-client-cert-file"),
+                "{told:?}"
+            );
         }
         upstream.assert_nothing_came();
         // Whoever comes without a certificate is served.
@@ -189,8 +206,14 @@ async fn no_connection_ever_carries_requests_of_two_kinds() {
                 assert!(!(asserted && own), "two credentials at once: {headers:?}");
                 assert_eq!(certificate(&exchange).is_some(), asserted, "{headers:?}");
                 let before = asserts.insert(exchange.peer.number, asserted);
-                assert!(before.is_none_or(|before| before == asserted), "{headers:?}");
-                assert!(asserted || own || exchange.peer.http == Http::One, "nobody, by HTTP/2");
+                assert!(
+                    before.is_none_or(|before| before == asserted),
+                    "{headers:?}"
+                );
+                assert!(
+                    asserted || own || exchange.peer.http == Http::One,
+                    "nobody, by HTTP/2"
+                );
                 exchange.reply(200, "{}").await;
             }
             for call in calls {
@@ -241,7 +264,12 @@ async fn a_token_that_the_upstream_takes_no_more_is_unknown_again() {
 #[tokio::test]
 async fn one_token_s_proof_is_not_another_s() {
     let (weir, mut upstream) = serving().await;
-    assert_eq!(served(&mut weir.bearing(Http::Two, UNKNOWN), &mut upstream, 200).await.1, Http::One);
+    assert_eq!(
+        served(&mut weir.bearing(Http::Two, UNKNOWN), &mut upstream, 200)
+            .await
+            .1,
+        Http::One
+    );
     let mut other = weir.bearing(Http::Two, ("authorization", "Bearer who-knows-2"));
     assert_eq!(served(&mut other, &mut upstream, 200).await.1, Http::One);
 }
@@ -266,7 +294,11 @@ async fn nobody_always_goes_by_http1_and_never_where_a_known_token_went() {
 #[tokio::test]
 async fn a_token_is_read_as_kube_apiserver_reads_it_and_forwarded_as_it_came() {
     let (weir, mut upstream) = serving().await;
-    for written in ["bearer alice-token", "BEARER alice-token trailing", "Bearer alice-token"] {
+    for written in [
+        "bearer alice-token",
+        "BEARER alice-token trailing",
+        "Bearer alice-token",
+    ] {
         let mut client = weir.bearing(Http::Two, ("authorization", written));
         let exchange = seen(&mut client, &mut upstream, 200).await;
         assert_eq!(exchange.peer.http, Http::Two, "{written:?} is alice's");
@@ -285,7 +317,10 @@ async fn a_token_that_hides_in_a_websocket_protocol_is_a_credential_and_stops_at
     ] {
         let call = client.send(ask.clone()).await;
         let exchange = upstream.next().await;
-        assert_eq!(exchange.asked.headers.all("sec-websocket-protocol"), [expected]);
+        assert_eq!(
+            exchange.asked.headers.all("sec-websocket-protocol"),
+            [expected]
+        );
         exchange.reply(200, "{}").await;
         call.answer().await;
     }

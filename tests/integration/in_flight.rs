@@ -31,7 +31,11 @@ async fn a_slot_is_held_to_the_end_of_the_body() {
         assert_eq!(client.get(LIST).await.status, 429);
         exchange.begin(200, &[]).await;
         call.head().await;
-        assert_eq!(client.get(LIST).await.status, 429, "the head is not the end");
+        assert_eq!(
+            client.get(LIST).await.status,
+            429,
+            "the head is not the end"
+        );
         exchange.send("half").await;
         assert_eq!(call.body().text().await, "half");
         assert_eq!(client.get(LIST).await.status, 429, "half is not the end");
@@ -52,7 +56,10 @@ async fn a_client_that_goes_away_before_an_answer_frees_its_slot() {
         let mut exchange = upstream.next().await;
         drop(call);
         let reason = exchange.given_up().await;
-        assert!(far == Http::One || reason == Some(Reason::CANCEL), "{reason:?}");
+        assert!(
+            far == Http::One || reason == Some(Reason::CANCEL),
+            "{reason:?}"
+        );
         is_admitted(&weir, near, &mut upstream).await;
     }
 }
@@ -84,7 +91,10 @@ async fn a_client_that_goes_away_within_an_upload_frees_its_slot() {
         let mut exchange = upstream.next().await;
         assert_eq!(exchange.incoming.text().await, "half");
         drop(call);
-        assert!(exchange.incoming.rest().await.is_err(), "never a clean end: {near:?} {far:?}");
+        assert!(
+            exchange.incoming.rest().await.is_err(),
+            "never a clean end: {near:?} {far:?}"
+        );
         drop(exchange);
         let mut client = weir.alice(near);
         eventually("a free slot", async || {
@@ -172,7 +182,10 @@ async fn a_client_that_opens_and_resets_a_thousand_streams_leaves_no_slot_behind
     for n in 0..1000 {
         let stream = 2 * n + 1;
         // weir may have had enough of it, and may say so.
-        if client.try_send(&Frame::request(stream, &head, true)).await.is_err()
+        if client
+            .try_send(&Frame::request(stream, &head, true))
+            .await
+            .is_err()
             || client.try_send(&Frame::reset(stream, 8)).await.is_err()
         {
             break;
@@ -201,6 +214,9 @@ async fn a_client_that_opens_and_resets_a_thousand_streams_leaves_no_slot_behind
         }
     })
     .await;
-    weir.metric_becomes("apiserver_current_inflight_requests{request_kind=\"readOnly\"}", 0.0)
-        .await;
+    weir.metric_becomes(
+        "apiserver_current_inflight_requests{request_kind=\"readOnly\"}",
+        0.0,
+    )
+    .await;
 }

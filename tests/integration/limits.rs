@@ -16,7 +16,10 @@ const LIST: &str = "/api/v1/pods";
 
 async fn limited(read_only: u32, mutating: u32) -> (Weir, Upstream) {
     let upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address).limits(read_only, mutating).start().await;
+    let weir = weir::before(upstream.address)
+        .limits(read_only, mutating)
+        .start()
+        .await;
     (weir, upstream)
 }
 
@@ -37,8 +40,14 @@ fn assert_refused(answer: &Answer, limit: &str) {
     assert_eq!(answer.headers.all("retry-after"), ["1"]);
     assert_eq!(answer.headers.all("content-type"), ["application/json"]);
     assert_eq!(answer.headers.all("x-content-type-options"), ["nosniff"]);
-    assert_eq!(answer.headers.all("content-length"), [answer.body.len().to_string()]);
-    assert!(answer.body.len() < 2048, "client-go reads 2 KiB to keep a connection");
+    assert_eq!(
+        answer.headers.all("content-length"),
+        [answer.body.len().to_string()]
+    );
+    assert!(
+        answer.body.len() < 2048,
+        "client-go reads 2 KiB to keep a connection"
+    );
     let told = answer.told();
     assert_eq!(told.reason, "TooManyRequests");
     assert_eq!(told.cause, format!("weir/{limit}"));
@@ -86,7 +95,12 @@ async fn the_limit_holds_for_whoever_asks_and_wherever_from() {
 #[tokio::test]
 async fn a_refusal_costs_no_connection_to_the_upstream() {
     let (weir, mut upstream) = limited(1, 1).await;
-    let _held = holds(&mut weir.anonymous(Http::One), &mut upstream, Ask::get(LIST)).await;
+    let _held = holds(
+        &mut weir.anonymous(Http::One),
+        &mut upstream,
+        Ask::get(LIST),
+    )
+    .await;
     let before = upstream.connections();
     let mut certified = weir.certified(Http::Two, &pki().alice);
     for _ in 0..50 {
@@ -167,7 +181,10 @@ async fn whoever_claims_to_be_a_master_is_refused() {
         .header("x-remote-group", "system:masters")
         .header("impersonate-user", "root")
         .header("impersonate-group", "system:masters");
-    for mut client in [weir.anonymous(Http::Two), weir.certified(Http::Two, &pki().alice)] {
+    for mut client in [
+        weir.anonymous(Http::Two),
+        weir.certified(Http::Two, &pki().alice),
+    ] {
         assert_refused(&client.ask(ask.clone()).await, "max-requests-inflight");
     }
 }
@@ -244,6 +261,10 @@ async fn the_metrics_agree_with_what_clients_were_told() {
     served(&mut client, &mut upstream, Ask::post(LIST, "{}")).await;
     weir.metric_becomes(&total("LIST", 200), 2.0).await;
     weir.metric_becomes(&total("POST", 200), 1.0).await;
-    assert_eq!(weir.metric("weir_upstream_responses_total{code=\"200\"}").await, 3.0);
+    assert_eq!(
+        weir.metric("weir_upstream_responses_total{code=\"200\"}")
+            .await,
+        3.0
+    );
     weir.metric_becomes(in_flight, 0.0).await;
 }

@@ -41,13 +41,20 @@ async fn requests_share_one_http2_connection() {
         call.answer().await;
     }
     assert_eq!(upstream.connections(), 1);
-    assert_eq!(weir.metric("weir_upstream_connections{way=\"pass-through\"}").await, 1.0);
+    assert_eq!(
+        weir.metric("weir_upstream_connections{way=\"pass-through\"}")
+            .await,
+        1.0
+    );
 }
 
 #[tokio::test]
 async fn another_connection_is_opened_when_three_quarters_of_the_streams_are_taken() {
     let mut upstream = Upstream::speaking(upstream::streams(4)).await;
-    let weir = weir::before(upstream.address).upstream_connections(2).start().await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(2)
+        .start()
+        .await;
     let mut client = weir.alice(Http::Two);
     let mut open = Vec::new();
     for _ in 0..3 {
@@ -57,7 +64,8 @@ async fn another_connection_is_opened_when_three_quarters_of_the_streams_are_tak
     assert_eq!(upstream.connections(), 1, "three of four");
     let call = client.send(Ask::get(LIST)).await;
     open.push((call, upstream.next().await));
-    weir.metric_becomes("weir_upstream_connections{way=\"pass-through\"}", 2.0).await;
+    weir.metric_becomes("weir_upstream_connections{way=\"pass-through\"}", 2.0)
+        .await;
     // The emptier one takes what comes.
     for _ in 0..3 {
         let call = client.send(Ask::get(LIST)).await;
@@ -72,7 +80,10 @@ async fn another_connection_is_opened_when_three_quarters_of_the_streams_are_tak
 #[tokio::test]
 async fn beyond_the_last_connection_requests_wait_and_go_on_when_a_stream_ends() {
     let mut upstream = Upstream::speaking(upstream::streams(2)).await;
-    let weir = weir::before(upstream.address).upstream_connections(2).start().await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(2)
+        .start()
+        .await;
     let mut client = weir.alice(Http::Two);
     let mut open = Vec::new();
     for _ in 0..4 {
@@ -106,7 +117,10 @@ async fn beyond_the_last_connection_requests_wait_and_go_on_when_a_stream_ends()
 async fn only_so_many_requests_wait_for_a_stream() {
     const MOST_WAITING: usize = 1024;
     let mut upstream = Upstream::speaking(upstream::streams(1)).await;
-    let weir = weir::before(upstream.address).upstream_connections(1).start().await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(1)
+        .start()
+        .await;
     let mut client = weir.alice(Http::Two);
     let held = client.send(Ask::get(LIST)).await;
     let exchange = upstream.next().await;
@@ -130,7 +144,10 @@ async fn only_so_many_requests_wait_for_a_stream() {
 #[tokio::test]
 async fn a_limit_that_the_upstream_raises_lets_the_waiting_go_on() {
     let upstream = ByHand::start().await;
-    let weir = weir::before(upstream.address).upstream_connections(1).start().await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(1)
+        .start()
+        .await;
     let mut client = weir.alice(Http::Two);
     let first = client.send(Ask::get(LIST)).await;
     let settings = [(frames::MAX_STREAMS, 1)];
@@ -142,9 +159,14 @@ async fn a_limit_that_the_upstream_raises_lets_the_waiting_go_on() {
     let _held = client.send(Ask::get(LIST)).await;
     server.until(frames::HEADERS).await;
     let waiting = client.send(Ask::get(LIST)).await;
-    weir.metric_becomes("weir_upstream_stream_waits_total", 2.0).await;
-    server.send(&Frame::settings(&[(frames::MAX_STREAMS, 10)])).await;
-    let stream = within("the waiting request", server.until(frames::HEADERS)).await.stream;
+    weir.metric_becomes("weir_upstream_stream_waits_total", 2.0)
+        .await;
+    server
+        .send(&Frame::settings(&[(frames::MAX_STREAMS, 10)]))
+        .await;
+    let stream = within("the waiting request", server.until(frames::HEADERS))
+        .await
+        .stream;
     server.send(&Frame::ok(stream, true)).await;
     assert_eq!(waiting.answer().await.status, 200);
 }
@@ -223,7 +245,9 @@ async fn an_http1_connection_that_the_upstream_wants_to_close_serves_nobody_else
     let call = client.send(Ask::get(LIST)).await;
     let exchange = upstream.next().await;
     let closed = exchange.peer.number;
-    exchange.reply_with(200, &[("connection", "close")], "{}").await;
+    exchange
+        .reply_with(200, &[("connection", "close")], "{}")
+        .await;
     call.answer().await;
     let call = client.send(Ask::get(LIST)).await;
     let exchange = upstream.next().await;

@@ -33,8 +33,14 @@ async fn a_small_body_is_skipped_and_the_connection_goes_on() {
     let large = format!("{}{}", post("content-length: 200000"), "x".repeat(200_000));
     for request in [
         format!("{}{{}}", post("content-length: 2")),
-        format!("{}2\r\n{{}}\r\n0\r\n\r\n", post("transfer-encoding: chunked")),
-        format!("{}0\r\nx-sum: 1\r\n\r\n", post("transfer-encoding: chunked")),
+        format!(
+            "{}2\r\n{{}}\r\n0\r\n\r\n",
+            post("transfer-encoding: chunked")
+        ),
+        format!(
+            "{}0\r\nx-sum: 1\r\n\r\n",
+            post("transfer-encoding: chunked")
+        ),
         post("content-length: 0"),
         large,
     ] {
@@ -47,7 +53,8 @@ async fn a_small_body_is_skipped_and_the_connection_goes_on() {
     upstream.assert_nothing_came();
     exchange.reply(201, "{}").await;
     call.answer().await;
-    wire.send(format!("{}{{}}", post("content-length: 2"))).await;
+    wire.send(format!("{}{{}}", post("content-length: 2")))
+        .await;
     let mut admitted = upstream.next().await;
     assert_eq!(admitted.body().await, "{}");
     admitted.reply(201, "{}").await;
@@ -73,7 +80,12 @@ async fn a_body_that_turns_out_too_large_costs_the_connection() {
     let (weir, mut upstream, _held) = full().await;
     let mut wire = weir.wire().await;
     let chunk = format!("{:x}\r\n{}\r\n", 30_000, "x".repeat(30_000));
-    wire.send(format!("{}{}", post("transfer-encoding: chunked"), chunk.repeat(10))).await;
+    wire.send(format!(
+        "{}{}",
+        post("transfer-encoding: chunked"),
+        chunk.repeat(10)
+    ))
+    .await;
     let (answered, _) = wire.answer("POST").await;
     assert_eq!(answered.status, 429);
     assert_eq!(answered.headers.all("connection"), ["close"]);
@@ -85,7 +97,8 @@ async fn a_body_that_turns_out_too_large_costs_the_connection() {
 async fn a_client_that_waits_to_be_told_is_told_no_and_sends_nothing() {
     let (weir, mut upstream, _held) = full().await;
     let mut wire = weir.wire().await;
-    wire.send(post("expect: 100-continue\r\ncontent-length: 2")).await;
+    wire.send(post("expect: 100-continue\r\ncontent-length: 2"))
+        .await;
     let (answered, _) = wire.answer("POST").await;
     assert_eq!(answered.status, 429, "and not 100 before it");
     assert_eq!(answered.headers.all("connection"), ["close"]);

@@ -29,12 +29,18 @@ async fn connection(upstream: &ByHand) -> Frames {
 #[tokio::test]
 async fn a_refused_stream_is_tried_again_and_executed_once() {
     for near in Http::BOTH {
-        for ask in [Ask::get(LIST), Ask::new("DELETE", LIST), Ask::post(LIST, "")] {
+        for ask in [
+            Ask::get(LIST),
+            Ask::new("DELETE", LIST),
+            Ask::post(LIST, ""),
+        ] {
             let (weir, upstream) = serving().await;
             let call = weir.alice(near).send(ask).await;
             let mut server = connection(&upstream).await;
             let first = server.until(frames::HEADERS).await;
-            server.send(&Frame::reset(first.stream, REFUSED_STREAM)).await;
+            server
+                .send(&Frame::reset(first.stream, REFUSED_STREAM))
+                .await;
             let second = server.until(frames::HEADERS).await;
             assert!(second.stream > first.stream && second.ends());
             server.send(&Frame::ok(second.stream, true)).await;

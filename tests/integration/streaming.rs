@@ -29,9 +29,14 @@ async fn the_headers_of_a_quiet_watch_arrive_before_any_byte_of_its_body() {
         let mut call = client.send(Ask::get(WATCH)).await;
         let mut exchange = upstream.next().await;
         assert_eq!(exchange.peer.http, far);
-        exchange.begin(200, &[("content-type", "application/json")]).await;
+        exchange
+            .begin(200, &[("content-type", "application/json")])
+            .await;
         let head = call.head().await;
-        assert_eq!((head.status, &head.headers["content-type"]), (200, "application/json"));
+        assert_eq!(
+            (head.status, &head.headers["content-type"]),
+            (200, "application/json")
+        );
         exchange.end().await;
         assert_eq!(call.body().rest().await.unwrap(), "");
     }
@@ -59,7 +64,9 @@ async fn each_watch_event_passes_as_it_is_written() {
 async fn a_request_body_streams_while_the_answer_has_not_begun_and_after_it_has() {
     for (near, far) in Http::PAIRS {
         let (mut client, mut upstream, _weir) = between(near, far).await;
-        let mut call = client.send(Ask::new("POST", "/api/v1/upload").streamed()).await;
+        let mut call = client
+            .send(Ask::new("POST", "/api/v1/upload").streamed())
+            .await;
         let mut exchange = upstream.next().await;
         for piece in ["one", "two"] {
             call.send(piece).await;
@@ -81,7 +88,9 @@ async fn a_request_body_streams_while_the_answer_has_not_begun_and_after_it_has(
 #[tokio::test]
 async fn a_body_of_20_mb_arrives_byte_for_byte_both_ways() {
     const LENGTH: u32 = 20_000_000;
-    let up: Bytes = (0..LENGTH).map(|n| n.to_le_bytes()[usize::try_from(n % 4).unwrap()]).collect();
+    let up: Bytes = (0..LENGTH)
+        .map(|n| n.to_le_bytes()[usize::try_from(n % 4).unwrap()])
+        .collect();
     let down: Bytes = up.iter().rev().copied().collect();
     for (near, far) in Http::PAIRS {
         let (mut client, mut upstream, _weir) = between(near, far).await;
@@ -94,8 +103,16 @@ async fn a_body_of_20_mb_arrives_byte_for_byte_both_ways() {
             body
         };
         let (answer, body) = tokio::join!(asked, served);
-        assert_eq!(Sha256::digest(&body), Sha256::digest(&up), "{near:?} {far:?}");
-        assert_eq!(Sha256::digest(&answer.body), Sha256::digest(&down), "{near:?} {far:?}");
+        assert_eq!(
+            Sha256::digest(&body),
+            Sha256::digest(&up),
+            "{near:?} {far:?}"
+        );
+        assert_eq!(
+            Sha256::digest(&answer.body),
+            Sha256::digest(&down),
+            "{near:?} {far:?}"
+        );
         assert_eq!(&answer.headers["content-length"], "20000000");
     }
 }
@@ -114,20 +131,30 @@ async fn announced_trailers_pass_both_ways() {
         call.send("up").await;
         call.outgoing.end(&[("x-sum", "sent")]).await.unwrap();
         assert_eq!(exchange.body().await, "up");
-        assert_eq!(exchange.incoming.trailers.get("x-sum"), Some("sent"), "{near:?} {far:?}");
+        assert_eq!(
+            exchange.incoming.trailers.get("x-sum"),
+            Some("sent"),
+            "{near:?} {far:?}"
+        );
         exchange.begin(200, &[("trailer", "x-sum")]).await;
         exchange.send("down").await;
         exchange.end_with(&[("x-sum", "answered")]).await;
         let answer = call.answer().await;
         assert_eq!(answer.text(), "down");
-        assert_eq!(answer.trailers.get("x-sum"), Some("answered"), "{near:?} {far:?}");
+        assert_eq!(
+            answer.trailers.get("x-sum"),
+            Some("answered"),
+            "{near:?} {far:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn trailers_need_no_announcement_between_http2_sides() {
     let (mut client, mut upstream, _weir) = between(Http::Two, Http::Two).await;
-    let mut call = client.send(Ask::new("POST", "/pkg.Service/Call").streamed()).await;
+    let mut call = client
+        .send(Ask::new("POST", "/pkg.Service/Call").streamed())
+        .await;
     call.send("up").await;
     call.outgoing.end(&[("x-sum", "sent")]).await.unwrap();
     let mut exchange = upstream.next().await;
@@ -151,7 +178,11 @@ async fn a_body_s_encoding_and_its_bytes_are_left_alone() {
         assert_eq!(exchange.body().await, GZIP);
         assert_eq!(exchange.asked.headers.all("content-encoding"), ["gzip"]);
         assert_eq!(exchange.asked.headers.all("accept-encoding"), ["gzip"]);
-        let headers = [("content-encoding", "gzip"), ("etag", "\"1\""), ("vary", "Accept")];
+        let headers = [
+            ("content-encoding", "gzip"),
+            ("etag", "\"1\""),
+            ("vary", "Accept"),
+        ];
         exchange.reply_with(200, &headers, GZIP).await;
         let answer = call.answer().await;
         assert_eq!(answer.body, GZIP);
@@ -161,7 +192,11 @@ async fn a_body_s_encoding_and_its_bytes_are_left_alone() {
 
         let call = client.send(Ask::get("/api")).await;
         let exchange = upstream.next().await;
-        assert_eq!(exchange.asked.headers.get("accept-encoding"), None, "none is added");
+        assert_eq!(
+            exchange.asked.headers.get("accept-encoding"),
+            None,
+            "none is added"
+        );
         exchange.reply(200, "{}").await;
         call.answer().await;
     }
@@ -179,11 +214,22 @@ async fn repeated_headers_stay_apart_and_in_order() {
         let call = client.send(ask).await;
         let exchange = upstream.next().await;
         let groups = exchange.asked.headers.all("impersonate-group");
-        assert_eq!(groups, ["first", "second", "third, still"], "{near:?} {far:?}");
-        let headers = [("warning", "299 - \"one\""), ("x-other", "1"), ("warning", "299 - \"two\"")];
+        assert_eq!(
+            groups,
+            ["first", "second", "third, still"],
+            "{near:?} {far:?}"
+        );
+        let headers = [
+            ("warning", "299 - \"one\""),
+            ("x-other", "1"),
+            ("warning", "299 - \"two\""),
+        ];
         exchange.reply_with(200, &headers, "{}").await;
         let answer = call.answer().await;
-        assert_eq!(answer.headers.all("warning"), ["299 - \"one\"", "299 - \"two\""]);
+        assert_eq!(
+            answer.headers.all("warning"),
+            ["299 - \"one\"", "299 - \"two\""]
+        );
     }
 }
 
@@ -219,9 +265,17 @@ async fn answers_without_a_body_end_with_their_head() {
             let mut exchange = upstream.next().await;
             exchange.begin(status, headers).await;
             let answer = call.answer().await;
-            assert_eq!((answer.status, answer.text()), (status, ""), "{near:?} {far:?}");
+            assert_eq!(
+                (answer.status, answer.text()),
+                (status, ""),
+                "{near:?} {far:?}"
+            );
             for (name, value) in headers {
-                assert_eq!(answer.headers.all(name), [*value], "{method} {status} {near:?} {far:?}");
+                assert_eq!(
+                    answer.headers.all(name),
+                    [*value],
+                    "{method} {status} {near:?} {far:?}"
+                );
             }
         }
     }
@@ -276,7 +330,10 @@ async fn an_answer_that_ends_with_its_connection_ends_cleanly_if_the_connection_
                 assert_eq!(call.body().rest().await.unwrap(), "");
             } else {
                 drop(wire);
-                assert!(call.body().rest().await.is_err(), "cut off, as {near:?} sees it");
+                assert!(
+                    call.body().rest().await.is_err(),
+                    "cut off, as {near:?} sees it"
+                );
             }
         }
     }
@@ -290,7 +347,9 @@ async fn heads_of_nearly_1_mib_pass_both_ways() {
     let large: Vec<(&str, &str)> = names.iter().map(|n| (n.as_str(), value.as_str())).collect();
     for (near, far) in Http::PAIRS {
         let (mut client, mut upstream, _weir) = between(near, far).await;
-        let ask = large.iter().fold(Ask::get("/api"), |ask, (n, v)| ask.header(n, v));
+        let ask = large
+            .iter()
+            .fold(Ask::get("/api"), |ask, (n, v)| ask.header(n, v));
         let (call, exchange) = tokio::join!(client.send(ask), upstream.next());
         for (name, value) in &large {
             assert_eq!(exchange.asked.headers.all(name), [*value]);

@@ -44,8 +44,10 @@ async fn before_http1() -> (Weir, Upstream) {
 /// What becomes of `target` by HTTP/1.1: as the upstream sees it, or the code of the refusal.
 async fn by_http1(weir: &Weir, upstream: &mut Upstream, target: &str) -> Result<String, u16> {
     let mut wire = weir.wire().await;
-    wire.send(format!("GET {target} HTTP/1.1\r\nhost: weir\r\nconnection: close\r\n\r\n"))
-        .await;
+    wire.send(format!(
+        "GET {target} HTTP/1.1\r\nhost: weir\r\nconnection: close\r\n\r\n"
+    ))
+    .await;
     tokio::select! {
         exchange = upstream.next() => {
             let seen = exchange.asked.target.clone();
@@ -83,7 +85,10 @@ async fn by_http2(weir: &Weir, upstream: &mut Upstream, target: &str) -> Result<
 async fn refusal(client: &mut Frames) -> Frame {
     loop {
         let frame = client.next().await.unwrap();
-        if matches!(frame.kind, frames::HEADERS | frames::RST_STREAM | frames::GOAWAY) {
+        if matches!(
+            frame.kind,
+            frames::HEADERS | frames::RST_STREAM | frames::GOAWAY
+        ) {
             assert!(!frame.is_ok(), "200, and the upstream has seen nothing");
             return frame;
         }
@@ -104,8 +109,14 @@ fn get(stream: u32, target: &str) -> Frame {
 async fn a_target_goes_on_byte_for_byte() {
     let (weir, mut upstream) = before_http1().await;
     for target in FORWARDED {
-        assert_eq!(by_http1(&weir, &mut upstream, target).await, Ok(target.to_owned()));
-        assert_eq!(by_http2(&weir, &mut upstream, target).await, Ok(target.to_owned()));
+        assert_eq!(
+            by_http1(&weir, &mut upstream, target).await,
+            Ok(target.to_owned())
+        );
+        assert_eq!(
+            by_http2(&weir, &mut upstream, target).await,
+            Ok(target.to_owned())
+        );
     }
     let mut upstream = Upstream::start().await;
     let weir = weir::before(upstream.address).start().await;
@@ -113,7 +124,10 @@ async fn a_target_goes_on_byte_for_byte() {
     for target in FORWARDED.into_iter().filter(|target| target.is_ascii()) {
         let call = client.send(Ask::get(target)).await;
         let exchange = upstream.next().await;
-        assert_eq!((exchange.asked.target.as_str(), exchange.peer.http), (target, Http::Two));
+        assert_eq!(
+            (exchange.asked.target.as_str(), exchange.peer.http),
+            (target, Http::Two)
+        );
         exchange.reply(200, "{}").await;
         call.answer().await;
     }
@@ -144,8 +158,17 @@ async fn any_byte_in_a_target_goes_on_as_it_is_or_the_request_is_refused() {
 #[tokio::test]
 async fn a_fragment_is_refused_and_never_cut_off() {
     let (weir, mut upstream) = before_http1().await;
-    for target in ["/api/v1/pods#", "/api/v1/pods#/log", "/api/v1/pods?watch=1#x", "/#"] {
-        assert_eq!(by_http1(&weir, &mut upstream, target).await, Err(400), "{target}");
+    for target in [
+        "/api/v1/pods#",
+        "/api/v1/pods#/log",
+        "/api/v1/pods?watch=1#x",
+        "/#",
+    ] {
+        assert_eq!(
+            by_http1(&weir, &mut upstream, target).await,
+            Err(400),
+            "{target}"
+        );
         let refused = by_http2(&weir, &mut upstream, target).await;
         assert!(refused.is_err(), "{target} became {refused:?}");
     }
@@ -164,7 +187,11 @@ async fn what_cannot_be_carried_is_refused_with_400() {
         "http://[::1/api",
         "/a\u{1}b",
     ] {
-        assert_eq!(by_http1(&weir, &mut upstream, target).await, Err(400), "{target:?}");
+        assert_eq!(
+            by_http1(&weir, &mut upstream, target).await,
+            Err(400),
+            "{target:?}"
+        );
     }
 }
 
@@ -183,7 +210,12 @@ async fn what_kube_apiserver_cannot_resolve_is_answered_as_it_does() {
     let (weir, mut upstream) = before_http1().await;
     let answer = weir.anonymous(Http::Two).get("/api/v1/watch").await;
     assert_eq!(answer.status, 500);
-    assert!(answer.text().starts_with("Internal Server Error: \"/api/v1/watch\":"), "{answer:?}");
+    assert!(
+        answer
+            .text()
+            .starts_with("Internal Server Error: \"/api/v1/watch\":"),
+        "{answer:?}"
+    );
     upstream.assert_nothing_came();
 }
 
@@ -191,7 +223,8 @@ async fn what_kube_apiserver_cannot_resolve_is_answered_as_it_does() {
 async fn connect_is_refused_with_405() {
     let (weir, mut upstream) = before_http1().await;
     let mut wire = weir.wire().await;
-    wire.send("CONNECT kube.example:443 HTTP/1.1\r\nhost: kube.example:443\r\n\r\n").await;
+    wire.send("CONNECT kube.example:443 HTTP/1.1\r\nhost: kube.example:443\r\n\r\n")
+        .await;
     assert_eq!(wire.answered().await.status, 405);
     let mut client = weir.frames().await;
     let head = [(":method", "CONNECT"), (":authority", "kube.example:443")];

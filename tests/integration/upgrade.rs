@@ -20,11 +20,15 @@ async fn serving() -> (Weir, Upstream) {
 }
 
 fn ask(method: &str, protocol: &str) -> Ask {
-    Ask::new(method, EXEC).header("connection", "Upgrade").header("upgrade", protocol)
+    Ask::new(method, EXEC)
+        .header("connection", "Upgrade")
+        .header("upgrade", protocol)
 }
 
 fn switching(protocol: &str) -> String {
-    format!("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n")
+    format!(
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n"
+    )
 }
 
 /// Both ends of a tunnel, just opened.
@@ -62,11 +66,19 @@ async fn after_101_any_bytes_pass_both_ways() {
         let mut far = exchange.into_wire();
         far.send(switching(protocol)).await;
         let answered = near.answered().await;
-        assert_eq!((answered.status, &answered.headers["upgrade"]), (101, protocol));
+        assert_eq!(
+            (answered.status, &answered.headers["upgrade"]),
+            (101, protocol)
+        );
         assert!(answered.headers["connection"].eq_ignore_ascii_case("upgrade"));
         assert_eq!(answered.headers.get("content-length"), None);
         assert_eq!(answered.headers.get("transfer-encoding"), None);
-        for bytes in [&b"\x80\x03\0\x01"[..], b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 70_000]] {
+        for bytes in [
+            &b"\x80\x03\0\x01"[..],
+            b"\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            &[0xff; 70_000],
+        ] {
             assert_echoes(&mut near, &mut far, bytes).await;
             assert_echoes(&mut far, &mut near, bytes).await;
         }
@@ -89,7 +101,8 @@ async fn bytes_that_come_right_behind_the_101_are_not_lost() {
 async fn bytes_that_a_client_sends_early_wait_for_the_101() {
     let (weir, mut upstream) = serving().await;
     let mut near = weir.wire().await;
-    near.send([&ask("GET", "websocket").to_http1()[..], b"early"].concat()).await;
+    near.send([&ask("GET", "websocket").to_http1()[..], b"early"].concat())
+        .await;
     let mut far = upstream.next().await.into_wire();
     // Many other requests later there is still nothing but the head.
     let mut others = weir.anonymous(Http::Two);
@@ -120,12 +133,21 @@ async fn another_answer_than_101_passes_unchanged_and_its_connection_is_done() {
     ] {
         near.send(ask("GET", "websocket").to_http1()).await;
         let exchange = upstream.next().await;
-        assert!(!seen.contains(&exchange.peer.number), "each has a connection of its own");
+        assert!(
+            !seen.contains(&exchange.peer.number),
+            "each has a connection of its own"
+        );
         seen.push(exchange.peer.number);
-        let headers = [("x-stream-protocol-version", "v4.channel.k8s.io"), ("warning", "299 - \"w\"")];
+        let headers = [
+            ("x-stream-protocol-version", "v4.channel.k8s.io"),
+            ("warning", "299 - \"w\""),
+        ];
         exchange.reply_with(status, &headers, body.to_owned()).await;
         let (answered, answer) = near.answer("GET").await;
-        assert_eq!((answered.status, answer.as_ref()), (status, body.as_bytes()));
+        assert_eq!(
+            (answered.status, answer.as_ref()),
+            (status, body.as_bytes())
+        );
         for (name, value) in headers {
             assert_eq!(answered.headers.all(name), [value]);
         }
@@ -143,7 +165,8 @@ async fn what_follows_a_failed_upgrade_is_a_request_and_not_the_tunnel_s() {
     let (weir, mut upstream) = serving().await;
     let mut near = weir.wire_of(Some(&pki().alice)).await;
     let smuggled = "GET /api/v1/secrets HTTP/1.1\r\nhost: weir\r\nx-remote-user: root\r\n\r\n";
-    near.send([&ask("GET", "websocket").to_http1()[..], smuggled.as_bytes()].concat()).await;
+    near.send([&ask("GET", "websocket").to_http1()[..], smuggled.as_bytes()].concat())
+        .await;
     let exchange = upstream.next().await;
     let failed = exchange.peer.number;
     exchange.reply(403, "no").await;
@@ -161,12 +184,17 @@ async fn protocol_versions_are_repeated_and_keep_their_order() {
     let (weir, mut upstream) = serving().await;
     let mut near = weir.wire().await;
     let versions = ["v4.channel.k8s.io", "v3.channel.k8s.io", "channel.k8s.io"];
-    let asked = versions.iter().fold(ask("POST", "SPDY/3.1"), |ask, version| {
-        ask.header("X-Stream-Protocol-Version", version)
-    });
+    let asked = versions
+        .iter()
+        .fold(ask("POST", "SPDY/3.1"), |ask, version| {
+            ask.header("X-Stream-Protocol-Version", version)
+        });
     near.send(asked.to_http1()).await;
     let exchange = upstream.next().await;
-    assert_eq!(exchange.asked.headers.all("x-stream-protocol-version"), versions);
+    assert_eq!(
+        exchange.asked.headers.all("x-stream-protocol-version"),
+        versions
+    );
     let mut far = exchange.into_wire();
     far.send(
         "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
@@ -174,7 +202,10 @@ async fn protocol_versions_are_repeated_and_keep_their_order() {
     )
     .await;
     let answered = near.answered().await;
-    assert_eq!(answered.headers.all("x-stream-protocol-version"), ["a", "b"]);
+    assert_eq!(
+        answered.headers.all("x-stream-protocol-version"),
+        ["a", "b"]
+    );
     assert_eq!(answered.headers.all("x-other"), ["c"]);
 }
 
@@ -182,7 +213,11 @@ async fn protocol_versions_are_repeated_and_keep_their_order() {
 fn way(exchange: &Exchange) -> (Option<&str>, Option<&str>, Option<&str>) {
     let headers = &exchange.asked.headers;
     let certificate = exchange.peer.certificate.as_deref();
-    (certificate, headers.get("authorization"), headers.get("x-remote-user"))
+    (
+        certificate,
+        headers.get("authorization"),
+        headers.get("x-remote-user"),
+    )
 }
 
 #[tokio::test]
@@ -195,8 +230,16 @@ async fn an_upgrade_goes_the_way_of_its_credential() {
     let token = forged.clone().header(ALICE.0, ALICE.1);
     let mut numbers = Vec::new();
     for (certificate, asked, expected) in [
-        (Some(&pki().alice), &forged, (front_proxy, None, Some("alice"))),
-        (Some(&pki().alice), &token, (front_proxy, None, Some("alice"))),
+        (
+            Some(&pki().alice),
+            &forged,
+            (front_proxy, None, Some("alice")),
+        ),
+        (
+            Some(&pki().alice),
+            &token,
+            (front_proxy, None, Some("alice")),
+        ),
         (None, &token, (None, Some(ALICE.1), None)),
         (None, &forged, (None, None, None)),
     ] {
@@ -205,8 +248,21 @@ async fn an_upgrade_goes_the_way_of_its_credential() {
         let exchange = upstream.next().await;
         assert_eq!(exchange.peer.http, Http::One);
         assert_eq!(way(&exchange), expected);
-        assert!(!exchange.asked.headers.0.iter().any(|(_, value)| value == "mallory"));
-        assert!(!exchange.asked.headers.all("x-remote-group").contains(&"system:masters"));
+        assert!(
+            !exchange
+                .asked
+                .headers
+                .0
+                .iter()
+                .any(|(_, value)| value == "mallory")
+        );
+        assert!(
+            !exchange
+                .asked
+                .headers
+                .all("x-remote-group")
+                .contains(&"system:masters")
+        );
         assert_eq!(exchange.asked.headers.get("x_remote_group"), None);
         numbers.push(exchange.peer.number);
         let mut far = exchange.into_wire();
@@ -221,19 +277,32 @@ async fn an_upgrade_goes_the_way_of_its_credential() {
 async fn a_token_in_a_websocket_protocol_stops_at_a_certificate() {
     let (weir, mut upstream) = serving().await;
     let asked = ask("GET", "websocket")
-        .header("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.c2VjcmV0")
-        .header("sec-websocket-protocol", "v5.channel.k8s.io, v4.channel.k8s.io");
+        .header(
+            "sec-websocket-protocol",
+            "base64url.bearer.authorization.k8s.io.c2VjcmV0",
+        )
+        .header(
+            "sec-websocket-protocol",
+            "v5.channel.k8s.io, v4.channel.k8s.io",
+        );
     let mut near = weir.wire_of(Some(&pki().alice)).await;
     near.send(asked.to_http1()).await;
     let exchange = upstream.next().await;
-    let protocols = exchange.asked.headers.all("sec-websocket-protocol").join(", ");
+    let protocols = exchange
+        .asked
+        .headers
+        .all("sec-websocket-protocol")
+        .join(", ");
     assert_eq!(protocols, "v5.channel.k8s.io, v4.channel.k8s.io");
 }
 
 #[tokio::test]
 async fn an_upgrade_is_refused_like_any_request() {
     let upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address).without_front_proxy().start().await;
+    let weir = weir::before(upstream.address)
+        .without_front_proxy()
+        .start()
+        .await;
     let mut near = weir.wire_of(Some(&pki().alice)).await;
     near.send(ask("GET", "websocket").to_http1()).await;
     assert_eq!(near.answered().await.status, 401);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # kubectl through weir, unmodified: the one of this machine and Debian's, by certificate and by token.
 
-# shellcheck source=tests/tools/lib.sh
+# shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
 need awk
 
@@ -70,14 +70,14 @@ writes() {
 watches() {
     local context=$1 before
     before=$(k "$context" get pods -A --no-headers | wc -l)
-    started watch "$context" get pods -A -w --no-headers
+    started watch "$context" get pods -A -w --no-headers --output-watch-events
     within "$LIMIT" lines watch . "$before" || true
     pod_manifests 20 | k bob create -n default -f - >"$WORK/created"
     check "$context: another shell creates pods" 20 "$(grep -c created "$WORK/created")"
-    check_ok "$context: the watch tells of all of them" within "$LIMIT" lines watch 'new-' 20
-    check "$context: and of each" 20 "$(awk '/new-/ {print $2}' "$WORK/watch.out" | sort -u | wc -l)"
+    check_ok "$context: the watch tells of all of them" within "$LIMIT" lines watch '^ADDED .*new-' 20
+    check "$context: and of each once" 20 "$(awk '/^ADDED .*new-/ {print $3}' "$WORK/watch.out" | sort | uniq -u | wc -l)"
     k bob delete -n default pods $(seq -f 'new-%g' 20) --wait=false >/dev/null
-    check_ok "$context: the watch goes on to the deletions" within "$LIMIT" lines watch 'new-' 40
+    check_ok "$context: the watch goes on to the deletions" within "$LIMIT" lines watch '^DELETED .*new-' 20
     signal watch TERM
     finish watch
 }

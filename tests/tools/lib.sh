@@ -27,6 +27,7 @@ declare -A PIDS=()
 # kubectl keeps caches at home, and must not find anybody's own configuration.
 export HOME=$WORK
 unset KUBECONFIG
+export LC_ALL=C
 
 cleanup() {
     local code=$? pid
@@ -224,10 +225,19 @@ get() {
     curl -sS --max-time "$LIMIT" --cacert "$DIR/ca.crt" "${@:1:$#-1}" "$URL${*: -1}"
 }
 
-# metric NAME{LABELS}: the value of one series; 0 where there is none yet.
+# series NAME{LABELS}: its value in the metrics that are read; 0 where it is not there yet.
+series() {
+    awk -v series="$1 " 'index($0, series) == 1 {found = $NF} END {print found + 0}'
+}
+
+# metric NAME{LABELS}: the value of one series now.
 metric() {
-    curl -sS --max-time 10 "http://$ADMIN/metrics" |
-        awk -v series="$1 " 'index($0, series) == 1 {found = $NF} END {print found + 0}'
+    curl -sS --max-time 10 "http://$ADMIN/metrics" | series "$1"
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+at_zero() {
+    [[ $(metric "$1") == 0 ]]
 }
 
 # kubectls: the kubectl of this machine, where there is one, and Debian's.

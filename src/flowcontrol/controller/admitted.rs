@@ -20,7 +20,7 @@ use crate::flowcontrol::watch_tracker::WatchTracker;
 pub struct Admitted {
     pub(super) place: Place,
     pub(super) on_paper: OnPaper,
-    pub(super) watching: Option<Watching>,
+    pub(super) _watching: Option<Watching>,
     pub(super) work: WorkEstimate,
     pub(super) queue_wait: Duration,
 }

@@ -20,6 +20,7 @@ use crate::flowcontrol::demand::Period;
 use crate::flowcontrol::in_flight::InFlight;
 use crate::flowcontrol::in_flight::Limits;
 use crate::flowcontrol::level::PriorityLevel;
+use crate::flowcontrol::matching;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::queue_set::Queuing;
 use crate::flowcontrol::shares::LevelSpec;
@@ -150,7 +151,7 @@ impl Configuration {
         );
     }
 
-    fn open(&mut self, now: Instant, level: &crate::flowcontrol::matching::Level) {
+    fn open(&mut self, now: Instant, level: &matching::Level) {
         let spec = &level.spec;
         match self.levels.get_mut(&spec.name) {
             // What it was when there was an object.

@@ -61,6 +61,7 @@ use crate::flowcontrol::work_estimate::Surroundings;
 use crate::flowcontrol::work_estimate::estimate;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
 
 pub use self::admitted::Admitted;
 pub use self::admitted::Rejected;
@@ -312,14 +313,14 @@ impl Controller {
         work: WorkEstimate,
         queue_wait: Duration,
     ) -> Admitted {
-        let watching = (*info.verb() == crate::request_info::Verb::Watch).then(|| Watching {
+        let watching = (*info.verb() == Verb::Watch).then(|| Watching {
             registration: lock(&self.watches).register(info),
             tracker: Arc::clone(&self.watches),
         });
         Admitted {
             place,
             on_paper,
-            watching,
+            _watching: watching,
             work,
             queue_wait,
         }

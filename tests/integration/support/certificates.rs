@@ -16,31 +16,32 @@ use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
+use rustls::sign::CertifiedKey;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::PrivateKeyDer;
 
 /// Everybody's certificates.
-pub struct Pki {
+pub(crate) struct Pki {
     /// Signs what weir and the upstream present to those who connect.
-    pub servers: Authority,
+    pub(crate) servers: Authority,
     /// `--client-ca-file`.
-    pub clients: Authority,
+    pub(crate) clients: Authority,
     /// The upstream's `--requestheader-client-ca-file`.
-    pub front_proxy: Authority,
+    pub(crate) front_proxy: Authority,
     /// Nobody trusts it.
-    pub nobody: Authority,
+    pub(crate) nobody: Authority,
     /// What weir and the upstream present.
-    pub server: Issued,
+    pub(crate) server: Issued,
     /// `--proxy-client-cert-file`.
-    pub proxy: Issued,
+    pub(crate) proxy: Issued,
     /// A user: alice of dev and ops.
-    pub alice: Issued,
+    pub(crate) alice: Issued,
     /// A user of system:masters.
-    pub admin: Issued,
+    pub(crate) admin: Issued,
 }
 
 /// The certificates of this run.
-pub fn pki() -> &'static Pki {
+pub(crate) fn pki() -> &'static Pki {
     static PKI: OnceLock<Pki> = OnceLock::new();
     PKI.get_or_init(|| {
         let servers = Authority::new("servers");
@@ -60,36 +61,42 @@ pub fn pki() -> &'static Pki {
 }
 
 /// The cryptography.
-pub fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     Arc::clone(PROVIDER.get_or_init(|| Arc::new(aws_lc_rs::default_provider())))
 }
 
 /// A CA.
-pub struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     /// Its certificate.
-    pub certificate: CertificateDer<'static>,
+    pub(crate) certificate: CertificateDer<'static>,
     /// Its certificate.
-    pub pem: String,
+    pub(crate) pem: String,
 }
 
 /// A certificate and its key.
 #[derive(Debug)]
-pub struct Issued {
+pub(crate) struct Issued {
     /// The certificate.
-    pub certificate: CertificateDer<'static>,
+    pub(crate) certificate: CertificateDer<'static>,
     /// The certificate.
-    pub pem: String,
+    pub(crate) pem: String,
     /// The key.
-    pub key_pem: String,
+    pub(crate) key_pem: String,
     key: PrivateKeyDer<'static>,
 }
 
 impl Issued {
     /// The key.
-    pub fn key(&self) -> PrivateKeyDer<'static> {
+    pub(crate) fn key(&self) -> PrivateKeyDer<'static> {
         self.key.clone_key()
+    }
+
+    /// Both, ready for use.
+    pub(crate) fn certified_key(&self) -> Arc<CertifiedKey> {
+        let chain = vec![self.certificate.clone()];
+        Arc::new(CertifiedKey::from_der(chain, self.key(), &provider()).unwrap())
     }
 }
 
@@ -119,19 +126,19 @@ impl Authority {
     }
 
     /// For whoever is reached at 127.0.0.1.
-    pub fn server(&self) -> Issued {
+    pub(crate) fn server(&self) -> Issued {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.issue(&params)
     }
 
     /// For the user `name` of `groups`.
-    pub fn client(&self, name: &str, groups: &[&str]) -> Issued {
+    pub(crate) fn client(&self, name: &str, groups: &[&str]) -> Issued {
         self.issue(&client(name, groups))
     }
 
     /// As [`Authority::client`], but long past its end.
-    pub fn expired_client(&self, name: &str) -> Issued {
+    pub(crate) fn expired_client(&self, name: &str) -> Issued {
         let mut params = client(name, &[]);
         params.not_before = rcgen::date_time_ymd(2001, 1, 1);
         params.not_after = rcgen::date_time_ymd(2002, 1, 1);
@@ -139,7 +146,7 @@ impl Authority {
     }
 
     /// Trusts what this authority signed.
-    pub fn roots(&self) -> RootCertStore {
+    pub(crate) fn roots(&self) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         roots.add(self.certificate.clone()).unwrap();
         roots
@@ -152,7 +159,10 @@ fn client(name: &str, groups: &[&str]) -> CertificateParams {
     subject.push(DnType::CommonName, name);
     params.distinguished_name = subject;
     // The library keeps one value of each kind; a second organization goes in by its number.
-    let kinds = [DnType::OrganizationName, DnType::CustomDnType(vec![2, 5, 4, 10])];
+    let kinds = [
+        DnType::OrganizationName,
+        DnType::CustomDnType(vec![2, 5, 4, 10]),
+    ];
     assert!(groups.len() <= kinds.len());
     for (kind, group) in kinds.into_iter().zip(groups) {
         params.distinguished_name.push(kind, *group);
@@ -162,7 +172,7 @@ fn client(name: &str, groups: &[&str]) -> CertificateParams {
 }
 
 /// TLS towards somebody whom `pki().servers` vouches for.
-pub fn client_config(alpn: &[&[u8]], certificate: Option<&Issued>) -> ClientConfig {
+pub(crate) fn client_config(alpn: &[&[u8]], certificate: Option<&Issued>) -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -178,7 +188,7 @@ pub fn client_config(alpn: &[&[u8]], certificate: Option<&Issued>) -> ClientConf
 }
 
 /// TLS as kube-apiserver serves it: a front proxy's certificate is welcome and not needed.
-pub fn upstream_config(alpn: &[&[u8]], own: &Issued) -> ServerConfig {
+pub(crate) fn upstream_config(alpn: &[&[u8]], own: &Issued) -> ServerConfig {
     let front_proxies = Arc::new(pki().front_proxy.roots());
     let verifier = WebPkiClientVerifier::builder_with_provider(front_proxies, provider())
         .allow_unauthenticated()

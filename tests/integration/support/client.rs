@@ -17,13 +17,13 @@ use crate::support::message::Incoming;
 use crate::support::message::Outgoing;
 use crate::support::message::header_map;
 use crate::support::weir::Door;
-use crate::support::within;
 use crate::support::wire::Reader;
 use crate::support::wire::Wire;
+use crate::support::within;
 
 /// A request to be sent.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub(crate) struct Ask {
     method: String,
     target: String,
     headers: Vec<(String, String)>,
@@ -37,7 +37,7 @@ enum Body {
 }
 
 impl Ask {
-    pub fn new(method: &str, target: &str) -> Self {
+    pub(crate) fn new(method: &str, target: &str) -> Self {
         Self {
             method: method.to_owned(),
             target: target.to_owned(),
@@ -46,34 +46,34 @@ impl Ask {
         }
     }
 
-    pub fn get(target: &str) -> Self {
+    pub(crate) fn get(target: &str) -> Self {
         Self::new("GET", target)
     }
 
-    pub fn post(target: &str, body: impl Into<Bytes>) -> Self {
+    pub(crate) fn post(target: &str, body: impl Into<Bytes>) -> Self {
         let mut ask = Self::new("POST", target);
         ask.body = Body::Whole(body.into());
         ask
     }
 
-    pub fn method(mut self, method: &str) -> Self {
+    pub(crate) fn method(mut self, method: &str) -> Self {
         self.method = method.to_owned();
         self
     }
 
-    pub fn header(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
     }
 
     /// The body comes by [`Call::send`], and its length is not told.
-    pub fn streamed(mut self) -> Self {
+    pub(crate) fn streamed(mut self) -> Self {
         self.body = Body::Streamed;
         self
     }
 
     /// The request as HTTP/1.1 has it.
-    pub fn to_http1(&self) -> Vec<u8> {
+    pub(crate) fn to_http1(&self) -> Vec<u8> {
         let mut text = format!("{} {} HTTP/1.1\r\nhost: weir\r\n", self.method, self.target);
         for (name, value) in &self.headers {
             text.push_str(&format!("{name}: {value}\r\n"));
@@ -105,7 +105,9 @@ impl Ask {
         {
             headers.push(("content-length".to_owned(), body.len().to_string()));
         }
-        let pairs = headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let pairs = headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()));
         *request.headers_mut() = header_map(pairs);
         request
     }
@@ -113,20 +115,20 @@ impl Ask {
 
 /// An answer, whole.
 #[derive(Clone, Debug)]
-pub struct Answer {
-    pub status: u16,
-    pub headers: Headers,
-    pub body: Bytes,
-    pub trailers: Headers,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: Headers,
+    pub(crate) body: Bytes,
+    pub(crate) trailers: Headers,
 }
 
 impl Answer {
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
 
     /// The body as a Status: its code, reason, first cause and message.
-    pub fn told(&self) -> Told {
+    pub(crate) fn told(&self) -> Told {
         let status: serde_json::Value = serde_json::from_slice(&self.body)
             .unwrap_or_else(|why| panic!("no Status, {why}: {:?}", self.body));
         assert_eq!(status["kind"], "Status");
@@ -143,14 +145,14 @@ impl Answer {
 
 /// What a Status tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
-    pub reason: String,
-    pub cause: String,
-    pub message: String,
+pub(crate) struct Told {
+    pub(crate) reason: String,
+    pub(crate) cause: String,
+    pub(crate) message: String,
 }
 
 /// Speaks one HTTP to weir: HTTP/2 on one connection, HTTP/1.1 on one for each request.
-pub struct Client {
+pub(crate) struct Client {
     door: Door,
     tls: Arc<ClientConfig>,
     headers: Vec<(String, String)>,
@@ -160,8 +162,10 @@ pub struct Client {
 
 impl Client {
     /// One whose requests all carry `headers`.
-    pub fn new(door: Door, http: Http, tls: ClientConfig, headers: &[(&str, &str)]) -> Self {
-        let headers = headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned()));
+    pub(crate) fn new(door: Door, http: Http, tls: ClientConfig, headers: &[(&str, &str)]) -> Self {
+        let headers = headers
+            .iter()
+            .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()));
         Self {
             door,
             tls: Arc::new(tls),
@@ -172,7 +176,7 @@ impl Client {
     }
 
     /// Sends a request, and its body if it is a whole one.
-    pub async fn send(&mut self, mut ask: Ask) -> Call {
+    pub(crate) async fn send(&mut self, mut ask: Ask) -> Call {
         ask.headers.extend(self.headers.iter().cloned());
         let method = ask.method.clone();
         match self.http {
@@ -227,19 +231,19 @@ impl Client {
     }
 
     /// Sends a request and waits for all of its answer.
-    pub async fn ask(&mut self, ask: Ask) -> Answer {
+    pub(crate) async fn ask(&mut self, ask: Ask) -> Answer {
         self.send(ask).await.answer().await
     }
 
-    pub async fn get(&mut self, target: &str) -> Answer {
+    pub(crate) async fn get(&mut self, target: &str) -> Answer {
         self.ask(Ask::get(target)).await
     }
 }
 
 /// A request under way. Dropping it gives it up.
-pub struct Call {
+pub(crate) struct Call {
     method: String,
-    pub outgoing: Outgoing,
+    pub(crate) outgoing: Outgoing,
     state: State,
 }
 
@@ -252,12 +256,12 @@ enum State {
 
 impl Call {
     /// The answer's head.
-    pub async fn head(&mut self) -> Answered {
+    pub(crate) async fn head(&mut self) -> Answered {
         self.try_head().await.unwrap()
     }
 
     /// The answer's head, or how it failed to come.
-    pub async fn try_head(&mut self) -> Result<Answered, Broken> {
+    pub(crate) async fn try_head(&mut self) -> Result<Answered, Broken> {
         let (answered, incoming) = match std::mem::replace(&mut self.state, State::Over) {
             State::Http1(mut reader) => {
                 let lines = reader.head().await?;
@@ -277,7 +281,7 @@ impl Call {
     }
 
     /// The answer's body, whose head must have come.
-    pub fn body(&mut self) -> &mut Incoming {
+    pub(crate) fn body(&mut self) -> &mut Incoming {
         match &mut self.state {
             State::Answered(incoming) => incoming,
             State::Http1(_) | State::Http2(_) | State::Over => panic!("the head comes first"),
@@ -285,7 +289,7 @@ impl Call {
     }
 
     /// All of the answer.
-    pub async fn answer(mut self) -> Answer {
+    pub(crate) async fn answer(mut self) -> Answer {
         let head = self.head().await;
         let body = self.body().rest().await.unwrap();
         Answer {
@@ -297,14 +301,14 @@ impl Call {
     }
 
     /// Sends a piece of the request's body.
-    pub async fn send(&mut self, bytes: impl Into<Bytes>) {
+    pub(crate) async fn send(&mut self, bytes: impl Into<Bytes>) {
         within("the request's body to be taken", self.outgoing.send(bytes))
             .await
             .unwrap();
     }
 
     /// Ends the request.
-    pub async fn end(&mut self) {
+    pub(crate) async fn end(&mut self) {
         self.outgoing.end(&[]).await.unwrap();
     }
 }

@@ -6,37 +6,37 @@ use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 
 use crate::support::Broken;
-use crate::support::within;
 use crate::support::wire::Io;
+use crate::support::within;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-pub const DATA: u8 = 0;
-pub const HEADERS: u8 = 1;
-pub const RST_STREAM: u8 = 3;
-pub const SETTINGS: u8 = 4;
-pub const PING: u8 = 6;
-pub const GOAWAY: u8 = 7;
-pub const WINDOW_UPDATE: u8 = 8;
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
+pub(crate) const RST_STREAM: u8 = 3;
+pub(crate) const SETTINGS: u8 = 4;
+pub(crate) const PING: u8 = 6;
+pub(crate) const GOAWAY: u8 = 7;
+pub(crate) const WINDOW_UPDATE: u8 = 8;
 
-pub const ACK: u8 = 1;
-pub const END_STREAM: u8 = 1;
-pub const END_HEADERS: u8 = 4;
+pub(crate) const ACK: u8 = 1;
+pub(crate) const END_STREAM: u8 = 1;
+pub(crate) const END_HEADERS: u8 = 4;
 
 /// `SETTINGS_MAX_CONCURRENT_STREAMS`.
-pub const MAX_STREAMS: u16 = 3;
+pub(crate) const MAX_STREAMS: u16 = 3;
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frame {
-    pub kind: u8,
-    pub flags: u8,
-    pub stream: u32,
-    pub payload: Vec<u8>,
+pub(crate) struct Frame {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+    pub(crate) payload: Vec<u8>,
 }
 
 impl Frame {
-    pub fn new(kind: u8, flags: u8, stream: u32, payload: impl Into<Vec<u8>>) -> Self {
+    pub(crate) fn new(kind: u8, flags: u8, stream: u32, payload: impl Into<Vec<u8>>) -> Self {
         Self {
             kind,
             flags,
@@ -46,7 +46,7 @@ impl Frame {
     }
 
     /// A request's head, and its end where `end` says so.
-    pub fn request(stream: u32, head: &[(&str, &str)], end: bool) -> Self {
+    pub(crate) fn request(stream: u32, head: &[(&str, &str)], end: bool) -> Self {
         let mut block = Vec::new();
         for (name, value) in head {
             block.push(0); // a literal that is not to be remembered, with its name
@@ -60,26 +60,26 @@ impl Frame {
     }
 
     /// An answer's head: 200.
-    pub fn ok(stream: u32, end: bool) -> Self {
+    pub(crate) fn ok(stream: u32, end: bool) -> Self {
         let end = if end { END_STREAM } else { 0 };
         Self::new(HEADERS, END_HEADERS | end, stream, [0x88])
     }
 
-    pub fn data(stream: u32, bytes: &[u8], end: bool) -> Self {
+    pub(crate) fn data(stream: u32, bytes: &[u8], end: bool) -> Self {
         let end = if end { END_STREAM } else { 0 };
         Self::new(DATA, end, stream, bytes)
     }
 
-    pub fn reset(stream: u32, code: u32) -> Self {
+    pub(crate) fn reset(stream: u32, code: u32) -> Self {
         Self::new(RST_STREAM, 0, stream, code.to_be_bytes())
     }
 
-    pub fn go_away(last: u32, code: u32) -> Self {
+    pub(crate) fn go_away(last: u32, code: u32) -> Self {
         let payload = [last.to_be_bytes(), code.to_be_bytes()].concat();
         Self::new(GOAWAY, 0, 0, payload)
     }
 
-    pub fn settings(settings: &[(u16, u32)]) -> Self {
+    pub(crate) fn settings(settings: &[(u16, u32)]) -> Self {
         let mut payload = Vec::new();
         for (name, value) in settings {
             payload.extend_from_slice(&name.to_be_bytes());
@@ -89,17 +89,17 @@ impl Frame {
     }
 
     /// Whether it is the last of its stream.
-    pub fn ends(&self) -> bool {
+    pub(crate) fn ends(&self) -> bool {
         matches!(self.kind, DATA | HEADERS) && self.flags & END_STREAM != 0
     }
 
     /// The number that stands at `at` in the payload.
-    pub fn number(&self, at: usize) -> u32 {
+    pub(crate) fn number(&self, at: usize) -> u32 {
         u32::from_be_bytes(self.payload[at..at + 4].try_into().unwrap())
     }
 
     /// Whether it is an answer's head that says 200.
-    pub fn is_ok(&self) -> bool {
+    pub(crate) fn is_ok(&self) -> bool {
         self.kind == HEADERS && self.payload.contains(&0x88)
     }
 }
@@ -121,35 +121,46 @@ fn integer(mut number: usize, block: &mut Vec<u8>) {
 }
 
 /// An HTTP/2 connection in the test's hands.
-pub struct Frames {
+pub(crate) struct Frames {
     io: Io,
+    /// What the other side has set, as far as it has been read.
+    pub(crate) settings: Vec<(u16, u32)>,
 }
 
 impl Frames {
+    fn on(io: Io) -> Self {
+        Self {
+            io,
+            settings: Vec::new(),
+        }
+    }
+
     /// The client's end.
-    pub async fn client(mut io: Io) -> Self {
+    pub(crate) async fn client(mut io: Io) -> Self {
         io.write_all(PREFACE).await.unwrap();
-        let mut frames = Self { io };
+        let mut frames = Self::on(io);
         frames.send(&Frame::settings(&[])).await;
         frames
     }
 
     /// The server's end, with these settings.
-    pub async fn server(mut io: Io, settings: &[(u16, u32)]) -> Self {
+    pub(crate) async fn server(mut io: Io, settings: &[(u16, u32)]) -> Self {
         let mut preface = [0; PREFACE.len()];
-        within("the preface", io.read_exact(&mut preface)).await.unwrap();
+        within("the preface", io.read_exact(&mut preface))
+            .await
+            .unwrap();
         assert_eq!(preface, PREFACE);
-        let mut frames = Self { io };
+        let mut frames = Self::on(io);
         frames.send(&Frame::settings(settings)).await;
         frames
     }
 
-    pub async fn send(&mut self, frame: &Frame) {
+    pub(crate) async fn send(&mut self, frame: &Frame) {
         self.try_send(frame).await.unwrap();
     }
 
     /// Sends, unless the other side has gone.
-    pub async fn try_send(&mut self, frame: &Frame) -> Result<(), Broken> {
+    pub(crate) async fn try_send(&mut self, frame: &Frame) -> Result<(), Broken> {
         let length = u32::try_from(frame.payload.len()).unwrap().to_be_bytes();
         let mut bytes = length[1..].to_vec();
         bytes.extend_from_slice(&[frame.kind, frame.flags]);
@@ -161,12 +172,25 @@ impl Frames {
     }
 
     /// The next frame. What is only polite is done by itself: SETTINGS and PING are acknowledged, and not handed on.
-    pub async fn next(&mut self) -> Result<Frame, Broken> {
+    pub(crate) async fn next(&mut self) -> Result<Frame, Broken> {
         loop {
             let frame = within("a frame", self.read()).await?;
             match (frame.kind, frame.flags & ACK) {
-                (SETTINGS, 0) => self.try_send(&Frame::new(SETTINGS, ACK, 0, [])).await?,
-                (PING, 0) => self.try_send(&Frame::new(PING, ACK, 0, frame.payload)).await?,
+                (SETTINGS, 0) => {
+                    let pairs = frame.payload.chunks_exact(6).map(|pair| {
+                        let name = u16::from_be_bytes([pair[0], pair[1]]);
+                        (
+                            name,
+                            u32::from_be_bytes([pair[2], pair[3], pair[4], pair[5]]),
+                        )
+                    });
+                    self.settings.extend(pairs);
+                    self.try_send(&Frame::new(SETTINGS, ACK, 0, [])).await?;
+                }
+                (PING, 0) => {
+                    self.try_send(&Frame::new(PING, ACK, 0, frame.payload))
+                        .await?
+                }
                 (SETTINGS | PING, _) => {}
                 _ => return Ok(frame),
             }
@@ -174,7 +198,7 @@ impl Frames {
     }
 
     /// The next frame of this kind; what comes before it is passed over.
-    pub async fn until(&mut self, kind: u8) -> Frame {
+    pub(crate) async fn until(&mut self, kind: u8) -> Frame {
         loop {
             let frame = self.next().await.unwrap();
             if frame.kind == kind {
@@ -184,7 +208,7 @@ impl Frames {
     }
 
     /// Waits for the connection's end.
-    pub async fn ended(&mut self) {
+    pub(crate) async fn ended(&mut self) {
         while self.next().await.is_ok() {}
     }
 

@@ -11,22 +11,22 @@ use http::HeaderName;
 use http::HeaderValue;
 
 use crate::support::Broken;
-use crate::support::within;
 use crate::support::wire::Reader;
 use crate::support::wire::Writer;
+use crate::support::within;
 
 /// Headers in order, repeated ones too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Headers(pub Vec<(String, String)>);
+pub(crate) struct Headers(pub(crate) Vec<(String, String)>);
 
 impl Headers {
     /// The first value of `name`.
-    pub fn get(&self, name: &str) -> Option<&str> {
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.all(name).first().copied()
     }
 
     /// Every value of `name`.
-    pub fn all(&self, name: &str) -> Vec<&str> {
+    pub(crate) fn all(&self, name: &str) -> Vec<&str> {
         let named = self.0.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name));
         named.map(|(_, value)| value.as_str()).collect()
     }
@@ -41,7 +41,9 @@ impl Headers {
 
     fn of_map(map: &HeaderMap) -> Self {
         let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-        let headers = map.iter().map(|(name, value)| (name.as_str().to_owned(), text(value)));
+        let headers = map
+            .iter()
+            .map(|(name, value)| (name.as_str().to_owned(), text(value)));
         Self(headers.collect())
     }
 }
@@ -57,7 +59,7 @@ impl Index<&str> for Headers {
 }
 
 /// `headers` as the library has them.
-pub fn header_map<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> HeaderMap {
+pub(crate) fn header_map<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> HeaderMap {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         let name = HeaderName::from_bytes(name.to_ascii_lowercase().as_bytes()).unwrap();
@@ -68,17 +70,17 @@ pub fn header_map<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
 
 /// What a request's head says.
 #[derive(Clone, Debug)]
-pub struct Asked {
-    pub method: String,
+pub(crate) struct Asked {
+    pub(crate) method: String,
     /// As it came.
-    pub target: String,
+    pub(crate) target: String,
     /// `Host`, or `:authority`.
-    pub authority: String,
-    pub headers: Headers,
+    pub(crate) authority: String,
+    pub(crate) headers: Headers,
 }
 
 impl Asked {
-    pub fn of_lines(lines: &[String]) -> Self {
+    pub(crate) fn of_lines(lines: &[String]) -> Self {
         let mut words = lines[0].splitn(2, ' ');
         let method = words.next().unwrap().to_owned();
         let rest = words.next().expect("a request line has a target");
@@ -92,8 +94,11 @@ impl Asked {
         }
     }
 
-    pub fn of_http2(parts: &http::request::Parts) -> Self {
-        let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
+    pub(crate) fn of_http2(parts: &http::request::Parts) -> Self {
+        let target = parts
+            .uri
+            .path_and_query()
+            .map_or("", |target| target.as_str());
         Self {
             method: parts.method.to_string(),
             target: target.to_owned(),
@@ -105,21 +110,24 @@ impl Asked {
 
 /// What an answer's head says.
 #[derive(Clone, Debug)]
-pub struct Answered {
-    pub status: u16,
-    pub headers: Headers,
+pub(crate) struct Answered {
+    pub(crate) status: u16,
+    pub(crate) headers: Headers,
 }
 
 impl Answered {
-    pub fn of_lines(lines: &[String]) -> Self {
-        let status = lines[0].split(' ').nth(1).expect("a status line has a code");
+    pub(crate) fn of_lines(lines: &[String]) -> Self {
+        let status = lines[0]
+            .split(' ')
+            .nth(1)
+            .expect("a status line has a code");
         Self {
             status: status.parse().unwrap(),
             headers: Headers::of_lines(&lines[1..]),
         }
     }
 
-    pub fn of_http2(parts: &http::response::Parts) -> Self {
+    pub(crate) fn of_http2(parts: &http::response::Parts) -> Self {
         Self {
             status: parts.status.as_u16(),
             headers: Headers::of_map(&parts.headers),
@@ -129,18 +137,18 @@ impl Answered {
 
 /// How an HTTP/1.1 body tells its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Framing {
+pub(crate) enum Framing {
     Chunked,
     Length(u64),
     UntilClose,
 }
 
 impl Framing {
-    pub fn of_request(headers: &Headers) -> Self {
+    pub(crate) fn of_request(headers: &Headers) -> Self {
         Self::told(headers).unwrap_or(Self::Length(0))
     }
 
-    pub fn of_answer(answered: &Answered, method: &str) -> Self {
+    pub(crate) fn of_answer(answered: &Answered, method: &str) -> Self {
         if method == "HEAD" || matches!(answered.status, 100..200 | 204 | 304) {
             return Self::Length(0);
         }
@@ -160,7 +168,7 @@ impl Framing {
     }
 
     /// The next piece of a body, chunk by chunk; `None` at its end.
-    pub async fn next(
+    pub(crate) async fn next(
         &mut self,
         reader: &mut Reader,
         trailers: &mut Headers,
@@ -210,10 +218,10 @@ async fn chunk(reader: &mut Reader, trailers: &mut Headers) -> Result<Option<Byt
 }
 
 /// A body that comes.
-pub struct Incoming {
+pub(crate) struct Incoming {
     source: Source,
     /// Known once the body has ended.
-    pub trailers: Headers,
+    pub(crate) trailers: Headers,
 }
 
 enum Source {
@@ -222,14 +230,14 @@ enum Source {
 }
 
 impl Incoming {
-    pub fn http1(reader: Reader, framing: Framing) -> Self {
+    pub(crate) fn http1(reader: Reader, framing: Framing) -> Self {
         Self {
             source: Source::Http1(reader, framing),
             trailers: Headers::default(),
         }
     }
 
-    pub fn http2(stream: RecvStream) -> Self {
+    pub(crate) fn http2(stream: RecvStream) -> Self {
         Self {
             source: Source::Http2(stream),
             trailers: Headers::default(),
@@ -237,7 +245,7 @@ impl Incoming {
     }
 
     /// The next piece (one chunk, or one DATA frame) as soon as it is there; `None` at a clean end.
-    pub async fn next(&mut self) -> Option<Result<Bytes, Broken>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<Bytes, Broken>> {
         let stream = match &mut self.source {
             Source::Http1(reader, framing) => {
                 return framing.next(reader, &mut self.trailers).await;
@@ -255,7 +263,8 @@ impl Incoming {
                 None => {
                     return match within("trailers", stream.trailers()).await {
                         Ok(trailers) => {
-                            self.trailers = trailers.as_ref().map(Headers::of_map).unwrap_or_default();
+                            self.trailers =
+                                trailers.as_ref().map(Headers::of_map).unwrap_or_default();
                             None
                         }
                         Err(error) => Some(Err(error.into())),
@@ -266,13 +275,13 @@ impl Incoming {
     }
 
     /// The next bytes, as text.
-    pub async fn text(&mut self) -> String {
+    pub(crate) async fn text(&mut self) -> String {
         let piece = self.next().await.expect("the body goes on").unwrap();
         String::from_utf8(piece.to_vec()).unwrap()
     }
 
     /// All that is left.
-    pub async fn rest(&mut self) -> Result<Bytes, Broken> {
+    pub(crate) async fn rest(&mut self) -> Result<Bytes, Broken> {
         let mut rest = BytesMut::new();
         while let Some(piece) = self.next().await {
             rest.extend_from_slice(&piece?);
@@ -281,7 +290,7 @@ impl Incoming {
     }
 
     /// The connection, if it is one that serves another message after this; the body must have ended.
-    pub fn into_reader(self) -> Option<Reader> {
+    pub(crate) fn into_reader(self) -> Option<Reader> {
         match self.source {
             Source::Http1(reader, Framing::Length(0)) => Some(reader),
             Source::Http1(..) | Source::Http2(_) => None,
@@ -289,7 +298,7 @@ impl Incoming {
     }
 
     /// The connection, whatever stands on it.
-    pub fn reader(&mut self) -> Option<&mut Reader> {
+    pub(crate) fn reader(&mut self) -> Option<&mut Reader> {
         match &mut self.source {
             Source::Http1(reader, _) => Some(reader),
             Source::Http2(_) => None,
@@ -298,15 +307,18 @@ impl Incoming {
 }
 
 /// A body that goes.
-pub enum Outgoing {
+pub(crate) enum Outgoing {
     /// With chunks, or as its head has told.
-    Http1 { writer: Writer, chunked: bool },
+    Http1 {
+        writer: Writer,
+        chunked: bool,
+    },
     Http2(SendStream<Bytes>),
 }
 
 impl Outgoing {
     /// Sends `bytes` as one chunk, or in as many frames as the peer's window asks for.
-    pub async fn send(&mut self, bytes: impl Into<Bytes>) -> Result<(), Broken> {
+    pub(crate) async fn send(&mut self, bytes: impl Into<Bytes>) -> Result<(), Broken> {
         let mut bytes: Bytes = bytes.into();
         match self {
             Self::Http1 { writer, chunked } => {
@@ -334,17 +346,17 @@ impl Outgoing {
     }
 
     /// Ends the body, with these trailers.
-    pub async fn end(&mut self, trailers: &[(&str, &str)]) -> Result<(), Broken> {
+    pub(crate) async fn end(&mut self, trailers: &[(&str, &str)]) -> Result<(), Broken> {
         match self {
             Self::Http1 { chunked: false, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
-                let lines = trailers.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
+                let lines = trailers
+                    .iter()
+                    .map(|(name, value)| format!("{name}: {value}\r\n"));
                 let end = format!("0\r\n{}\r\n", lines.collect::<String>());
                 writer.send(end).await
             }
-            Self::Http2(stream) if trailers.is_empty() => {
-                Ok(stream.send_data(Bytes::new(), true)?)
-            }
+            Self::Http2(stream) if trailers.is_empty() => Ok(stream.send_data(Bytes::new(), true)?),
             Self::Http2(stream) => Ok(stream.send_trailers(header_map(trailers.iter().copied()))?),
         }
     }

@@ -2,14 +2,14 @@
 //!
 //! Everything waits for events, with one generous limit; nothing sleeps, and every port is the system's choice.
 
-pub mod certificates;
-pub mod client;
-pub mod frames;
-pub mod message;
-pub mod process;
-pub mod upstream;
-pub mod weir;
-pub mod wire;
+pub(crate) mod certificates;
+pub(crate) mod client;
+pub(crate) mod frames;
+pub(crate) mod message;
+pub(crate) mod process;
+pub(crate) mod upstream;
+pub(crate) mod weir;
+pub(crate) mod wire;
 
 use std::fmt;
 use std::future::Future;
@@ -17,11 +17,11 @@ use std::panic::Location;
 use std::time::Duration;
 
 /// How long anything may take: a loaded machine's worth, and short enough that a hang is told as such.
-pub const LIMIT: Duration = Duration::from_secs(40);
+pub(crate) const LIMIT: Duration = Duration::from_secs(40);
 
 /// Waits for `event`, or fails the test by saying what did not happen, and where it was waited for.
 #[track_caller]
-pub fn within<F: Future>(what: &'static str, event: F) -> impl Future<Output = F::Output> {
+pub(crate) fn within<F: Future>(what: &'static str, event: F) -> impl Future<Output = F::Output> {
     let place = Location::caller();
     async move {
         match tokio::time::timeout(LIMIT, event).await {
@@ -33,7 +33,7 @@ pub fn within<F: Future>(what: &'static str, event: F) -> impl Future<Output = F
 
 /// Asks again and again until `attempt` gives something.
 #[track_caller]
-pub fn eventually<T>(
+pub(crate) fn eventually<T>(
     what: &'static str,
     mut attempt: impl AsyncFnMut() -> Option<T>,
 ) -> impl Future<Output = T> {
@@ -49,7 +49,7 @@ pub fn eventually<T>(
 
 /// A message or a connection that ended before it should.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken(pub String);
+pub(crate) struct Broken(pub String);
 
 impl<E: std::error::Error> From<E> for Broken {
     fn from(error: E) -> Self {
@@ -65,7 +65,7 @@ impl fmt::Display for Broken {
 
 /// Which HTTP a test speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Http {
+pub(crate) enum Http {
     /// HTTP/1.1.
     One,
     /// HTTP/2.
@@ -74,10 +74,10 @@ pub enum Http {
 
 impl Http {
     /// Both.
-    pub const BOTH: [Self; 2] = [Self::One, Self::Two];
+    pub(crate) const BOTH: [Self; 2] = [Self::One, Self::Two];
 
     /// Every pair of what a client and what the upstream speaks.
-    pub const PAIRS: [(Self, Self); 4] = [
+    pub(crate) const PAIRS: [(Self, Self); 4] = [
         (Self::One, Self::One),
         (Self::One, Self::Two),
         (Self::Two, Self::One),
@@ -85,7 +85,7 @@ impl Http {
     ];
 
     /// The protocol's name in a TLS handshake.
-    pub const fn alpn(self) -> &'static [u8] {
+    pub(crate) const fn alpn(self) -> &'static [u8] {
         match self {
             Self::One => b"http/1.1",
             Self::Two => b"h2",

@@ -20,10 +20,10 @@ use crate::support::weir::TOKENS;
 use crate::support::within;
 
 /// A folder with everything that flags may name.
-pub struct Files(TempDir);
+pub(crate) struct Files(TempDir);
 
 impl Files {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let files = Self(tempfile::tempdir().unwrap());
         files.write("tls.crt", &pki().server.pem);
         files.write("tls.key", &pki().server.key_pem);
@@ -35,35 +35,29 @@ impl Files {
         files
     }
 
-    pub fn write(&self, name: &str, text: &str) {
+    pub(crate) fn write(&self, name: &str, text: &str) {
         fs::write(self.0.path().join(name), text).unwrap();
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 }
 
 /// The flags that `weir serve` needs, its folder being the current one.
-pub fn needed(upstream: SocketAddr) -> Vec<String> {
-    let mut flags = own_flags();
-    flags.push(format!("--upstream=https://{upstream}"));
-    flags.push("--upstream-ca-file=upstream-ca.crt".to_owned());
-    flags
-}
-
-/// Those of them that say nothing of the upstream.
-pub fn own_flags() -> Vec<String> {
-    [
+pub(crate) fn needed(upstream: SocketAddr) -> Vec<String> {
+    let mut flags = vec![format!("--upstream=https://{upstream}")];
+    let others = [
+        "--upstream-ca-file=upstream-ca.crt",
         "--bind-address=127.0.0.1",
         "--secure-port=0",
         "--admin-address=127.0.0.1:0",
         "--tls-cert-file=tls.crt",
         "--tls-private-key-file=tls.key",
         "--workers=1",
-    ]
-    .map(str::to_owned)
-    .to_vec()
+    ];
+    flags.extend(others.map(str::to_owned));
+    flags
 }
 
 fn weir(files: &Files) -> Command {
@@ -80,14 +74,14 @@ fn weir(files: &Files) -> Command {
 
 /// How a run of `weir` ended that was not meant to last.
 #[derive(Debug)]
-pub struct Finished {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Finished {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 /// Runs `weir` with these arguments to its end.
-pub async fn run(files: &Files, arguments: &[&str]) -> Finished {
+pub(crate) async fn run(files: &Files, arguments: &[&str]) -> Finished {
     let output = within("weir to end", weir(files).args(arguments).output())
         .await
         .unwrap();
@@ -99,26 +93,40 @@ pub async fn run(files: &Files, arguments: &[&str]) -> Finished {
 }
 
 /// `weir serve`, serving.
-pub struct Process {
+pub(crate) struct Process {
     child: Child,
     door: Door,
     /// What it has logged until it served.
-    pub opening: Vec<String>,
+    pub(crate) opening: Vec<String>,
     lines: mpsc::UnboundedReceiver<String>,
     _files: Files,
 }
 
 impl Process {
     /// `weir serve` before `upstream` with these flags besides.
-    pub async fn serve(upstream: SocketAddr, flags: &[&str]) -> Self {
+    pub(crate) async fn serve(upstream: SocketAddr, flags: &[&str]) -> Self {
         let mut all = needed(upstream);
         all.extend(flags.iter().map(|flag| (*flag).to_owned()));
         Self::start(Files::new(), &all).await
     }
 
     /// `weir serve` with these flags.
-    pub async fn start(files: Files, flags: &[String]) -> Self {
-        let mut child = weir(&files).arg("serve").args(flags).spawn().unwrap();
+    pub(crate) async fn start(files: Files, flags: &[String]) -> Self {
+        Self::start_with(files, flags, &[]).await
+    }
+
+    /// `weir serve` with these flags and in this environment.
+    pub(crate) async fn start_with(
+        files: Files,
+        flags: &[String],
+        environment: &[(&str, &str)],
+    ) -> Self {
+        let mut command = weir(&files);
+        command
+            .arg("serve")
+            .args(flags)
+            .envs(environment.iter().copied());
+        let mut child = command.spawn().unwrap();
         let (sender, mut lines) = mpsc::unbounded_channel();
         let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
         tokio::spawn(async move {
@@ -153,14 +161,14 @@ impl Process {
     }
 
     /// Sends a signal, by its name.
-    pub async fn signal(&self, name: &str) {
+    pub(crate) async fn signal(&self, name: &str) {
         let id = self.child.id().expect("weir runs").to_string();
         let sent = Command::new("kill").args(["-s", name, &id]).status().await;
         assert!(sent.unwrap().success());
     }
 
     /// The next line of the log that holds `text`.
-    pub async fn logs(&mut self, text: &str) -> String {
+    pub(crate) async fn logs(&mut self, text: &str) -> String {
         loop {
             let line = within("a line in the log", self.lines.recv()).await;
             let line = line.unwrap_or_else(|| panic!("the log ended without {text:?}"));
@@ -171,12 +179,12 @@ impl Process {
     }
 
     /// How it ended.
-    pub async fn ended(&mut self) -> ExitStatus {
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
         within("weir to end", self.child.wait()).await.unwrap()
     }
 
     /// Whether it still runs.
-    pub fn runs(&mut self) -> bool {
+    pub(crate) fn runs(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 }

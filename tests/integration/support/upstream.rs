@@ -32,18 +32,18 @@ use crate::support::message::Framing;
 use crate::support::message::Incoming;
 use crate::support::message::Outgoing;
 use crate::support::message::header_map;
-use crate::support::within;
 use crate::support::wire::Io;
 use crate::support::wire::Wire;
+use crate::support::within;
 
 /// A connection that weir made.
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Which one, from 0 on.
-    pub number: usize,
+    pub(crate) number: usize,
     /// The common name of the certificate that it carries.
-    pub certificate: Option<String>,
-    pub http: Http,
+    pub(crate) certificate: Option<String>,
+    pub(crate) http: Http,
     orders: mpsc::UnboundedSender<Order>,
 }
 
@@ -55,37 +55,37 @@ enum Order {
 
 impl Peer {
     /// Cuts an HTTP/2 connection off, in the middle of whatever it does.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         let _ = self.orders.send(Order::Cut); // it may be gone already
     }
 
     /// Says GOAWAY and serves what was begun.
-    pub fn go_away(&self) {
+    pub(crate) fn go_away(&self) {
         let _ = self.orders.send(Order::GoAway);
     }
 }
 
 /// What an upstream speaks.
 #[derive(Clone, Copy, Debug)]
-pub struct Speaks {
+pub(crate) struct Speaks {
     alpn: &'static [&'static [u8]],
     max_streams: u32,
 }
 
 /// HTTP/2 and HTTP/1.1, as kube-apiserver does.
-pub const BOTH: Speaks = Speaks {
+pub(crate) const BOTH: Speaks = Speaks {
     alpn: &[b"h2", b"http/1.1"],
     max_streams: 100,
 };
 
 /// HTTP/1.1 alone.
-pub const HTTP1: Speaks = Speaks {
+pub(crate) const HTTP1: Speaks = Speaks {
     alpn: &[b"http/1.1"],
     max_streams: 0,
 };
 
 /// As kube-apiserver, with fewer streams on a connection.
-pub const fn streams(max_streams: u32) -> Speaks {
+pub(crate) const fn streams(max_streams: u32) -> Speaks {
     Speaks {
         max_streams,
         ..BOTH
@@ -93,8 +93,8 @@ pub const fn streams(max_streams: u32) -> Speaks {
 }
 
 /// The fake API server.
-pub struct Upstream {
-    pub address: SocketAddr,
+pub(crate) struct Upstream {
+    pub(crate) address: SocketAddr,
     exchanges: mpsc::UnboundedReceiver<Exchange>,
     made: Arc<AtomicUsize>,
     /// Its end ends every connection that no exchange holds.
@@ -103,22 +103,22 @@ pub struct Upstream {
 
 impl Upstream {
     /// As kube-apiserver speaks.
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::speaking(BOTH).await
     }
 
     /// One that has a kind of requests by this HTTP.
-    pub async fn preferring(http: Http) -> Self {
+    pub(crate) async fn preferring(http: Http) -> Self {
         Self::speaking(if http == Http::Two { BOTH } else { HTTP1 }).await
     }
 
-    pub async fn speaking(speaks: Speaks) -> Self {
+    pub(crate) async fn speaking(speaks: Speaks) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self::on(listener, speaks)
     }
 
     /// Where one stood before.
-    pub async fn back_at(address: SocketAddr) -> Self {
+    pub(crate) async fn back_at(address: SocketAddr) -> Self {
         Self::on(TcpListener::bind(address).await.unwrap(), BOTH)
     }
 
@@ -128,7 +128,13 @@ impl Upstream {
         let (sender, exchanges) = mpsc::unbounded_channel();
         let made = Arc::new(AtomicUsize::new(0));
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, Arc::new(tls), speaks, sender, Arc::clone(&made)));
+        tasks.spawn(accept(
+            listener,
+            Arc::new(tls),
+            speaks,
+            sender,
+            Arc::clone(&made),
+        ));
         Self {
             address,
             exchanges,
@@ -138,21 +144,21 @@ impl Upstream {
     }
 
     /// The next request, by whatever connection.
-    pub async fn next(&mut self) -> Exchange {
+    pub(crate) async fn next(&mut self) -> Exchange {
         within("a request to reach the upstream", self.exchanges.recv())
             .await
             .unwrap()
     }
 
     /// Fails if a request has come that nobody expects.
-    pub fn assert_nothing_came(&mut self) {
+    pub(crate) fn assert_nothing_came(&mut self) {
         if let Ok(exchange) = self.exchanges.try_recv() {
             panic!("the upstream saw {:?}", exchange.asked);
         }
     }
 
     /// The connections made so far, those that have ended too.
-    pub fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         self.made.load(Ordering::SeqCst)
     }
 }
@@ -280,10 +286,10 @@ async fn serve_http2(
 }
 
 /// A request at the upstream, waiting for the test's word. Dropping it cuts an HTTP/1.1 connection and resets a stream.
-pub struct Exchange {
-    pub asked: Asked,
-    pub peer: Arc<Peer>,
-    pub incoming: Incoming,
+pub(crate) struct Exchange {
+    pub(crate) asked: Asked,
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) incoming: Incoming,
     reply: Reply,
 }
 
@@ -297,12 +303,12 @@ enum Reply {
 
 impl Exchange {
     /// All of the request's body.
-    pub async fn body(&mut self) -> Bytes {
+    pub(crate) async fn body(&mut self) -> Bytes {
         self.incoming.rest().await.unwrap()
     }
 
     /// Begins the answer: its head, and nothing of its body.
-    pub async fn begin(&mut self, status: u16, headers: &[(&str, &str)]) {
+    pub(crate) async fn begin(&mut self, status: u16, headers: &[(&str, &str)]) {
         let bodiless = self.asked.method == "HEAD" || matches!(status, 204 | 304);
         match &mut self.reply {
             Reply::Http1 {
@@ -313,7 +319,9 @@ impl Exchange {
                 for (name, value) in headers {
                     head.push_str(&format!("{name}: {value}\r\n"));
                 }
-                let told = headers.iter().any(|(n, _)| n.eq_ignore_ascii_case("content-length"));
+                let told = headers
+                    .iter()
+                    .any(|(n, _)| n.eq_ignore_ascii_case("content-length"));
                 *chunked = !told && !bodiless;
                 if *chunked {
                     head.push_str("transfer-encoding: chunked\r\n");
@@ -333,14 +341,14 @@ impl Exchange {
     }
 
     /// Sends a piece of the answer's body.
-    pub async fn send(&mut self, bytes: impl Into<Bytes>) {
+    pub(crate) async fn send(&mut self, bytes: impl Into<Bytes>) {
         within("the answer's body to be taken", self.try_send(bytes))
             .await
             .unwrap();
     }
 
     /// As [`Exchange::send`], however long it takes and whatever comes of it.
-    pub async fn try_send(&mut self, bytes: impl Into<Bytes>) -> Result<(), Broken> {
+    pub(crate) async fn try_send(&mut self, bytes: impl Into<Bytes>) -> Result<(), Broken> {
         self.outgoing().send(bytes).await
     }
 
@@ -352,23 +360,23 @@ impl Exchange {
     }
 
     /// Ends the answer.
-    pub async fn end(self) {
+    pub(crate) async fn end(self) {
         self.end_with(&[]).await;
     }
 
     /// Ends the answer with these trailers.
-    pub async fn end_with(mut self, trailers: &[(&str, &str)]) {
+    pub(crate) async fn end_with(mut self, trailers: &[(&str, &str)]) {
         self.outgoing().end(trailers).await.unwrap();
         self.go_home().await;
     }
 
     /// Answers with all of this.
-    pub async fn reply(self, status: u16, body: impl Into<Bytes>) {
+    pub(crate) async fn reply(self, status: u16, body: impl Into<Bytes>) {
         self.reply_with(status, &[], body).await;
     }
 
     /// Answers with all of this, once the request is there whole.
-    pub async fn reply_with(
+    pub(crate) async fn reply_with(
         mut self,
         status: u16,
         headers: &[(&str, &str)],
@@ -404,7 +412,7 @@ impl Exchange {
 
     /// Waits until weir has given this request up: its stream is reset, or its connection closed. Gives the reason where
     /// there is one.
-    pub async fn given_up(&mut self) -> Option<Reason> {
+    pub(crate) async fn given_up(&mut self) -> Option<Reason> {
         match &mut self.reply {
             Reply::Http1 { .. } => {
                 self.incoming.reader().unwrap().ended().await;
@@ -423,7 +431,7 @@ impl Exchange {
     }
 
     /// Breaks off: the stream is reset for `reason`, an HTTP/1.1 connection is cut.
-    pub fn reset(mut self, reason: Reason) {
+    pub(crate) fn reset(mut self, reason: Reason) {
         match &mut self.reply {
             Reply::Http2(respond, None) => respond.send_reset(reason),
             Reply::Http2(_, Some(Outgoing::Http2(stream))) => stream.send_reset(reason),
@@ -432,12 +440,12 @@ impl Exchange {
     }
 
     /// Cuts the connection that it came by, without a goodbye.
-    pub fn cut(self) {
+    pub(crate) fn cut(self) {
         self.peer.cut();
     }
 
     /// Closes an HTTP/1.1 connection in order.
-    pub async fn close(self) {
+    pub(crate) async fn close(self) {
         let Reply::Http1 {
             outgoing: Outgoing::Http1 { mut writer, .. },
             ..
@@ -449,7 +457,7 @@ impl Exchange {
     }
 
     /// An HTTP/1.1 connection itself, to do with as one likes from here on.
-    pub fn into_wire(self) -> Wire {
+    pub(crate) fn into_wire(self) -> Wire {
         let Reply::Http1 {
             outgoing: Outgoing::Http1 { writer, .. },
             ..
@@ -463,20 +471,20 @@ impl Exchange {
 }
 
 /// A listener whose connections the test has in hand.
-pub struct ByHand {
+pub(crate) struct ByHand {
     listener: TcpListener,
-    pub address: SocketAddr,
+    pub(crate) address: SocketAddr,
 }
 
 impl ByHand {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         Self { listener, address }
     }
 
     /// The next connection, nothing spoken on it.
-    pub async fn tcp(&self) -> TcpStream {
+    pub(crate) async fn tcp(&self) -> TcpStream {
         let (tcp, _) = within("a connection to the upstream", self.listener.accept())
             .await
             .unwrap();
@@ -484,7 +492,7 @@ impl ByHand {
     }
 
     /// The next connection, after the handshake that `own` and `http` lead to.
-    pub async fn tls(&self, http: Http, own: &certificates::Issued) -> Result<Io, Broken> {
+    pub(crate) async fn tls(&self, http: Http, own: &certificates::Issued) -> Result<Io, Broken> {
         let config = certificates::upstream_config(&[http.alpn()], own);
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let stream = within("the handshake", acceptor.accept(self.tcp().await)).await?;
@@ -492,7 +500,7 @@ impl ByHand {
     }
 
     /// The next connection, good and trusted.
-    pub async fn next(&self, http: Http) -> Io {
+    pub(crate) async fn next(&self, http: Http) -> Io {
         self.tls(http, &pki().server).await.unwrap()
     }
 }

@@ -3,16 +3,15 @@
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustls::ClientConfig;
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use weir::app::App;
-use weir::app::Ended;
 use weir::config;
 use weir::config::Config;
 use weir::identity::TokenFile;
@@ -20,6 +19,7 @@ use weir::limits::max_in_flight;
 use weir::server::tls;
 use weir::upstream;
 use weir::upstream::connector::Target;
+use weir::upstream::credentials::Source;
 use weir::upstream::headers::IdentityHeaders;
 
 use crate::support::Http;
@@ -31,33 +31,32 @@ use crate::support::client::Client;
 use crate::support::eventually;
 use crate::support::frames::Frames;
 use crate::support::message::Framing;
-use crate::support::within;
 use crate::support::wire::Wire;
+use crate::support::within;
 
 /// The token file: alice by `alice-token`, root of system:masters by `root-token`.
-pub const TOKENS: &str = "alice-token,alice,u-alice,dev\nroot-token,root,u-root,system:masters\n";
+pub(crate) const TOKENS: &str =
+    "alice-token,alice,u-alice,dev\nroot-token,root,u-root,system:masters\n";
 
 /// `Authorization` of alice, whom weir knows.
-pub const ALICE: (&str, &str) = ("authorization", "Bearer alice-token");
+pub(crate) const ALICE: (&str, &str) = ("authorization", "Bearer alice-token");
 
 /// `Authorization` of root, whom weir knows.
-pub const ROOT: (&str, &str) = ("authorization", "Bearer root-token");
+pub(crate) const ROOT: (&str, &str) = ("authorization", "Bearer root-token");
 
 /// How weir is to be set up.
-pub struct Setup {
+pub(crate) struct Setup {
     config: Config,
 }
 
 /// weir in front of `upstream`: one worker, no limits, everything else as the flags have it.
-pub fn before(upstream: SocketAddr) -> Setup {
-    let tls = |certificate| certificates::client_config(&[], certificate);
+pub(crate) fn before(upstream: SocketAddr) -> Setup {
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
     let config = Config {
         serving: config::Serving {
             address: loopback,
             tls: tls::Config {
-                chain: vec![pki().server.certificate.clone()],
-                key: pki().server.key(),
+                certificate: pki().server.certified_key(),
                 client_ca: Some(pki().clients.roots()),
                 tls13_only: false,
             },
@@ -82,10 +81,13 @@ pub fn before(upstream: SocketAddr) -> Setup {
                 server_name: "127.0.0.1".try_into().unwrap(),
                 proxy: None,
             },
-            plain: tls(None),
-            asserting: Some(tls(Some(&pki().proxy))),
-            own: tls(None),
+            roots: pki().servers.roots(),
+            front_proxy: Some(pki().proxy.certified_key()),
             most_connections: 8,
+        },
+        own: Source::Given {
+            certificate: None,
+            token: None,
         },
         shutdown: config::Shutdown {
             delay: Duration::ZERO,
@@ -104,7 +106,7 @@ pub fn before(upstream: SocketAddr) -> Setup {
 
 impl Setup {
     /// `--max-requests-inflight` and `--max-mutating-requests-inflight`.
-    pub fn limits(mut self, read_only: u32, mutating: u32) -> Self {
+    pub(crate) fn limits(mut self, read_only: u32, mutating: u32) -> Self {
         self.config.limits = max_in_flight::Config {
             read_only: read_only.into(),
             mutating: mutating.into(),
@@ -113,168 +115,164 @@ impl Setup {
     }
 
     /// `--request-timeout`.
-    pub fn request_timeout(mut self, limit: Duration) -> Self {
+    pub(crate) fn request_timeout(mut self, limit: Duration) -> Self {
         self.config.request_timeout = limit;
         self
     }
 
     /// `--upstream-max-connections`.
-    pub fn upstream_connections(mut self, most: usize) -> Self {
+    pub(crate) fn upstream_connections(mut self, most: usize) -> Self {
         self.config.upstream.most_connections = most;
         self
     }
 
     /// `--max-connections`.
-    pub fn max_connections(mut self, most: usize) -> Self {
+    pub(crate) fn max_connections(mut self, most: usize) -> Self {
         self.config.serving.max_connections = most;
         self
     }
 
     /// `--goaway-chance`.
-    pub fn goaway_chance(mut self, chance: f64) -> Self {
+    pub(crate) fn goaway_chance(mut self, chance: f64) -> Self {
         self.config.serving.goaway_chance = chance;
         self
     }
 
     /// `--trusted-proxies` with where the tests' clients are.
-    pub fn trusting_its_clients(mut self) -> Self {
+    pub(crate) fn trusting_its_clients(mut self) -> Self {
         self.config.serving.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
         self
     }
 
     /// Without `--proxy-client-cert-file`.
-    pub fn without_front_proxy(mut self) -> Self {
-        self.config.upstream.asserting = None;
+    pub(crate) fn without_front_proxy(mut self) -> Self {
+        self.config.upstream.front_proxy = None;
         self
     }
 
     /// `--requestheader-username-headers` and the others.
-    pub fn identity_headers(mut self, headers: IdentityHeaders) -> Self {
+    pub(crate) fn identity_headers(mut self, headers: IdentityHeaders) -> Self {
         self.config.identity.headers = headers;
         self
     }
 
     /// Binds, and serves from now on.
-    pub async fn start(self) -> Weir {
-        let app = App::bind(self.config).unwrap();
+    pub(crate) async fn start(self) -> Weir {
+        let app = App::bind(self.config).await.unwrap();
         let addresses = app.addresses();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let ended = tokio::spawn(async move {
-            let stop = async {
-                if stopped.await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            };
-            app.run(stop, std::future::pending()).await
-        });
-        Weir {
-            door: Door {
-                clients: addresses.clients,
-                admin: addresses.admin,
-            },
-            stop,
-            ended,
-        }
+        // Until the test ends: how weir itself ends is for a process to show.
+        tokio::spawn(app.run(std::future::pending(), std::future::pending()));
+        Weir(Door {
+            clients: addresses.clients,
+            admin: addresses.admin,
+        })
     }
 }
 
 /// weir, running.
-pub struct Weir {
-    door: Door,
-    stop: oneshot::Sender<()>,
-    ended: JoinHandle<Ended>,
-}
-
-impl Weir {
-    /// Tells it to go; what comes is how it ended.
-    pub fn stop(self) -> JoinHandle<Ended> {
-        self.stop.send(()).unwrap();
-        self.ended
-    }
-}
+pub(crate) struct Weir(Door);
 
 impl Deref for Weir {
     type Target = Door;
     fn deref(&self) -> &Door {
-        &self.door
+        &self.0
     }
 }
 
 /// Where weir can be reached.
 #[derive(Clone, Copy, Debug)]
-pub struct Door {
-    pub clients: SocketAddr,
-    pub admin: SocketAddr,
+pub(crate) struct Door {
+    pub(crate) clients: SocketAddr,
+    pub(crate) admin: SocketAddr,
 }
 
 impl Door {
     /// A TLS connection.
-    pub async fn dial(&self, tls: Arc<ClientConfig>) -> TlsStream<TcpStream> {
+    pub(crate) async fn dial(&self, tls: Arc<ClientConfig>) -> TlsStream<TcpStream> {
         let tcp = self.tcp().await;
         let name = "127.0.0.1".try_into().unwrap();
-        within("the TLS handshake", TlsConnector::from(tls).connect(name, tcp))
+        within(
+            "the TLS handshake",
+            TlsConnector::from(tls).connect(name, tcp),
+        )
+        .await
+        .unwrap()
+    }
+
+    /// A TCP connection.
+    pub(crate) async fn tcp(&self) -> TcpStream {
+        within("a connection", TcpStream::connect(self.clients))
             .await
             .unwrap()
     }
 
-    /// A TCP connection.
-    pub async fn tcp(&self) -> TcpStream {
-        within("a connection", TcpStream::connect(self.clients)).await.unwrap()
-    }
-
     /// HTTP/1.1 by hand, without a certificate.
-    pub async fn wire(&self) -> Wire {
+    pub(crate) async fn wire(&self) -> Wire {
         self.wire_of(None).await
     }
 
     /// HTTP/1.1 by hand, with a certificate.
-    pub async fn wire_of(&self, certificate: Option<&Issued>) -> Wire {
+    pub(crate) async fn wire_of(&self, certificate: Option<&Issued>) -> Wire {
         let tls = certificates::client_config(&[Http::One.alpn()], certificate);
         Wire::new(self.dial(Arc::new(tls)).await)
     }
 
     /// HTTP/2 by hand, without a certificate.
-    pub async fn frames(&self) -> Frames {
+    pub(crate) async fn frames(&self) -> Frames {
         let tls = certificates::client_config(&[Http::Two.alpn()], None);
         Frames::client(Box::new(self.dial(Arc::new(tls)).await)).await
     }
 
-    fn client_with(&self, http: Http, certificate: Option<&Issued>, headers: &[(&str, &str)]) -> Client {
+    fn client_with(
+        &self,
+        http: Http,
+        certificate: Option<&Issued>,
+        headers: &[(&str, &str)],
+    ) -> Client {
         let tls = certificates::client_config(&[http.alpn()], certificate);
         Client::new(*self, http, tls, headers)
     }
 
     /// A client that sends no credential.
-    pub fn anonymous(&self, http: Http) -> Client {
+    pub(crate) fn anonymous(&self, http: Http) -> Client {
         self.client_with(http, None, &[])
     }
 
     /// A client with this `Authorization`.
-    pub fn bearing(&self, http: Http, authorization: (&str, &str)) -> Client {
+    pub(crate) fn bearing(&self, http: Http, authorization: (&str, &str)) -> Client {
         self.client_with(http, None, &[authorization])
     }
 
     /// A client whose token weir knows, and whose requests therefore go by whichever HTTP the upstream prefers.
-    pub fn alice(&self, http: Http) -> Client {
+    pub(crate) fn alice(&self, http: Http) -> Client {
         self.bearing(http, ALICE)
     }
 
     /// A client with a certificate.
-    pub fn certified(&self, http: Http, certificate: &Issued) -> Client {
+    pub(crate) fn certified(&self, http: Http, certificate: &Issued) -> Client {
         self.client_with(http, Some(certificate), &[])
     }
 
     /// A client with a certificate and an `Authorization`.
-    pub fn certified_bearing(&self, http: Http, own: &Issued, authorization: (&str, &str)) -> Client {
+    pub(crate) fn certified_bearing(
+        &self,
+        http: Http,
+        own: &Issued,
+        authorization: (&str, &str),
+    ) -> Client {
         self.client_with(http, Some(own), &[authorization])
     }
 
     /// What the admin listener answers.
-    pub async fn operator(&self, target: &str) -> Answer {
-        let tcp = within("a connection", TcpStream::connect(self.admin)).await.unwrap();
+    pub(crate) async fn operator(&self, target: &str) -> Answer {
+        let tcp = within("a connection", TcpStream::connect(self.admin))
+            .await
+            .unwrap();
         let mut wire = Wire::new(tcp);
-        wire.send(format!("GET {target} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n"))
-            .await;
+        wire.send(format!(
+            "GET {target} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n"
+        ))
+        .await;
         let answered = wire.answered().await;
         let body = wire.body(Framing::of_answer(&answered, "GET")).await;
         Answer {
@@ -286,7 +284,7 @@ impl Door {
     }
 
     /// The value of a metric, by its name and labels as they are written; 0 if there is none.
-    pub async fn metric(&self, series: &str) -> f64 {
+    pub(crate) async fn metric(&self, series: &str) -> f64 {
         let metrics = self.operator("/metrics").await;
         let value = metrics.text().lines().find_map(|line| {
             let rest = line.strip_prefix(series)?;
@@ -295,8 +293,25 @@ impl Door {
         value.unwrap_or(0.0)
     }
 
+    /// Waits until `count` grows no more over many round trips through the worker, and fails if it passes `most` before.
+    pub(crate) async fn comes_to_rest(&self, count: &AtomicUsize, most: usize) {
+        let mut client = self.anonymous(Http::Two);
+        loop {
+            let before = count.load(Ordering::SeqCst);
+            for _ in 0..50 {
+                // weir answers this one itself.
+                assert_eq!(client.get("/api/v1/watch").await.status, 500);
+            }
+            let now = count.load(Ordering::SeqCst);
+            assert!(now <= most, "{now}, and no end of it");
+            if now > 0 && now == before {
+                return;
+            }
+        }
+    }
+
     /// Waits until a metric has this value.
-    pub async fn metric_becomes(&self, series: &str, expected: f64) {
+    pub(crate) async fn metric_becomes(&self, series: &str, expected: f64) {
         let seen = std::cell::Cell::new(f64::NAN);
         eventually("a metric to change", async || {
             seen.set(self.metric(series).await);

@@ -20,33 +20,33 @@ use crate::support::message::Incoming;
 use crate::support::within;
 
 /// A connection.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// Any connection.
-pub type Io = Box<dyn Stream>;
+pub(crate) type Io = Box<dyn Stream>;
 
 /// A connection, taken in hand.
-pub struct Wire {
+pub(crate) struct Wire {
     /// What comes.
-    pub reader: Reader,
+    pub(crate) reader: Reader,
     /// What goes.
-    pub writer: Writer,
+    pub(crate) writer: Writer,
 }
 
 /// What comes on a connection.
-pub struct Reader {
+pub(crate) struct Reader {
     io: ReadHalf<Io>,
     buffer: BytesMut,
 }
 
 /// What goes on a connection.
-pub struct Writer {
+pub(crate) struct Writer {
     io: WriteHalf<Io>,
 }
 
 impl Wire {
-    pub fn new(io: impl Stream + 'static) -> Self {
+    pub(crate) fn new(io: impl Stream + 'static) -> Self {
         let io: Io = Box::new(io);
         let (reader, writer) = tokio::io::split(io);
         Self {
@@ -59,22 +59,22 @@ impl Wire {
     }
 
     /// Sends these bytes.
-    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.writer.send(bytes).await.unwrap();
     }
 
     /// The next request's head.
-    pub async fn asked(&mut self) -> Asked {
+    pub(crate) async fn asked(&mut self) -> Asked {
         Asked::of_lines(&self.reader.head().await.unwrap().expect("a request"))
     }
 
     /// The next answer's head.
-    pub async fn answered(&mut self) -> Answered {
+    pub(crate) async fn answered(&mut self) -> Answered {
         Answered::of_lines(&self.reader.head().await.unwrap().expect("an answer"))
     }
 
     /// The next answer, all of it; `method` is what it answers.
-    pub async fn answer(&mut self, method: &str) -> (Answered, Bytes) {
+    pub(crate) async fn answer(&mut self, method: &str) -> (Answered, Bytes) {
         let answered = self.answered().await;
         let framing = Framing::of_answer(&answered, method);
         let body = self.body(framing).await;
@@ -82,7 +82,7 @@ impl Wire {
     }
 
     /// A body of this framing, all of it.
-    pub async fn body(&mut self, framing: Framing) -> Bytes {
+    pub(crate) async fn body(&mut self, framing: Framing) -> Bytes {
         let mut body = BytesMut::new();
         let mut trailers = Headers::default();
         let mut framing = framing;
@@ -93,13 +93,13 @@ impl Wire {
     }
 
     /// Says goodbye and closes.
-    pub async fn close(mut self) {
+    pub(crate) async fn close(mut self) {
         // A peer that has gone already need not be told.
         let _ = within("a connection to close", self.writer.io.shutdown()).await;
     }
 
     /// Gives the connection back, to be spoken on by somebody else; nothing may have been read ahead.
-    pub fn into_io(self) -> Io {
+    pub(crate) fn into_io(self) -> Io {
         assert!(self.reader.buffer.is_empty());
         self.reader.io.unsplit(self.writer.io)
     }
@@ -107,20 +107,20 @@ impl Wire {
 
 impl Writer {
     /// Sends these bytes.
-    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) -> Result<(), Broken> {
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) -> Result<(), Broken> {
         within("bytes to be taken", self.io.write_all(bytes.as_ref())).await?;
         within("bytes to be taken", self.io.flush()).await?;
         Ok(())
     }
 
     /// Sends these bytes, however long it takes.
-    pub async fn send_patiently(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) async fn send_patiently(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.io.write_all(bytes).await?;
         self.io.flush().await
     }
 
     /// Ends this direction only.
-    pub async fn finish(&mut self) {
+    pub(crate) async fn finish(&mut self) {
         within("a half-close", self.io.shutdown()).await.unwrap();
     }
 }
@@ -132,12 +132,12 @@ impl Reader {
     }
 
     /// The lines of the next head; `None` if the connection ends before it begins.
-    pub async fn head(&mut self) -> Result<Option<Vec<String>>, Broken> {
+    pub(crate) async fn head(&mut self) -> Result<Option<Vec<String>>, Broken> {
         within("a head", self.next_head()).await
     }
 
     /// As [`Reader::head`], however long it takes.
-    pub async fn next_head(&mut self) -> Result<Option<Vec<String>>, Broken> {
+    pub(crate) async fn next_head(&mut self) -> Result<Option<Vec<String>>, Broken> {
         let mut looked = 0;
         loop {
             let end = find(&self.buffer[looked..], b"\r\n\r\n").map(|at| looked + at);
@@ -158,7 +158,7 @@ impl Reader {
     }
 
     /// The next line, without its end.
-    pub async fn line(&mut self) -> Result<String, Broken> {
+    pub(crate) async fn line(&mut self) -> Result<String, Broken> {
         loop {
             if let Some(end) = find(&self.buffer, b"\r\n") {
                 let line = self.buffer.split_to(end + 2);
@@ -171,7 +171,7 @@ impl Reader {
     }
 
     /// The next `count` bytes.
-    pub async fn exactly(&mut self, count: usize) -> Result<Bytes, Broken> {
+    pub(crate) async fn exactly(&mut self, count: usize) -> Result<Bytes, Broken> {
         while self.buffer.len() < count {
             if self.fill().await? == 0 {
                 return Err(Broken("the connection ended within a body".to_owned()));
@@ -181,7 +181,7 @@ impl Reader {
     }
 
     /// What there is next, at most `most` bytes; `None` at a clean end.
-    pub async fn some(&mut self, most: usize) -> Result<Option<Bytes>, Broken> {
+    pub(crate) async fn some(&mut self, most: usize) -> Result<Option<Bytes>, Broken> {
         if self.buffer.is_empty() && self.fill().await? == 0 {
             return Ok(None);
         }
@@ -190,17 +190,18 @@ impl Reader {
     }
 
     /// Waits for the connection's end, clean or not; what comes until then is passed over.
-    pub async fn ended(&mut self) {
+    pub(crate) async fn ended(&mut self) {
         while let Ok(Some(_)) = self.some(usize::MAX).await {}
     }
 
     /// A message's body on this connection.
-    pub fn body(self, framing: Framing) -> Incoming {
+    pub(crate) fn body(self, framing: Framing) -> Incoming {
         Incoming::http1(self, framing)
     }
 }
 
 /// Where `needle` begins.
 fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
-    text.windows(needle.len()).position(|window| window == needle)
+    text.windows(needle.len())
+        .position(|window| window == needle)
 }

@@ -1,0 +1,175 @@
+//! What operators see: health, readiness, metrics.
+
+use crate::support::Http;
+use crate::support::client::Ask;
+use crate::support::upstream::Upstream;
+use crate::support::weir;
+
+const LIST: &str = "/api/v1/pods";
+
+#[tokio::test]
+async fn weir_is_alive_whatever_the_upstream_is() {
+    let upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    drop(upstream);
+    let live = weir.operator("/livez").await;
+    assert_eq!((live.status, live.text()), (200, "ok"));
+}
+
+#[tokio::test]
+async fn weir_is_ready_when_the_upstream_answers_anything_and_not_when_it_does_not() {
+    for code in [200, 401, 403, 500] {
+        let mut upstream = Upstream::start().await;
+        let weir = weir::before(upstream.address).start().await;
+        let asked = async {
+            let exchange = upstream.next().await;
+            assert_eq!(exchange.asked.target, "/readyz");
+            assert_eq!(
+                exchange.peer.certificate, None,
+                "the front proxy's is not for this"
+            );
+            assert_eq!(exchange.asked.headers.get("x-remote-user"), None);
+            assert!(exchange.asked.headers["user-agent"].starts_with("weir/"));
+            exchange.reply(code, "whatever").await;
+        };
+        let (report, ()) = tokio::join!(weir.operator("/readyz"), asked);
+        assert_eq!(report.status, 200, "{}", report.text());
+    }
+    let gone = Upstream::start().await;
+    let weir = weir::before(gone.address).start().await;
+    drop(gone);
+    let report = weir.operator("/readyz").await;
+    assert_eq!(report.status, 500);
+    assert!(
+        report.text().contains("[-]upstream failed: cannot connect"),
+        "{}",
+        report.text()
+    );
+    assert!(
+        report.text().contains("[+]shutdown ok"),
+        "{}",
+        report.text()
+    );
+}
+
+#[tokio::test]
+async fn many_who_ask_for_readiness_are_one_question_to_the_upstream() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    let all = async {
+        let all: Vec<_> = (0..20).map(|_| weir.operator("/readyz")).collect();
+        futures_util::future::join_all(all).await
+    };
+    let asked = async {
+        upstream.next().await.reply(200, "ok").await;
+    };
+    let (all, ()) = tokio::join!(all, asked);
+    assert!(all.iter().all(|report| report.status == 200));
+    upstream.assert_nothing_came();
+}
+
+#[tokio::test]
+async fn the_client_s_port_passes_health_checks_on() {
+    for near in Http::BOTH {
+        let mut upstream = Upstream::start().await;
+        let weir = weir::before(upstream.address).start().await;
+        for target in ["/readyz", "/livez", "/healthz", "/metrics"] {
+            let call = weir.anonymous(near).send(Ask::get(target)).await;
+            upstream.next().await.reply(200, "the upstream's").await;
+            assert_eq!(call.answer().await.text(), "the upstream's");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_served_to_operators_is_said_so() {
+    let upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    for target in ["/", "/api/v1/secrets", "/metrics/"] {
+        assert_eq!(weir.operator(target).await.status, 404, "{target}");
+    }
+}
+
+#[tokio::test]
+async fn the_metrics_of_kube_apiserver_have_its_names_and_labels() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .limits(400, 200)
+        .start()
+        .await;
+    let mut client = weir.alice(Http::Two);
+    let watch = client.send(Ask::get("/api/v1/pods?watch=1")).await;
+    let mut watched = upstream.next().await;
+    watched.begin(200, &[]).await;
+    for (ask, code) in [
+        (Ask::get(LIST), 200),
+        (Ask::get("/api/v1/namespaces/a/pods/b"), 404),
+        (Ask::post("/api/v1/namespaces/a/pods?dryRun=All", "{}"), 201),
+        (Ask::get("/version"), 200),
+    ] {
+        let call = client.send(ask).await;
+        upstream.next().await.reply(code, "{}").await;
+        assert_eq!(call.answer().await.status, code);
+    }
+    let v1 = "component=\"apiserver\",dry_run=\"\",group=\"\",resource=\"pods\"";
+    let dry = v1.replace("dry_run=\"\"", "dry_run=\"All\"");
+    for series in [
+        format!(
+            "apiserver_request_total{{code=\"200\",{v1},scope=\"cluster\",subresource=\"\",verb=\"LIST\",version=\"v1\"}}"
+        ),
+        format!(
+            "apiserver_request_total{{code=\"404\",{v1},scope=\"resource\",subresource=\"\",verb=\"GET\",version=\"v1\"}}"
+        ),
+        format!(
+            "apiserver_request_total{{code=\"201\",{dry},scope=\"namespace\",subresource=\"\",verb=\"POST\",version=\"v1\"}}"
+        ),
+        format!(
+            "apiserver_request_duration_seconds_count{{{v1},scope=\"cluster\",subresource=\"\",verb=\"LIST\",version=\"v1\"}}"
+        ),
+        "apiserver_longrunning_requests{component=\"apiserver\",group=\"\",resource=\"pods\",\
+         scope=\"cluster\",subresource=\"\",verb=\"WATCH\",version=\"v1\"}"
+            .to_owned(),
+        "weir_upstream_responses_total{code=\"404\"}".to_owned(),
+        "weir_client_connections".to_owned(),
+        "weir_upstream_connections{way=\"pass-through\"}".to_owned(),
+    ] {
+        weir.metric_becomes(Box::leak(series.into_boxed_str()), 1.0)
+            .await;
+    }
+    let metrics = weir.operator("/metrics").await;
+    assert_eq!(
+        &metrics.headers["content-type"],
+        "text/plain; version=0.0.4; charset=utf-8"
+    );
+    for (name, kind) in [
+        ("apiserver_current_inflight_requests", "gauge"),
+        ("apiserver_dropped_requests_total", "counter"),
+        ("apiserver_request_total", "counter"),
+        ("apiserver_request_duration_seconds", "histogram"),
+        ("apiserver_longrunning_requests", "gauge"),
+        ("apiserver_tls_handshake_errors_total", "counter"),
+        ("weir_upstream_responses_total", "counter"),
+        ("weir_panics_total", "counter"),
+    ] {
+        assert!(
+            metrics.text().contains(&format!("# TYPE {name} {kind}\n")),
+            "{name}"
+        );
+    }
+    assert_eq!(weir.metric("weir_panics_total").await, 0.0);
+    drop(watch);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_before_an_answer_is_counted_as_such() {
+    for near in Http::BOTH {
+        let mut upstream = Upstream::start().await;
+        let weir = weir::before(upstream.address).start().await;
+        let call = weir.alice(near).send(Ask::get(LIST)).await;
+        let mut exchange = upstream.next().await;
+        drop(call);
+        exchange.given_up().await;
+        weir.metric_becomes("weir_aborted_requests_total", 1.0)
+            .await;
+    }
+}

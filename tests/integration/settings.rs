@@ -1,0 +1,401 @@
+//! Flags and the `--config` file: either spelling, flags win, and every fault is told at once with its place.
+
+use crate::support::Http;
+use crate::support::client::Ask;
+use crate::support::process;
+use crate::support::process::Files;
+use crate::support::process::Finished;
+use crate::support::process::Process;
+use crate::support::process::needed;
+use crate::support::upstream::Upstream;
+
+const LIST: &str = "/api/v1/pods";
+
+/// A run that is refused before anything is served.
+async fn refused(files: &Files, flags: &[&str]) -> Finished {
+    let all = [&["serve"], flags].concat();
+    let finished = process::run(files, &all).await;
+    assert_eq!(finished.code, Some(2), "{finished:?}");
+    assert_eq!(finished.stdout, "");
+    finished
+}
+
+/// A run with all that is needed, and these flags besides.
+async fn refused_besides(files: &Files, flags: &[&str]) -> Finished {
+    let all = needed(([127, 0, 0, 1], 1).into());
+    let mut all: Vec<&str> = all.iter().map(String::as_str).collect();
+    // What is given twice would be a fault of its own.
+    all.retain(|flag| {
+        let name = flag.split('=').next();
+        !flags.iter().any(|other| other.split('=').next() == name)
+    });
+    refused(files, &[&all, flags].concat()).await
+}
+
+#[track_caller]
+fn assert_told(finished: &Finished, lines: &[&[&str]]) {
+    for parts in lines {
+        let told = finished
+            .stderr
+            .lines()
+            .any(|line| parts.iter().all(|part| line.contains(part)));
+        assert!(told, "no line holds {parts:?}:\n{}", finished.stderr);
+    }
+}
+
+/// How many of ten reads, and of ten writes, are let through at a time.
+async fn limits(weir: &Process, upstream: &mut Upstream) -> (usize, usize) {
+    let mut client = weir.alice(Http::Two);
+    let mut open = Vec::new();
+    let mut admitted = [0, 0];
+    for (kind, count) in admitted.iter_mut().enumerate() {
+        for _ in 0..10 {
+            let ask = if kind == 0 {
+                Ask::get(LIST)
+            } else {
+                Ask::post(LIST, "{}")
+            };
+            let mut call = client.send(ask).await;
+            tokio::select! {
+                exchange = upstream.next() => {
+                    open.push((call, exchange));
+                    *count += 1;
+                }
+                head = call.try_head() => assert_eq!(head.unwrap().status, 429),
+            }
+        }
+    }
+    admitted.into()
+}
+
+#[tokio::test]
+async fn everything_can_stand_in_the_file_in_either_spelling() {
+    let mut upstream = Upstream::start().await;
+    let files = Files::new();
+    files.write(
+        "weir.yaml",
+        &format!(
+            "# Everything that is needed.\nupstream: https://{}\nupstreamCaFile: upstream-ca.crt\n\
+             bindAddress: 127.0.0.1\nsecure-port: 0\nadmin-address: 127.0.0.1:0\ntlsCertFile: tls.crt\n\
+             tls-private-key-file: tls.key\nworkers: 1\nmaxRequestsInflight: 3\n\
+             max-mutating-requests-inflight: 2\nenablePriorityAndFairness: false\n\
+             requestTimeout: 1m30s\ntrustedProxies: [10.0.0.0/8, 192.168.0.0/16]\n\
+             clientCAFile: client-ca.crt\n",
+            upstream.address
+        ),
+    );
+    let weir = Process::start(files, &["--config=weir.yaml".to_owned()]).await;
+    assert_eq!(limits(&weir, &mut upstream).await, (3, 2));
+}
+
+#[tokio::test]
+async fn a_flag_wins_over_the_file() {
+    let mut upstream = Upstream::start().await;
+    let files = Files::new();
+    files.write(
+        "weir.yaml",
+        "maxRequestsInflight: 3\nmaxMutatingRequestsInflight: 2\n",
+    );
+    let mut flags = needed(upstream.address);
+    flags.push("--max-requests-inflight=5".to_owned());
+    flags.push("--config=weir.yaml".to_owned());
+    let weir = Process::start(files, &flags).await;
+    assert_eq!(limits(&weir, &mut upstream).await, (5, 2));
+}
+
+#[tokio::test]
+async fn faults_of_the_file_are_told_all_at_once_each_with_its_line_and_field() {
+    let files = Files::new();
+    files.write(
+        "weir.yaml",
+        "maxRequestInflight: 7\nrequestTimeout: 60\nsecurePort: 1\nsecure-port: 2\nworkers: [1, 2]\n\
+         requestTimeout: 1s\nnothingOfTheKind: x\n",
+    );
+    let finished = refused_besides(&files, &["--config=weir.yaml"]).await;
+    assert_told(
+        &finished,
+        &[
+            &[
+                "weir.yaml:1:",
+                "maxRequestInflight",
+                "unknown",
+                "max-requests-inflight",
+            ],
+            &["weir.yaml:2:", "requestTimeout", "60"],
+            &["weir.yaml:4:", "secure-port", "line 3"],
+            &["weir.yaml:5:", "workers"],
+            &["weir.yaml:6:", "requestTimeout", "line 2"],
+            &["weir.yaml:7:", "nothingOfTheKind", "unknown"],
+        ],
+    );
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_settings_is_told_so() {
+    let files = Files::new();
+    for (text, place) in [
+        ("- maxRequestsInflight: 7\n", "weir.yaml:1:"),
+        ("maxRequestsInflight: 7\n---\nworkers: 1\n", "weir.yaml:"),
+        ("maxRequestsInflight: [7\n", "weir.yaml:"),
+        ("a: &a [*a]\n", "weir.yaml:"),
+    ] {
+        files.write("weir.yaml", text);
+        let finished = refused_besides(&files, &["--config=weir.yaml"]).await;
+        assert_told(&finished, &[&[place]]);
+    }
+    let finished = refused_besides(&files, &["--config=absent.yaml"]).await;
+    assert_told(&finished, &[&["--config", "absent.yaml"]]);
+}
+
+#[tokio::test]
+async fn what_is_needed_and_missing_is_told_all_at_once() {
+    let finished = refused(&Files::new(), &[]).await;
+    assert_told(
+        &finished,
+        &[
+            &["--upstream"],
+            &["--tls-cert-file"],
+            &["--tls-private-key-file"],
+        ],
+    );
+}
+
+#[tokio::test]
+async fn files_that_are_missing_are_told_all_at_once_by_flag_and_name() {
+    let flags = [
+        "tls-cert-file",
+        "tls-private-key-file",
+        "upstream-ca-file",
+        "client-ca-file",
+        "token-auth-file",
+        "proxy-client-cert-file",
+        "proxy-client-key-file",
+    ];
+    let named: Vec<String> = flags
+        .iter()
+        .map(|flag| format!("--{flag}=absent-{flag}"))
+        .collect();
+    let named: Vec<&str> = named.iter().map(String::as_str).collect();
+    let finished = refused_besides(&Files::new(), &named).await;
+    for flag in flags {
+        assert_told(
+            &finished,
+            &[&[&format!("--{flag}"), &format!("absent-{flag}")]],
+        );
+    }
+}
+
+#[tokio::test]
+async fn files_that_hold_something_else_are_told_by_flag_and_never_quoted() {
+    let files = Files::new();
+    files.write("odd", "a secret that nobody should read in a log\n");
+    for flag in [
+        "tls-cert-file",
+        "tls-private-key-file",
+        "upstream-ca-file",
+        "client-ca-file",
+        "token-auth-file",
+        "proxy-client-cert-file",
+        "proxy-client-key-file",
+    ] {
+        let mut flags = vec![format!("--{flag}=odd")];
+        match flag {
+            "proxy-client-cert-file" => flags.push("--proxy-client-key-file=proxy.key".to_owned()),
+            "proxy-client-key-file" => flags.push("--proxy-client-cert-file=proxy.crt".to_owned()),
+            _ => {}
+        }
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let finished = refused_besides(&files, &flags).await;
+        assert_told(&finished, &[&[&format!("--{flag}"), "odd"]]);
+        assert!(!finished.stderr.contains("secret"), "{}", finished.stderr);
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_not_its_certificate_s_is_told_by_both_flags() {
+    let files = Files::new();
+    for (certificate, key, other) in [
+        ("tls-cert-file", "tls-private-key-file", "proxy.key"),
+        ("proxy-client-cert-file", "proxy-client-key-file", "tls.key"),
+    ] {
+        let own = if certificate == "tls-cert-file" {
+            "tls.crt"
+        } else {
+            "proxy.crt"
+        };
+        let flags = [format!("--{certificate}={own}"), format!("--{key}={other}")];
+        let all = needed(([127, 0, 0, 1], 1).into());
+        let all = all
+            .iter()
+            .filter(|flag| !flag.starts_with("--tls") || own != "tls.crt");
+        let all: Vec<&str> = ["serve"]
+            .into_iter()
+            .chain(all.map(String::as_str))
+            .chain(flags.iter().map(String::as_str))
+            .collect();
+        let finished = process::run(&files, &all).await;
+        assert!(matches!(finished.code, Some(1 | 2)), "{finished:?}");
+        assert_told(&finished, &[&[&format!("--{certificate}")]]);
+    }
+}
+
+#[tokio::test]
+async fn half_of_a_pair_is_told() {
+    let files = Files::new();
+    for (given, missing) in [
+        (
+            "--proxy-client-cert-file=proxy.crt",
+            "--proxy-client-key-file",
+        ),
+        (
+            "--proxy-client-key-file=proxy.key",
+            "--proxy-client-cert-file",
+        ),
+    ] {
+        let finished = refused_besides(&files, &[given]).await;
+        assert_told(&finished, &[&[missing]]);
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_cannot_be_one_is_told() {
+    for upstream in [
+        "http://127.0.0.1:6443",
+        "https://127.0.0.1:6443/prefix",
+        "https://127.0.0.1:6443?x=y",
+        "https://user:password@127.0.0.1:6443",
+        "https://",
+        "127.0.0.1:6443",
+        "not a url",
+        "https://127.0.0.1:66666",
+    ] {
+        let flag = format!("--upstream={upstream}");
+        let finished = refused_besides(&Files::new(), &[&flag]).await;
+        assert_told(&finished, &[&["--upstream"]]);
+        assert!(!finished.stderr.contains("password"), "{}", finished.stderr);
+    }
+}
+
+#[tokio::test]
+async fn without_an_upstream_ca_the_system_s_are_trusted() {
+    let mut upstream = Upstream::start().await;
+    let mut flags = needed(upstream.address);
+    flags.retain(|flag| !flag.starts_with("--upstream-ca-file"));
+    let system = [("SSL_CERT_FILE", "upstream-ca.crt")];
+    let weir = Process::start_with(Files::new(), &flags, &system).await;
+    let call = weir.alice(Http::Two).send(Ask::get(LIST)).await;
+    upstream.next().await.reply(200, "{}").await;
+    assert_eq!(call.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn values_that_cannot_be_are_told() {
+    for (flag, part) in [
+        ("--goaway-chance=0.5", "0.02"),
+        ("--request-timeout=60", "unit"),
+        ("--max-requests-inflight=-1", "--max-requests-inflight"),
+        (
+            "--http2-max-streams-per-connection=0",
+            "--http2-max-streams-per-connection",
+        ),
+        ("--trusted-proxies=10.0.0.0/33", "--trusted-proxies"),
+        ("--tls-min-version=VersionTLS10", "--tls-min-version"),
+        ("--log-level=weir=loud=er", "--log-level"),
+        ("--no-such-flag=1", "--no-such-flag"),
+    ] {
+        let finished = refused_besides(&Files::new(), &[flag]).await;
+        assert_told(&finished, &[&[part]]);
+    }
+}
+
+#[tokio::test]
+async fn faults_of_a_token_file_are_told_with_their_lines() {
+    let files = Files::new();
+    files.write("tokens.csv", "good,alice,1\nonly-a-token\nbad,bob\n");
+    let finished = refused_besides(&files, &["--token-auth-file=tokens.csv"]).await;
+    assert_told(
+        &finished,
+        &[&["--token-auth-file", "tokens.csv:2:"], &["tokens.csv:3:"]],
+    );
+    assert!(
+        !finished.stderr.contains("only-a-token"),
+        "{}",
+        finished.stderr
+    );
+}
+
+/// Until API Priority and Fairness is there.
+#[tokio::test]
+async fn priority_and_fairness_can_only_be_off_for_now() {
+    for flag in [
+        "--enable-priority-and-fairness=true",
+        "--enable-priority-and-fairness",
+    ] {
+        let finished = refused_besides(&Files::new(), &[flag]).await;
+        assert_told(&finished, &[&["--enable-priority-and-fairness", "false"]]);
+    }
+    let upstream = Upstream::start().await;
+    let flags = ["--enable-priority-and-fairness=false"];
+    Process::serve(upstream.address, &flags).await;
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_is_told() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    for flag in [
+        format!("--secure-port={}", address.port()),
+        format!("--admin-address={address}"),
+        format!("--health-address={address}"),
+    ] {
+        let name = flag.split('=').next().unwrap().to_owned();
+        let mut flags = needed(([127, 0, 0, 1], 1).into());
+        flags.retain(|other| !other.starts_with(&format!("{name}=")));
+        flags.push(flag);
+        let all: Vec<&str> = ["serve"]
+            .into_iter()
+            .chain(flags.iter().map(String::as_str))
+            .collect();
+        let finished = process::run(&Files::new(), &all).await;
+        assert_eq!(finished.code, Some(1), "{finished:?}");
+        assert_told(&finished, &[&[&address.to_string()]]);
+    }
+}
+
+#[tokio::test]
+async fn help_and_version_are_no_faults() {
+    let files = Files::new();
+    let version = process::run(&files, &["--version"]).await;
+    assert_eq!((version.code, version.stderr.as_str()), (Some(0), ""));
+    assert!(version.stdout.contains(env!("CARGO_PKG_VERSION")));
+    let help = process::run(&files, &["serve", "--help"]).await;
+    assert_eq!(help.code, Some(0));
+    for flag in [
+        "--bind-address",
+        "--secure-port",
+        "--tls-cert-file",
+        "--tls-private-key-file",
+        "--client-ca-file",
+        "--token-auth-file",
+        "--max-requests-inflight",
+        "--max-mutating-requests-inflight",
+        "--enable-priority-and-fairness",
+        "--request-timeout",
+        "--http2-max-streams-per-connection",
+        "--shutdown-delay-duration",
+        "--shutdown-watch-termination-grace-period",
+        "--proxy-client-cert-file",
+        "--proxy-client-key-file",
+        "--upstream",
+        "--upstream-ca-file",
+        "--kubeconfig",
+        "--context",
+        "--trusted-proxies",
+        "--admin-address",
+        "--health-address",
+        "--config",
+    ] {
+        assert!(help.stdout.contains(flag), "{flag}");
+    }
+    assert_eq!(process::run(&files, &[]).await.code, Some(2));
+}
