@@ -85,7 +85,10 @@ fn time(controller: &Controller, threads: usize, users: &[UserInfo], rounds: u64
                 scope.spawn(move || {
                     let mut users = users.iter().cycle().skip(worker);
                     start.wait();
-                    for user in users.by_ref().take(usize::try_from(rounds).expect("64 bits")) {
+                    for user in users
+                        .by_ref()
+                        .take(usize::try_from(rounds).expect("64 bits"))
+                    {
                         pass(controller, info, user, arrived);
                     }
                 })

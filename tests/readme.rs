@@ -3,10 +3,15 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use clap::Command;
 use clap::CommandFactory;
 use weir::cli::flags::Cli;
+use weir::flowcontrol::bootstrap;
+use weir::flowcontrol::controller;
+use weir::flowcontrol::controller::Controller;
+use weir::flowcontrol::controller::Enforcement;
 use weir::limits::MaxInFlight;
 use weir::limits::max_in_flight;
 use weir::metrics::Registry;
@@ -97,10 +102,21 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
     };
     let _limiter = MaxInFlight::new(limits, &registry);
     let _requests = RequestMetrics::register(&registry);
+    let fairness = controller::Config {
+        server_concurrency_limit: 600,
+        request_timeout: Duration::from_secs(60),
+        enforcement: Enforcement::Enforce,
+        consistent_reads_from_cache: true,
+    };
+    let apart = Registry::new(); // the two limiters share names and never run together
+    let _controller = Controller::new(fairness, &bootstrap::complete(Vec::new()), &apart);
     let _server = weir::server::Metrics::register(&registry);
     let _upstream = weir::upstream::Metrics::register(&registry);
     let mut made = String::from("\n| metric | labels | |\n|---|---|---|\n");
-    for metric in registry.described() {
+    let mut all = [registry.described(), apart.described()].concat();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all.dedup_by(|a, b| a.name == b.name);
+    for metric in all {
         let labels = metric.labels.join(", ");
         let help = metric
             .help

@@ -177,10 +177,9 @@ impl Made {
         if let Some(admin) = admin {
             fs::write(folder.join("admin-address"), admin.to_string())?;
         }
-        let token = certificates
-            .users
-            .first()
-            .map_or("", |admin| admin.token.as_str());
+        // Not the admin's: system:masters is never refused.
+        let alice = certificates.users.iter().find(|user| user.name == "alice");
+        let token = alice.map_or("", |alice| alice.token.as_str());
         let here = folder.display();
         println!("The API server is at {url}; everything about it is in {here}. Try:\n");
         println!("  kubectl --kubeconfig {here}/kubeconfig get nodes");

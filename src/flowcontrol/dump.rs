@@ -267,3 +267,95 @@ fn go_duration(duration: Duration) -> String {
     }
     text + name
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flowcontrol::controller::tests::MS;
+    use crate::flowcontrol::controller::tests::PODS;
+    use crate::flowcontrol::controller::tests::WATCH;
+    use crate::flowcontrol::controller::tests::one_level;
+    use crate::flowcontrol::controller::tests::pass;
+    use crate::flowcontrol::controller::tests::queue;
+
+    /// As kube-apiserver 1.36 printed it.
+    const PRINTED: &str = "\
+PriorityLevelName, FlowSchemaName, QueueIndex, RequestIndexInQueue, FlowDistingsher, ArriveTime,                     InitialSeats, FinalSeats, AdditionalLatency, StartTime,                      UserName, Verb,   APIPath,                                        Namespace, Name,   APIVersion, Resource, SubResource
+exempt,            exempt,         -1,         -1,                  ,                2026-11-21T02:07:52.617114259Z, 1,            0,          0s,                2026-11-21T02:07:52.617114259Z, admin,    get,    /debug/api_priority_and_fairness/dump_requests, ,          ,       ,           ,         
+global-default,    global-default, 10,         0,                   loader,          2026-11-21T02:07:47.172654543Z, 8,            0,          0s,                0001-01-01T00:00:00Z,           loader,   list,   /api/v1/nodes,                                  ,          ,       v1,         nodes,    
+";
+
+    #[test]
+    fn tables_are_laid_out_as_upstreams() {
+        let mut lines = PRINTED.lines().map(|line| {
+            let cells = line.split(',').map(|cell| cell.trim().to_owned());
+            cells.collect::<Vec<_>>()
+        });
+        let columns = lines.next().unwrap();
+        let columns: Vec<_> = columns.iter().map(String::as_str).collect();
+        assert_eq!(table(columns.iter(), lines.collect()), PRINTED);
+    }
+
+    #[test]
+    fn durations_read_as_in_go() {
+        for (nanoseconds, text) in [
+            (0, "0s"),
+            (7, "7ns"),
+            (1_500, "1.5µs"),
+            (5_000_000, "5ms"),
+            (12_500_000, "12.5ms"),
+            (1_000_000_001, "1.000000001s"),
+            (90_000_000_000, "1m30s"),
+            (3_600_000_000_000, "1h0m0s"),
+        ] {
+            assert_eq!(go_duration(Duration::from_nanos(nanoseconds)), text);
+        }
+    }
+
+    #[test]
+    fn a_client_cannot_write_lines_of_its_own() {
+        assert_eq!(text(b"/a\nb\tc\xff\xc3\xa9"), "/a\\nb\\tc\u{fffd}é");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_dumps_show_who_waits_and_who_runs() {
+        let world = one_level(1, queue(2, 10));
+        let today = Today {
+            now: Clock.now(),
+            wall: "2026-11-21T02:07:47.5Z"
+                .parse::<Timestamp>()
+                .unwrap()
+                .into(),
+        };
+        for _ in 0..10 {
+            let mut watch = world.admit("w", "GET", WATCH).await.unwrap();
+            watch.initialized();
+            std::mem::forget(watch);
+        }
+        let held = world.admit("alice", "POST", PODS).await.unwrap();
+        pass(MS / 4).await;
+        let waiting = world.get("bob").begin();
+        assert_eq!(world.controller.dump_requests_of(today, true), "\
+PriorityLevelName, FlowSchemaName, QueueIndex, RequestIndexInQueue, FlowDistingsher, ArriveTime,                  InitialSeats, FinalSeats, AdditionalLatency, StartTime,                UserName, Verb,   APIPath,                     Namespace, Name,   APIVersion, Resource, SubResource
+work,              all,            0,          -1,                  alice,           2026-11-21T02:07:47.5Z,      1,            1,          5ms,               2026-11-21T02:07:47.5Z,   alice,    create, /api/v1/namespaces/a/pods,   a,         ,       v1,         pods,     
+work,              all,            1,          0,                   bob,             2026-11-21T02:07:47.50025Z,  1,            0,          0s,                0001-01-01T00:00:00Z,     bob,      get,    /api/v1/namespaces/a/pods/p, a,         p,      v1,         pods,     
+");
+        drop(held);
+        assert_eq!(world.controller.dump_queues(), "\
+PriorityLevelName, Index,  PendingRequests, ExecutingRequests, SeatsInUse, NextDispatchR, InitialSeatsSum, MaxSeatsSum, TotalWorkSum
+work,              0,      0,               0,                 1,          0.00525000ss,  0,               0,           0.00000000ss
+work,              1,      1,               0,                 0,          0.00025000ss,  1,               1,           0.00300000ss
+");
+        assert_eq!(world.controller.dump_requests_of(today, false), "\
+PriorityLevelName, FlowSchemaName, QueueIndex, RequestIndexInQueue, FlowDistingsher, ArriveTime,                 InitialSeats, FinalSeats, AdditionalLatency, StartTime
+work,              all,            1,          0,                   bob,             2026-11-21T02:07:47.50025Z, 1,            0,          0s,                0001-01-01T00:00:00Z
+");
+        drop(waiting);
+        assert_eq!(world.controller.dump_priority_levels(), "\
+PriorityLevelName, ActiveQueues, IsIdle, IsQuiescing, WaitingRequests, ExecutingRequests, DispatchedRequests, RejectedRequests, TimedoutRequests, CancelledRequests
+catch-all,         0,            true,   false,       0,               0,                 0,                  0,                0,                0
+exempt,            0,            true,   false,       0,               0,                 0,                  0,                0,                0
+work,              0,            true,   false,       0,               0,                 11,                 1,                0,                1
+");
+    }
+}

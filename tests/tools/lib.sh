@@ -134,7 +134,7 @@ ended() {
 finish() {
     if within "${2:-$LIMIT}" ended "$1"; then
         STATUS=0
-        wait "${PIDS[$1]}" || STATUS=$?
+        { wait "${PIDS[$1]}" || STATUS=$?; } 2>/dev/null
         unset "PIDS[$1]"
     else
         STATUS="still running after ${2:-$LIMIT} s"
@@ -155,12 +155,12 @@ playground() {
     serving "$name"
 }
 
-# apiserver NAME [FLAG...]: only the API server. Sets DIR and ADDRESS.
+# apiserver NAME PORT [FLAG...]: only the API server. Sets DIR and ADDRESS.
 apiserver() {
-    local name=$1
-    shift
+    local name=$1 port=$2
+    shift 2
     DIR=$WORK/$name
-    start "$name" "$WEIR" playground --apiserver-only --dir "$DIR" --secure-port 0 "$@"
+    start "$name" "$WEIR" playground --apiserver-only --dir "$DIR" --secure-port "$port" "$@"
     serving "$name"
 }
 

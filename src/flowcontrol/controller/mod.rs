@@ -14,7 +14,7 @@ mod configuration;
 mod dry_run;
 mod snapshot;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::cell::Cell;
 use std::fmt;

@@ -15,8 +15,6 @@ mod details;
 mod place;
 mod state;
 mod tally;
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 use std::sync::Arc;

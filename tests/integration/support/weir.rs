@@ -14,6 +14,7 @@ use tokio_rustls::client::TlsStream;
 use weir::app::App;
 use weir::config;
 use weir::config::Config;
+use weir::config::Limits;
 use weir::identity::TokenFile;
 use weir::limits::max_in_flight;
 use weir::server::tls;
@@ -70,10 +71,10 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             tokens: TokenFile::parse(TOKENS).unwrap(),
             headers: IdentityHeaders::default(),
         },
-        limits: max_in_flight::Config {
+        limits: Limits::MaxInFlight(max_in_flight::Config {
             read_only: 0.into(),
             mutating: 0.into(),
-        },
+        }),
         request_timeout: Duration::from_secs(60),
         upstream: upstream::Config {
             target: Target {
@@ -107,10 +108,10 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
 impl Setup {
     /// `--max-requests-inflight` and `--max-mutating-requests-inflight`.
     pub(crate) fn limits(mut self, read_only: u32, mutating: u32) -> Self {
-        self.config.limits = max_in_flight::Config {
+        self.config.limits = Limits::MaxInFlight(max_in_flight::Config {
             read_only: read_only.into(),
             mutating: mutating.into(),
-        };
+        });
         self
     }
 

@@ -1,0 +1,125 @@
+//! Finds the end of a JSON object or array whose content does not matter, 64 bytes at a time.
+//!
+//! Each block becomes bit sets, one bit a byte: quotes, backslashes, brackets. From those follow the
+//! bytes in strings, and without a branch for each string or bracket how deep the block ends. Only
+//! brackets are counted: that each is closed by one of its own kind, and what stands between them, is
+//! not checked.
+
+/// As many bytes as a `u64` has bits.
+const BLOCK: usize = 64;
+/// Sums eight bytes up in the highest.
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// Where in the value the scan is.
+#[derive(Debug)]
+pub(super) struct Nested {
+    /// How many brackets are open.
+    depth: u64,
+    in_string: bool,
+    /// The next byte follows a backslash.
+    escaped: bool,
+}
+
+impl Nested {
+    /// Just after the first bracket.
+    pub(super) const fn opened() -> Self {
+        Self {
+            depth: 1,
+            in_string: false,
+            escaped: false,
+        }
+    }
+
+    /// Reads on to the end of the value. Gives what follows it, or nothing if it does not end here.
+    pub(super) fn skip<'i>(&mut self, input: &'i [u8]) -> Option<&'i [u8]> {
+        let (blocks, tail) = input.as_chunks::<BLOCK>();
+        let mut rest = input;
+        for block in blocks {
+            if let Some(end) = self.skip_block(block, BLOCK) {
+                return rest.get(end..);
+            }
+            rest = rest.get(BLOCK..)?;
+        }
+        let mut last = [b' '; BLOCK];
+        last.get_mut(..tail.len())?.copy_from_slice(tail);
+        let end = self.skip_block(&last, tail.len())?;
+        tail.get(end..)
+    }
+
+    /// Takes in the first `length` bytes of a block, which spaces follow. Gives the position after
+    /// the end of the value, if it ends in there.
+    fn skip_block(&mut self, block: &[u8; BLOCK], length: usize) -> Option<usize> {
+        let escaped = self.escaped_in(bits(block, |byte| byte == b'\\'), length);
+        let quotes = bits(block, |byte| byte == b'"') & !escaped;
+        let strings = parities(quotes) ^ if self.in_string { u64::MAX } else { 0 };
+        self.in_string = strings >> 63 == 1;
+        let counted = !(strings | escaped);
+        // The two kinds of bracket differ in this one bit.
+        let opening = bits(block, |byte| byte | 0x20 == b'{') & counted;
+        let closing = bits(block, |byte| byte | 0x20 == b'}') & counted;
+        let closed = u64::from(closing.count_ones());
+        if closed < self.depth {
+            self.depth += u64::from(opening.count_ones());
+            self.depth -= closed;
+            return None;
+        }
+        let mut brackets = opening | closing;
+        while brackets != 0 {
+            let first = brackets & brackets.wrapping_neg();
+            if opening & first != 0 {
+                self.depth += 1;
+            } else {
+                self.depth -= 1;
+            }
+            if self.depth == 0 {
+                return usize::try_from(first.trailing_zeros() + 1).ok();
+            }
+            brackets ^= first;
+        }
+        None
+    }
+
+    /// Which bytes of a block follow a backslash that is not itself escaped.
+    fn escaped_in(&mut self, mut backslashes: u64, length: usize) -> u64 {
+        let mut escaped = u64::from(self.escaped);
+        self.escaped = self.escaped && length == 0;
+        backslashes &= !escaped;
+        while backslashes != 0 {
+            let first = backslashes & backslashes.wrapping_neg();
+            let next = first << 1;
+            escaped |= next;
+            backslashes &= !(first | next);
+            self.escaped = first.trailing_zeros() + 1 == u32::try_from(length).unwrap_or(0);
+        }
+        escaped
+    }
+}
+
+/// The bytes for which `wanted` holds. Written so that a compiler makes vector instructions of it.
+fn bits(block: &[u8; BLOCK], wanted: impl Fn(u8) -> bool) -> u64 {
+    let mut weights = [0; BLOCK];
+    let (eights, _) = weights.as_chunks_mut::<8>();
+    for (weights, bytes) in eights.iter_mut().zip(block.as_chunks::<8>().0) {
+        for (bit, (weight, byte)) in weights.iter_mut().zip(bytes).enumerate() {
+            *weight = if wanted(*byte) { 1 << bit } else { 0 };
+        }
+    }
+    let mut set = [0; BLOCK / 8];
+    for (bits, weights) in set.iter_mut().zip(weights.as_chunks::<8>().0) {
+        [.., *bits] = u64::from_le_bytes(*weights)
+            .wrapping_mul(ONES)
+            .to_le_bytes();
+    }
+    u64::from_le_bytes(set)
+}
+
+/// For each bit whether an odd number is set up to and with it: from an opening quote to just before
+/// its closing one.
+const fn parities(mut bits: u64) -> u64 {
+    let mut width = 1;
+    while width < u64::BITS {
+        bits ^= bits << width;
+        width *= 2;
+    }
+    bits
+}

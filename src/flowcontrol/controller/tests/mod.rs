@@ -1,0 +1,248 @@
+//! What must hold of the shell: nothing is lost or kept, whenever whoever leaves. Time is the
+//! runtime's, which stands still.
+
+mod dry_run;
+mod passing;
+mod reconfiguration;
+mod storm;
+mod waiting;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::Context;
+use std::task::Poll;
+use std::task::Waker;
+
+use super::*;
+use crate::api::flowcontrol::FlowDistinguisherMethodType;
+use crate::api::flowcontrol::FlowSchema;
+use crate::api::flowcontrol::FlowSchemaSpec;
+use crate::api::flowcontrol::LimitResponse;
+use crate::api::flowcontrol::LimitResponseType;
+use crate::api::flowcontrol::LimitedPriorityLevelConfiguration;
+use crate::api::flowcontrol::NonResourcePolicyRule;
+use crate::api::flowcontrol::ObjectMeta;
+use crate::api::flowcontrol::PolicyRulesWithSubjects;
+use crate::api::flowcontrol::PriorityLevelConfiguration;
+use crate::api::flowcontrol::PriorityLevelConfigurationSpec;
+use crate::api::flowcontrol::PriorityLevelEnablement;
+use crate::api::flowcontrol::QueuingConfiguration;
+use crate::api::flowcontrol::ResourcePolicyRule;
+use crate::api::flowcontrol::Subject;
+use crate::api::flowcontrol::SubjectKind;
+use crate::flowcontrol::level::Overview;
+use crate::flowcontrol::queue_set::Totals;
+
+pub(crate) const MS: Duration = Duration::from_millis(1);
+pub(crate) const POD: &str = "/api/v1/namespaces/a/pods/p";
+pub(crate) const PODS: &str = "/api/v1/namespaces/a/pods";
+pub(crate) const WATCH: &str = "/api/v1/namespaces/a/pods?watch=1&resourceVersion=7";
+
+/// A controller, and what it shows.
+pub(crate) struct World {
+    pub(crate) controller: Arc<Controller>,
+    pub(crate) registry: Registry,
+}
+
+/// What the admission of a request comes to.
+pub(crate) type Outcome = Result<Admitted, Rejected>;
+
+pub(crate) fn world(seats: u32, enforcement: Enforcement, objects: &[Object]) -> World {
+    let registry = Registry::new();
+    let config = Config {
+        server_concurrency_limit: seats,
+        request_timeout: 60_000 * MS,
+        enforcement,
+        consistent_reads_from_cache: true,
+    };
+    World {
+        controller: Controller::new(config, objects, &registry),
+        registry,
+    }
+}
+
+/// One level `work` with so many seats, to which everybody is led, and the mandatory ones.
+pub(crate) fn one_level(seats: u32, limit_response: LimitResponse) -> World {
+    let objects = [
+        level("work", 100, limit_response),
+        schema("all", "work", "*"),
+    ];
+    world(seats, Enforcement::Enforce, &objects)
+}
+
+pub(crate) fn queue(queues: i32, queue_length_limit: i32) -> LimitResponse {
+    LimitResponse {
+        kind: LimitResponseType::Queue,
+        queuing: Some(QueuingConfiguration {
+            queues,
+            hand_size: 1,
+            queue_length_limit,
+        }),
+    }
+}
+
+pub(crate) fn reject() -> LimitResponse {
+    LimitResponse {
+        kind: LimitResponseType::Reject,
+        queuing: None,
+    }
+}
+
+pub(crate) fn level(name: &str, shares: i32, limit_response: LimitResponse) -> Object {
+    Object::PriorityLevelConfiguration(PriorityLevelConfiguration {
+        metadata: meta(name),
+        spec: PriorityLevelConfigurationSpec {
+            enablement: PriorityLevelEnablement::Limited,
+            limited: Some(LimitedPriorityLevelConfiguration {
+                nominal_concurrency_shares: shares,
+                limit_response,
+                lendable_percent: 0,
+                borrowing_limit_percent: None,
+            }),
+            exempt: None,
+        },
+        ..PriorityLevelConfiguration::default()
+    })
+}
+
+/// Leads a user (`*`: everybody) to a level.
+pub(crate) fn schema(name: &str, level: &str, user: &str) -> Object {
+    let any = || vec!["*".to_owned()];
+    let rules = PolicyRulesWithSubjects {
+        subjects: vec![Subject {
+            kind: SubjectKind::User,
+            user: Some(user.to_owned()),
+            ..Subject::default()
+        }],
+        resource_rules: vec![ResourcePolicyRule {
+            verbs: any(),
+            api_groups: any(),
+            resources: any(),
+            cluster_scope: true,
+            namespaces: any(),
+        }],
+        non_resource_rules: vec![NonResourcePolicyRule {
+            verbs: any(),
+            non_resource_urls: any(),
+        }],
+    };
+    Object::FlowSchema(FlowSchema {
+        metadata: meta(name),
+        spec: FlowSchemaSpec {
+            priority_level_configuration: level.to_owned(),
+            matching_precedence: if user == "*" { 900 } else { 500 },
+            distinguisher_method: Some(FlowDistinguisherMethodType::ByUser),
+            rules: vec![rules],
+        },
+        ..FlowSchema::default()
+    })
+}
+
+fn meta(name: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: name.to_owned(),
+        ..ObjectMeta::default()
+    }
+}
+
+impl World {
+    /// A request that arrives now, and has no deadline.
+    pub(crate) async fn admit(&self, user: &str, method: &str, target: &str) -> Outcome {
+        self.admit_until(user, method, target, Clock.now(), None)
+            .await
+    }
+
+    pub(crate) async fn admit_until(
+        &self,
+        user: &str,
+        method: &str,
+        target: &str,
+        arrived: Instant,
+        deadline: Option<Instant>,
+    ) -> Outcome {
+        let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+        let user = UserInfo {
+            name: user.to_owned(),
+            groups: vec!["system:authenticated".to_owned()],
+            ..UserInfo::default()
+        };
+        self.controller.admit(&info, &user, arrived, deadline).await
+    }
+
+    /// A get, as a future of which each step can be seen.
+    pub(crate) fn get<'w>(&'w self, user: &'w str) -> Step<'w> {
+        Step(Box::pin(self.admit(user, "GET", POD)))
+    }
+
+    /// A get that must not have to wait.
+    pub(crate) fn get_now(&self, user: &str) -> Admitted {
+        match self.get(user).step() {
+            Poll::Ready(Ok(admitted)) => admitted,
+            other => panic!("{user} is not let through: {other:?}"),
+        }
+    }
+
+    /// Some if the level is in use.
+    pub(crate) fn overview(&self, level: &str) -> Option<Overview> {
+        let levels = self.controller.levels();
+        let known = levels.iter().find(|known| known.name() == level)?;
+        Some(known.overview())
+    }
+
+    pub(crate) fn totals(&self, level: &str) -> Totals {
+        self.overview(level).expect("a level in use").totals
+    }
+
+    /// Waiting, executing, seats in use.
+    pub(crate) fn now(&self, level: &str) -> (usize, usize, u64) {
+        let totals = self.totals(level);
+        (
+            totals.requests_waiting,
+            totals.requests_executing,
+            totals.seats_in_use,
+        )
+    }
+
+    /// The value of a series, by its name and labels as they are shown.
+    pub(crate) fn value(&self, series: &str) -> Option<f64> {
+        let text = self.registry.render();
+        let line = text.lines().find_map(|line| line.strip_prefix(series))?;
+        line.strip_prefix(' ')?.parse().ok()
+    }
+
+    pub(crate) fn watchers(&self, method: &str, target: &str) -> usize {
+        let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+        lock(&self.controller.watches).interested_watches(&info)
+    }
+}
+
+/// An admission under way.
+pub(crate) struct Step<'w>(Pin<Box<dyn Future<Output = Outcome> + Send + 'w>>);
+
+impl Step<'_> {
+    /// Looks whether it has come to anything.
+    pub(crate) fn step(&mut self) -> Poll<Outcome> {
+        self.0
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    /// Makes it wait.
+    pub(crate) fn begin(mut self) -> Self {
+        assert!(self.step().is_pending(), "it does not have to wait");
+        self
+    }
+}
+
+/// Lets tasks run that need no more time.
+pub(crate) async fn settle() {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Lets this much time pass, and whatever is due in it happen.
+pub(crate) async fn pass(time: Duration) {
+    tokio::time::sleep(time).await;
+    settle().await;
+}

@@ -1,0 +1,230 @@
+//! The configuration changes while requests wait and run.
+
+use super::*;
+
+fn objects(levels: &[Object]) -> Vec<Object> {
+    let mut objects = levels.to_vec();
+    objects.push(schema("all", "work", "*"));
+    objects
+}
+
+/// The level `work`, as far as it is left in `dump_priority_levels`.
+fn quiescing(world: &World) -> Option<bool> {
+    world.overview("work").map(|shown| shown.is_quiescing)
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_seats_let_those_start_who_wait() {
+    let world = one_level(1, queue(1, 10));
+    let _held = world.get_now("a");
+    let mut waiting = world.get("b").begin();
+    world
+        .controller
+        .set_server_concurrency_limit(Clock.now(), 5);
+    assert!(matches!(waiting.step(), Poll::Ready(Ok(_))));
+    let limit = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"work\"}";
+    assert_eq!(world.value(limit), Some(5.0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn fewer_seats_stop_nobody_who_runs() {
+    let world = one_level(3, queue(1, 10));
+    let held = [world.get_now("a"), world.get_now("b"), world.get_now("c")];
+    world
+        .controller
+        .set_server_concurrency_limit(Clock.now(), 1);
+    assert_eq!(world.now("work"), (0, 3, 3));
+    let mut waiting = world.get("d").begin();
+    let [first, second, third] = held;
+    drop(first);
+    drop(second);
+    assert!(waiting.step().is_pending());
+    drop(third);
+    assert!(matches!(waiting.step(), Poll::Ready(Ok(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_goes_on_waiting_when_the_level_ceases_to_queue() {
+    let world = one_level(1, queue(4, 10));
+    let held = world.get_now("a");
+    let mut waiting = world.get("b").begin();
+    let rejecting = objects(&[level("work", 100, reject())]);
+    world.controller.configure(Clock.now(), &rejecting);
+    assert!(waiting.step().is_pending());
+    let rejected = world.admit("c", "GET", POD).await.unwrap_err();
+    assert_eq!(rejected.reason, Reason::ConcurrencyLimit);
+    drop(held);
+    assert!(matches!(waiting.step(), Poll::Ready(Ok(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_level_that_is_removed_while_requests_wait_drains_and_then_goes() {
+    let world = one_level(1, queue(1, 10));
+    let running = {
+        let controller = Arc::clone(&world.controller);
+        tokio::spawn(async move { controller.run().await })
+    };
+    settle().await;
+    let held = world.get_now("a");
+    let mut waiting = world.get("b").begin();
+    world.controller.configure(Clock.now(), &[]);
+    assert_eq!(quiescing(&world), Some(true));
+    let dump = world.controller.dump_priority_levels();
+    assert!(
+        dump.contains("work,              1,            false,  true,        1,"),
+        "{dump}"
+    );
+    let elsewhere = world.get_now("c");
+    assert_eq!(elsewhere.priority_level().name, "catch-all");
+    drop(held);
+    settle().await;
+    assert_eq!(quiescing(&world), Some(true), "one still runs");
+    let Poll::Ready(Ok(last)) = waiting.step() else {
+        panic!("its turn has come");
+    };
+    assert_eq!(last.priority_level().name, "work");
+    drop(last);
+    settle().await;
+    assert_eq!(quiescing(&world), None);
+    assert!(!world.controller.dump_priority_levels().contains("work"));
+    let dispatched = "apiserver_flowcontrol_dispatched_requests_total\
+                      {flow_schema=\"all\",priority_level=\"work\"}";
+    assert_eq!(
+        world.value(dispatched),
+        Some(2.0),
+        "what was counted remains"
+    );
+    running.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_level_that_comes_back_while_it_drains_never_went() {
+    let world = one_level(1, queue(1, 10));
+    let held = world.get_now("a");
+    let mut waiting = world.get("b").begin();
+    world.controller.configure(Clock.now(), &[]);
+    world
+        .controller
+        .configure(Clock.now(), &objects(&[level("work", 100, queue(1, 10))]));
+    assert_eq!(quiescing(&world), Some(false));
+    assert_eq!(world.now("work"), (1, 1, 1));
+    drop(held);
+    assert!(matches!(waiting.step(), Poll::Ready(Ok(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_level_that_comes_back_later_begins_anew() {
+    let world = one_level(2, queue(1, 10));
+    drop(world.get_now("a"));
+    world.controller.configure(Clock.now(), &[]);
+    assert_eq!(quiescing(&world), None);
+    world
+        .controller
+        .configure(Clock.now(), &objects(&[level("work", 100, queue(1, 10))]));
+    assert_eq!(world.totals("work"), Totals::default());
+    let _held = [world.get_now("a"), world.get_now("b")];
+    let _waiting = world.get("c").begin();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_comes_to_a_level_that_has_gone_is_led_elsewhere() {
+    let world = one_level(1, queue(1, 10));
+    let before = world.controller.snapshot.load_full();
+    world.controller.configure(Clock.now(), &[]);
+    let route = before
+        .routes
+        .iter()
+        .find(|route| route.flow_schema.name == "all");
+    let info = RequestInfo::parse("GET", POD.as_bytes()).unwrap();
+    let arriving = Arriving {
+        info: &info,
+        user: &UserInfo::default(),
+        flow_distinguisher: b"",
+        flow_hash: 0,
+        work: WorkEstimate::default(),
+        interested_watches: None,
+    };
+    let refused = route.unwrap().arrive(Clock.now(), &arriving).unwrap_err();
+    assert_eq!(refused, Refused::Closed);
+    assert_eq!(world.get_now("a").priority_level().name, "catch-all");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draining_level_keeps_its_seats_until_it_has_gone() {
+    let levels = [
+        level("work", 50, queue(1, 10)),
+        level("other", 45, queue(1, 10)),
+    ];
+    let world = world(20, Enforcement::Enforce, &objects(&levels));
+    let nominal = |name: &str| {
+        let series =
+            format!("apiserver_flowcontrol_nominal_limit_seats{{priority_level=\"{name}\"}}");
+        world.value(&series).unwrap()
+    };
+    assert_eq!((nominal("work"), nominal("other")), (10.0, 9.0));
+    let held = world.get_now("a");
+    world.controller.configure(Clock.now(), &levels[1..]);
+    assert_eq!(nominal("other"), 9.0);
+    drop(held);
+    world.controller.configure(Clock.now(), &levels[1..]);
+    assert_eq!(nominal("other"), 18.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn seats_follow_the_demand() {
+    let mut idle = level("idle", 50, queue(1, 10));
+    if let Object::PriorityLevelConfiguration(level) = &mut idle {
+        level.spec.limited.as_mut().unwrap().lendable_percent = 80;
+    }
+    let levels = [level("work", 45, queue(1, 50)), idle];
+    let world = world(20, Enforcement::Enforce, &objects(&levels));
+    let limit = |name: &str| {
+        let series =
+            format!("apiserver_flowcontrol_current_limit_seats{{priority_level=\"{name}\"}}");
+        world.value(&series).unwrap()
+    };
+    let users: Vec<_> = (0..40).map(|n| format!("u{n}")).collect();
+    let mut requests: Vec<_> = users.iter().map(|user| world.get(user)).collect();
+    let mut held = Vec::new();
+    for request in &mut requests {
+        if let Poll::Ready(admitted) = request.step() {
+            held.push(admitted.unwrap());
+        }
+    }
+    let before = held.len();
+    pass(10_000 * MS).await;
+    world.controller.adjust(Clock.now());
+    assert_eq!((limit("work"), limit("idle")), (17.0, 2.0));
+    for request in requests.iter_mut().skip(before) {
+        if let Poll::Ready(admitted) = request.step() {
+            held.push(admitted.unwrap());
+        }
+    }
+    assert_eq!(held.len(), 17, "after {before} at first");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mandatory_level_whose_object_is_deleted_stays_what_it_was() {
+    let exempt = |nominal| {
+        Object::PriorityLevelConfiguration(PriorityLevelConfiguration {
+            metadata: ObjectMeta {
+                name: "exempt".to_owned(),
+                uid: "u-1".to_owned(),
+                ..ObjectMeta::default()
+            },
+            spec: PriorityLevelConfigurationSpec {
+                enablement: PriorityLevelEnablement::Exempt,
+                limited: None,
+                exempt: Some(crate::api::flowcontrol::ExemptPriorityLevelConfiguration {
+                    nominal_concurrency_shares: nominal,
+                    lendable_percent: 0,
+                }),
+            },
+            ..PriorityLevelConfiguration::default()
+        })
+    };
+    let world = world(20, Enforcement::Enforce, &[exempt(5)]);
+    world.controller.configure(Clock.now(), &[]);
+    let limit = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"exempt\"}";
+    assert_eq!(world.value(limit), Some(10.0));
+}

@@ -1,0 +1,224 @@
+//! Requests that wait: whose turn comes, who gives up, and who is dropped.
+
+use std::sync::mpsc;
+
+use super::*;
+
+const TIMED_OUT: &str = "apiserver_flowcontrol_rejected_requests_total\
+                         {flow_schema=\"all\",priority_level=\"work\",reason=\"time-out\"}";
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_starts_when_a_seat_comes_free() {
+    let world = one_level(1, queue(1, 10));
+    let held = world.get_now("a");
+    let mut next = world.get("b").begin();
+    assert_eq!(world.now("work"), (1, 1, 1));
+    pass(7 * MS).await;
+    assert!(next.step().is_pending());
+    drop(held);
+    let Poll::Ready(Ok(admitted)) = next.step() else {
+        panic!("its turn has come");
+    };
+    assert_eq!(admitted.queue_wait(), 7 * MS);
+    assert_eq!(world.now("work"), (0, 1, 1));
+    let waits = "apiserver_flowcontrol_request_wait_duration_seconds_sum\
+                 {execute=\"true\",flow_schema=\"all\",priority_level=\"work\"}";
+    assert_eq!(world.value(waits), Some(0.007));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_refuses() {
+    let world = one_level(1, queue(1, 2));
+    let _held = world.get_now("a");
+    let _waiting = [world.get("b").begin(), world.get("c").begin()];
+    let rejected = world.admit("d", "GET", POD).await.unwrap_err();
+    assert_eq!(rejected.reason, Reason::QueueFull);
+    assert_eq!(world.now("work"), (2, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_dropped_while_it_waits_leaves_the_queue() {
+    let world = one_level(1, queue(1, 10));
+    let held = world.get_now("a");
+    let (second, mut third) = (world.get("b").begin(), world.get("c").begin());
+    drop(second);
+    assert_eq!(world.now("work"), (1, 1, 1));
+    assert_eq!(world.value(TIMED_OUT), Some(1.0));
+    drop(held);
+    assert!(matches!(third.step(), Poll::Ready(Ok(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_dropped_just_as_its_turn_comes_gives_its_seat_back() {
+    let world = one_level(1, queue(1, 10));
+    let held = world.get_now("a");
+    let (second, mut third) = (world.get("b").begin(), world.get("c").begin());
+    drop(held);
+    assert_eq!(
+        world.now("work"),
+        (1, 1, 1),
+        "the second has the seat and does not know"
+    );
+    drop(second);
+    assert!(matches!(third.step(), Poll::Ready(Ok(_))));
+    assert_eq!(world.value(TIMED_OUT), None);
+    let totals = world.totals("work");
+    assert_eq!((totals.dispatched, totals.rejected), (3, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_was_never_polled_was_never_there() {
+    let world = one_level(1, queue(1, 10));
+    drop(world.get("a"));
+    assert_eq!(world.totals("work"), Totals::default());
+}
+
+/// How long a request waits that arrived `ago` and has `time` in all.
+async fn waits(world: &World, ago: Duration, time: Option<Duration>) -> Duration {
+    tokio::time::sleep(ago).await;
+    let now = Clock.now();
+    let arrived = now.checked_sub(ago).unwrap();
+    let deadline = time.map(|time| arrived + time);
+    let outcome = world.admit_until("b", "GET", POD, arrived, deadline).await;
+    assert_eq!(outcome.unwrap_err().reason, Reason::TimeOut);
+    Clock.now() - now
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_a_quarter_of_its_time_from_its_arrival_and_a_minute_at_most() {
+    let world = one_level(1, queue(1, 10));
+    let _held = world.get_now("a");
+    let second = 1000 * MS;
+    assert_eq!(waits(&world, 0 * second, None).await, 15 * second);
+    assert_eq!(
+        waits(&world, 0 * second, Some(8 * second)).await,
+        2 * second
+    );
+    assert_eq!(
+        waits(&world, 5 * second, Some(60 * second)).await,
+        10 * second
+    );
+    assert_eq!(
+        waits(&world, 0 * second, Some(3600 * second)).await,
+        60 * second
+    );
+    assert_eq!(waits(&world, 20 * second, None).await, 0 * second);
+    assert_eq!(world.now("work"), (0, 1, 1));
+    assert_eq!(world.totals("work").cancelled, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_time_to_wait_is_up_may_still_start_at_once() {
+    let world = one_level(1, queue(1, 10));
+    pass(20_000 * MS).await;
+    let arrived = Clock.now().checked_sub(20_000 * MS).unwrap();
+    let admitted = world.admit_until("a", "GET", POD, arrived, None).await;
+    assert_eq!(admitted.unwrap().queue_wait(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_gives_up_just_as_the_turn_comes_has_the_seat() {
+    let world = one_level(1, queue(1, 10));
+    let held = world.get_now("a");
+    let mut second = world.get("b").begin();
+    tokio::time::advance(16_000 * MS).await;
+    drop(held);
+    assert!(matches!(second.step(), Poll::Ready(Ok(_))));
+    drop(second);
+    assert_eq!(world.now("work"), (0, 0, 0));
+    assert_eq!(world.value(TIMED_OUT), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_refusals_make_clients_stay_away_longer() {
+    let world = one_level(1, reject());
+    let _held = world.get_now("a");
+    let mut longest = 0;
+    for _ in 0..10 {
+        let rejected = world.admit("b", "GET", POD).await.unwrap_err();
+        longest = longest.max(rejected.retry_after);
+    }
+    assert!(
+        (1..=2).contains(&longest),
+        "within a second or two it can double once"
+    );
+}
+
+#[test]
+fn a_seat_that_is_freed_on_one_runtime_wakes_who_waits_on_another() {
+    let world = one_level(1, queue(1, 10));
+    let held = world.get_now("a");
+    let (queued, is_queued) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let world = &world;
+        let waiting = scope.spawn(move || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_time().build().unwrap();
+            runtime.block_on(async {
+                let admission = world.admit("b", "GET", POD);
+                let note = async {
+                    queued.send(()).unwrap();
+                };
+                tokio::join!(biased; admission, note).0.is_ok()
+            })
+        });
+        is_queued.recv().unwrap();
+        assert_eq!(world.now("work").0, 1);
+        drop(held);
+        assert!(waiting.join().unwrap());
+    });
+    assert_eq!(world.now("work"), (0, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn peaks_tell_how_many_waited_and_ran() {
+    let world = one_level(1, queue(1, 10));
+    let held = world.get_now("a");
+    let waiting = [world.get("b").begin(), world.get("c").begin()];
+    drop(waiting);
+    drop(held);
+    world.controller.publish_peaks();
+    let peak = |phase: &str| {
+        world.value(&format!(
+            "apiserver_current_{phase}_requests{{request_kind=\"readOnly\"}}"
+        ))
+    };
+    assert_eq!((peak("inqueue"), peak("inflight")), (Some(2.0), Some(1.0)));
+    world.controller.publish_peaks();
+    assert_eq!((peak("inqueue"), peak("inflight")), (Some(0.0), Some(0.0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ratios_weigh_as_much_as_they_last() {
+    let world = one_level(2, queue(1, 10));
+    let held = [world.get_now("a"), world.get_now("b")];
+    let waiting = world.get("c").begin();
+    pass(4 * MS).await;
+    drop(waiting);
+    drop(held);
+    pass(6 * MS).await;
+    let level = |name: &str| {
+        let name = format!("apiserver_flowcontrol_{name}priority_level=\"work\"}}");
+        world.value(&name).unwrap()
+    };
+    assert_eq!(level("demand_seats_sum{"), 1.5 * 4e6);
+    assert_eq!(level("demand_seats_count{"), 10e6);
+    let utilization = |phase: &str| {
+        level(&format!(
+            "priority_level_request_utilization_sum{{phase=\"{phase}\","
+        ))
+    };
+    assert_eq!(utilization("executing"), 4e6);
+    assert_eq!(utilization("waiting"), 0.1 * 4e6);
+    assert_eq!(
+        level("priority_level_seat_utilization_sum{phase=\"executing\","),
+        4e6
+    );
+    let kinds = "apiserver_flowcontrol_read_vs_write_current_requests_sum\
+                 {phase=\"executing\",request_kind=\"readOnly\"}";
+    assert_eq!(
+        world.value(kinds),
+        Some(2.0 / 3.0 * 4e6),
+        "of the seats by shares of all levels"
+    );
+}
