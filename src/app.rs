@@ -37,6 +37,7 @@ use crate::observe::admin::Admin;
 use crate::observe::readiness::Readiness;
 use crate::pipeline::Pipeline;
 use crate::pipeline::refusal::Prepared;
+use crate::pipeline::sparingly::Sparingly;
 use crate::pipeline::trace::RequestMetrics;
 use crate::server;
 use crate::server::accept;
@@ -145,6 +146,7 @@ impl App {
             admission: admission.clone(),
             refusals: Arc::new(refusals),
             metrics: RequestMetrics::register(&registry),
+            upstream_log: Arc::default(),
             request_timeout,
             drain: Arc::clone(&drain),
             upstream_metrics: upstream::Metrics::register(&registry),
@@ -230,6 +232,7 @@ struct Shared {
     admission: Admission,
     refusals: Arc<Prepared>,
     metrics: Arc<RequestMetrics>,
+    upstream_log: Arc<Sparingly>,
     request_timeout: Duration,
     drain: Arc<Drain>,
     upstream: upstream::Config,
@@ -249,6 +252,7 @@ impl Shared {
             drain: Arc::clone(&self.drain),
             overdue: Arc::default(),
             metrics: Arc::clone(&self.metrics),
+            upstream_log: Arc::clone(&self.upstream_log),
         }
     }
 

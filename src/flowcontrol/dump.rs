@@ -275,7 +275,6 @@ mod tests {
     use crate::flowcontrol::controller::tests::PODS;
     use crate::flowcontrol::controller::tests::WATCH;
     use crate::flowcontrol::controller::tests::one_level;
-    use crate::flowcontrol::controller::tests::pass;
     use crate::flowcontrol::controller::tests::queue;
 
     /// As kube-apiserver 1.36 printed it.
@@ -333,23 +332,32 @@ global-default,    global-default, 10,         0,                   loader,     
             std::mem::forget(watch);
         }
         let held = world.admit("alice", "POST", PODS).await.unwrap();
-        pass(MS / 4).await;
+        tokio::time::advance(MS / 4).await;
         let waiting = world.get("bob").begin();
-        assert_eq!(world.controller.dump_requests_of(today, true), "\
-PriorityLevelName, FlowSchemaName, QueueIndex, RequestIndexInQueue, FlowDistingsher, ArriveTime,                  InitialSeats, FinalSeats, AdditionalLatency, StartTime,                UserName, Verb,   APIPath,                     Namespace, Name,   APIVersion, Resource, SubResource
-work,              all,            0,          -1,                  alice,           2026-11-21T02:07:47.5Z,      1,            1,          5ms,               2026-11-21T02:07:47.5Z,   alice,    create, /api/v1/namespaces/a/pods,   a,         ,       v1,         pods,     
-work,              all,            1,          0,                   bob,             2026-11-21T02:07:47.50025Z,  1,            0,          0s,                0001-01-01T00:00:00Z,     bob,      get,    /api/v1/namespaces/a/pods/p, a,         p,      v1,         pods,     
-");
+        assert_eq!(
+            world.controller.dump_requests_of(today, true),
+            "\
+PriorityLevelName, FlowSchemaName, QueueIndex, RequestIndexInQueue, FlowDistingsher, ArriveTime,                 InitialSeats, FinalSeats, AdditionalLatency, StartTime,              UserName, Verb,   APIPath,                     Namespace, Name,   APIVersion, Resource, SubResource
+work,              all,            0,          0,                   bob,             2026-11-21T02:07:47.50025Z, 1,            0,          0s,                0001-01-01T00:00:00Z,   bob,      get,    /api/v1/namespaces/a/pods/p, a,         p,      v1,         pods,     
+work,              all,            1,          -1,                  alice,           2026-11-21T02:07:47.5Z,     1,            1,          5ms,               2026-11-21T02:07:47.5Z, alice,    create, /api/v1/namespaces/a/pods,   a,         ,       v1,         pods,     
+"
+        );
         drop(held);
-        assert_eq!(world.controller.dump_queues(), "\
+        assert_eq!(
+            world.controller.dump_queues(),
+            "\
 PriorityLevelName, Index,  PendingRequests, ExecutingRequests, SeatsInUse, NextDispatchR, InitialSeatsSum, MaxSeatsSum, TotalWorkSum
-work,              0,      0,               0,                 1,          0.00525000ss,  0,               0,           0.00000000ss
-work,              1,      1,               0,                 0,          0.00025000ss,  1,               1,           0.00300000ss
-");
-        assert_eq!(world.controller.dump_requests_of(today, false), "\
+work,              0,      1,               0,                 0,          0.00025000ss,  1,               1,           0.00300000ss
+work,              1,      0,               0,                 1,          0.00525000ss,  0,               0,           0.00000000ss
+"
+        );
+        assert_eq!(
+            world.controller.dump_requests_of(today, false),
+            "\
 PriorityLevelName, FlowSchemaName, QueueIndex, RequestIndexInQueue, FlowDistingsher, ArriveTime,                 InitialSeats, FinalSeats, AdditionalLatency, StartTime
-work,              all,            1,          0,                   bob,             2026-11-21T02:07:47.50025Z, 1,            0,          0s,                0001-01-01T00:00:00Z
-");
+work,              all,            0,          0,                   bob,             2026-11-21T02:07:47.50025Z, 1,            0,          0s,                0001-01-01T00:00:00Z
+"
+        );
         drop(waiting);
         assert_eq!(world.controller.dump_priority_levels(), "\
 PriorityLevelName, ActiveQueues, IsIdle, IsQuiescing, WaitingRequests, ExecutingRequests, DispatchedRequests, RejectedRequests, TimedoutRequests, CancelledRequests

@@ -14,6 +14,7 @@ pub mod guarded;
 pub mod overdue;
 pub mod refusal;
 mod riding;
+pub mod sparingly;
 pub mod trace;
 
 use std::net::SocketAddr;
@@ -36,6 +37,7 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
+use tracing::warn;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
@@ -61,6 +63,7 @@ use crate::pipeline::refusal::Refusal;
 use crate::pipeline::riding::Held;
 use crate::pipeline::riding::Listing;
 use crate::pipeline::riding::Riding;
+use crate::pipeline::sparingly::Sparingly;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::Subject;
 use crate::pipeline::trace::Trace;
@@ -124,6 +127,8 @@ pub struct Pipeline {
     pub overdue: Arc<Overdue>,
     /// What is counted.
     pub metrics: Arc<RequestMetrics>,
+    /// What is said of an upstream that fails.
+    pub upstream_log: Arc<Sparingly>,
 }
 
 impl Pipeline {
@@ -137,6 +142,7 @@ impl Pipeline {
             Ok(response) => response,
             Err(refusal) => {
                 let mut response = self.refusals.respond(&refusal, asked.accept.as_ref());
+                self.log(&refusal);
                 if let Refusal::Rejected(Rejection::Fairness(rejected)) = &refusal {
                     let (schema, level) = (rejected.flow_schema(), rejected.priority_level());
                     name_decision(response.headers_mut(), schema, level);
@@ -148,6 +154,15 @@ impl Pipeline {
                 }
                 response
             }
+        }
+    }
+
+    /// An upstream that fails is for the operator to know; whatever else is refused, the client is told and it is counted.
+    fn log(&self, refusal: &Refusal) {
+        if let Refusal::Forward(why) = refusal
+            && let Some(more) = self.upstream_log.may_say(Clock.now())
+        {
+            warn!(reason = why.label(), %why, more, "no answer from the API server");
         }
     }
 
@@ -346,7 +361,7 @@ impl Pipeline {
                 &self.overdue,
             )
         } else {
-            Held::ToTheEnd(permit)
+            Held::ToTheEnd { _permit: permit }
         }
     }
 

@@ -43,7 +43,7 @@ const INITIALIZED_WITHIN: Duration = Duration::from_secs(10);
 const INITIAL_EVENTS_END: &[u8] = b"k8s.io/initial-events-end";
 
 /// Dropped in this order: the turn, the record, what it held.
-pub struct Riding {
+pub(super) struct Riding {
     pub(super) turn: Option<Box<dyn Turn>>,
     pub(super) _trace: Trace,
     pub(super) held: Held,
@@ -52,9 +52,9 @@ pub struct Riding {
 }
 
 /// The permit: given back at the end, or, of a watch, when it is initialized.
-pub enum Held {
+pub(super) enum Held {
     /// To the end.
-    ToTheEnd(Permit),
+    ToTheEnd { _permit: Permit },
     /// Until the watch has sent what there was.
     UntilInitialized(Box<Initializing>),
 }
@@ -86,7 +86,7 @@ impl Guard for Riding {
 }
 
 /// A watch that has not sent yet what there was when it began.
-pub struct Initializing {
+pub(super) struct Initializing {
     permit: Arc<Shared>,
     evidence: Evidence,
     /// Ends it when it takes too long, also when nobody reads it.
@@ -146,7 +146,7 @@ impl Held {
         };
         if !well || matches!(evidence, Evidence::Seen) {
             permit.initialized();
-            return Self::ToTheEnd(permit);
+            return Self::ToTheEnd { _permit: permit };
         }
         let permit = Arc::new(Shared(Mutex::new(permit)));
         let cap: Arc<dyn Expire> = Arc::<Shared>::clone(&permit);
@@ -211,14 +211,14 @@ fn follow(mark: &[u8], mut seen: usize, data: &[u8]) -> Option<usize> {
 }
 
 /// A list that was asked for, and that is to be counted.
-pub struct Listing {
+pub(super) struct Listing {
     controller: Arc<Controller>,
     method: Method,
     target: PathAndQuery,
 }
 
 /// A list that is counted as it goes by.
-pub struct Counting {
+pub(super) struct Counting {
     scan: ListScan,
     /// Neither compressed nor a table nor metadata alone: the size is that of the objects.
     whole_objects: bool,
@@ -258,12 +258,12 @@ impl Listing {
 }
 
 impl Counting {
-    fn learn(self: Box<Self>) {
+    fn learn(self) {
         let Self {
             scan,
             whole_objects,
             listing,
-        } = *self;
+        } = self;
         let Some(summary) = scan.finish() else {
             return;
         };

@@ -182,6 +182,8 @@ pub enum ForwardError {
     Connect(Arc<io::Error>),
     /// No connection in this time.
     ConnectTimeout(Duration),
+    /// No stream came free in this time.
+    NoStream(Duration),
     /// The CONNECT proxy failed.
     Proxy(Arc<hyper::Error>),
     /// The CONNECT proxy said no.
@@ -211,7 +213,7 @@ impl ForwardError {
             Self::Proxy(_) | Self::ProxyRefused(_) => "weir/upstream-proxy",
             Self::Reset(_) => "weir/upstream-reset",
             Self::Tls(_) => "weir/upstream-tls",
-            Self::TooManyWaiting(_) => "weir/upstream-streams",
+            Self::NoStream(_) | Self::TooManyWaiting(_) => "weir/upstream-streams",
             Self::Unasked => "weir/upstream-protocol",
         }
     }
@@ -223,6 +225,7 @@ impl ForwardError {
             Self::Closed
             | Self::Connect(_)
             | Self::ConnectTimeout(_)
+            | Self::NoStream(_)
             | Self::Proxy(_)
             | Self::ProxyRefused(_)
             | Self::Tls(_)
@@ -252,6 +255,7 @@ impl fmt::Display for ForwardError {
                 Chain(&**why)
             ),
             Self::Tls(why) => write!(f, "TLS failed: {why}"),
+            Self::NoStream(limit) => write!(f, "no stream came free within {}s", limit.as_secs()),
             Self::Unasked => write!(f, "it changed to a protocol that was not asked for"),
             Self::TooManyWaiting(most) => {
                 write!(f, "{most} requests wait for a free stream already")

@@ -22,6 +22,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::TokioExecutor;
 use hyper_util::rt::TokioTimer;
 use tokio::sync::Notify;
+use tokio::time::timeout_at;
 
 use crate::clock::Clock;
 use crate::upstream::ForwardError;
@@ -39,6 +40,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// Most requests that wait for an HTTP/2 stream or for the first connection; one more is told so at once.
 const MOST_WAITING: usize = 1024;
+
+/// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// The peer's stream limit until its SETTINGS have come: what RFC 9113 recommends as the least.
 const STREAMS_BEFORE_SETTINGS: usize = 100;
@@ -177,6 +181,7 @@ impl<W: Way> Pool<W> {
             Choice::Wait => {}
         }
         let _waiting = Waiting::enter(&self.waiting, &self.metrics)?;
+        let give_up = (asked + LONGEST_WAIT).into();
         loop {
             // Registered before looking again: what changes in between is not missed.
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -189,7 +194,9 @@ impl<W: Way> Pool<W> {
             if let Some(failure) = self.state().failed_since(asked) {
                 return Err(failure);
             }
-            changed.await;
+            if timeout_at(give_up, changed).await.is_err() {
+                return Err(ForwardError::NoStream(LONGEST_WAIT));
+            }
         }
     }
 

@@ -97,7 +97,7 @@ killed_once() {
 
     check "$http: the next request is refused" 503 "$(code "$http" -H "$(bearer alice)" /api/v1/nodes)"
     check_match "$http: and told why" '"reason":"weir/upstream-connect"' "$(<"$WORK/body")"
-    check "$http: weir is not ready" 500 "$(admin_code)"
+    check_ok "$http: weir is not ready" within 5 ready 500
     check_ok "$http: all places come free" within "$LIMIT" writing 0
 
     apiserver upstream "$port" --pods "$PODS"

@@ -160,6 +160,7 @@ apiserver() {
     local name=$1 port=$2
     shift 2
     DIR=$WORK/$name
+    rm -f "$DIR/ready" # an earlier one's
     start "$name" "$WEIR" playground --apiserver-only --dir "$DIR" --secure-port "$port" "$@"
     serving "$name"
 }

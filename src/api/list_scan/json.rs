@@ -285,7 +285,7 @@ struct Token {
 }
 
 impl Token {
-    const fn push(&mut self, byte: u8) {
+    fn push(&mut self, byte: u8) {
         if let Some(place) = self.bytes.get_mut(self.length) {
             *place = byte;
         }

@@ -7,7 +7,9 @@
 
 /// As many bytes as a `u64` has bits.
 const BLOCK: usize = 64;
-/// Sums eight bytes up in the highest.
+/// For each of eight bytes the bit that it becomes.
+const WEIGHTS: u64 = 0x8040_2010_0804_0201;
+/// Multiplied by it, eight bytes are summed up in the highest.
 const ONES: u64 = 0x0101_0101_0101_0101;
 
 /// Where in the value the scan is.
@@ -39,6 +41,9 @@ impl Nested {
                 return rest.get(end..);
             }
             rest = rest.get(BLOCK..)?;
+        }
+        if tail.is_empty() {
+            return None;
         }
         let mut last = [b' '; BLOCK];
         last.get_mut(..tail.len())?.copy_from_slice(tail);
@@ -82,7 +87,7 @@ impl Nested {
     /// Which bytes of a block follow a backslash that is not itself escaped.
     fn escaped_in(&mut self, mut backslashes: u64, length: usize) -> u64 {
         let mut escaped = u64::from(self.escaped);
-        self.escaped = self.escaped && length == 0;
+        self.escaped = false;
         backslashes &= !escaped;
         while backslashes != 0 {
             let first = backslashes & backslashes.wrapping_neg();
@@ -97,18 +102,14 @@ impl Nested {
 
 /// The bytes for which `wanted` holds. Written so that a compiler makes vector instructions of it.
 fn bits(block: &[u8; BLOCK], wanted: impl Fn(u8) -> bool) -> u64 {
-    let mut weights = [0; BLOCK];
-    let (eights, _) = weights.as_chunks_mut::<8>();
-    for (weights, bytes) in eights.iter_mut().zip(block.as_chunks::<8>().0) {
-        for (bit, (weight, byte)) in weights.iter_mut().zip(bytes).enumerate() {
-            *weight = if wanted(*byte) { 1 << bit } else { 0 };
-        }
+    let mut flags = [0; BLOCK];
+    for (flag, byte) in flags.iter_mut().zip(block) {
+        *flag = if wanted(*byte) { u8::MAX } else { 0 };
     }
     let mut set = [0; BLOCK / 8];
-    for (bits, weights) in set.iter_mut().zip(weights.as_chunks::<8>().0) {
-        [.., *bits] = u64::from_le_bytes(*weights)
-            .wrapping_mul(ONES)
-            .to_le_bytes();
+    for (bits, eight) in set.iter_mut().zip(flags.as_chunks::<8>().0) {
+        let weighed = u64::from_le_bytes(*eight) & WEIGHTS;
+        [.., *bits] = weighed.wrapping_mul(ONES).to_le_bytes();
     }
     u64::from_le_bytes(set)
 }

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
+use crate::clock::Clock;
 use crate::flowcontrol::controller::tests::POD;
 use crate::flowcontrol::controller::tests::PODS;
+use crate::flowcontrol::controller::tests::Step;
 use crate::flowcontrol::controller::tests::WATCH;
 use crate::flowcontrol::controller::tests::one_level;
 use crate::flowcontrol::controller::tests::queue;
@@ -99,24 +101,16 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
     drop(write);
     drop(watch);
     // One that needs more seats than are free.
-    let _held = world.get_now("d");
+    world
+        .controller
+        .set_server_concurrency_limit(Clock.now(), 20);
+    let mut watches = Vec::new();
     for _ in 0..11 {
         let mut watch = world.admit("w", "GET", WATCH).await.unwrap();
         watch.initialized();
-        std::mem::forget(watch);
+        watches.push(watch);
     }
-    world
-        .controller
-        .set_server_concurrency_limit(crate::clock::Clock.now(), 20);
-    let held: Vec<_> = (0..18).map(|_| world.get_now("d")).collect();
-    let mut wide = Box::pin(world.admit("e", "POST", PODS));
-    let _ = futures(&mut wide);
-    drop(held);
+    let _held: Vec<_> = (0..18).map(|_| world.get_now("d")).collect();
+    let _wide = Step::of(world.admit("e", "POST", PODS)).begin();
     assert_eq!(shapes(&world.registry.render()), UPSTREAM);
-}
-
-/// One poll.
-fn futures<F: Future + Unpin>(future: &mut F) -> bool {
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    std::pin::Pin::new(future).poll(&mut context).is_ready()
 }

@@ -171,7 +171,7 @@ impl World {
 
     /// A get, as a future of which each step can be seen.
     pub(crate) fn get<'w>(&'w self, user: &'w str) -> Step<'w> {
-        Step(Box::pin(self.admit(user, "GET", POD)))
+        Step::of(self.admit(user, "GET", POD))
     }
 
     /// A get that must not have to wait.
@@ -219,7 +219,11 @@ impl World {
 /// An admission under way.
 pub(crate) struct Step<'w>(Pin<Box<dyn Future<Output = Outcome> + Send + 'w>>);
 
-impl Step<'_> {
+impl<'w> Step<'w> {
+    pub(crate) fn of(admission: impl Future<Output = Outcome> + Send + 'w) -> Self {
+        Self(Box::pin(admission))
+    }
+
     /// Looks whether it has come to anything.
     pub(crate) fn step(&mut self) -> Poll<Outcome> {
         self.0

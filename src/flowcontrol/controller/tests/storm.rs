@@ -152,12 +152,13 @@ fn counters_add_up_to_the_request() {
         let runtime = runtime.worker_threads(4).enable_time().build().unwrap();
         let world = Arc::new(world(20, Enforcement::Enforce, &configurations()[0]));
         let seen = runtime.block_on(storm(seed, Arc::clone(&world)));
-        let ended = runtime.block_on(tokio::time::timeout(LONGEST, async {
+        let ended = async {
             let seats = |level: &Arc<PriorityLevel>| level.overview().totals.seats_in_use;
             while world.controller.counted().0.iter().map(seats).sum::<u64>() > 0 {
                 yield_now().await;
             }
-        }));
+        };
+        let ended = runtime.block_on(async { tokio::time::timeout(LONGEST, ended).await });
         ended.unwrap_or_else(|_| panic!("seed {seed}: seats are lost"));
         check(seed, &world, &seen);
     }
