@@ -3,8 +3,8 @@
 //! Three metrics show it: the most at once in the last second of those that run
 //! (`apiserver_current_inflight_requests`) and of those that wait
 //! (`apiserver_current_inqueue_requests`), and both over time in relation to a limit
-//! (`apiserver_flowcontrol_read_vs_write_current_requests`). Kubernetes 1.36:
-//! `requestWatermark` of `server/filters`, `RWMetrics` of `util/flowcontrol/metrics`.
+//! (`apiserver_flowcontrol_read_vs_write_current_requests`). Kubernetes 1.36: `requestWatermark` of
+//! `server/filters`, and the same of `util/flowcontrol/metrics`.
 //!
 //! It differs in one thing: a peak falls back to what there is now, not to 0, so that a steady load
 //! without arrivals does not read as none. It only counts; what may go on is decided elsewhere.

@@ -73,6 +73,13 @@
 //! return decisions. They import only each other, downwards: `seats`, `shuffle_sharding`,
 //! `requests`, `fifo`, `queue_set`, `shares`, and apart from these `demand` and `allocation`, on
 //! which `borrowing` and then `concurrency` rest; `retry_after` by itself.
+//!
+//! # What is not
+//!
+//! [`level`] puts one queue set behind a lock, wakes those whose turn has come, and counts; a place
+//! that a request holds there gives itself back when it is dropped. [`controller`] leads each
+//! request to its level and moves seats and configurations. What they count, `metrics` and `dump`
+//! show; `histogram` and [`in_flight`] are kept for them.
 
 pub mod allocation;
 pub mod bootstrap;
@@ -87,7 +94,7 @@ mod histogram;
 pub mod in_flight;
 pub mod level;
 pub mod matching;
-pub mod metrics;
+mod metrics;
 pub mod object_counts;
 pub mod queue_set;
 mod requests;

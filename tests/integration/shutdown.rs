@@ -222,7 +222,7 @@ async fn a_second_signal_ends_it_at_once() {
         let delay = if stage == TOLD {
             "--shutdown-delay-duration=1h"
         } else {
-            "--workers=2"
+            "--request-timeout=1h"
         };
         let (mut weir, mut upstream) = serving(&[delay]).await;
         let mut call = weir.alice(Http::Two).send(Ask::get(LIST)).await;

@@ -78,7 +78,7 @@ async fn an_upstream_that_breaks_off_ends_the_client_s_side() {
 
 #[tokio::test]
 async fn a_tunnel_whose_end_does_not_read_holds_back_the_other() {
-    const ALL: usize = 96 << 20;
+    const ALL: usize = 64 << 20;
     const MOST_ON_THE_WAY: usize = 48 << 20;
     let (weir, near, mut far) = tunnel().await;
     let sent = Arc::new(AtomicUsize::new(0));

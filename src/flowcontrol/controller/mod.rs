@@ -66,10 +66,11 @@ use crate::request_info::Verb;
 pub use self::admitted::Admitted;
 pub use self::admitted::Rejected;
 
-/// No request waits longer, whatever its deadline (`maximumRequestWait`... of `apf_filter.go`).
+/// No request waits longer, whatever its deadline (Kubernetes 1.36,
+/// `server/filters/priority-and-fairness.go`, as are the next two).
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// The part of its time that a request may spend in a queue, as a divisor.
+/// The part of its time that a request may spend in a queue: a quarter.
 const WAIT_PART: u32 = 4;
 
 /// How often peaks are published (`inflightUsageMetricUpdatePeriod`).
@@ -81,7 +82,8 @@ pub struct Config {
     /// The seats of all levels together: `--max-requests-inflight` and
     /// `--max-mutating-requests-inflight` added up.
     pub server_concurrency_limit: u32,
-    /// What a request without a deadline of its own is taken to have: `--request-timeout`.
+    /// How long a request takes at most that does not say, and how long a watch is taken to:
+    /// `--request-timeout`.
     pub request_timeout: Duration,
     /// Whether decisions count.
     pub enforcement: Enforcement,
@@ -117,8 +119,8 @@ struct Led {
     work: WorkEstimate,
 }
 
-/// What the estimate asks for, and what it was told.
-struct Known<'c> {
+/// Answers what the estimate asks, and remembers what it said.
+struct Asked<'c> {
     controller: &'c Controller,
     now: Instant,
     watches: Cell<Option<u32>>,
@@ -271,19 +273,19 @@ impl Controller {
             let snapshot = self.snapshot.load();
             let classified = snapshot.matcher.classify(&digest);
             let route = route_of(&snapshot, classified.index);
-            let known = Known {
+            let asked = Asked {
                 controller: self,
                 now,
                 watches: Cell::new(None),
             };
-            let work = estimate(info, route.level.max_seats(), &known);
+            let work = estimate(info, route.level.max_seats(), &asked);
             let arriving = Arriving {
                 info,
                 user,
                 flow_distinguisher: classified.flow_distinguisher,
                 flow_hash: classified.flow_hash,
                 work,
-                interested_watches: known.watches.get(),
+                interested_watches: asked.watches.get(),
             };
             match route.arrive(now, &arriving) {
                 Ok(arrived) => return Ok(Led { arrived, work }),
@@ -335,7 +337,7 @@ impl fmt::Debug for Controller {
     }
 }
 
-impl Surroundings for Known<'_> {
+impl Surroundings for Asked<'_> {
     fn consistent_reads_from_cache(&self) -> bool {
         self.controller.config.consistent_reads_from_cache
     }

@@ -34,6 +34,7 @@ use crate::support::message::Outgoing;
 use crate::support::message::header_map;
 use crate::support::wire::Io;
 use crate::support::wire::Wire;
+use crate::support::wire::hold_little;
 use crate::support::within;
 
 /// A connection that weir made.
@@ -172,6 +173,7 @@ async fn accept(
 ) {
     let mut connections = JoinSet::new();
     while let Ok((tcp, _)) = listener.accept().await {
+        hold_little(&tcp);
         let acceptor = TlsAcceptor::from(Arc::clone(&tls));
         let (exchanges, made) = (exchanges.clone(), Arc::clone(&made));
         connections.spawn(async move {

@@ -24,15 +24,16 @@ use weir::upstream::credentials::Source;
 use weir::upstream::headers::IdentityHeaders;
 
 use crate::support::Http;
+use crate::support::LIMIT;
 use crate::support::certificates;
 use crate::support::certificates::Issued;
 use crate::support::certificates::pki;
 use crate::support::client::Answer;
 use crate::support::client::Client;
-use crate::support::eventually;
 use crate::support::frames::Frames;
 use crate::support::message::Framing;
 use crate::support::wire::Wire;
+use crate::support::wire::hold_little;
 use crate::support::within;
 
 /// The token file: alice by `alice-token`, root of system:masters by `root-token`.
@@ -202,9 +203,11 @@ impl Door {
 
     /// A TCP connection.
     pub(crate) async fn tcp(&self) -> TcpStream {
-        within("a connection", TcpStream::connect(self.clients))
+        let tcp = within("a connection", TcpStream::connect(self.clients))
             .await
-            .unwrap()
+            .unwrap();
+        hold_little(&tcp);
+        tcp
     }
 
     /// HTTP/1.1 by hand, without a certificate.
@@ -313,11 +316,21 @@ impl Door {
 
     /// Waits until a metric has this value.
     pub(crate) async fn metric_becomes(&self, series: &str, expected: f64) {
-        let seen = std::cell::Cell::new(f64::NAN);
-        eventually("a metric to change", async || {
-            seen.set(self.metric(series).await);
-            (seen.get() == expected).then_some(())
-        })
-        .await;
+        let mut seen = f64::NAN;
+        let becomes = async {
+            while seen != expected {
+                seen = self.metric(series).await;
+            }
+        };
+        if tokio::time::timeout(LIMIT, becomes).await.is_err() {
+            let metrics = self.operator("/metrics").await;
+            let name = series.split('{').next().unwrap_or_default();
+            let like: Vec<&str> = metrics
+                .text()
+                .lines()
+                .filter(|l| l.starts_with(name))
+                .collect();
+            panic!("{series} should become {expected} and is {seen}: {like:#?}");
+        }
     }
 }

@@ -4,12 +4,14 @@ use std::io;
 
 use bytes::Bytes;
 use bytes::BytesMut;
+use socket2::SockRef;
 use tokio::io::AsyncRead;
 use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWrite;
 use tokio::io::AsyncWriteExt;
 use tokio::io::ReadHalf;
 use tokio::io::WriteHalf;
+use tokio::net::TcpStream;
 
 use crate::support::Broken;
 use crate::support::message::Answered;
@@ -22,6 +24,15 @@ use crate::support::within;
 /// A connection.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Keeps the system from holding much at this end: what a side that does not read can be sent is then weir's to bound.
+pub(crate) fn hold_little(tcp: &TcpStream) {
+    const BUFFER: usize = 128 << 10;
+    let socket = SockRef::from(tcp);
+    socket.set_recv_buffer_size(BUFFER).unwrap();
+    socket.set_send_buffer_size(BUFFER).unwrap();
+    tcp.set_nodelay(true).unwrap();
+}
 
 /// Any connection.
 pub(crate) type Io = Box<dyn Stream>;

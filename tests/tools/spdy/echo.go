@@ -85,16 +85,28 @@ func upgrade(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Stream-Protocol-Version", offered[0])
 	}
 	w.WriteHeader(http.StatusSwitchingProtocols)
-	conn, _, err := w.(http.Hijacker).Hijack()
+	conn, buffered, err := w.(http.Hijacker).Hijack()
 	if err != nil {
 		log.Print(err)
 		return
 	}
+	defer conn.Close()
+	conn = &hijacked{conn, buffered}
 	if strings.HasSuffix(r.URL.Path, "/portforward") {
 		forward(conn)
 	} else {
 		run(conn, r.URL.Query())
 	}
+}
+
+// A connection whose first bytes the HTTP server may have read already.
+type hijacked struct {
+	net.Conn
+	reader io.Reader
+}
+
+func (h *hijacked) Read(into []byte) (int, error) {
+	return h.reader.Read(into)
 }
 
 func serve(conn net.Conn, each func(*spdystream.Stream)) *spdystream.Connection {
@@ -126,7 +138,6 @@ func run(conn net.Conn, query url.Values) {
 	if connection == nil {
 		return
 	}
-	defer connection.Close()
 	streams := map[string]*spdystream.Stream{}
 	for range wanted {
 		select {
@@ -141,13 +152,12 @@ func run(conn net.Conn, query url.Values) {
 	} else if stdout != nil {
 		io.WriteString(stdout, "nothing runs here: "+strings.Join(query["command"], " ")+"\n")
 	}
-	for _, name := range []string{"stdout", "stderr"} {
-		if stream := streams[name]; stream != nil {
-			stream.Close()
-		}
-	}
 	io.WriteString(streams["error"], success)
-	streams["error"].Close()
+	for _, stream := range streams {
+		stream.Close()
+	}
+	// The client hangs up once it has everything.
+	<-connection.CloseChan()
 }
 
 // port-forward: each connection has a stream for data, which comes back, and one for errors, of which there are none.

@@ -178,7 +178,8 @@ impl World {
     pub(crate) fn get_now(&self, user: &str) -> Admitted {
         match self.get(user).step() {
             Poll::Ready(Ok(admitted)) => admitted,
-            other => panic!("{user} is not let through: {other:?}"),
+            Poll::Ready(Err(rejected)) => panic!("{user} is refused: {rejected:?}"),
+            Poll::Pending => panic!("{user} has to wait"),
         }
     }
 

@@ -128,91 +128,82 @@ async fn storm(seed: u64, world: Arc<World>) -> Seen {
     seen
 }
 
-/// Sums of a counter over all its series, by the value of a label.
-fn sums(text: &str, metric: &str, label: &str) -> HashMap<String, f64> {
-    let mut sums = HashMap::new();
-    for line in text
-        .lines()
-        .filter(|line| line.starts_with(&format!("{metric}{{")))
-    {
-        let (series, value) = line.rsplit_once(' ').unwrap();
-        let of = series.split(&format!("{label}=\"")).nth(1);
-        let of = of
-            .and_then(|rest| rest.split('"').next())
-            .unwrap_or_default();
-        *sums.entry(of.to_owned()).or_default() += value.parse::<f64>().unwrap();
-    }
-    sums
+/// A storm to its very end.
+fn weather(seed: u64, enforcement: Enforcement) -> (Arc<World>, Seen) {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(4).enable_time().build().unwrap();
+    let world = Arc::new(world(20, enforcement, &configurations()[0]));
+    let seen = runtime.block_on(storm(seed, Arc::clone(&world)));
+    let ended = async {
+        let demand = |level: &Arc<PriorityLevel>| level.overview().totals.seat_demand();
+        while world.controller.counted().0.iter().map(demand).sum::<u64>() > 0 {
+            yield_now().await;
+        }
+    };
+    let ended = runtime.block_on(async { tokio::time::timeout(LONGEST, ended).await });
+    ended.unwrap_or_else(|_| panic!("seed {seed}: places are lost"));
+    (world, seen)
 }
 
 #[test]
 fn counters_add_up_to_the_request() {
     for seed in [3, 1040, 0xda7a] {
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(4).enable_time().build().unwrap();
-        let world = Arc::new(world(20, Enforcement::Enforce, &configurations()[0]));
-        let seen = runtime.block_on(storm(seed, Arc::clone(&world)));
-        let ended = async {
-            let seats = |level: &Arc<PriorityLevel>| level.overview().totals.seats_in_use;
-            while world.controller.counted().0.iter().map(seats).sum::<u64>() > 0 {
-                yield_now().await;
-            }
-        };
-        let ended = runtime.block_on(async { tokio::time::timeout(LONGEST, ended).await });
-        ended.unwrap_or_else(|_| panic!("seed {seed}: seats are lost"));
-        check(seed, &world, &seen);
+        let (world, seen) = weather(seed, Enforcement::Enforce);
+        let text = world.registry.render();
+        let rejected = sums(&text, "rejected_requests_total", "reason");
+        let dispatched = total(&text, "dispatched_requests_total");
+        let context = format!("seed {seed}: {seen:?}, {rejected:?}, {dispatched} dispatched");
+        let count = |label: &str| float(seen.get(label).copied().unwrap_or_default());
+        for at_once in ["queue-full", "concurrency-limit"] {
+            assert_eq!(
+                rejected.get(at_once).copied(),
+                Some(count(at_once)),
+                "{context}"
+            );
+        }
+        assert!(
+            dispatched >= count("admitted") + count("watch"),
+            "{context}"
+        );
+        assert!(count("given up") > 0.0, "no storm: {context}");
+        check(&context, &text, float(seen.values().sum()));
+        assert_eq!(world.watchers("POST", PODS), 0, "{context}");
     }
 }
 
-#[expect(clippy::as_conversions, reason = "a few thousand requests")]
-fn check(seed: u64, world: &World, seen: &Seen) {
+#[test]
+fn counters_add_up_on_paper() {
+    let (world, seen) = weather(42, Enforcement::DryRun);
+    let all: u64 = seen.values().sum();
+    let expected: Seen = [("admitted", all - 12), ("watch", 12)].into();
+    assert_eq!(seen, expected, "nobody waits and nobody is refused");
     let text = world.registry.render();
-    let sum =
-        |metric: &str, label: &str| sums(&text, &format!("apiserver_flowcontrol_{metric}"), label);
-    let total = |metric: &str| sum(metric, "none").get("").copied().unwrap_or_default();
-    let count = |label: &str| seen.get(label).copied().unwrap_or_default() as f64;
-    let rejected = sum("rejected_requests_total", "reason");
+    let rejected = sums(&text, "rejected_requests_total", "reason");
+    assert!(rejected.values().sum::<f64>() > 0.0, "no storm");
+    check("on paper", &text, float(all));
+}
+
+/// What must hold when all is over and `all` requests have come.
+fn check(context: &str, text: &str, all: f64) {
+    let rejected = sums(text, "rejected_requests_total", "reason");
     let reason = |label: &str| rejected.get(label).copied().unwrap_or_default();
-    let dispatched = total("dispatched_requests_total");
-    let all: f64 = seen.values().sum::<u64>() as f64;
-    let context = format!("seed {seed}: {seen:?}, {rejected:?}, {dispatched} dispatched");
+    let rejected_at_once = reason("queue-full") + reason("concurrency-limit");
+    let dispatched = total(text, "dispatched_requests_total");
+    let waits = sums(text, "request_wait_duration_seconds_count", "execute");
+    let waited = |execute: &str| waits.get(execute).copied().unwrap_or_default();
     assert_eq!(
-        dispatched + rejected.values().sum::<f64>(),
+        dispatched + rejected_at_once + reason("time-out"),
         all,
         "{context}"
     );
-    assert_eq!(reason("queue-full"), count("queue-full"), "{context}");
+    assert_eq!(total(text, "work_estimated_seats_count"), all, "{context}");
     assert_eq!(
-        reason("concurrency-limit"),
-        count("concurrency-limit"),
-        "{context}"
-    );
-    assert!(
-        dispatched >= count("admitted") + count("watch"),
-        "{context}"
-    );
-    assert!(
-        count("given up") > 0.0 && count("queue-full") > 0.0,
-        "it was no storm: {context}"
-    );
-    assert_eq!(
-        total("request_execution_seconds_count"),
+        total(text, "request_execution_seconds_count"),
         dispatched,
         "{context}"
     );
-    assert_eq!(total("work_estimated_seats_count"), all, "{context}");
-    let waits = sum("request_wait_duration_seconds_count", "execute");
-    let rejected_at_once = reason("queue-full") + reason("concurrency-limit");
-    assert_eq!(
-        waits.get("false").copied().unwrap_or_default(),
-        rejected_at_once,
-        "{context}"
-    );
-    assert_eq!(
-        waits.get("true").copied(),
-        Some(dispatched + reason("time-out")),
-        "{context}"
-    );
+    assert_eq!(waited("false"), rejected_at_once, "{context}");
+    assert_eq!(waited("true"), dispatched + reason("time-out"), "{context}");
     for gauge in [
         "executing_requests",
         "executing_seats",
@@ -220,10 +211,34 @@ fn check(seed: u64, world: &World, seen: &Seen) {
         "inqueue_seats",
     ] {
         assert_eq!(
-            total(&format!("current_{gauge}")),
+            total(text, &format!("current_{gauge}")),
             0.0,
             "{gauge}, {context}"
         );
     }
-    assert_eq!(world.watchers("POST", PODS), 0, "{context}");
+}
+
+/// Sums of a metric over all its series, by the value of a label.
+fn sums(text: &str, metric: &str, label: &str) -> HashMap<String, f64> {
+    let (metric, label) = (
+        format!("apiserver_flowcontrol_{metric}{{"),
+        format!("{label}=\""),
+    );
+    let mut sums = HashMap::new();
+    for line in text.lines().filter(|line| line.starts_with(&metric)) {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let of = series.split_once(&label).map_or("", |(_, rest)| rest);
+        let of = of.split('"').next().unwrap_or_default();
+        *sums.entry(of.to_owned()).or_default() += value.parse::<f64>().unwrap();
+    }
+    sums
+}
+
+fn total(text: &str, metric: &str) -> f64 {
+    sums(text, metric, "priority_level").values().sum()
+}
+
+#[expect(clippy::as_conversions, reason = "a few thousand requests")]
+fn float(count: u64) -> f64 {
+    count as f64
 }

@@ -89,20 +89,20 @@ async fn a_request_waits_a_quarter_of_its_time_from_its_arrival_and_a_minute_at_
     let world = one_level(1, queue(1, 10));
     let _held = world.get_now("a");
     let second = 1000 * MS;
-    assert_eq!(waits(&world, 0 * second, None).await, 15 * second);
-    assert_eq!(
-        waits(&world, 0 * second, Some(8 * second)).await,
-        2 * second
-    );
-    assert_eq!(
-        waits(&world, 5 * second, Some(60 * second)).await,
-        10 * second
-    );
-    assert_eq!(
-        waits(&world, 0 * second, Some(3600 * second)).await,
-        60 * second
-    );
-    assert_eq!(waits(&world, 20 * second, None).await, 0 * second);
+    let none = Duration::ZERO;
+    for (ago, time, expected) in [
+        (none, None, 15 * second),
+        (none, Some(8 * second), 2 * second),
+        (5 * second, Some(60 * second), 10 * second),
+        (none, Some(3600 * second), 60 * second),
+        (20 * second, None, none),
+    ] {
+        assert_eq!(
+            waits(&world, ago, time).await,
+            expected,
+            "{ago:?}, {time:?}"
+        );
+    }
     assert_eq!(world.now("work"), (0, 1, 1));
     assert_eq!(world.totals("work").cancelled, 5);
 }
