@@ -1,5 +1,12 @@
 //! The parts of the README that are made from the program: they are compared, and made anew with `WEIR_WRITE_README=1`.
 
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "what does not come as it should fails the test"
+)]
+
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -53,7 +60,7 @@ fn table(command: &Command, except: Option<&Command>) -> String {
         let names = argument
             .get_value_names()
             .filter(|_| argument.get_action().takes_values());
-        let value = names.map_or(String::new(), |names| format!(" {}", names[0]));
+        let value = names.map_or_else(String::new, |names| format!(" {}", names[0]));
         let defaults: Vec<_> = argument
             .get_default_values()
             .iter()
@@ -66,7 +73,7 @@ fn table(command: &Command, except: Option<&Command>) -> String {
         };
         let help = argument
             .get_long_help()
-            .or(argument.get_help())
+            .or_else(|| argument.get_help())
             .unwrap()
             .to_string()
             .replace('\n', " ");

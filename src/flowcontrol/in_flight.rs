@@ -25,7 +25,7 @@ use crate::clock::Clock;
 use crate::flowcontrol::exposition::Shape;
 use crate::flowcontrol::histogram::TimingRatio;
 use crate::metrics::Registry;
-use crate::request_info::RequestInfo;
+use crate::request_info::RequestKind;
 
 const READ_VS_WRITE: Shape = Shape {
     name: "apiserver_flowcontrol_read_vs_write_current_requests",
@@ -39,15 +39,6 @@ const READ_VS_WRITE_BOUNDS: &[f64] = &[
     0.0, 0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0,
 ];
 
-/// Read-only or mutating: the two kinds that kube-apiserver counts apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RequestKind {
-    /// Everything but get, list and watch.
-    Mutating,
-    /// get, list, watch.
-    ReadOnly,
-}
-
 /// Requests waiting and running, by kind.
 #[derive(Debug)]
 pub struct InFlight {
@@ -57,7 +48,7 @@ pub struct InFlight {
     waiting_peaks: IntGaugeVec,
 }
 
-/// What the requests of either kind are measured against. A phase without a limit is not shown.
+/// What the requests of a kind are measured against. A phase without a limit is not shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// For those that run.
@@ -86,30 +77,6 @@ struct ReadVsWrite {
     in_flight: Arc<InFlight>,
 }
 
-impl RequestKind {
-    /// Both, in the order of their labels.
-    pub const ALL: [Self; 2] = [Self::Mutating, Self::ReadOnly];
-
-    /// The kind of `info`'s verb.
-    #[must_use]
-    pub const fn of(info: &RequestInfo<'_>) -> Self {
-        if info.mutating() {
-            Self::Mutating
-        } else {
-            Self::ReadOnly
-        }
-    }
-
-    /// The value of the metric label `request_kind`.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Mutating => "mutating",
-            Self::ReadOnly => "readOnly",
-        }
-    }
-}
-
 impl InFlight {
     /// Nothing in flight, and no limits yet. Shows itself in `registry`.
     #[must_use]
@@ -135,13 +102,11 @@ impl InFlight {
         in_flight
     }
 
-    /// Measures both kinds against these limits from `now` on.
-    pub fn set_limits(&self, now: Instant, limits: Limits) {
-        for kind in RequestKind::ALL {
-            let mut kind = self.kind(kind);
-            kind.running.set_limit(now, limits.running);
-            kind.waiting.set_limit(now, limits.waiting);
-        }
+    /// Measures a kind against these limits from `now` on.
+    pub fn set_limits(&self, kind: RequestKind, now: Instant, limits: Limits) {
+        let mut kind = self.kind(kind);
+        kind.running.set_limit(now, limits.running);
+        kind.waiting.set_limit(now, limits.waiting);
     }
 
     /// A request starts.
@@ -269,7 +234,9 @@ mod tests {
     fn in_flight(limits: Limits) -> (Arc<InFlight>, Registry) {
         let registry = Registry::new();
         let in_flight = InFlight::new(&registry);
-        in_flight.set_limits(Clock.now(), limits);
+        for kind in RequestKind::ALL {
+            in_flight.set_limits(kind, Clock.now(), limits);
+        }
         (in_flight, registry)
     }
 

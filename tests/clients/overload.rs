@@ -25,6 +25,12 @@ use crate::playground::ALICE;
 use crate::playground::Playground;
 use crate::playground::within;
 
+/// One request that changes something at a time, and no queues.
+const ONE_AT_A_TIME: [&str; 2] = [
+    "--enable-priority-and-fairness=false",
+    "--max-mutating-requests-inflight=1",
+];
+
 /// An upload that has been let through and waits for its body: it holds a seat until it is dropped.
 async fn one_seat(playground: &Playground) -> BufReader<TlsStream<TcpStream>> {
     let address = playground.file("address");
@@ -81,7 +87,7 @@ async fn refused(playground: &Playground) -> u64 {
 
 #[tokio::test]
 async fn a_429_names_the_limit_and_when_to_come_back() {
-    let playground = Playground::start(&["--max-mutating-requests-inflight=1"]).await;
+    let playground = Playground::start(&ONE_AT_A_TIME).await;
     let _seat = one_seat(&playground).await;
     for context in ALICE {
         let mut config = playground.config(context).await;
@@ -107,7 +113,7 @@ async fn a_429_names_the_limit_and_when_to_come_back() {
 
 #[tokio::test]
 async fn a_client_that_comes_back_as_it_is_told_gets_through() {
-    let playground = Playground::start(&["--max-mutating-requests-inflight=1"]).await;
+    let playground = Playground::start(&ONE_AT_A_TIME).await;
     for context in ALICE {
         let before = refused(&playground).await;
         let seat = one_seat(&playground).await;

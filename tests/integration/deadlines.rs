@@ -8,6 +8,7 @@ use h2::Reason;
 use crate::support::Http;
 use crate::support::client::Ask;
 use crate::support::eventually;
+use crate::support::in_every_pair;
 use crate::support::upstream::ByHand;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
@@ -49,7 +50,7 @@ async fn slot_is_free(weir: &Weir, upstream: &mut Upstream) {
 
 #[tokio::test]
 async fn no_answer_in_time_is_a_504_and_the_upstream_is_told() {
-    for (near, far) in Http::PAIRS {
+    in_every_pair(async |near, far| {
         let (weir, mut upstream) = hurried(far).await;
         let call = weir.alice(near).send(Ask::get(LIST)).await;
         let mut exchange = upstream.next().await;
@@ -68,7 +69,8 @@ async fn no_answer_in_time_is_a_504_and_the_upstream_is_told() {
         let terminated = "apiserver_request_terminations_total{code=\"504\",component=\"apiserver\",\
              group=\"\",resource=\"pods\",scope=\"cluster\",subresource=\"\",verb=\"LIST\",version=\"v1\"}";
         weir.metric_becomes(terminated, 1.0).await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -102,7 +104,7 @@ async fn a_client_may_ask_for_less_time_and_not_for_more() {
 
 #[tokio::test]
 async fn a_body_that_does_not_end_in_time_is_broken_off() {
-    for (near, far) in Http::PAIRS {
+    in_every_pair(async |near, far| {
         let (weir, mut upstream) = hurried(far).await;
         let mut call = weir.alice(near).send(Ask::get(LIST)).await;
         let mut exchange = upstream.next().await;
@@ -114,12 +116,13 @@ async fn a_body_that_does_not_end_in_time_is_broken_off() {
         let rest = call.body().next().await;
         assert!(matches!(rest, Some(Err(_))), "{near:?} {far:?}: {rest:?}");
         slot_is_free(&weir, &mut upstream).await;
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn an_upload_that_does_not_end_in_time_is_broken_off() {
-    for (near, far) in Http::PAIRS {
+    in_every_pair(async |near, far| {
         let (weir, mut upstream) = hurried(far).await;
         let mut call = weir
             .alice(near)
@@ -130,12 +133,13 @@ async fn an_upload_that_does_not_end_in_time_is_broken_off() {
         assert_eq!(exchange.incoming.text().await, "half");
         assert!(exchange.incoming.rest().await.is_err(), "never a clean end");
         assert_eq!(call.head().await.status, 504, "{near:?} {far:?}");
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_client_that_does_not_read_cannot_hold_its_slot_beyond_its_time() {
-    for (near, far) in Http::PAIRS {
+    in_every_pair(async |near, far| {
         let (weir, mut upstream) = hurried(far).await;
         let mut call = weir.alice(near).send(Ask::get(LIST)).await;
         let mut exchange = upstream.next().await;
@@ -152,7 +156,8 @@ async fn a_client_that_does_not_read_cannot_hold_its_slot_beyond_its_time() {
         crate::support::within("the flood to be broken off", flood).await;
         slot_is_free(&weir, &mut upstream).await;
         drop(call);
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -172,7 +177,7 @@ async fn a_handshake_that_never_ends_is_a_504_in_time() {
 
 #[tokio::test]
 async fn long_running_requests_have_all_the_time_they_want() {
-    for (near, far) in Http::PAIRS {
+    in_every_pair(async |near, far| {
         let (weir, mut upstream) = hurried(far).await;
         let mut client = weir.alice(near);
         let mut watch = client
@@ -196,7 +201,8 @@ async fn long_running_requests_have_all_the_time_they_want() {
             exchange.end().await;
             assert!(call.body().next().await.is_none());
         }
-    }
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -1,7 +1,16 @@
 //! The whole program over real sockets: clients of both kinds, weir, and before it an API server that waits for the test's
 //! word. One file a theme; what they stand on is in `support`.
 
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "what does not come as it should fails the test"
+)]
+
 mod back_pressure;
+mod bastion;
 mod deadlines;
 mod failures;
 mod headers;

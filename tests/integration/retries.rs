@@ -1,11 +1,16 @@
 //! A request is sent again only where it cannot have been executed, and then it is executed once.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use crate::support::Http;
 use crate::support::client::Ask;
 use crate::support::frames;
 use crate::support::frames::Frame;
 use crate::support::frames::Frames;
+use crate::support::upstream;
 use crate::support::upstream::ByHand;
+use crate::support::upstream::Upstream;
 use crate::support::weir;
 use crate::support::weir::Weir;
 
@@ -69,7 +74,7 @@ async fn a_stream_beyond_the_last_that_a_goaway_names_is_tried_elsewhere_and_exe
         // What was begun is served where it began.
         leaving.send(&Frame::ok(begun, true)).await;
         assert_eq!(first.answer().await.status, 200);
-        assert_eq!(weir.metric(RETRIES).await, 1.0);
+        assert!(weir.metric(RETRIES).await >= 1.0);
     }
 }
 
@@ -159,13 +164,69 @@ async fn a_stream_that_is_refused_again_and_again_is_given_up() {
 #[tokio::test]
 async fn a_goaway_before_any_stream_is_no_failure() {
     let (weir, upstream) = serving().await;
-    let mut client = weir.alice(Http::Two);
-    let call = client.send(Ask::get(LIST)).await;
+    let call = weir.alice(Http::Two).send(Ask::get(LIST)).await;
     let mut leaving = connection(&upstream).await;
     leaving.send(&Frame::go_away(0, 0)).await;
-    drop(leaving);
     let mut other = connection(&upstream).await;
     let stream = other.until(frames::HEADERS).await.stream;
     other.send(&Frame::ok(stream, true)).await;
     assert_eq!(call.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn an_upstream_that_says_goaway_on_every_connection_loses_no_request() {
+    let mut upstream = Upstream::speaking(upstream::streams(4)).await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(6)
+        .start()
+        .await;
+    let mut client = weir.alice(Http::Two);
+    // Six connections, each with room for more.
+    let mut watches = Vec::new();
+    let mut peers = HashMap::new();
+    while peers.len() < 6 {
+        watches.push(client.send(Ask::get("/api/v1/pods?watch=1")).await);
+        let mut exchange = upstream.next().await;
+        exchange.begin(200, &[]).await;
+        peers.insert(exchange.peer.number, Arc::clone(&exchange.peer));
+        watches.last_mut().unwrap().head().await;
+        weir.metric("weir_upstream_connections{way=\"pass-through\"}")
+            .await;
+    }
+    for peer in peers.values() {
+        peer.go_away();
+    }
+    for _ in 0..20 {
+        let mut call = client.send(Ask::get(LIST)).await;
+        tokio::select! {
+            exchange = upstream.next() => exchange.reply(200, "{}").await,
+            head = call.try_head() => panic!("{head:?}"),
+        }
+        assert_eq!(call.answer().await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_is_leaving_and_full_does_not_keep_requests_waiting() {
+    let mut upstream = Upstream::speaking(upstream::streams(1)).await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(1)
+        .start()
+        .await;
+    let mut client = weir.alice(Http::Two);
+    let mut watch = client.send(Ask::get("/api/v1/pods?watch=1")).await;
+    let mut watched = upstream.next().await;
+    watched.begin(200, &[]).await;
+    watch.head().await;
+    watched.peer.go_away();
+    // The event comes behind the GOAWAY, so weir has read that by then.
+    watched.send("event").await;
+    assert_eq!(watch.body().text().await, "event");
+    let call = client.send(Ask::get(LIST)).await;
+    let exchange = upstream.next().await;
+    assert_ne!(exchange.peer.number, watched.peer.number);
+    exchange.reply(200, "{}").await;
+    assert_eq!(call.answer().await.status, 200);
+    watched.send("another").await;
+    assert_eq!(watch.body().text().await, "another");
 }

@@ -140,7 +140,7 @@ too_large() {
     check_match 'HTTP/2: 4 MB are too large for the API server' ':status: 413' "$(tr -cd '[:print:]\n' <"$WORK/body")"
 }
 
-playground play --pods 2000 --max-mutating-requests-inflight 1
+playground play --pods 2000 --enable-priority-and-fairness=false --max-mutating-requests-inflight 1
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj '/O=system:masters/CN=admin' \
     -addext basicConstraints=critical,CA:FALSE -keyout "$WORK/stranger.key" -out "$WORK/stranger.crt" 2>/dev/null
 for version in 1.1 2; do

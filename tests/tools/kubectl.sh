@@ -107,9 +107,9 @@ newest=0
 for kubectl in "${all[@]}"; do
     version=$(minor "$kubectl")
     if ((version > newest)); then newest=$version; fi
-    printf '=== %s\n' "$("$kubectl" version --client --short 2>/dev/null || "$kubectl" version --client | head -n 1)"
+    printf '=== %s\n' "$("$kubectl" version --client --short 2>/dev/null || "$kubectl" version --client | sed -n 1p)"
     playground "kubectl-1.$version"
-    pod=$(k admin get pods -n default -o name | head -n 1)
+    pod=$(k admin get pods -n default -o name | sed -n 1p)
     for context in admin admin-token alice alice-token bob bob-token; do
         reads "$context"
         writes "$context"

@@ -121,7 +121,9 @@ within() {
 start() {
     local name=$1
     shift
-    "$@" >"$WORK/$name.out" 2>"$WORK/$name.err" </dev/null &
+    : >"$WORK/$name.out" # what an earlier one said is gone before anybody looks
+    : >"$WORK/$name.err"
+    "$@" >>"$WORK/$name.out" 2>>"$WORK/$name.err" </dev/null &
     PIDS[$name]=$!
 }
 

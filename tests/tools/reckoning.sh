@@ -81,7 +81,7 @@ with_h2load() {
     grep -E '^(finished|status codes)' "$WORK/h2load.out"
 }
 
-playground play --max-requests-inflight 400 --capacity 100 --service-time 50ms
+playground play --enable-priority-and-fairness=false --max-requests-inflight 400 --capacity 100 --service-time 50ms
 with_wrk
 check_ok 'wrk: all places come free' within "$LIMIT" at_zero "$IN_FLIGHT"
 with_h2load 'h2load' -m 10

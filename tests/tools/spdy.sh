@@ -52,10 +52,10 @@ runs() {
 
 # echoed PORT TEXT: what comes back from there.
 echoed() {
-    local line
+    local line=
     exec 7<>"/dev/tcp/127.0.0.1/$1"
     printf '%s\n' "$2" >&7
-    read -rt "$LIMIT" line <&7
+    read -rt "$LIMIT" line <&7 || true
     exec 7>&-
     printf '%s' "$line"
 }
@@ -82,7 +82,7 @@ for kubectl in "${all[@]}"; do
     printf '=== kubectl 1.%s\n' "$(minor "$kubectl")"
     # Newer ones speak WebSocket first; this tells them not to.
     export KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false
-    pod=$(k admin get pods -n default -o name | head -n 1)
+    pod=$(k admin get pods -n default -o name | sed -n 1p)
     for context in alice alice-token; do
         runs "$context"
         # Here they try WebSocket first, are refused by the API server, and fall back.

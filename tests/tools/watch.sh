@@ -57,7 +57,7 @@ reckon() {
     }' "$WORK/$name.delays"
 }
 
-playground play --max-requests-inflight 400 --capacity 100 --service-time 50ms
+playground play --enable-priority-and-fairness=false --max-requests-inflight 400 --capacity 100 --service-time 50ms
 start watch-http1 stamped --http1.1 --cert "$DIR/alice.crt" --key "$DIR/alice.key" "$URL$configmaps?watch=1"
 start watch-http2 stamped --http2 -H "$(bearer bob)" "$URL$configmaps?watch=1"
 within "$LIMIT" open_watches 2 || die 'the watches are not open'

@@ -8,7 +8,7 @@ use flate2::read::GzDecoder;
 use serde_json::Value;
 
 /// All cases of `name`, from `NAME.json`, `NAME.json.gz` or both. Panics if neither is there or no case is in them.
-pub fn cases(name: &str) -> Vec<Value> {
+pub(crate) fn cases(name: &str) -> Vec<Value> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
     let mut cases = Vec::new();
     if let Ok(mut plain) = File::open(here.join(format!("{name}.json"))) {

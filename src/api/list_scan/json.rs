@@ -43,14 +43,7 @@ enum State {
     FirstItem,
     Colon,
     Value,
-    /// A name or value in quotes.
-    Text,
-    /// What follows a backslash.
-    Escape,
-    /// The digits of `\u0000`: those read, and how many are missing.
-    Unicode(u16, u8),
-    /// A number, `true`, `false` or `null`.
-    Scalar,
+    Token(Part),
     Nested(Nested),
     /// A comma, or the end of the object or array.
     Separator,
@@ -58,6 +51,19 @@ enum State {
     End,
     /// Anything: it is no list.
     NoList,
+}
+
+/// What the next byte of a name or of a simple value belongs to.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    /// A number, `true`, `false` or `null`.
+    Scalar,
+    /// Something in quotes.
+    Text,
+    /// What follows a backslash.
+    Escape,
+    /// The digits of `\u0000`: those read, and how many are missing.
+    Unicode(u16, u8),
 }
 
 /// Whose members or elements are read.
@@ -82,32 +88,18 @@ impl Scan {
     pub(super) fn feed(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
         while let Some((byte, after)) = rest.split_first() {
-            rest = match &mut self.state {
-                State::NoList => return,
-                State::Nested(nested) => {
-                    let Some(after) = nested.skip(rest) else {
-                        return;
-                    };
-                    self.state = State::Separator;
-                    after
-                }
-                State::Body
-                | State::Name
-                | State::FirstName
-                | State::Item
-                | State::FirstItem
-                | State::Colon
-                | State::Value
-                | State::Text
-                | State::Escape
-                | State::Unicode(..)
-                | State::Scalar
-                | State::Separator
-                | State::End => {
-                    self.step(*byte);
-                    after
-                }
-            };
+            if let State::Nested(nested) = &mut self.state {
+                let Some(after) = nested.skip(rest) else {
+                    return;
+                };
+                self.state = State::Separator;
+                rest = after;
+            } else if matches!(self.state, State::NoList) {
+                return;
+            } else {
+                self.step(*byte);
+                rest = after;
+            }
         }
     }
 
@@ -116,13 +108,15 @@ impl Scan {
     }
 
     fn step(&mut self, byte: u8) {
-        match self.state {
-            State::Text => return self.text(byte),
-            State::Escape => return self.escape(byte),
-            State::Unicode(read, missing) => return self.unicode(read, missing, byte),
-            State::Scalar if is_in_scalar(byte) => return self.token.push(byte),
-            State::Scalar => self.scalar_ended(),
-            _ => {}
+        if let State::Token(part) = self.state {
+            match part {
+                Part::Scalar if is_in_scalar(byte) => return self.token.push(byte),
+                // This byte is the first after it.
+                Part::Scalar => self.scalar_ended(),
+                Part::Text => return self.text(byte),
+                Part::Escape => return self.escape(byte),
+                Part::Unicode(read, missing) => return self.unicode(read, missing, byte),
+            }
         }
         if matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
             return;
@@ -132,7 +126,7 @@ impl Scan {
             (State::Name | State::FirstName, b'"') => {
                 self.field = None;
                 self.token = Token::default();
-                State::Text
+                State::Token(Part::Text)
             }
             (State::Item | State::FirstItem, b'{') => {
                 self.counts.items = self.counts.items.saturating_add(1);
@@ -163,7 +157,7 @@ impl Scan {
         match (byte, self.field) {
             (b'"', Some(Field::Continue | Field::Other)) => {
                 self.token = Token::default();
-                State::Text
+                State::Token(Part::Text)
             }
             (b'{', Some(Field::Metadata)) => {
                 self.within = Within::Metadata;
@@ -177,7 +171,7 @@ impl Scan {
             _ if is_in_scalar(byte) => {
                 self.token = Token::default();
                 self.token.push(byte);
-                State::Scalar
+                State::Token(Part::Scalar)
             }
             _ => State::NoList,
         }
@@ -201,7 +195,7 @@ impl Scan {
     fn text(&mut self, byte: u8) {
         match byte {
             b'"' => self.text_ended(),
-            b'\\' => self.state = State::Escape,
+            b'\\' => self.state = State::Token(Part::Escape),
             0..0x20 => self.state = State::NoList,
             _ => self.token.push(byte),
         }
@@ -236,10 +230,10 @@ impl Scan {
 
     fn escape(&mut self, byte: u8) {
         self.state = match byte {
-            b'u' => State::Unicode(0, 4),
+            b'u' => State::Token(Part::Unicode(0, 4)),
             b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => {
                 self.token.push(FOREIGN);
-                State::Text
+                State::Token(Part::Text)
             }
             _ => State::NoList,
         };
@@ -252,11 +246,11 @@ impl Scan {
         };
         let read = read << 4 | u16::try_from(digit).unwrap_or_default();
         self.state = if missing > 1 {
-            State::Unicode(read, missing - 1)
+            State::Token(Part::Unicode(read, missing - 1))
         } else {
             let ascii = u8::try_from(read).ok().filter(u8::is_ascii);
             self.token.push(ascii.unwrap_or(FOREIGN));
-            State::Text
+            State::Token(Part::Text)
         };
     }
 }

@@ -91,26 +91,20 @@ impl Scan {
     pub(super) fn feed(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
         while let Some((byte, after)) = rest.split_first() {
-            rest = match self.state {
-                State::NoList => return,
-                State::Skipped(missing) => {
-                    let here = usize::try_from(missing).unwrap_or(usize::MAX);
-                    let (skipped, after) = rest.split_at_checked(here).unwrap_or((rest, &[]));
-                    let skipped = u64::try_from(skipped.len()).unwrap_or(u64::MAX);
-                    self.at = self.at.saturating_add(skipped);
-                    self.skip(missing.saturating_sub(skipped));
-                    after
-                }
-                State::Magic(_)
-                | State::Tag
-                | State::Value(_)
-                | State::Length(_)
-                | State::Kind(_) => {
-                    self.at = self.at.saturating_add(1);
-                    self.step(*byte);
-                    after
-                }
-            };
+            if let State::Skipped(missing) = self.state {
+                let here = usize::try_from(missing).unwrap_or(usize::MAX);
+                let (skipped, after) = rest.split_at_checked(here).unwrap_or((rest, &[]));
+                let skipped = u64::try_from(skipped.len()).unwrap_or(u64::MAX);
+                self.at = self.at.saturating_add(skipped);
+                self.skip(missing.saturating_sub(skipped));
+                rest = after;
+            } else if matches!(self.state, State::NoList) {
+                return;
+            } else {
+                self.at = self.at.saturating_add(1);
+                self.step(*byte);
+                rest = after;
+            }
         }
     }
 

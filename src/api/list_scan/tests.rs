@@ -1,1 +1,128 @@
+//! Every body is read whole, byte by byte and cut at random; all must agree.
+
+mod json;
+mod protobuf;
+
+use fastrand::Rng;
+
 use super::*;
+
+const JSON: &[u8] = b"application/json";
+const PROTOBUF: &[u8] = b"application/vnd.kubernetes.protobuf";
+
+fn scan<'c>(content_type: &[u8], chunks: impl IntoIterator<Item = &'c [u8]>) -> Option<Summary> {
+    let mut scan = ListScan::for_content_type(content_type).unwrap();
+    for chunk in chunks {
+        scan.feed(chunk);
+    }
+    scan.finish()
+}
+
+fn scan_at_random(content_type: &[u8], mut body: &[u8], rng: &mut Rng) -> Option<Summary> {
+    let cut = || {
+        (!body.is_empty()).then(|| {
+            let (chunk, rest) = body.split_at(rng.usize(0..=body.len().min(200)));
+            body = rest;
+            chunk
+        })
+    };
+    scan(content_type, std::iter::from_fn(cut))
+}
+
+/// What it told, as (items, remaining items, whether it continues).
+fn told(content_type: &[u8], body: &[u8]) -> Option<(u64, Option<u64>, bool)> {
+    let whole = scan(content_type, [body]);
+    assert_eq!(scan(content_type, body.chunks(1)), whole, "byte by byte");
+    let Summary {
+        items,
+        remaining_items,
+        continues,
+        bytes,
+    } = whole?;
+    assert_eq!(bytes, u64::try_from(body.len()).unwrap());
+    Some((items, remaining_items, continues))
+}
+
+#[test]
+fn reads_json_and_protobuf_and_nothing_else() {
+    let readable = [
+        "application/json",
+        " Application/JSON ; charset=utf-8",
+        "application/json;as=Table;v=v1;g=meta.k8s.io",
+        "application/vnd.kubernetes.protobuf",
+        "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+    ];
+    for content_type in readable {
+        let scan = ListScan::for_content_type(content_type.as_bytes());
+        assert!(scan.is_some(), "{content_type}");
+    }
+    for content_type in [
+        "",
+        ";",
+        "application/cbor",
+        "application/yaml",
+        "text/plain",
+        "json",
+    ] {
+        let scan = ListScan::for_content_type(content_type.as_bytes());
+        assert!(scan.is_none(), "{content_type}");
+    }
+}
+
+#[test]
+fn it_does_not_matter_where_a_body_is_cut_but_its_end_does() {
+    let bodies = [
+        (JSON, json::PAGE.trim_end().as_bytes()),
+        (JSON, json::TABLE.as_bytes()),
+        (JSON, json::LATE_METADATA.as_bytes()),
+        (PROTOBUF, &*protobuf::pod_list()),
+    ];
+    for (content_type, body) in bodies {
+        let whole = scan(content_type, [body]);
+        assert!(whole.is_some());
+        for at in 0..body.len() {
+            let (head, tail) = body.split_at(at);
+            assert_eq!(scan(content_type, [head, tail]), whole, "cut at {at}");
+            let early = scan(content_type, [head]);
+            // Protobuf has no mark at its end: without its last fields, two bytes each, it is whole.
+            let whole_field = content_type == PROTOBUF && [2, 4].contains(&(body.len() - at));
+            assert_eq!(early.is_some(), whole_field, "ended at {at}");
+        }
+    }
+}
+
+#[test]
+fn nothing_hostile_makes_it_panic_or_disagree_with_itself() {
+    for seed in 0..3000 {
+        let mut rng = Rng::with_seed(seed);
+        let alphabet = b"\"\\{}[],: \x00\x01\x02\x08\x0a\x12\x1a\x20\x80\xff";
+        let mut noise: Vec<u8> = (0..rng.usize(0..300))
+            .map(|_| *rng.choice(alphabet).unwrap())
+            .collect();
+        let (content_type, head) = match rng.u8(0..3) {
+            0 => (JSON, &b"{\"items\":[{"[..]),
+            1 => (JSON, &b"{"[..]),
+            _ => (PROTOBUF, &b"k8s\0"[..]),
+        };
+        noise.splice(0..0, head.iter().copied());
+        if rng.bool() {
+            noise = protobuf::pod_list();
+            let at = rng.usize(4..noise.len());
+            noise[at] = rng.u8(..);
+        }
+        let whole = scan(content_type, [&*noise]);
+        assert_eq!(scan(content_type, noise.chunks(1)), whole, "seed {seed}");
+        let at_random = scan_at_random(content_type, &noise, &mut rng);
+        assert_eq!(at_random, whole, "seed {seed}");
+    }
+    let deep = [b"{\"items\":[{\"a\":".to_vec(), vec![b'['; 1 << 20]].concat();
+    assert_eq!(scan(JSON, [&*deep]), None);
+    let closed = [&*deep, &[b']'; 1 << 20], b"}]}"].concat();
+    assert_eq!(scan(JSON, [&*closed]).unwrap().items, 1);
+    let long_name = [
+        b"{\"".to_vec(),
+        vec![b'a'; 1 << 20],
+        b"\":1,\"items\":[]}".to_vec(),
+    ];
+    assert_eq!(scan(JSON, [&*long_name.concat()]).unwrap().items, 0);
+}

@@ -24,6 +24,7 @@ use crate::flowcontrol::matching;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::queue_set::Queuing;
 use crate::flowcontrol::shares::LevelSpec;
+use crate::request_info::RequestKind;
 
 #[derive(Debug)]
 pub(super) struct Configuration {
@@ -142,13 +143,13 @@ impl Configuration {
             .concurrency
             .configure(specs, |name| demand(levels, now, name));
         self.install(now, divided);
-        self.in_flight.set_limits(
-            now,
-            Limits {
-                running: Some(self.concurrency.nominal_limit_sum()),
-                waiting: Some(self.places()),
-            },
-        );
+        let limits = Limits {
+            running: Some(self.concurrency.nominal_limit_sum()),
+            waiting: Some(self.places()),
+        };
+        for kind in RequestKind::ALL {
+            self.in_flight.set_limits(kind, now, limits);
+        }
     }
 
     fn open(&mut self, now: Instant, level: &matching::Level) {

@@ -67,10 +67,10 @@ pub use self::admitted::Admitted;
 pub use self::admitted::Rejected;
 
 /// No request waits longer, whatever its deadline (Kubernetes 1.36,
-/// `server/filters/priority-and-fairness.go`, as are the next two).
+/// `server/filters/priority-and-fairness.go`).
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// The part of its time that a request may spend in a queue: a quarter.
+/// A request may spend this part of its time in a queue: a quarter (in the same place).
 const WAIT_PART: u32 = 4;
 
 /// How often peaks are published (`inflightUsageMetricUpdatePeriod`).

@@ -18,7 +18,6 @@ use crate::flowcontrol::concurrency::Level as Seats;
 use crate::flowcontrol::demand::Period;
 use crate::flowcontrol::demand::SeatDemand;
 use crate::flowcontrol::in_flight::InFlight;
-use crate::flowcontrol::in_flight::RequestKind;
 use crate::flowcontrol::queue_set::Arrival;
 use crate::flowcontrol::queue_set::Departure;
 use crate::flowcontrol::queue_set::Effects;
@@ -28,6 +27,7 @@ use crate::flowcontrol::queue_set::Queuing;
 use crate::flowcontrol::queue_set::Reason;
 use crate::flowcontrol::queue_set::Ticket;
 use crate::flowcontrol::retry_after::DroppedRequests;
+use crate::request_info::RequestKind;
 use crate::request_info::Verb;
 
 /// Buffers kept for requests to come; as many as the queue set keeps slots.

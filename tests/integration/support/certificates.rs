@@ -127,7 +127,12 @@ impl Authority {
 
     /// For whoever is reached at 127.0.0.1.
     pub(crate) fn server(&self) -> Issued {
-        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        self.server_named("127.0.0.1")
+    }
+
+    /// For whoever is believed to be `name`.
+    pub(crate) fn server_named(&self, name: &str) -> Issued {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.issue(&params)
     }

@@ -47,6 +47,11 @@ pub(crate) fn eventually<T>(
     })
 }
 
+/// Runs `test` for every pair of what a client and what the upstream speaks, all at once: for tests that wait for a clock.
+pub(crate) async fn in_every_pair(test: impl AsyncFn(Http, Http)) {
+    futures_util::future::join_all(Http::PAIRS.map(|(near, far)| test(near, far))).await;
+}
+
 /// A message or a connection that ended before it should.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Broken(pub String);

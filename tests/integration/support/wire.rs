@@ -109,7 +109,7 @@ impl Wire {
         let _ = within("a connection to close", self.writer.io.shutdown()).await;
     }
 
-    /// Gives the connection back, to be spoken on by somebody else; nothing may have been read ahead.
+    /// The connection itself; nothing may have been read ahead.
     pub(crate) fn into_io(self) -> Io {
         assert!(self.reader.buffer.is_empty());
         self.reader.io.unsplit(self.writer.io)
