@@ -1,13 +1,13 @@
 //! How many objects an answer to a list holds, told from its bytes as they pass.
 //!
-//! Keeps no part of the body: what it needs of memory is the same for every body, and how the body is
-//! cut into chunks makes no difference. Of a body that is no list, is malformed where it matters, or
-//! ended early there is no [`Summary`].
+//! Keeps no part of the body: what it needs of memory is the same for every body, and how the body
+//! is cut into chunks makes no difference. Of a body that is no list, is malformed where it
+//! matters, or ended early there is no [`Summary`].
 //!
-//! Reads JSON (lists of objects or of their metadata, and tables) and Kubernetes' protobuf. It checks
-//! only what it needs: the list around the objects, not what is in them, of which it follows strings
-//! and brackets, or lengths. It does not undo compression, and does not look at the status: the caller
-//! chooses the answers to hand in.
+//! Reads JSON (lists of objects or of their metadata, and tables) and Kubernetes' protobuf. It
+//! checks only what it needs: the list around the objects, not what is in them, of which it follows
+//! strings and brackets, or lengths. It does not undo compression, and does not look at the status:
+//! the caller chooses the answers to hand in.
 
 mod json;
 mod nested;

@@ -43,6 +43,7 @@ use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::kubeconfig;
 use crate::upstream::kubeconfig::Kubeconfig;
 use crate::upstream::tls::Pem;
+use crate::upstream::tls::PemFault;
 
 /// File descriptors that are not clients' connections: listeners, connections to the upstream, logs.
 const SPARE_DESCRIPTORS: u64 = 256;
@@ -308,7 +309,15 @@ impl Faults {
             (&certificate, &certificate_pem?),
             (&key, &key_pem?),
         );
-        self.check(certificate_flag, pair)
+        let at_fault = |fault: &PemFault| {
+            if fault.origin == key {
+                key_flag
+            } else {
+                certificate_flag
+            }
+        };
+        pair.map_err(|fault| self.add(at_fault(&fault), &fault))
+            .ok()
     }
 
     /// Which API server, and what weir's own calls carry.

@@ -140,6 +140,14 @@ impl RequestMetrics {
             scope,
             component,
         ] = LABELS;
+        let dropped = registry.counters(
+                "apiserver_dropped_requests_total",
+                "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
+                &["request_kind"],
+            );
+        for kind in RequestKind::ALL {
+            let _ = dropped.with_label_values(&[kind.label()]); // 0 is there from the start
+        }
         Arc::new(Self {
             total: registry.counters(
                 "apiserver_request_total",
@@ -162,11 +170,7 @@ impl RequestMetrics {
                 "[STABLE] Long-running requests that are open.",
                 &[verb, group, version, resource, subresource, scope, component],
             ),
-            dropped: registry.counters(
-                "apiserver_dropped_requests_total",
-                "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
-                &["request_kind"],
-            ),
+            dropped,
             upstream_responses: registry.counters(
                 "weir_upstream_responses_total",
                 "Answers of the API server, by HTTP code.",

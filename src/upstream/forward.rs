@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderValue;
+use http::Request;
 use http::Response;
+use http::header::TRANSFER_ENCODING;
 use http_body::Body;
 use hyper::body::Incoming;
 
@@ -44,6 +46,8 @@ impl<W: Way> Turn for Lease<W> {
 }
 
 enum Failed<W: Way> {
+    /// The connection was closing, and is not chosen any more: here it is again.
+    Leaving(Box<(Outbound<W>, RequestBody)>),
     /// It cannot have been executed: here it is again.
     Unsent(Box<(Outbound<W>, RequestBody)>, ForwardError),
     For(ForwardError),
@@ -73,6 +77,11 @@ impl<W: Way> Pool<W> {
                 Err(failed) => failed,
             };
             match failed {
+                // No try: there are only so many connections that can be closing.
+                Failed::Leaving(again) => {
+                    self.metrics().retries.inc();
+                    (head, body) = *again;
+                }
                 Failed::Unsent(again, _) if tries < TRIES => {
                     self.metrics().retries.inc();
                     tries += 1;
@@ -104,7 +113,7 @@ impl<W: Way> Pool<W> {
         let Some(sender) = own.sender.as_mut() else {
             return Err(Failed::unsent(head, body, ForwardError::Closed));
         };
-        let request = head.into_http1(body, &self.host());
+        let request = self.framed(head, body);
         match sender.try_send_request(request).await {
             Ok(response) => Ok((response, Lease::Http1(own))),
             Err(mut refused) => match refused.take_message() {
@@ -134,12 +143,9 @@ impl<W: Way> Pool<W> {
             Ok(response) => Ok((response, Lease::Http2(own))),
             Err(mut refused) => match (refused.take_message(), spare) {
                 (Some(request), _) => {
+                    own.leaving();
                     let (parts, body) = request.into_parts();
-                    Err(Failed::unsent(
-                        Outbound::returned(parts),
-                        body,
-                        refused.into_error().into(),
-                    ))
+                    Err(Failed::Leaving(Box::new((Outbound::returned(parts), body))))
                 }
                 (None, Some(head)) if never_executed(refused.error()) => Err(Failed::unsent(
                     head,
@@ -151,7 +157,19 @@ impl<W: Way> Pool<W> {
         }
     }
 
-    pub(super) fn host(&self) -> HeaderValue {
+    /// The request for an HTTP/1.1 connection. A body of unknown length is sent in chunks whatever the method: left to itself
+    /// the library takes a GET without a length for one without a body.
+    pub(super) fn framed(&self, head: Outbound<W>, body: RequestBody) -> Request<RequestBody> {
+        let chunked = !body.is_end_stream() && body.size_hint().exact().is_none();
+        let mut request = head.into_http1(body, &self.host());
+        if chunked {
+            let chunks = HeaderValue::from_static("chunked");
+            request.headers_mut().insert(TRANSFER_ENCODING, chunks);
+        }
+        request
+    }
+
+    fn host(&self) -> HeaderValue {
         // An authority is made of characters that a header's value may have.
         HeaderValue::from_maybe_shared(Bytes::copy_from_slice(
             self.connector().authority().as_str().as_bytes(),

@@ -122,6 +122,11 @@ pub(super) struct Own2<W: Way> {
 }
 
 impl<W: Way> Own2<W> {
+    /// The connection takes no more requests.
+    pub(super) fn leaving(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+    }
+
     pub(super) fn sender(&self) -> http2::SendRequest<RequestBody> {
         self.shared.sender.clone()
     }

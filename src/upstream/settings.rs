@@ -14,6 +14,9 @@ const HEADER_BYTES: u32 = 1 << 20;
 /// Most headers in an HTTP/1.1 response; the count is no limit upstream, the bytes are.
 const HEADERS: usize = 1024;
 
+/// Read buffer of an HTTP/1.1 connection at its largest: a head must fit.
+const HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
+
 /// Enough of one answer on its way for a long-distance link; an answer that nobody reads stops there.
 const STREAM_WINDOW: u32 = 1 << 20;
 
@@ -27,7 +30,7 @@ const PING_ANSWER: Duration = Duration::from_secs(15);
 
 pub(super) fn client_http1() -> http1::Builder {
     let mut builder = http1::Builder::new();
-    builder.max_headers(HEADERS);
+    builder.max_headers(HEADERS).max_buf_size(HTTP1_BUFFER);
     builder
 }
 

@@ -49,7 +49,7 @@ impl<W: Way> Pool<W> {
             let _ = driver.with_upgrades().await; // whoever waits for an answer on it is told by hyper
             drop(open);
         });
-        let request = head.switching_to(protocol).into_http1(body, &self.host());
+        let request = self.framed(head.switching_to(protocol), body);
         sender
             .send_request(request)
             .await

@@ -69,6 +69,17 @@ async fn a_certificate_s_user_is_asserted_on_a_connection_with_the_front_proxy_s
 }
 
 #[tokio::test]
+async fn a_certificate_s_uid_is_asserted_as_well() {
+    let (weir, mut upstream) = serving().await;
+    let own = pki().clients.client_with_uid("carol", "u-1");
+    let exchange = seen(&mut weir.certified(Http::Two, &own), &mut upstream, 200).await;
+    assert_eq!(exchange.asked.headers.all("x-remote-user"), ["carol"]);
+    assert_eq!(exchange.asked.headers.all("x-remote-uid"), ["u-1"]);
+    let groups = exchange.asked.headers.all("x-remote-group");
+    assert_eq!(groups, ["system:authenticated"]);
+}
+
+#[tokio::test]
 async fn tokens_and_nobody_go_on_connections_without_a_certificate() {
     for near in Http::BOTH {
         let (weir, mut upstream) = serving().await;

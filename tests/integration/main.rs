@@ -5,6 +5,8 @@
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
+    clippy::too_many_lines,
+    clippy::type_complexity,
     clippy::unwrap_used,
     reason = "what does not come as it should fails the test"
 )]
@@ -28,5 +30,6 @@ mod shutdown;
 mod streaming;
 mod support;
 mod targets;
+mod tls;
 mod upgrade;
 mod upgrade_ends;

@@ -174,39 +174,6 @@ async fn a_goaway_before_any_stream_is_no_failure() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_says_goaway_on_every_connection_loses_no_request() {
-    let mut upstream = Upstream::speaking(upstream::streams(4)).await;
-    let weir = weir::before(upstream.address)
-        .upstream_connections(6)
-        .start()
-        .await;
-    let mut client = weir.alice(Http::Two);
-    // Six connections, each with room for more.
-    let mut watches = Vec::new();
-    let mut peers = HashMap::new();
-    while peers.len() < 6 {
-        watches.push(client.send(Ask::get("/api/v1/pods?watch=1")).await);
-        let mut exchange = upstream.next().await;
-        exchange.begin(200, &[]).await;
-        peers.insert(exchange.peer.number, Arc::clone(&exchange.peer));
-        watches.last_mut().unwrap().head().await;
-        weir.metric("weir_upstream_connections{way=\"pass-through\"}")
-            .await;
-    }
-    for peer in peers.values() {
-        peer.go_away();
-    }
-    for _ in 0..20 {
-        let mut call = client.send(Ask::get(LIST)).await;
-        tokio::select! {
-            exchange = upstream.next() => exchange.reply(200, "{}").await,
-            head = call.try_head() => panic!("{head:?}"),
-        }
-        assert_eq!(call.answer().await.status, 200);
-    }
-}
-
-#[tokio::test]
 async fn a_connection_that_is_leaving_and_full_does_not_keep_requests_waiting() {
     let mut upstream = Upstream::speaking(upstream::streams(1)).await;
     let weir = weir::before(upstream.address)

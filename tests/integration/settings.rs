@@ -94,7 +94,7 @@ async fn a_flag_wins_over_the_file() {
     let files = Files::new();
     files.write(
         "weir.yaml",
-        "maxRequestsInflight: 3\nmaxMutatingRequestsInflight: 2\n",
+        "maxRequestsInflight: 3\nmaxMutatingRequestsInflight: 2\nenablePriorityAndFairness: false\n",
     );
     let mut flags = needed(upstream.address);
     flags.push("--max-requests-inflight=5".to_owned());
@@ -212,30 +212,25 @@ async fn files_that_hold_something_else_are_told_by_flag_and_never_quoted() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_not_its_certificate_s_is_told_by_both_flags() {
+async fn a_key_that_is_not_its_certificate_s_is_told_by_its_flag_and_both_files() {
     let files = Files::new();
-    for (certificate, key, other) in [
-        ("tls-cert-file", "tls-private-key-file", "proxy.key"),
-        ("proxy-client-cert-file", "proxy-client-key-file", "tls.key"),
+    for (flags, parts) in [
+        (
+            [
+                "--tls-cert-file=tls.crt",
+                "--tls-private-key-file=proxy.key",
+            ],
+            ["--tls-private-key-file", "proxy.key", "tls.crt"],
+        ),
+        (
+            [
+                "--proxy-client-cert-file=proxy.crt",
+                "--proxy-client-key-file=tls.key",
+            ],
+            ["--proxy-client-key-file", "tls.key", "proxy.crt"],
+        ),
     ] {
-        let own = if certificate == "tls-cert-file" {
-            "tls.crt"
-        } else {
-            "proxy.crt"
-        };
-        let flags = [format!("--{certificate}={own}"), format!("--{key}={other}")];
-        let all = needed(([127, 0, 0, 1], 1).into());
-        let all = all
-            .iter()
-            .filter(|flag| !flag.starts_with("--tls") || own != "tls.crt");
-        let all: Vec<&str> = ["serve"]
-            .into_iter()
-            .chain(all.map(String::as_str))
-            .chain(flags.iter().map(String::as_str))
-            .collect();
-        let finished = process::run(&files, &all).await;
-        assert!(matches!(finished.code, Some(1 | 2)), "{finished:?}");
-        assert_told(&finished, &[&[&format!("--{certificate}")]]);
+        assert_told(&refused_besides(&files, &flags).await, &[&parts]);
     }
 }
 
@@ -324,19 +319,22 @@ async fn faults_of_a_token_file_are_told_with_their_lines() {
     );
 }
 
-/// Until API Priority and Fairness is there.
 #[tokio::test]
-async fn priority_and_fairness_can_only_be_off_for_now() {
-    for flag in [
-        "--enable-priority-and-fairness=true",
-        "--enable-priority-and-fairness",
-    ] {
-        let finished = refused_besides(&Files::new(), &[flag]).await;
-        assert_told(&finished, &[&["--enable-priority-and-fairness", "false"]]);
-    }
+async fn priority_and_fairness_is_there_unless_it_is_turned_off() {
     let upstream = Upstream::start().await;
-    let flags = ["--enable-priority-and-fairness=false"];
-    Process::serve(upstream.address, &flags).await;
+    for (flags, there) in [
+        (&[][..], true),
+        (&["--enable-priority-and-fairness"][..], true),
+        (&["--enable-priority-and-fairness=true"][..], true),
+        (&["--enable-priority-and-fairness=false"][..], false),
+    ] {
+        let weir = Process::serve(upstream.address, flags).await;
+        let metrics = weir.operator("/metrics").await;
+        let levels = metrics
+            .text()
+            .contains("apiserver_flowcontrol_nominal_limit_seats{");
+        assert_eq!(levels, there, "{flags:?}");
+    }
 }
 
 #[tokio::test]

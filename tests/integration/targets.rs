@@ -195,36 +195,6 @@ async fn a_fragment_is_refused_by_http1_and_by_http2_counts_for_nobody() {
 }
 
 #[tokio::test]
-async fn a_body_that_looks_like_a_request_with_a_fragment_refuses_nobody() {
-    for framing in ["content-length: 37", "transfer-encoding: chunked"] {
-        let (weir, mut upstream) = before_http1().await;
-        let mut wire = weir.wire().await;
-        let body = "x\nGET /api/v1/pods#not one HTTP/1.1\r\n";
-        let body = if framing.starts_with("content") {
-            assert_eq!(body.len(), 37);
-            body.to_owned()
-        } else {
-            format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len())
-        };
-        wire.send(format!(
-            "POST /api/v1/pods HTTP/1.1\r\nhost: weir\r\n{framing}\r\n\r\n{body}"
-        ))
-        .await;
-        let mut exchange = upstream.next().await;
-        exchange.body().await;
-        exchange.reply(201, "{}").await;
-        assert_eq!(wire.answer("POST").await.0.status, 201);
-        wire.send("GET /api/v1/pods HTTP/1.1\r\nhost: weir\r\n\r\n")
-            .await;
-        tokio::select! {
-            exchange = upstream.next() => exchange.reply(200, "{}").await,
-            refused = wire.answer("GET") => panic!("refused: {refused:?}"),
-        }
-        assert_eq!(wire.answer("GET").await.0.status, 200);
-    }
-}
-
-#[tokio::test]
 async fn what_cannot_be_carried_is_refused_with_400() {
     let mut between = Between::new().await;
     for target in [

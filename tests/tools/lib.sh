@@ -7,7 +7,7 @@
 # the script as a failure.
 #
 # WEIR    the program under test (default: the release build of this checkout)
-# TOOLS   where .ci/run puts what Debian does not install (default: target/tools)
+# TOOLS   where .ci/run puts Debian's kubectl and spdy-echo (default: target/tools)
 
 set -euo pipefail
 
@@ -24,7 +24,8 @@ passed=0
 failed=0
 declare -A PIDS=()
 
-# kubectl keeps caches at home, and must not find anybody's own configuration.
+# kubectl keeps caches at home, and must not find anybody's own configuration. The toolchain stays where it is.
+export CARGO_HOME=${CARGO_HOME:-$HOME/.cargo} RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
 export HOME=$WORK
 unset KUBECONFIG
 export LC_ALL=C

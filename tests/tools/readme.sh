@@ -1,38 +1,46 @@
 #!/usr/bin/env bash
-# Every command that the README gives a newcomer: its blocks marked `sh ci`, in order, each in a shell of its own at the top
-# of the checkout. A playground runs in the background until the end; the one block that runs the tests is CI's own.
-# shellcheck source=tests/tools/lib.sh
-source "$(dirname "$0")/lib.sh"
-need cargo curl kubectl wrk
+# Every command that the README gives a newcomer: its blocks marked `sh ci`, in order, at the top of the checkout.
+#
+# A block that starts a playground runs beside the others, to the end of this script; whatever is in the folder that its
+# --dir names is removed first. The block that runs the tests is left to .ci/run, which has that very line. Every other
+# block has a shell of its own, and a minute.
 
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname "$0")/lib.sh"
+need awk cargo curl wrk
+command -v kubectl >/dev/null || export PATH=$PATH:$TOOLS
+need kubectl
 cd "$ROOT"
+
 awk -v work="$WORK" '
     /^```sh ci$/ { n++; inside = 1; next }
-    /^```$/ { inside = 0 }
+    /^```/ { inside = 0 }
     inside { print > sprintf("%s/block-%02d", work, n) }
 ' README.md
 
+beside=()
 for block in "$WORK"/block-*; do
-    name="README block ${block##*-}: $(head -n 1 "$block")"
-    if grep -q 'playground --dir' "$block"; then
-        dir=$(grep -o -- '--dir [^ ]*' "$block" | cut -d' ' -f2)
-        rm -rf "$dir"
-        HOME=$(getent passwd "$(id -u)" | cut -d: -f6) bash -euo pipefail "$block" >"$block.out" 2>"$block.err" &
-        PIDS[$block]=$!
-        for _ in $(seq 1200); do
-            [ -f "$dir/ready" ] && break
-            kill -0 "${PIDS[$block]}" 2>/dev/null || break
-            sleep 0.5
-        done
-        check "$name" ready "$(test -f "$dir/ready" && echo ready)"
-    elif [ "$(cat "$block")" = "cargo test --locked" ]; then
-        check "$name" "what CI runs" "$(grep -q 'cargo test --locked$' .ci/run && echo 'what CI runs')"
+    name=$(basename "$block")
+    title="$name: $(head -n 1 "$block")"
+    if [[ $(<"$block") == 'cargo test --locked' ]]; then
+        check_ok "$title: is what .ci/run runs" grep -q '^step .* cargo test --locked$' .ci/run
+    elif [[ $(<"$block") =~ ^cargo\ run.*\ playground.*--dir\ ([^[:space:]]+) ]]; then
+        DIR=${BASH_REMATCH[1]}
+        rm -rf "$DIR"
+        # One command: nothing stands between its signals and the program.
+        start "$name" bash -c "exec $(<"$block")"
+        beside+=("$name")
+        check_ok "$title" within 600 ready_or_ended "$name"
+        check_ok "$title: serves" test -e "$DIR/ready"
     else
-        if timeout 60 bash -euo pipefail "$block" >"$block.out" 2>"$block.err"; then
-            pass "$name"
-        else
-            fail "$name" "exit code 0" "$? $(tail -n 5 "$block.err")"
-        fi
+        start "$name" timeout 60 bash -euo pipefail "$block"
+        finish "$name" 70
+        check "$title: exit code" 0 "$STATUS"
+        if [[ $STATUS != 0 ]]; then tail -n 20 "$WORK/$name.out" "$WORK/$name.err"; fi
     fi
+done
+check_between 'blocks that start a playground' 1 100 "${#beside[@]}"
+for name in "${beside[@]}"; do
+    stopped "$name"
 done
 summary

@@ -1,4 +1,5 @@
-//! The outline of a list in JSON: the members of the list and of its metadata, and where items begin.
+//! The outline of a list in JSON: the members of the list and of its metadata, and where items
+//! begin.
 //!
 //! A list is an object with an array of objects, or null, as `items` or `rows`. The outline is
 //! checked as a parser would; whatever lies below it is left to [`Nested`]. Names are compared with
@@ -9,8 +10,8 @@ use serde::de::IgnoredAny;
 use super::Counts;
 use super::nested::Nested;
 
-/// A little more than the longest name of interest, `remainingItemCount`, and as much as the longest
-/// number that Go writes has.
+/// A little more than the longest name of interest, `remainingItemCount`, and as much as the
+/// longest number that Go writes has.
 const TOKEN: usize = 24;
 /// Stands in a token for whatever is in no name of interest.
 const FOREIGN: u8 = 0xff;

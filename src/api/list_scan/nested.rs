@@ -1,12 +1,13 @@
 //! Finds the end of a JSON object or array whose content does not matter, 64 bytes at a time.
 //!
-//! Each block becomes bit sets, one bit a byte: quotes, backslashes, brackets. From those follow the
-//! bytes in strings, and without a branch for each string or bracket how deep the block ends. Only
-//! brackets are counted: that each is closed by one of its own kind, and what stands between them, is
-//! not checked.
+//! Each block becomes bit sets, one bit a byte: quotes, backslashes, brackets. From those follow
+//! the bytes in strings, and without a branch for each string or bracket how deep the block ends.
+//! Only brackets are counted: that each is closed by one of its own kind, and what stands between
+//! them, is not checked.
 
 /// As many bytes as a `u64` has bits.
 const BLOCK: usize = 64;
+const ODD_PLACES: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 /// For each of eight bytes the bit that it becomes.
 const WEIGHTS: u64 = 0x8040_2010_0804_0201;
 /// Multiplied by it, eight bytes are summed up in the highest.
@@ -51,17 +52,16 @@ impl Nested {
         tail.get(end..)
     }
 
-    /// Takes in the first `length` bytes of a block, which spaces follow. Gives the position after
-    /// the end of the value, if it ends in there.
+    /// Takes in the first `length` bytes of a block, at least one, which spaces follow. Gives the
+    /// position after the end of the value, if it ends in there.
     fn skip_block(&mut self, block: &[u8; BLOCK], length: usize) -> Option<usize> {
         let escaped = self.escaped_in(bits(block, |byte| byte == b'\\'), length);
         let quotes = bits(block, |byte| byte == b'"') & !escaped;
         let strings = parities(quotes) ^ if self.in_string { u64::MAX } else { 0 };
         self.in_string = strings >> 63 == 1;
-        let counted = !(strings | escaped);
         // The two kinds of bracket differ in this one bit.
-        let opening = bits(block, |byte| byte | 0x20 == b'{') & counted;
-        let closing = bits(block, |byte| byte | 0x20 == b'}') & counted;
+        let opening = bits(block, |byte| byte | 0x20 == b'{') & !strings;
+        let closing = bits(block, |byte| byte | 0x20 == b'}') & !strings;
         let closed = u64::from(closing.count_ones());
         if closed < self.depth {
             self.depth += u64::from(opening.count_ones());
@@ -85,18 +85,15 @@ impl Nested {
     }
 
     /// Which bytes of a block follow a backslash that is not itself escaped.
-    fn escaped_in(&mut self, mut backslashes: u64, length: usize) -> u64 {
-        let mut escaped = u64::from(self.escaped);
-        self.escaped = false;
-        backslashes &= !escaped;
-        while backslashes != 0 {
-            let first = backslashes & backslashes.wrapping_neg();
-            let next = first << 1;
-            escaped |= next;
-            backslashes &= !(first | next);
-            self.escaped = first.trailing_zeros() + 1 == u32::try_from(length).unwrap_or(0);
-        }
-        escaped
+    fn escaped_in(&mut self, backslashes: u64, length: usize) -> u64 {
+        let carried = u64::from(self.escaped);
+        let runs = backslashes & !carried;
+        // Of a run, every other backslash escapes, from the first on. The subtraction makes a run
+        // all ones if it begins at an even place, else all zeros.
+        let filled = (runs << 1 | ODD_PLACES).wrapping_sub(runs);
+        let escaping = (filled ^ ODD_PLACES) & runs;
+        self.escaped = escaping >> (length - 1) == 1;
+        escaping << 1 | carried
     }
 }
 
@@ -114,8 +111,8 @@ fn bits(block: &[u8; BLOCK], wanted: impl Fn(u8) -> bool) -> u64 {
     u64::from_le_bytes(set)
 }
 
-/// For each bit whether an odd number is set up to and with it: from an opening quote to just before
-/// its closing one.
+/// For each bit whether an odd number is set up to and with it: from an opening quote to just
+/// before its closing one.
 const fn parities(mut bits: u64) -> u64 {
     let mut width = 1;
     while width < u64::BITS {

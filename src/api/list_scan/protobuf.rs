@@ -1,4 +1,5 @@
-//! A list in Kubernetes' protobuf: four bytes of magic, then `runtime.Unknown` with the list inside.
+//! A list in Kubernetes' protobuf: four bytes of magic, then `runtime.Unknown` with the list
+//! inside.
 //!
 //! Follows `runtime.Unknown`, its `TypeMeta`, the list and its `ListMeta`; every other field is
 //! passed over by its length. Whether it is a list only the kind tells, which ends in `List`: an

@@ -142,6 +142,14 @@ impl Authority {
         self.issue(&client(name, groups))
     }
 
+    /// As [`Authority::client`], with a uid (Kubernetes' own attribute of a subject).
+    pub(crate) fn client_with_uid(&self, name: &str, uid: &str) -> Issued {
+        let mut params = client(name, &[]);
+        let kind = DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]);
+        params.distinguished_name.push(kind, uid);
+        self.issue(&params)
+    }
+
     /// As [`Authority::client`], but long past its end.
     pub(crate) fn expired_client(&self, name: &str) -> Issued {
         let mut params = client(name, &[]);

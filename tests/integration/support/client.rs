@@ -260,13 +260,16 @@ impl Call {
         self.try_head().await.unwrap()
     }
 
-    /// The answer's head, or how it failed to come.
+    /// The answer's head, or how it failed to come. Waiting for it can be given up and begun again.
     pub(crate) async fn try_head(&mut self) -> Result<Answered, Broken> {
-        let (answered, incoming) = match std::mem::replace(&mut self.state, State::Over) {
-            State::Http1(mut reader) => {
+        let (answered, incoming) = match &mut self.state {
+            State::Http1(reader) => {
                 let lines = reader.head().await?;
                 let lines = lines.ok_or_else(|| Broken("no answer".to_owned()))?;
                 let answered = Answered::of_lines(&lines);
+                let State::Http1(reader) = std::mem::replace(&mut self.state, State::Over) else {
+                    unreachable!("it was a moment ago");
+                };
                 let framing = Framing::of_answer(&answered, &self.method);
                 (answered, Incoming::http1(reader, framing))
             }

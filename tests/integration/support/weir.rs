@@ -152,6 +152,13 @@ impl Setup {
         self
     }
 
+    /// Without `--client-ca-file`.
+    pub(crate) fn without_client_ca(mut self) -> Self {
+        self.config.serving.tls.client_ca = None;
+        self.config.identity.client_ca = None;
+        self
+    }
+
     /// `--requestheader-username-headers` and the others.
     pub(crate) fn identity_headers(mut self, headers: IdentityHeaders) -> Self {
         self.config.identity.headers = headers;

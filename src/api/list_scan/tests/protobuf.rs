@@ -97,6 +97,8 @@ fn what_is_no_list_in_protobuf_tells_nothing() {
         body(&[kind("Pod"), field(2, &field(2, b""))]),
         body(&[kind("Lis"), field(2, b"")]),
         body(&[kind("PodList"), field(2, b""), field(2, b"")]),
+        body(&[kind("PodLis"), kind("t"), field(2, b"")]),
+        [pod_list(), vec![0x80]].concat(),
         list(number(1, 0)),
         list(number(2, 0)),
         list(vec![3 << 3 | 3, 3 << 3 | 4]),
