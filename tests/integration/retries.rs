@@ -1,8 +1,5 @@
 //! A request is sent again only where it cannot have been executed, and then it is executed once.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use crate::support::Http;
 use crate::support::client::Ask;
 use crate::support::frames;
