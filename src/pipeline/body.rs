@@ -7,18 +7,19 @@ use std::task::Poll;
 use bytes::Bytes;
 use http_body::Frame;
 use http_body::SizeHint;
-use hyper::body::Incoming;
 
 use crate::pipeline::guarded::Broken;
 use crate::pipeline::guarded::Guarded;
 use crate::pipeline::riding::Riding;
+use crate::upstream::body::AnswerBody;
+use crate::upstream::body::AnswerError;
 
 /// The body of an answer.
 pub struct Body(Inner);
 
 enum Inner {
     Fixed(Bytes),
-    Forwarded(Box<Guarded<Incoming, Riding>>),
+    Forwarded(Box<Guarded<AnswerBody, Riding>>),
 }
 
 impl Body {
@@ -28,14 +29,14 @@ impl Body {
         Self(Inner::Fixed(bytes))
     }
 
-    pub(super) fn forwarded(body: Guarded<Incoming, Riding>) -> Self {
+    pub(super) fn forwarded(body: Guarded<AnswerBody, Riding>) -> Self {
         Self(Inner::Forwarded(Box::new(body)))
     }
 }
 
 impl http_body::Body for Body {
     type Data = Bytes;
-    type Error = Broken<hyper::Error>;
+    type Error = Broken<AnswerError>;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,

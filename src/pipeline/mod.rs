@@ -73,6 +73,7 @@ use crate::request_info::Verb;
 use crate::upstream::Dressed;
 use crate::upstream::ForwardError;
 use crate::upstream::Upstream;
+use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
 use crate::upstream::forward::Turn;
 use crate::upstream::headers;
@@ -142,6 +143,9 @@ impl Pipeline {
             Ok(response) => response,
             Err(refusal) => {
                 let mut response = self.refusals.respond(&refusal, asked.accept.as_ref());
+                if asked.head {
+                    response = without_body(response);
+                }
                 self.log(&refusal);
                 if let Refusal::Rejected(Rejection::Fairness(rejected)) = &refusal {
                     let (schema, level) = (rejected.flow_schema(), rejected.priority_level());
@@ -383,7 +387,7 @@ impl Pipeline {
         request: Dressed,
         body: RequestBody,
         protocol: Option<HeaderValue>,
-    ) -> Result<(Response<Incoming>, Option<Box<dyn Turn>>), ForwardError> {
+    ) -> Result<(Response<AnswerBody>, Option<Box<dyn Turn>>), ForwardError> {
         match protocol {
             None => self
                 .upstream
@@ -469,7 +473,7 @@ fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
 
 /// Answers 101 and passes bytes both ways from then on.
 fn switch(
-    response: Response<Incoming>,
+    response: Response<AnswerBody>,
     upgrade: Option<(HeaderValue, OnUpgrade)>,
     riding: Riding,
 ) -> Result<Response<Body>, Refusal> {
@@ -493,9 +497,20 @@ fn switch(
     Ok(response)
 }
 
+/// The answer to a HEAD: the length of a body, and no body. HTTP/2 has nobody but us to leave it out.
+fn without_body(response: Response<Body>) -> Response<Body> {
+    let (mut head, body) = response.into_parts();
+    if let Some(length) = body.size_hint().exact() {
+        head.headers
+            .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    Response::from_parts(head, Body::fixed(Bytes::new()))
+}
+
 /// What a refusal needs to know of a request that was taken apart.
 struct Asked {
     accept: Option<HeaderValue>,
+    head: bool,
     http1: bool,
     expects_continue: bool,
 }
@@ -504,6 +519,7 @@ impl Asked {
     fn of<B>(request: &Request<B>) -> Self {
         Self {
             accept: request.headers().get(header::ACCEPT).cloned(),
+            head: request.method() == Method::HEAD,
             http1: request.version() < Version::HTTP_2,
             expects_continue: request.headers().contains_key(header::EXPECT),
         }

@@ -1,8 +1,9 @@
-//! A client's request body on its way to the upstream.
+//! Bodies on their way: a client's to the upstream, and the upstream's answer.
 //!
-//! Frames go on as they arrive; nothing is kept. Trailers that could pass for an identity are taken out here, since
-//! they come after the headers were cleaned.
+//! Frames go on as they arrive; nothing is kept. A request's trailers that could pass for an identity are taken out here,
+//! since they come after the headers were cleaned.
 
+use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Context;
@@ -10,12 +11,15 @@ use std::task::Poll;
 use std::task::ready;
 
 use bytes::Bytes;
+use h2::Reason;
+use h2::RecvStream;
 use http_body::Body;
 use http_body::Frame;
 use http_body::SizeHint;
 use hyper::body::Incoming;
 
 use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::upload::Upload;
 
 /// The body of a request that is being forwarded.
 #[derive(Debug)]
@@ -75,5 +79,135 @@ impl Body for RequestBody {
         self.incoming
             .as_ref()
             .map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+    }
+}
+
+/// The body of the upstream's answer. Dropping it before its end resets the stream, or closes the connection.
+#[derive(Debug)]
+pub struct AnswerBody(Inner);
+
+#[derive(Debug)]
+enum Inner {
+    Http1(Incoming),
+    Http2(Stream),
+}
+
+#[derive(Debug)]
+struct Stream {
+    frames: RecvStream,
+    /// What is still to come of it, where its length was told.
+    left: Option<u64>,
+    data_ended: bool,
+    /// The request's body, if it is not all sent: an answer may come before that.
+    _upload: Option<Upload>,
+}
+
+impl From<Incoming> for AnswerBody {
+    fn from(incoming: Incoming) -> Self {
+        Self(Inner::Http1(incoming))
+    }
+}
+
+impl AnswerBody {
+    pub(super) fn http2(frames: RecvStream, length: Option<u64>, upload: Option<Upload>) -> Self {
+        Self(Inner::Http2(Stream {
+            frames,
+            left: length,
+            data_ended: false,
+            _upload: upload,
+        }))
+    }
+}
+
+/// Why an answer broke off.
+#[derive(Debug)]
+pub enum AnswerError {
+    /// On an HTTP/1.1 connection.
+    Http1(hyper::Error),
+    /// On an HTTP/2 connection.
+    Http2(h2::Error),
+}
+
+impl fmt::Display for AnswerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http1(why) => why.fmt(f),
+            Self::Http2(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for AnswerError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Http1(why) => Some(why),
+            Self::Http2(why) => Some(why),
+        }
+    }
+}
+
+impl Stream {
+    fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        while !self.data_ended {
+            match ready!(self.frames.poll_data(cx)) {
+                Some(Ok(data)) if data.is_empty() => {}
+                Some(Ok(data)) => {
+                    // Handed on only when the client takes it, so this is the back-pressure.
+                    let released = self.frames.flow_control().release_capacity(data.len());
+                    if let (Some(left), Ok(length)) = (&mut self.left, u64::try_from(data.len())) {
+                        *left = left.saturating_sub(length);
+                    }
+                    return Poll::Ready(Some(released.map(|()| Frame::data(data))));
+                }
+                // "No more of the request, please": what there was to say has been said (RFC 9113, 8.1).
+                Some(Err(why))
+                    if why.reason() == Some(Reason::NO_ERROR)
+                        && why.is_reset()
+                        && self.left.is_none_or(|left| left == 0) =>
+                {
+                    return Poll::Ready(None);
+                }
+                Some(Err(why)) => return Poll::Ready(Some(Err(why))),
+                None => self.data_ended = true,
+            }
+        }
+        let trailers = ready!(self.frames.poll_trailers(cx));
+        Poll::Ready(trailers.transpose().map(|t| t.map(Frame::trailers)))
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = AnswerError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+        match &mut self.0 {
+            Inner::Http1(incoming) => Pin::new(incoming)
+                .poll_frame(cx)
+                .map_err(AnswerError::Http1),
+            Inner::Http2(stream) => stream.poll_frame(cx).map_err(AnswerError::Http2),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Inner::Http1(incoming) => incoming.is_end_stream(),
+            Inner::Http2(stream) => stream.frames.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Inner::Http1(incoming) => incoming.size_hint(),
+            Inner::Http2(stream) => stream
+                .left
+                .map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
     }
 }

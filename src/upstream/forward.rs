@@ -6,7 +6,6 @@
 //! # Cancel safety
 //! Dropping a future here resets the stream or closes the connection; the upstream sees its client gone.
 
-use std::error::Error;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,12 +14,13 @@ use http::Request;
 use http::Response;
 use http::header::TRANSFER_ENCODING;
 use http_body::Body;
-use hyper::body::Incoming;
 
 use crate::upstream::ForwardError;
+use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Way;
+use crate::upstream::http2;
 use crate::upstream::pool::Lease;
 use crate::upstream::pool::Own1;
 use crate::upstream::pool::Own2;
@@ -68,7 +68,7 @@ impl<W: Way> Pool<W> {
         self: &Arc<Self>,
         mut head: Outbound<W>,
         mut body: RequestBody,
-    ) -> Result<(Response<Incoming>, Box<dyn Turn>), ForwardError> {
+    ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
         let mut tries = 1;
         loop {
             let lease = self.lease().await?;
@@ -97,7 +97,7 @@ impl<W: Way> Pool<W> {
         lease: Lease<W>,
         head: Outbound<W>,
         body: RequestBody,
-    ) -> Result<(Response<Incoming>, Lease<W>), Failed<W>> {
+    ) -> Result<(Response<AnswerBody>, Lease<W>), Failed<W>> {
         match lease {
             Lease::Http1(own) => self.exchange_http1(own, head, body).await,
             Lease::Http2(own) => self.exchange_http2(own, head, body).await,
@@ -109,13 +109,13 @@ impl<W: Way> Pool<W> {
         mut own: Own1<W>,
         head: Outbound<W>,
         body: RequestBody,
-    ) -> Result<(Response<Incoming>, Lease<W>), Failed<W>> {
+    ) -> Result<(Response<AnswerBody>, Lease<W>), Failed<W>> {
         let Some(sender) = own.sender.as_mut() else {
             return Err(Failed::unsent(head, body, ForwardError::Closed));
         };
         let request = self.framed(head, body);
         match sender.try_send_request(request).await {
-            Ok(response) => Ok((response, Lease::Http1(own))),
+            Ok(response) => Ok((response.map(AnswerBody::from), Lease::Http1(own))),
             Err(mut refused) => match refused.take_message() {
                 Some(request) => {
                     let (parts, body) = request.into_parts();
@@ -135,25 +135,23 @@ impl<W: Way> Pool<W> {
         own: Own2<W>,
         head: Outbound<W>,
         body: RequestBody,
-    ) -> Result<(Response<Incoming>, Lease<W>), Failed<W>> {
+    ) -> Result<(Response<AnswerBody>, Lease<W>), Failed<W>> {
         // Without a body a refused stream can be opened again; what it takes is the head.
         let spare = body.is_end_stream().then(|| head.again());
         let request = head.into_http2(body, self.connector().authority());
-        match own.sender().try_send_request(request).await {
+        match http2::exchange(own.connection(), request).await {
             Ok(response) => Ok((response, Lease::Http2(own))),
-            Err(mut refused) => match (refused.take_message(), spare) {
-                (Some(request), _) => {
-                    own.leaving();
-                    let (parts, body) = request.into_parts();
-                    Err(Failed::Leaving(Box::new((Outbound::returned(parts), body))))
+            Err(http2::Failed::Unsent(request)) => {
+                own.connection().leaving();
+                let (parts, body) = request.into_parts();
+                Err(Failed::Leaving(Box::new((Outbound::returned(parts), body))))
+            }
+            Err(http2::Failed::Sent(why)) => Err(match spare {
+                Some(head) if never_executed(&why) => {
+                    Failed::unsent(head, RequestBody::empty(), ForwardError::reset(why))
                 }
-                (None, Some(head)) if never_executed(refused.error()) => Err(Failed::unsent(
-                    head,
-                    RequestBody::empty(),
-                    refused.into_error().into(),
-                )),
-                (None, _) => Err(Failed::For(refused.into_error().into())),
-            },
+                _ => Failed::For(ForwardError::reset(why)),
+            }),
         }
     }
 
@@ -179,17 +177,10 @@ impl<W: Way> Pool<W> {
 }
 
 /// Whether the peer said that it has not begun with this stream.
-fn never_executed(error: &hyper::Error) -> bool {
-    let mut source = error.source();
-    while let Some(cause) = source {
-        if let Some(h2) = cause.downcast_ref::<h2::Error>() {
-            let refused = h2.is_reset() && h2.reason() == Some(h2::Reason::REFUSED_STREAM);
-            // h2 reports a GOAWAY for a stream only if the stream's number is beyond the last one processed.
-            let gone_away =
-                h2.is_go_away() && h2.is_remote() && h2.reason() == Some(h2::Reason::NO_ERROR);
-            return refused || gone_away;
-        }
-        source = cause.source();
-    }
-    false
+fn never_executed(error: &h2::Error) -> bool {
+    let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+    // h2 reports a GOAWAY for a stream only if the stream's number is beyond the last one processed.
+    let gone_away =
+        error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR);
+    refused || gone_away
 }

@@ -9,12 +9,15 @@ pub mod connector;
 pub mod credentials;
 pub mod forward;
 pub mod headers;
+mod http2;
 pub mod kubeconfig;
 pub mod pool;
 mod settings;
 pub mod tls;
 pub mod upgrade;
+mod upload;
 
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -24,7 +27,6 @@ use std::time::Instant;
 use http::HeaderValue;
 use http::Response;
 use http::StatusCode;
-use hyper::body::Incoming;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
 use prometheus::IntGaugeVec;
@@ -35,6 +37,7 @@ use rustls::sign::SingleCertAndKey;
 
 use crate::metrics::Counted;
 use crate::metrics::Registry;
+use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
 use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
@@ -111,7 +114,7 @@ impl Upstream {
         &self,
         request: Dressed,
         body: RequestBody,
-    ) -> Result<(Response<Incoming>, Box<dyn Turn>), ForwardError> {
+    ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
         match request {
             Dressed::Asserting(head) => self.asserting()?.send(head, body).await,
             Dressed::PassThrough(head) => self.pass_through.send(head, body).await,
@@ -128,7 +131,7 @@ impl Upstream {
         request: Dressed,
         body: RequestBody,
         protocol: HeaderValue,
-    ) -> Result<Response<Incoming>, ForwardError> {
+    ) -> Result<Response<AnswerBody>, ForwardError> {
         match request {
             Dressed::Asserting(head) => self.asserting()?.send_upgrade(head, body, protocol).await,
             Dressed::PassThrough(head) => {
@@ -189,7 +192,7 @@ pub enum ForwardError {
     /// The CONNECT proxy said no.
     ProxyRefused(StatusCode),
     /// The connection broke after the request may have been sent.
-    Reset(Arc<hyper::Error>),
+    Reset(Arc<dyn Error + Send + Sync>),
     /// No TLS: the handshake failed, or the certificate is not the upstream's.
     Tls(Arc<io::Error>),
     /// This many requests wait for a stream already.
@@ -199,7 +202,7 @@ pub enum ForwardError {
 }
 
 impl ForwardError {
-    pub(crate) fn reset(error: hyper::Error) -> Self {
+    pub(crate) fn reset(error: impl Error + Send + Sync + 'static) -> Self {
         Self::Reset(Arc::new(error))
     }
 
@@ -265,7 +268,7 @@ impl fmt::Display for ForwardError {
 }
 
 /// An error and what caused it, in one line.
-struct Chain<'a>(&'a dyn std::error::Error);
+struct Chain<'a>(&'a dyn Error);
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,22 +5,17 @@
 //! a bounded number of them. HTTP/1.1: a stack of idle connections, the last used first, so that the rest can go
 //! idle and be closed. Nothing is awaited under the lock.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
-use std::sync::atomic::AtomicBool;
+use std::sync::Weak;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
 use hyper::client::conn::http1;
-use hyper::client::conn::http2;
-use hyper_util::rt::TokioExecutor;
-use hyper_util::rt::TokioTimer;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
@@ -32,6 +27,7 @@ use crate::upstream::connector::Connection;
 use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
 use crate::upstream::headers::Way;
+use crate::upstream::http2::Shared;
 use crate::upstream::settings;
 
 /// An idle HTTP/1.1 connection is closed after this long: well below the 90 s after which kube-apiserver closes it
@@ -43,9 +39,6 @@ const MOST_WAITING: usize = 1024;
 
 /// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-
-/// The peer's stream limit until its SETTINGS have come: what RFC 9113 recommends as the least.
-const STREAMS_BEFORE_SETTINGS: usize = 100;
 
 /// Connections for the way `W`.
 pub struct Pool<W> {
@@ -68,20 +61,6 @@ struct State {
     opening: usize,
     /// The last failure to connect, for those who were waiting when it happened.
     failed: Option<(Instant, ForwardError)>,
-}
-
-/// An HTTP/2 connection.
-struct Shared {
-    sender: http2::SendRequest<RequestBody>,
-    streams: AtomicUsize,
-    most_streams: AtomicUsize,
-    closed: AtomicBool,
-}
-
-impl Shared {
-    fn usable(&self) -> bool {
-        !self.closed.load(Ordering::Acquire) && !self.sender.is_closed()
-    }
 }
 
 /// A connection's turn for one request; dropping it gives the turn back.
@@ -122,13 +101,8 @@ pub(super) struct Own2<W: Way> {
 }
 
 impl<W: Way> Own2<W> {
-    /// The connection takes no more requests.
-    pub(super) fn leaving(&self) {
-        self.shared.closed.store(true, Ordering::Release);
-    }
-
-    pub(super) fn sender(&self) -> http2::SendRequest<RequestBody> {
-        self.shared.sender.clone()
+    pub(super) fn connection(&self) -> &Shared {
+        &self.shared
     }
 }
 
@@ -214,7 +188,7 @@ impl<W: Way> Pool<W> {
             .min_by_key(|s| s.streams.load(Ordering::Acquire));
         if let Some(least) = least {
             let streams = least.streams.load(Ordering::Acquire);
-            let most = least.most_streams.load(Ordering::Acquire);
+            let most = least.most_streams();
             let lease = (streams < most).then(|| {
                 least.streams.fetch_add(1, Ordering::AcqRel);
                 Lease::Http2(Own2 {
@@ -253,7 +227,7 @@ impl<W: Way> Pool<W> {
         if protocol == Protocol::Http2 {
             // The upstream has learned HTTP/2 since (an upgrade of the cluster): the next request sees it.
             self.state().speaks = Some(protocol);
-            let shared = self.share(connection).await?;
+            let shared = self.share(connection, 1).await?;
             return Ok(Lease::Http2(Own2 {
                 shared,
                 pool: Arc::clone(self),
@@ -291,9 +265,7 @@ impl<W: Way> Pool<W> {
             pool.metrics
                 .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol).ok());
             let outcome = match opened {
-                Ok((connection, Protocol::Http2)) => pool.share(connection).await.map(|shared| {
-                    // `share` counts one stream for its caller.
-                    shared.streams.fetch_sub(1, Ordering::AcqRel);
+                Ok((connection, Protocol::Http2)) => pool.share(connection, 0).await.map(|_| {
                     pool.state().speaks = Some(Protocol::Http2);
                 }),
                 Ok((connection, Protocol::Http1)) => {
@@ -315,37 +287,26 @@ impl<W: Way> Pool<W> {
         });
     }
 
-    /// Speaks HTTP/2 on `connection` and puts it up for sharing, one stream taken.
-    async fn share(self: &Arc<Self>, connection: Connection) -> Result<Arc<Shared>, ForwardError> {
-        let (sender, mut driver) = settings::client_http2(TokioExecutor::new(), TokioTimer::new())
-            .initial_max_send_streams(STREAMS_BEFORE_SETTINGS)
-            .handshake(connection)
-            .await
-            .map_err(ForwardError::reset)?;
-        let shared = Arc::new(Shared {
-            sender,
-            streams: AtomicUsize::new(1),
-            most_streams: AtomicUsize::new(STREAMS_BEFORE_SETTINGS),
-            closed: AtomicBool::new(false),
-        });
+    /// Speaks HTTP/2 on `connection` and puts it up for sharing, so many streams taken.
+    async fn share(
+        self: &Arc<Self>,
+        connection: Connection,
+        taken: usize,
+    ) -> Result<Arc<Shared>, ForwardError> {
+        let (shared, driver) = Shared::open(connection).await?;
+        shared.streams.store(taken, Ordering::Release);
         self.state().shared.push(Arc::clone(&shared));
         let (driven, pool) = (Arc::downgrade(&shared), Arc::downgrade(self));
         let open = self.metrics.open(W::NAME);
         tokio::spawn(async move {
-            std::future::poll_fn(|cx| {
-                let polled = Pin::new(&mut driver).poll(cx);
-                if let Some(shared) = driven.upgrade() {
-                    shared
-                        .most_streams
-                        .store(driver.current_max_send_streams(), Ordering::Release);
+            let waiting = Weak::clone(&pool);
+            let changed = || {
+                if let Some(pool) = waiting.upgrade() {
+                    pool.changed.notify_waiters();
                 }
-                polled.map(|_| ()) // whoever waits for an answer on it is told by hyper
-            })
-            .await;
+            };
+            driver.run(driven, changed).await;
             drop(open);
-            if let Some(shared) = driven.upgrade() {
-                shared.closed.store(true, Ordering::Release);
-            }
             if let Some(pool) = pool.upgrade() {
                 pool.state().shared.retain(|shared| shared.usable());
                 pool.changed.notify_waiters();

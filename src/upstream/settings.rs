@@ -4,9 +4,6 @@
 use std::time::Duration;
 
 use hyper::client::conn::http1;
-use hyper::client::conn::http2;
-use hyper_util::rt::TokioExecutor;
-use hyper_util::rt::TokioTimer;
 
 /// What kube-apiserver accepts, and sends, of headers (Go's `http.DefaultMaxHeaderBytes`).
 const HEADER_BYTES: u32 = 1 << 20;
@@ -24,9 +21,16 @@ const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
 /// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS`: a dead path is found within the sum of the two instead of 15 minutes.
-const PING_EVERY: Duration = Duration::from_secs(30);
+pub(super) const PING_EVERY: Duration = Duration::from_secs(30);
 /// client-go's `HTTP2_PING_TIMEOUT_SECONDS`.
-const PING_ANSWER: Duration = Duration::from_secs(15);
+pub(super) const PING_ANSWER: Duration = Duration::from_secs(15);
+
+/// What one request's body may have on its way in memory.
+const SEND_BUFFER: usize = 256 << 10;
+
+/// How many streams that were given up are remembered, so that what is still on its way for them is dropped in silence.
+/// The peer is the API server: its late frames are no attack, so their number ends no connection either.
+const RESET_STREAMS: usize = 4096;
 
 pub(super) fn client_http1() -> http1::Builder {
     let mut builder = http1::Builder::new();
@@ -34,18 +38,16 @@ pub(super) fn client_http1() -> http1::Builder {
     builder
 }
 
-pub(super) fn client_http2(
-    executor: TokioExecutor,
-    timer: TokioTimer,
-) -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(executor);
+pub(super) fn client_http2() -> h2::client::Builder {
+    let mut builder = h2::client::Builder::new();
     builder
-        .timer(timer)
+        .enable_push(false)
+        .initial_max_send_streams(0) // none is begun before the peer has said how many it takes
         .max_header_list_size(HEADER_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_ANSWER)
-        .keep_alive_while_idle(true);
+        .max_send_buffer_size(SEND_BUFFER)
+        .max_concurrent_reset_streams(RESET_STREAMS)
+        .max_local_error_reset_streams(None);
     builder
 }

@@ -6,12 +6,12 @@
 
 use http::HeaderValue;
 use http::Response;
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 
 use crate::upstream::ForwardError;
+use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Way;
@@ -31,7 +31,7 @@ impl<W: Way> Pool<W> {
         head: Outbound<W>,
         body: RequestBody,
         protocol: HeaderValue,
-    ) -> Result<Response<Incoming>, ForwardError> {
+    ) -> Result<Response<AnswerBody>, ForwardError> {
         let opened = self.connector().connect_http1().await;
         self.metrics().connected(
             W::NAME,
@@ -53,6 +53,7 @@ impl<W: Way> Pool<W> {
         sender
             .send_request(request)
             .await
+            .map(|response| response.map(AnswerBody::from))
             .map_err(ForwardError::reset)
     }
 }

@@ -3,11 +3,16 @@
 use crate::support::Http;
 use crate::support::client::Ask;
 use crate::support::client::Call;
+use crate::support::frames;
+use crate::support::frames::Frame;
+use crate::support::frames::Frames;
 use crate::support::upstream;
+use crate::support::upstream::ByHand;
 use crate::support::upstream::Exchange;
 use crate::support::upstream::HTTP1;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
+use crate::support::within;
 
 const LIST: &str = "/api/v1/pods";
 
@@ -109,6 +114,30 @@ async fn beyond_the_last_connection_requests_wait_and_go_on_when_a_stream_ends()
 }
 
 #[tokio::test]
+async fn a_burst_that_comes_before_the_upstream_s_settings_gets_the_connections_it_needs() {
+    let mut upstream = Upstream::speaking(upstream::streams(2)).await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(8)
+        .start()
+        .await;
+    let mut client = weir.alice(Http::Two);
+    let mut watches = Vec::new();
+    for _ in 0..8 {
+        watches.push(client.send(Ask::get("/api/v1/pods?watch=1")).await);
+    }
+    let mut watched = Vec::new();
+    for _ in 0..8 {
+        watched.push(upstream.next().await); // none of the others has ended
+    }
+    for exchange in watched {
+        exchange.reply(200, "{}").await;
+    }
+    for watch in watches {
+        assert_eq!(watch.answer().await.status, 200);
+    }
+}
+
+#[tokio::test]
 async fn only_so_many_requests_wait_for_a_stream() {
     const MOST_WAITING: usize = 1024;
     let mut upstream = Upstream::speaking(upstream::streams(1)).await;
@@ -117,10 +146,6 @@ async fn only_so_many_requests_wait_for_a_stream() {
         .start()
         .await;
     let mut client = weir.alice(Http::Two);
-    // By the end of this one weir has read the settings.
-    let first = client.send(Ask::get(LIST)).await;
-    upstream.next().await.reply(200, "{}").await;
-    first.answer().await;
     let held = client.send(Ask::get(LIST)).await;
     let exchange = upstream.next().await;
     let mut clients: Vec<_> = (0..11).map(|_| weir.alice(Http::Two)).collect();
@@ -138,6 +163,36 @@ async fn only_so_many_requests_wait_for_a_stream() {
     drop(waiting);
     exchange.reply(200, "{}").await;
     assert_eq!(held.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_limit_that_the_upstream_raises_lets_the_waiting_go_on() {
+    let upstream = ByHand::start().await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(1)
+        .start()
+        .await;
+    let mut client = weir.alice(Http::Two);
+    let first = client.send(Ask::get(LIST)).await;
+    let settings = [(frames::MAX_STREAMS, 1)];
+    let mut server = Frames::server(upstream.next(Http::Two).await, &settings).await;
+    let stream = server.until(frames::HEADERS).await.stream;
+    // By the answer to this one weir has read the settings.
+    server.send(&Frame::ok(stream, true)).await;
+    assert_eq!(first.answer().await.status, 200);
+    let _held = client.send(Ask::get(LIST)).await;
+    server.until(frames::HEADERS).await;
+    let waiting = client.send(Ask::get(LIST)).await;
+    weir.metric_becomes("weir_upstream_stream_waits_total", 2.0)
+        .await;
+    server
+        .send(&Frame::settings(&[(frames::MAX_STREAMS, 10)]))
+        .await;
+    let stream = within("the waiting request", server.until(frames::HEADERS))
+        .await
+        .stream;
+    server.send(&Frame::ok(stream, true)).await;
+    assert_eq!(waiting.answer().await.status, 200);
 }
 
 #[tokio::test]

@@ -1,5 +1,8 @@
 //! A request is sent again only where it cannot have been executed, and then it is executed once.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use crate::support::Http;
 use crate::support::client::Ask;
 use crate::support::frames;
@@ -168,6 +171,39 @@ async fn a_goaway_before_any_stream_is_no_failure() {
     let stream = other.until(frames::HEADERS).await.stream;
     other.send(&Frame::ok(stream, true)).await;
     assert_eq!(call.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn an_upstream_that_says_goaway_on_every_connection_loses_no_request() {
+    let mut upstream = Upstream::speaking(upstream::streams(4)).await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(6)
+        .start()
+        .await;
+    let mut client = weir.alice(Http::Two);
+    // Six connections, each with room for more.
+    let mut watches = Vec::new();
+    let mut peers = HashMap::new();
+    while peers.len() < 6 {
+        assert!(watches.len() < 24, "there is no more room");
+        let mut watch = client.send(Ask::get("/api/v1/pods?watch=1")).await;
+        let mut watched = upstream.next().await;
+        watched.begin(200, &[]).await;
+        watch.head().await;
+        peers.insert(watched.peer.number, Arc::clone(&watched.peer));
+        watches.push((watch, watched));
+    }
+    for peer in peers.values() {
+        peer.go_away();
+    }
+    for _ in 0..20 {
+        let mut call = client.send(Ask::get(LIST)).await;
+        tokio::select! {
+            exchange = upstream.next() => exchange.reply(200, "{}").await,
+            head = call.try_head() => panic!("{head:?}"),
+        }
+        assert_eq!(call.answer().await.status, 200);
+    }
 }
 
 #[tokio::test]
