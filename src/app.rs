@@ -36,6 +36,7 @@ use crate::metrics::Registry;
 use crate::observe::admin::Admin;
 use crate::observe::readiness::Readiness;
 use crate::pipeline::Pipeline;
+use crate::pipeline::holding::Holding;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::sparingly::Sparingly;
 use crate::pipeline::trace::RequestMetrics;
@@ -129,6 +130,7 @@ impl App {
             identity,
             limits,
             request_timeout,
+            rejection_hold,
             upstream,
             own,
             shutdown,
@@ -138,13 +140,14 @@ impl App {
         } = config;
         let registry = Registry::new();
         let drain = Drain::new();
-        let (admission, refusals) = how_much(limits, &registry);
+        let admission = how_much(limits, &registry);
         let shared = Shared {
             identity_headers: Arc::new(identity.headers),
             identity: who_asks(identity.client_ca, identity.tokens, Arc::clone(&provider))?,
             proven: Arc::default(),
             admission: admission.clone(),
-            refusals: Arc::new(refusals),
+            refusals: Arc::default(),
+            holding: Arc::new(Holding::new(rejection_hold, &registry)),
             metrics: RequestMetrics::register(&registry),
             upstream_log: Arc::default(),
             request_timeout,
@@ -231,6 +234,7 @@ struct Shared {
     identity_headers: Arc<IdentityHeaders>,
     admission: Admission,
     refusals: Arc<Prepared>,
+    holding: Arc<Holding>,
     metrics: Arc<RequestMetrics>,
     upstream_log: Arc<Sparingly>,
     request_timeout: Duration,
@@ -249,6 +253,7 @@ impl Shared {
             upstream: Upstream::new(&self.upstream, &self.upstream_metrics),
             request_timeout: self.request_timeout,
             refusals: Arc::clone(&self.refusals),
+            holding: Arc::clone(&self.holding),
             drain: Arc::clone(&self.drain),
             overdue: Arc::default(),
             metrics: Arc::clone(&self.metrics),
@@ -421,16 +426,13 @@ async fn keep_limits(admission: Admission) {
     }
 }
 
-fn how_much(limits: Limits, registry: &Registry) -> (Admission, Prepared) {
+fn how_much(limits: Limits, registry: &Registry) -> Admission {
     match limits {
-        Limits::Fairness { config, objects } => (
-            Admission::Fairness(Controller::new(config, &objects, registry)),
-            Prepared::default(),
-        ),
+        Limits::Fairness { config, objects } => {
+            Admission::Fairness(Controller::new(config, &objects, registry))
+        }
         Limits::MaxInFlight(config) => {
-            let limiter = Arc::new(MaxInFlight::new(config, registry));
-            let refusals = Prepared::new(limiter.rejections());
-            (Admission::MaxInFlight(limiter), refusals)
+            Admission::MaxInFlight(Arc::new(MaxInFlight::new(config, registry)))
         }
     }
 }

@@ -30,6 +30,8 @@ pub struct Config {
     pub limits: Limits,
     /// `--request-timeout`.
     pub request_timeout: Duration,
+    /// `--rejection-hold`.
+    pub rejection_hold: Duration,
     /// Which API server.
     pub upstream: upstream::Config,
     /// What weir's own calls to it carry.

@@ -215,6 +215,10 @@ pub struct LimitArgs {
     /// Longest that a request may take, unless it is a long-running one.
     #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = duration)]
     pub request_timeout: Duration,
+    /// A client that comes back before its Retry-After is over hears its next 429 only when that time is over, or after this
+    /// long; 0 says every 429 at once. At most 1m.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = rejection_hold)]
+    pub rejection_hold: Duration,
     /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub upstream_max_connections: u32,
@@ -285,6 +289,17 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     u64::try_from(nanos)
         .map(Duration::from_nanos)
         .map_err(|_| "it must not be negative".to_owned())
+}
+
+/// Longer ones would outlast the time that clients give a request.
+const LONGEST_HOLD: Duration = Duration::from_secs(60);
+
+fn rejection_hold(text: &str) -> Result<Duration, String> {
+    let hold = duration(text)?;
+    if hold > LONGEST_HOLD {
+        return Err("it must not be longer than 1m".to_owned());
+    }
+    Ok(hold)
 }
 
 fn goaway_chance(text: &str) -> Result<f64, String> {

@@ -111,6 +111,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
         },
         limits: how_much,
         request_timeout: limits.request_timeout,
+        rejection_hold: limits.rejection_hold,
         upstream,
         own,
         shutdown: config::Shutdown {

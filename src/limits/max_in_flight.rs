@@ -103,22 +103,6 @@ impl MaxInFlight {
         }
     }
 
-    /// Every no that it can say.
-    #[must_use]
-    pub fn rejections(&self) -> Vec<Rejection> {
-        let no = |slots: &Slots| match slots.limit {
-            InFlightLimit::AtMost(limit) => Some(Rejection::MaxInFlight {
-                kind: slots.kind,
-                limit: limit.get(),
-            }),
-            InFlightLimit::Unlimited => None,
-        };
-        [no(&self.read_only), no(&self.mutating)]
-            .into_iter()
-            .flatten()
-            .collect()
-    }
-
     /// Publishes the peak since the last call; to be called once a second, as `maintainReadOnlyWatermark` does.
     pub fn publish_peaks(&self) {
         for slots in [&self.read_only, &self.mutating] {

@@ -3,6 +3,7 @@
 //! A permit is held until the last byte of the answer has gone, and gives itself back when it is dropped. A rejection is
 //! a decision, not an error: it names the limit, and the client is told which.
 
+pub mod hold;
 pub mod max_in_flight;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::flowcontrol::controller::Admitted;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::Rejected;
 use crate::flowcontrol::level::Named;
+use crate::flowcontrol::queue_set::Reason;
 use crate::limits::max_in_flight::InFlightPermit;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
@@ -38,6 +40,38 @@ pub enum Rejection {
         /// The limit that was hit.
         limit: u32,
     },
+}
+
+/// The `Retry-After` of max-in-flight (`server/filters/maxinflight.go`: constant 1).
+const RETRY_MAX_IN_FLIGHT: u32 = 1;
+
+impl Rejection {
+    /// The seconds of `Retry-After`; at least 1.
+    #[must_use]
+    pub const fn retry_after(&self) -> u32 {
+        match self {
+            Self::Fairness(rejected) => rejected.retry_after,
+            Self::MaxInFlight { .. } => RETRY_MAX_IN_FLIGHT,
+        }
+    }
+
+    /// Which level, and why there; empty where there are no levels.
+    #[must_use]
+    pub fn level(&self) -> Option<(&str, Reason)> {
+        match self {
+            Self::Fairness(rejected) => Some((&rejected.priority_level().name, rejected.reason)),
+            Self::MaxInFlight { .. } => None,
+        }
+    }
+
+    /// What classified the request: together with its user, its flow.
+    #[must_use]
+    pub fn class(&self) -> &str {
+        match self {
+            Self::Fairness(rejected) => &rejected.flow_schema().name,
+            Self::MaxInFlight { kind, .. } => kind.label(),
+        }
+    }
 }
 
 /// What admission looks at.

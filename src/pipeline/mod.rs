@@ -11,6 +11,7 @@
 pub mod body;
 pub mod fragments;
 pub mod guarded;
+pub mod holding;
 pub mod overdue;
 pub mod refusal;
 mod riding;
@@ -41,6 +42,7 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
+use crate::drain::Stage;
 use crate::drain::UnderWay;
 use crate::flowcontrol::level::Named;
 use crate::identity::Credential;
@@ -57,6 +59,8 @@ use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
 use crate::pipeline::guarded::Guarded;
 use crate::pipeline::guarded::Until;
+use crate::pipeline::holding::Holding;
+use crate::pipeline::holding::Patience;
 use crate::pipeline::overdue::Overdue;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::refusal::Refusal;
@@ -69,6 +73,7 @@ use crate::pipeline::trace::Subject;
 use crate::pipeline::trace::Trace;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
+use crate::request_info::RequestKind;
 use crate::request_info::Verb;
 use crate::upstream::Dressed;
 use crate::upstream::ForwardError;
@@ -103,6 +108,8 @@ pub struct Peer {
     pub certificate: Option<PeerCertificate>,
     /// Which of its HTTP/1.1 request targets were cut.
     pub fragments: Arc<Fragments>,
+    /// Who was told on it to come back later.
+    pub patience: Patience,
 }
 
 /// Every step of a request, put together once and shared by all connections of a worker.
@@ -120,8 +127,10 @@ pub struct Pipeline {
     pub upstream: Upstream,
     /// `--request-timeout`, for what is not long-running.
     pub request_timeout: Duration,
-    /// Refusals written beforehand.
+    /// Refusals, each written once.
     pub refusals: Arc<Prepared>,
+    /// Refusals that wait for their time.
+    pub holding: Arc<Holding>,
     /// Whether weir is going away.
     pub drain: Arc<Drain>,
     /// Who has a deadline.
@@ -141,24 +150,58 @@ impl Pipeline {
         let mut body = Some(body);
         match self.serve(peer, head, &mut body, &mut trace).await {
             Ok(response) => response,
-            Err(refusal) => {
-                let mut response = self.refusals.respond(&refusal, asked.accept.as_ref());
-                if asked.head {
-                    response = without_body(response);
-                }
-                self.log(&refusal);
-                if let Refusal::Rejected(Rejection::Fairness(rejected)) = &refusal {
-                    let (schema, level) = (rejected.flow_schema(), rejected.priority_level());
-                    name_decision(response.headers_mut(), schema, level);
-                }
-                if !asked.skip(body).await {
-                    response
-                        .headers_mut()
-                        .insert(header::CONNECTION, HeaderValue::from_static("close"));
-                }
-                response
+            Err(refusal) => self.refuse(peer, asked, body, &refusal).await,
+        }
+    }
+
+    /// Says no: at once, or when the time is over that the client was told to wait. Nothing of the request is kept till then.
+    async fn refuse(
+        &self,
+        peer: &Peer,
+        asked: Asked,
+        body: Option<Incoming>,
+        refusal: &Refusal,
+    ) -> Response<Body> {
+        self.log(refusal);
+        let goes_on = asked.skip(body).await;
+        if let Refusal::Rejected {
+            rejection,
+            flow: Some(flow),
+        } = refusal
+        {
+            let retry_after = Duration::from_secs(rejection.retry_after().into());
+            tokio::select! {
+                () = self.holding.hold(&peer.patience, *flow, retry_after) => {}
+                () = self.drain.reached(Stage::Closing) => {}
             }
         }
+        let mut response = self.refusals.respond(refusal, asked.accept.as_ref());
+        if let Refusal::Rejected {
+            rejection: Rejection::Fairness(rejected),
+            ..
+        } = refusal
+        {
+            let (schema, level) = (rejected.flow_schema(), rejected.priority_level());
+            name_decision(response.headers_mut(), schema, level);
+        }
+        if !goes_on {
+            response
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if asked.head {
+            response = without_body(response);
+        }
+        response
+    }
+
+    /// A limit's no, and whose it is. What runs long is not asked again in a loop, and a late no to a leader's lease could
+    /// cost its office.
+    fn rejected(&self, rejection: Rejection, digest: &RequestDigest<'_>) -> Refusal {
+        let RequestDigest { info, user } = digest;
+        let flow = (!info.long_running() && !is_lease_write(info))
+            .then(|| self.holding.flow(&user.name, rejection.class()));
+        Refusal::Rejected { rejection, flow }
     }
 
     /// An upstream that fails is for the operator to know; whatever else is refused, the client is told and it is counted.
@@ -205,7 +248,8 @@ impl Pipeline {
             let permit = self
                 .admission
                 .admit(&digest, trace.arrived(), deadline)
-                .await?;
+                .await
+                .map_err(|rejection| self.rejected(rejection, &digest))?;
             let listing = self.listing(&info, &head);
             let (request, mark) = self.dress(head, peer, &known)?;
             let body = body.take().map_or_else(RequestBody::empty, |b| {
@@ -446,6 +490,12 @@ fn name_decision(headers: &mut HeaderMap, flow_schema: &Named, priority_level: &
             headers.insert(name, uid);
         }
     }
+}
+
+fn is_lease_write(info: &RequestInfo<'_>) -> bool {
+    RequestKind::of(info) == RequestKind::Mutating
+        && info.resource() == b"leases"
+        && info.api_group() == b"coordination.k8s.io"
 }
 
 /// The request's target, byte for byte what the upstream will get.

@@ -5,9 +5,12 @@
 //! requests; client-go takes both.) The refusals of the limits are written once, when weir starts: saying no must cost next to nothing.
 //! A refusal never touches the upstream, and never reads the request's body.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::time::Duration;
 
 use bytes::Bytes;
+use dashmap::DashMap;
 use http::HeaderValue;
 use http::Response;
 use http::StatusCode;
@@ -17,6 +20,7 @@ use crate::api::Status;
 use crate::flowcontrol::queue_set::Reason;
 use crate::identity::Unauthenticated;
 use crate::limits::Rejection;
+use crate::limits::hold::Flow;
 use crate::pipeline::body::Body;
 use crate::request_info::RequestKind;
 use crate::request_info::TargetError;
@@ -32,9 +36,6 @@ const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 /// After how many seconds a request that did not reach the API server is worth another try: one, which client-go takes
 /// for "retry", and which gives a restarting server a moment.
 const RETRY_UNSENT: u32 = 1;
-
-/// The `Retry-After` of max-in-flight (`server/filters/maxinflight.go`: constant 1).
-const RETRY_MAX_IN_FLIGHT: u32 = 1;
 
 /// What `/readyz` says once weir has been told to go, in the form of kube-apiserver's.
 const SHUTTING_DOWN: &[u8] = b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
@@ -55,7 +56,12 @@ pub enum Refusal {
     /// A defect of weir's.
     Panic,
     /// A limit's no.
-    Rejected(Rejection),
+    Rejected {
+        /// Which limit's.
+        rejection: Rejection,
+        /// Who hears it later if he comes back too early; `None` for what is never held back.
+        flow: Option<Flow>,
+    },
     /// RequestInfo cannot be made of it: upstream's own text.
     RequestInfo(Bytes),
     /// No answer within the request's time.
@@ -83,12 +89,6 @@ impl From<Unauthenticated> for Refusal {
     }
 }
 
-impl From<Rejection> for Refusal {
-    fn from(rejection: Rejection) -> Self {
-        Self::Rejected(rejection)
-    }
-}
-
 impl From<ForwardError> for Refusal {
     fn from(error: ForwardError) -> Self {
         Self::Forward(error)
@@ -113,7 +113,7 @@ impl Refusal {
             Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
-            Self::Rejected(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Rejected { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::NoFrontProxy | Self::Unauthenticated(_) | Self::Unspeakable(_) => {
                 StatusCode::UNAUTHORIZED
@@ -124,7 +124,7 @@ impl Refusal {
     /// Whether a limit or the time that a request may take is the reason: kube-apiserver's "terminations".
     #[must_use]
     pub const fn in_self_defense(&self) -> bool {
-        matches!(self, Self::Rejected(_) | Self::Timeout(_))
+        matches!(self, Self::Rejected { .. } | Self::Timeout(_))
     }
 
     /// The Status, for what has one; the other two are plain text, as upstream's.
@@ -159,7 +159,7 @@ impl Refusal {
                     .to_owned(),
                 None,
             ),
-            Self::Rejected(rejection) => return Ok(rejected(rejection)),
+            Self::Rejected { rejection, .. } => return Ok(rejected(rejection)),
             Self::Timeout(limit) => (
                 "Timeout",
                 "weir/request-timeout",
@@ -187,7 +187,7 @@ impl Refusal {
 }
 
 fn rejected(rejection: &Rejection) -> Status {
-    let (cause, message, retry_after) = match rejection {
+    let (cause, message) = match rejection {
         Rejection::Fairness(rejected) => {
             let (cause, what) = match rejected.reason {
                 Reason::ConcurrencyLimit => ("weir/concurrency-limit", "all its seats are taken"),
@@ -202,7 +202,7 @@ fn rejected(rejection: &Rejection) -> Status {
             let message = format!(
                 "too many requests: flow schema {schema:?} leads to priority level {level:?}, and {what} ({reason}); please try again later"
             );
-            (cause, message, rejected.retry_after)
+            (cause, message)
         }
         Rejection::MaxInFlight { kind, limit } => {
             let (cause, flag, what) = match kind {
@@ -220,7 +220,7 @@ fn rejected(rejection: &Rejection) -> Status {
             let message = format!(
                 "too many requests: weir serves at most {limit} {what} requests at a time ({flag}); please try again later"
             );
-            (cause, message, RETRY_MAX_IN_FLIGHT)
+            (cause, message)
         }
     };
     Status {
@@ -228,13 +228,20 @@ fn rejected(rejection: &Rejection) -> Status {
         reason: "TooManyRequests",
         message,
         cause,
-        retry_after_seconds: Some(retry_after),
+        retry_after_seconds: Some(rejection.retry_after()),
     }
 }
 
-/// The refusals that are written beforehand: those of max-in-flight.
+/// Refusals of the limits, each written once: a few levels, reasons and times make all that there are.
 #[derive(Debug, Default)]
-pub struct Prepared(Vec<(RequestKind, Wire)>);
+pub struct Prepared {
+    /// By a keyed hash of all that a refusal's text depends on. 64 keyed bits: two that meet are not to be expected.
+    written: DashMap<u64, Wire>,
+    hasher: RandomState,
+}
+
+/// Most kinds that are kept, if levels are changed all the time; beyond it they are written anew.
+const MOST_KINDS: usize = 4096;
 
 /// A Status as it goes out.
 #[derive(Clone, Debug)]
@@ -272,31 +279,33 @@ impl Wire {
 }
 
 impl Prepared {
-    /// Writes the refusals of these rejections.
-    #[must_use]
-    pub fn new(rejections: impl IntoIterator<Item = Rejection>) -> Self {
-        let prepare = |rejection| match &rejection {
-            Rejection::Fairness(_) => None,
-            Rejection::MaxInFlight { kind, .. } => Some((
-                *kind,
-                Wire::of(&rejected(&rejection), StatusCode::TOO_MANY_REQUESTS),
-            )),
-        };
-        Self(rejections.into_iter().filter_map(prepare).collect())
-    }
-
-    /// The answer to a client whose request had `headers`.
+    /// The answer to a client whose request had this `Accept`.
     #[must_use]
     pub fn respond(&self, refusal: &Refusal, accept: Option<&HeaderValue>) -> Response<Body> {
-        if let Refusal::Rejected(Rejection::MaxInFlight { kind, .. }) = refusal
-            && let Some((_, wire)) = self.0.iter().find(|(prepared, _)| prepared == kind)
-        {
-            return wire.respond(accept);
+        if let Refusal::Rejected { rejection, .. } = refusal {
+            return self.rejected(rejection, accept);
         }
         match refusal.status() {
             Ok(status) => Wire::of(&status, refusal.code()).respond(accept),
             Err(text) => plain(refusal.code(), text, PLAIN),
         }
+    }
+
+    fn rejected(&self, rejection: &Rejection, accept: Option<&HeaderValue>) -> Response<Body> {
+        let kind = self.hasher.hash_one((
+            rejection.class(),
+            rejection.level(),
+            rejection.retry_after(),
+        ));
+        if let Some(wire) = self.written.get(&kind) {
+            return wire.respond(accept);
+        }
+        let wire = Wire::of(&rejected(rejection), StatusCode::TOO_MANY_REQUESTS);
+        let response = wire.respond(accept);
+        if self.written.len() < MOST_KINDS {
+            self.written.insert(kind, wire);
+        }
+        response
     }
 }
 
@@ -344,7 +353,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_rejection_names_its_limit_and_is_small() {
-        let response = Prepared::new([REJECTION]).respond(&Refusal::Rejected(REJECTION), None);
+        let refusal = Refusal::Rejected {
+            rejection: REJECTION,
+            flow: None,
+        };
+        let response = Prepared::default().respond(&refusal, None);
         assert_eq!(response.status(), 429);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");

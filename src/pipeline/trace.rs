@@ -110,7 +110,7 @@ pub struct RequestMetrics {
     duration: HistogramVec,
     terminations: IntCounterVec,
     long_running: IntGaugeVec,
-    dropped: IntCounterVec,
+    dropped: [(RequestKind, IntCounter); 2],
     upstream_responses: IntCounterVec,
     aborted: IntCounter,
     /// By a keyed hash of the label values. 64 keyed bits: two sets of values that meet are not to be expected.
@@ -123,6 +123,8 @@ struct Series {
     values: [Box<str>; 8],
     duration: Histogram,
     usual: [OnceLock<IntCounter>; USUAL_CODES.len()],
+    /// Refused by a limit; of resources, whose labels are all here.
+    refused: OnceLock<IntCounter>,
     long_running: OnceLock<IntGauge>,
 }
 
@@ -145,9 +147,8 @@ impl RequestMetrics {
                 "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
                 &["request_kind"],
             );
-        for kind in RequestKind::ALL {
-            let _ = dropped.with_label_values(&[kind.label()]); // 0 is there from the start
-        }
+        let dropped =
+            RequestKind::ALL.map(|kind| (kind, dropped.with_label_values(&[kind.label()])));
         Arc::new(Self {
             total: registry.counters(
                 "apiserver_request_total",
@@ -242,6 +243,7 @@ impl RequestMetrics {
         Series {
             duration: self.duration.with_label_values(&values),
             usual: Default::default(),
+            refused: OnceLock::new(),
             long_running: OnceLock::new(),
             values: values.map(Into::into),
         }
@@ -283,6 +285,15 @@ impl RequestMetrics {
 
     /// Upstream labels these by the path where it is no resource (`RecordRequestTermination`).
     fn terminated(&self, series: &Series, info: &RequestInfo<'_>, code: StatusCode) {
+        let resolve = || self.termination(series, info, code);
+        if code == StatusCode::TOO_MANY_REQUESTS && info.is_resource_request() {
+            series.refused.get_or_init(resolve).inc();
+        } else {
+            resolve().inc();
+        }
+    }
+
+    fn termination(&self, series: &Series, info: &RequestInfo<'_>, code: StatusCode) -> IntCounter {
         let [
             verb,
             _,
@@ -298,18 +309,16 @@ impl RequestMetrics {
         } else {
             known_path(info)
         };
-        self.terminations
-            .with_label_values(&[
-                verb,
-                group,
-                version,
-                resource,
-                subresource,
-                scope,
-                component,
-                code.as_str(),
-            ])
-            .inc();
+        self.terminations.with_label_values(&[
+            verb,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+            code.as_str(),
+        ])
     }
 
     fn long_running(&self, series: &Series, info: &RequestInfo<'_>) -> IntGauge {
@@ -472,8 +481,9 @@ impl Trace {
         if in_self_defense {
             self.metrics.terminated(&series, subject.info, code);
             if code == StatusCode::TOO_MANY_REQUESTS {
-                let kind = RequestKind::of(subject.info).label();
-                self.metrics.dropped.with_label_values(&[kind]).inc();
+                let kind = RequestKind::of(subject.info);
+                let dropped = self.metrics.dropped.iter().find(|(of, _)| *of == kind);
+                dropped.inspect(|(_, count)| count.inc());
             }
         }
         self.noted = Noted::Answered {

@@ -43,6 +43,7 @@ use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
+use crate::pipeline::holding::Patience;
 use crate::pipeline::refusal::Refusal;
 use crate::server::Metrics;
 
@@ -117,6 +118,11 @@ pub async fn serve(
         trusted,
         certificate,
         fragments: Arc::clone(&fragments),
+        patience: Patience::new(if http2 {
+            usize::try_from(serving.max_streams).unwrap_or(usize::MAX)
+        } else {
+            1
+        }),
     });
     let _open = Counted::one_more(serving.metrics.connections.clone());
     if http2 {

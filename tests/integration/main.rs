@@ -16,6 +16,7 @@ mod bastion;
 mod deadlines;
 mod failures;
 mod headers;
+mod holding;
 mod hop_by_hop;
 mod hostile;
 mod identity;

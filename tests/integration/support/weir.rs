@@ -51,7 +51,7 @@ pub(crate) struct Setup {
     config: Config,
 }
 
-/// weir in front of `upstream`: one worker, no limits, everything else as the flags have it.
+/// weir in front of `upstream`: one worker, no limits, no refusal held back, everything else as the flags have it.
 pub(crate) fn before(upstream: SocketAddr) -> Setup {
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
     let config = Config {
@@ -77,6 +77,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             mutating: 0.into(),
         }),
         request_timeout: Duration::from_secs(60),
+        rejection_hold: Duration::ZERO,
         upstream: upstream::Config {
             target: Target {
                 authority: upstream.to_string().parse().unwrap(),
@@ -119,6 +120,18 @@ impl Setup {
     /// `--request-timeout`.
     pub(crate) fn request_timeout(mut self, limit: Duration) -> Self {
         self.config.request_timeout = limit;
+        self
+    }
+
+    /// `--rejection-hold`.
+    pub(crate) fn rejection_hold(mut self, longest: Duration) -> Self {
+        self.config.rejection_hold = longest;
+        self
+    }
+
+    /// `--http2-max-streams-per-connection`.
+    pub(crate) fn max_streams(mut self, most: u32) -> Self {
+        self.config.serving.max_streams = most;
         self
     }
 

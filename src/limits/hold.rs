@@ -1,0 +1,357 @@
+//! Who comes back before the time that it was told hears no again only when that time is over.
+//!
+//! A server that says no for nothing is asked again at once, and a storm of such questions costs more than the answers it
+//! keeps from others. So a refusal of a client that did not wait is held back, for what is left of its `Retry-After`. A
+//! client that waits never notices. Pure: what is held, and until when; the waiting is the pipeline's.
+//!
+//! "A client" is a flow (a user and what classified it) on a connection, since one connection may carry many users. Whoever
+//! takes a new connection for every try is known by the flow alone, once it has used many.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::hash::Hasher;
+use std::mem;
+use std::time::Duration;
+use std::time::Instant;
+
+/// A flow: a keyed hash of the user's name and of what classified the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Flow(pub u64);
+
+/// A flow that was refused on more connections than this is known on new ones, too: client-go opens one, a browser six,
+/// and a few processes share a user.
+const FEW_CONNECTIONS: u8 = 8;
+
+/// After this long without a refusal a flow's connections are counted anew.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
+
+/// Most flows in a generation; two are kept. An entry takes less than 64 bytes.
+const FLOWS: usize = 32_768;
+
+/// Flows that are remembered on one connection: more users than a front proxy's connection has at a time that are all
+/// refused. The oldest goes first.
+const FLOWS_A_CONNECTION: usize = 16;
+
+/// When a refusal is to be said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// At once: it did not come too early, or there is no more room for holding.
+    AtOnce,
+    /// Not before this.
+    At(Instant),
+}
+
+/// What is remembered of a connection: until when each of its flows was told to wait.
+#[derive(Debug, Default)]
+pub struct Told {
+    flows: Vec<(Flow, Instant)>,
+    held: usize,
+}
+
+/// What is remembered of a flow.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// Until when somebody of it was told to wait.
+    until: Instant,
+    /// On how many connections it was refused, counted up to a few more than matter.
+    connections: u8,
+}
+
+/// What is held, and what is known of flows. `T` wakes who waits.
+#[derive(Debug)]
+pub struct Holds<T> {
+    longest: Duration,
+    most: usize,
+    /// Those of late, and those of before: what both have lost is forgotten.
+    flows: [HashMap<Flow, Known, Plain>; 2],
+    /// In the order in which they came.
+    held: BTreeMap<Ticket, (Flow, T)>,
+    held_by_flow: HashMap<Flow, usize, Plain>,
+    next: Ticket,
+}
+
+/// A place among the held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+impl<T> Holds<T> {
+    /// Holds for `longest` at most, and `most` at a time.
+    #[must_use]
+    pub fn new(longest: Duration, most: usize) -> Self {
+        Self {
+            longest,
+            most,
+            flows: [HashMap::default(), HashMap::default()],
+            held: BTreeMap::new(),
+            held_by_flow: HashMap::default(),
+            next: Ticket(0),
+        }
+    }
+
+    /// A request of `flow` is refused at `now`, and will be told to come back after `retry_after`.
+    ///
+    /// `told` is its connection's, on which at most `at_a_time` are held.
+    pub fn refuse(
+        &mut self,
+        told: &mut Told,
+        flow: Flow,
+        now: Instant,
+        retry_after: Duration,
+        at_a_time: usize,
+    ) -> When {
+        let known = self.known(flow, now);
+        let before = told.until(flow);
+        if before.is_none() {
+            known.connections = known.connections.saturating_add(1);
+        }
+        let many = known.connections > FEW_CONNECTIONS;
+        let until = before.or(many.then_some(known.until));
+        let room = told.held < at_a_time;
+        let longest = self.longest;
+        let when = match until {
+            Some(until) if until > now && room => When::At(until.min(now + longest)),
+            _ => When::AtOnce,
+        };
+        let said = match when {
+            When::At(at) => at,
+            When::AtOnce => now,
+        };
+        told.note(flow, said + retry_after);
+        let known = self.known(flow, now);
+        known.until = known.until.max(said + retry_after);
+        when
+    }
+
+    /// Holds one of `flow`; what was held longest is let go if there are too many.
+    pub fn enter(&mut self, told: &mut Told, flow: Flow, wakes: T) -> (Ticket, Option<T>) {
+        let ticket = self.next;
+        self.next = Ticket(ticket.0 + 1);
+        self.held.insert(ticket, (flow, wakes));
+        *self.held_by_flow.entry(flow).or_default() += 1;
+        told.held += 1;
+        let let_go = (self.held.len() > self.most)
+            .then(|| self.held.pop_first())
+            .flatten();
+        (
+            ticket,
+            let_go.map(|(_, (flow, wakes))| self.gone(flow, wakes)),
+        )
+    }
+
+    /// It is held no more: its time is over, its client has gone, or it was let go.
+    pub fn leave(&mut self, told: &mut Told, ticket: Ticket) {
+        told.held = told.held.saturating_sub(1);
+        if let Some((flow, wakes)) = self.held.remove(&ticket) {
+            self.gone(flow, wakes);
+        }
+    }
+
+    /// How many are held, and of how many flows.
+    #[must_use]
+    pub fn held(&self) -> (usize, usize) {
+        (self.held.len(), self.held_by_flow.len())
+    }
+
+    fn gone(&mut self, flow: Flow, wakes: T) -> T {
+        if let Some(held) = self.held_by_flow.get_mut(&flow) {
+            *held -= 1;
+            if *held == 0 {
+                self.held_by_flow.remove(&flow);
+            }
+        }
+        wakes
+    }
+
+    fn known(&mut self, flow: Flow, now: Instant) -> &mut Known {
+        let [late, before] = &mut self.flows;
+        if late.len() >= FLOWS && !late.contains_key(&flow) {
+            *before = mem::take(late);
+        }
+        let remembered = before.remove(&flow);
+        let known = late.entry(flow).or_insert_with(|| {
+            remembered.unwrap_or(Known {
+                until: now,
+                connections: 0,
+            })
+        });
+        if now.saturating_duration_since(known.until) > FORGOTTEN_AFTER {
+            known.connections = 0;
+        }
+        known
+    }
+}
+
+impl Told {
+    fn until(&self, flow: Flow) -> Option<Instant> {
+        let (_, until) = self.flows.iter().find(|(told, _)| *told == flow)?;
+        Some(*until)
+    }
+
+    fn note(&mut self, flow: Flow, until: Instant) {
+        self.flows.retain(|(told, _)| *told != flow);
+        if self.flows.len() >= FLOWS_A_CONNECTION {
+            self.flows.remove(0);
+        }
+        self.flows.push((flow, until));
+    }
+}
+
+/// Flows are keyed hashes already.
+#[derive(Debug, Default)]
+struct AsIs(u64);
+type Plain = BuildHasherDefault<AsIs>;
+
+impl Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const MS: Duration = Duration::from_millis(1);
+    const ONE: Flow = Flow(1);
+
+    fn holds() -> Holds<u32> {
+        Holds::new(SECOND, 3)
+    }
+
+    #[test]
+    fn who_waits_as_told_never_notices() {
+        let (mut holds, mut told, mut now) = (holds(), Told::default(), Instant::now());
+        for _ in 0..100 {
+            assert_eq!(holds.refuse(&mut told, ONE, now, SECOND, 1), When::AtOnce);
+            now += SECOND;
+        }
+    }
+
+    #[test]
+    fn who_comes_back_early_is_told_when_its_time_is_over_and_not_before_every_time() {
+        let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
+        assert_eq!(holds.refuse(&mut told, ONE, now, SECOND, 1), When::AtOnce);
+        let mut said = now;
+        for _ in 0..10 {
+            let when = holds.refuse(&mut told, ONE, said + MS, SECOND, 1);
+            assert_eq!(when, When::At(said + SECOND));
+            said += SECOND;
+        }
+    }
+
+    #[test]
+    fn no_hold_is_longer_than_the_longest() {
+        let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
+        holds.refuse(&mut told, ONE, now, 20 * SECOND, 1);
+        let when = holds.refuse(&mut told, ONE, now + MS, 20 * SECOND, 1);
+        assert_eq!(when, When::At(now + MS + SECOND));
+    }
+
+    #[test]
+    fn another_flow_of_the_connection_is_another_client() {
+        let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
+        holds.refuse(&mut told, ONE, now, SECOND, 1);
+        let when = holds.refuse(&mut told, Flow(2), now + MS, SECOND, 1);
+        assert_eq!(when, When::AtOnce);
+    }
+
+    #[test]
+    fn a_flow_is_known_on_new_connections_once_it_has_used_more_than_eight() {
+        let (mut holds, now) = (holds(), Instant::now());
+        for n in 0..8 {
+            let when = holds.refuse(&mut Told::default(), ONE, now + n * MS, SECOND, 1);
+            assert_eq!(when, When::AtOnce, "connection {n}");
+        }
+        let ninth = holds.refuse(&mut Told::default(), ONE, now + 8 * MS, SECOND, 1);
+        assert_eq!(ninth, When::At(now + 7 * MS + SECOND));
+        let other = holds.refuse(&mut Told::default(), Flow(2), now + 8 * MS, SECOND, 1);
+        assert_eq!(other, When::AtOnce);
+    }
+
+    #[test]
+    fn on_a_connection_of_its_own_who_waits_is_not_held_for_what_its_flow_does_elsewhere() {
+        let (mut holds, mut patient, now) = (holds(), Told::default(), Instant::now());
+        assert_eq!(
+            holds.refuse(&mut patient, ONE, now, SECOND, 1),
+            When::AtOnce
+        );
+        for n in 0..100 {
+            holds.refuse(&mut Told::default(), ONE, now + n * MS, SECOND, 1);
+        }
+        let when = holds.refuse(&mut patient, ONE, now + SECOND, SECOND, 1);
+        assert_eq!(when, When::AtOnce);
+    }
+
+    #[test]
+    fn a_flow_that_was_quiet_for_long_begins_anew() {
+        let (mut holds, now) = (holds(), Instant::now());
+        for _ in 0..20 {
+            holds.refuse(&mut Told::default(), ONE, now, SECOND, 1);
+        }
+        let later = now + 2 * SECOND + FORGOTTEN_AFTER + MS;
+        for _ in 0..8 {
+            let when = holds.refuse(&mut Told::default(), ONE, later, SECOND, 1);
+            assert_eq!(when, When::AtOnce);
+        }
+    }
+
+    #[test]
+    fn only_so_many_of_a_connection_are_held() {
+        let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
+        holds.refuse(&mut told, ONE, now, SECOND, 2);
+        let mut tickets = Vec::new();
+        for n in 1..=2 {
+            let when = holds.refuse(&mut told, ONE, now + MS, SECOND, 2);
+            assert_ne!(when, When::AtOnce);
+            tickets.push(holds.enter(&mut told, ONE, n).0);
+        }
+        let when = holds.refuse(&mut told, ONE, now + MS, SECOND, 2);
+        assert_eq!(when, When::AtOnce);
+        holds.leave(&mut told, tickets[0]);
+        let when = holds.refuse(&mut told, ONE, now + MS, SECOND, 2);
+        assert_ne!(when, When::AtOnce);
+    }
+
+    #[test]
+    fn the_longest_held_is_let_go_when_there_are_too_many_and_nothing_stays_behind() {
+        let (mut holds, mut told) = (holds(), Told::default());
+        let mut tickets = Vec::new();
+        for n in 0..5 {
+            let (ticket, let_go) = holds.enter(&mut told, Flow(u64::from(n % 2)), n);
+            tickets.push(ticket);
+            assert_eq!(let_go, n.checked_sub(3));
+            assert!(holds.held().0 <= 3);
+        }
+        assert_eq!(holds.held(), (3, 2));
+        for ticket in tickets {
+            holds.leave(&mut told, ticket);
+        }
+        assert_eq!((holds.held(), told.held), ((0, 0), 0));
+        assert!(holds.held_by_flow.is_empty());
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_however_many_flows_come() {
+        let (mut holds, now) = (holds(), Instant::now());
+        let mut told = Told::default();
+        for n in 0..200_000 {
+            holds.refuse(&mut told, Flow(n), now, SECOND, 1);
+        }
+        let remembered: usize = holds.flows.iter().map(HashMap::len).sum();
+        assert!(remembered <= 2 * FLOWS, "{remembered}");
+        assert_eq!(told.flows.len(), FLOWS_A_CONNECTION);
+        assert!(size_of::<(Flow, Known)>() <= 64);
+    }
+}

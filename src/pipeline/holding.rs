@@ -1,0 +1,218 @@
+//! Waits until a refusal may be said; [`hold`](crate::limits::hold) decides until when.
+//!
+//! # Cancel safety
+//! A client that goes away is forgotten at once: dropping the future leaves the table.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::hash::Hash;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::Instant;
+
+use prometheus::Histogram;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
+
+use crate::clock::Clock;
+use crate::limits::hold::Flow;
+use crate::limits::hold::Holds;
+use crate::limits::hold::Ticket;
+use crate::limits::hold::Told;
+use crate::limits::hold::When;
+use crate::metrics::Registry;
+
+/// Most refusals that are held at a time: each takes less than 2 KiB.
+const MOST: usize = 10_000;
+
+/// Upper bounds in seconds; the default of `--rejection-hold` is 1 s.
+const BUCKETS: [f64; 8] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+
+/// All refusals that are held, by whatever limit they were made.
+pub struct Holding {
+    longest: Duration,
+    hasher: RandomState,
+    /// Held for one decision; nothing is awaited under it. Taken after a connection's.
+    holds: Mutex<Holds<oneshot::Sender<()>>>,
+    now: IntGauge,
+    flows: IntGauge,
+    ended: IntCounterVec,
+    time: Histogram,
+}
+
+/// What is remembered of a connection.
+#[derive(Debug)]
+pub struct Patience {
+    told: Mutex<Told>,
+    /// Most refusals that are held on it.
+    most: usize,
+}
+
+impl Patience {
+    /// Of a new connection, on which so many requests can be at a time: half of them may be held, and one of one.
+    #[must_use]
+    pub fn new(requests_at_a_time: usize) -> Self {
+        Self {
+            told: Mutex::default(),
+            most: requests_at_a_time.div_ceil(2),
+        }
+    }
+}
+
+impl Holding {
+    /// Holds for `longest` at most; never, where that is zero.
+    #[must_use]
+    pub fn new(longest: Duration, registry: &Registry) -> Self {
+        Self {
+            longest,
+            hasher: RandomState::new(),
+            holds: Mutex::new(Holds::new(longest, MOST)),
+            now: registry.gauge(
+                "weir_rejection_holds",
+                "Refusals that are held back at the moment, because their clients did not wait as they were told.",
+            ),
+            flows: registry.gauge(
+                "weir_rejection_hold_flows",
+                "Flows that have refusals held back at the moment.",
+            ),
+            ended: registry.counters(
+                "weir_rejection_holds_total",
+                "Refusals that were held back, by how that ended: the time was over (elapsed), the client went away (gone), or there were too many (let_go).",
+                &["end"],
+            ),
+            time: registry
+                .histograms(
+                    "weir_rejection_hold_seconds",
+                    "How long refusals were held back, in seconds.",
+                    &[],
+                    &BUCKETS,
+                )
+                .with_label_values::<&str>(&[]),
+        }
+    }
+
+    /// The flow of this user's requests that were classified like this.
+    #[must_use]
+    pub fn flow(&self, user: &str, class: impl Hash) -> Flow {
+        Flow(self.hasher.hash_one((user, class)))
+    }
+
+    /// Waits until a refusal of `flow` may be said that tells its client to come back after `retry_after`.
+    ///
+    /// # Cancel safety
+    /// See the module's.
+    pub async fn hold(&self, patience: &Patience, flow: Flow, retry_after: Duration) {
+        if self.longest.is_zero() {
+            return;
+        }
+        let Some((until, held, let_go)) = self.enter(patience, flow, retry_after) else {
+            return;
+        };
+        let end = match timeout_at(until.into(), let_go).await {
+            Ok(_) => End::LetGo,
+            Err(_) => End::Elapsed,
+        };
+        held.end(end);
+    }
+
+    fn enter<'h>(
+        &'h self,
+        patience: &'h Patience,
+        flow: Flow,
+        retry_after: Duration,
+    ) -> Option<(Instant, Held<'h>, oneshot::Receiver<()>)> {
+        let since = Clock.now();
+        let mut told = lock(&patience.told);
+        let mut holds = lock(&self.holds);
+        let when = holds.refuse(&mut told, flow, since, retry_after, patience.most);
+        let When::At(until) = when else {
+            return None;
+        };
+        let (wakes, let_go) = oneshot::channel();
+        let (ticket, longest_held) = holds.enter(&mut told, flow, wakes);
+        self.publish(&holds);
+        drop((holds, told));
+        if let Some(longest_held) = longest_held {
+            let _ = longest_held.send(()); // it may be going by itself at this moment
+        }
+        let held = Held {
+            holding: self,
+            patience,
+            ticket,
+            since,
+            end: End::Gone,
+        };
+        Some((until, held, let_go))
+    }
+
+    fn publish(&self, holds: &Holds<oneshot::Sender<()>>) {
+        let (held, flows) = holds.held();
+        self.now.set(i64::try_from(held).unwrap_or(i64::MAX));
+        self.flows.set(i64::try_from(flows).unwrap_or(i64::MAX));
+    }
+}
+
+impl fmt::Debug for Holding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (held, flows) = lock(&self.holds).held();
+        write!(f, "Holding({held} of {flows} flows)")
+    }
+}
+
+/// How holding ended.
+#[derive(Clone, Copy)]
+enum End {
+    Elapsed,
+    Gone,
+    LetGo,
+}
+
+/// One that is held; leaves the table when it is dropped.
+struct Held<'h> {
+    holding: &'h Holding,
+    patience: &'h Patience,
+    ticket: Ticket,
+    since: Instant,
+    end: End,
+}
+
+impl Held<'_> {
+    fn end(mut self, end: End) {
+        self.end = end;
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let Self {
+            holding,
+            patience,
+            ticket,
+            since,
+            end,
+        } = self;
+        let mut told = lock(&patience.told);
+        let mut holds = lock(&holding.holds);
+        holds.leave(&mut told, *ticket);
+        holding.publish(&holds);
+        drop((holds, told));
+        let end = match end {
+            End::Elapsed => "elapsed",
+            End::Gone => "gone",
+            End::LetGo => "let_go",
+        };
+        holding.ended.with_label_values(&[end]).inc();
+        let held = Clock.now().saturating_duration_since(*since);
+        holding.time.observe(held.as_secs_f64());
+    }
+}
+
+/// What these locks guard is whole between any two calls.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
