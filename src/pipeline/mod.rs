@@ -148,7 +148,9 @@ impl Pipeline {
         let asked = Asked::of(&request);
         let (head, body) = request.into_parts();
         let mut body = Some(body);
-        match self.serve(peer, head, &mut body, &mut trace).await {
+        // In a box of its own, so that a refusal that is held does not hold the memory of all the steps.
+        let served = Box::pin(self.serve(peer, head, &mut body, &mut trace)).await;
+        match served {
             Ok(response) => response,
             Err(refusal) => self.refuse(peer, asked, body, &refusal).await,
         }

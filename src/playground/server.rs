@@ -329,7 +329,7 @@ async fn admit(state: &Arc<State>, user: &User, request: Request<Incoming>) -> R
     if let Some(capacity) = &state.capacity {
         capacity.serve().await;
     }
-    time::burn(state.settings.service_cpu);
+    time::burn_in_turns(state.settings.service_cpu).await;
     let answer = answers::answer(state, user, &route, &query, request).await;
     let mut response = answer.unwrap_or_else(|status| answers::refused(&status));
     let headers = response.headers_mut();
