@@ -2,6 +2,9 @@
 # weir beside nginx, HAProxy and (where installed) Envoy: the same origin, the same load, one core for the proxy and one for
 # the origin and the load; TLS on both sides, the origin's certificate verified.
 #
+# The cases h1-429 and h2-429 are requests that are refused: nginx and HAProxy by a fixed answer, weir by its limits (one
+# request holds the only place), and `floor` is what the libraries under weir need for a fixed answer.
+#
 # Prints, for each case and proxy: requests/s, p50 and p99 in milliseconds, CPU microseconds of the proxy's processes for each
 # request, and their resident memory afterwards. The machine's noise is in all of it: compare within a run.
 #
@@ -12,13 +15,15 @@ set -euo pipefail
 seconds=${1:-5}
 shift || true
 cases=("$@")
-[ ${#cases[@]} -gt 0 ] || cases=(h1-4 h1-64 h1-700 h1-list h2 h2-list)
+[ ${#cases[@]} -gt 0 ] || cases=(h1-4 h1-64 h1-700 h1-list h2 h2-list h1-429 h2-429)
 here=$(cd "$(dirname "$0")/.." && pwd)
 weir=${WEIR:-$here/target/release/weir}
 for tool in nginx haproxy wrk h2load openssl taskset; do
     command -v "$tool" >/dev/null || { echo "$tool is needed" >&2; exit 2; }
 done
 [ -x "$weir" ] || { echo "cargo build --release first" >&2; exit 2; }
+floor=$(find "$here/target/release/deps" -maxdepth 1 -name 'floor-*' -type f -executable -printf '%T@ %p\n' 2>/dev/null |
+    sort -n | tail -n 1 | cut -d ' ' -f 2)
 
 dir=$(mktemp -d)
 pids=()
@@ -44,6 +49,7 @@ origin=18443
 mkdir -p "$dir/root/api/v1/namespaces/a/pods"
 head -c 1024 /dev/zero | tr '\0' x >"$dir/root/api/v1/namespaces/a/pods/b"
 head -c 11264 /dev/zero | tr '\0' x >"$dir/root/api/v1/namespaces/a/pods/all"
+cp "$dir/root/api/v1/namespaces/a/pods/all" "$dir/root/api/v1/namespaces/a/pods/slow"
 chmod -R go+rX "$dir"
 cat >"$dir/origin.conf" <<END
 worker_processes 1; daemon off; pid $dir/origin.pid; error_log $dir/origin.log;
@@ -54,6 +60,7 @@ http {
         listen 127.0.0.1:$origin ssl http2 backlog=4096;
         ssl_certificate $dir/tls.crt; ssl_certificate_key $dir/tls.key; ssl_protocols TLSv1.2 TLSv1.3;
         default_type application/json; root $dir/root; sendfile on; open_file_cache max=10;
+        location = /api/v1/namespaces/a/pods/slow { limit_rate 1; }
     }
 }
 END
@@ -69,6 +76,7 @@ http {
     server {
         listen 127.0.0.1:18001 ssl http2 backlog=4096;
         ssl_certificate $dir/tls.crt; ssl_certificate_key $dir/tls.key; ssl_protocols TLSv1.2 TLSv1.3;
+        location /api/v1/namespaces/refused/ { add_header Retry-After 1 always; return 429 '{"kind":"Status"}'; }
         location / {
             proxy_pass https://origin; proxy_http_version 1.1; proxy_set_header Connection "";
             proxy_ssl_verify on; proxy_ssl_trusted_certificate $dir/ca.crt; proxy_ssl_name localhost;
@@ -92,6 +100,7 @@ defaults
     http-reuse always
 frontend in
     bind 127.0.0.1:$port ssl crt $dir/both.pem alpn h2,http/1.1 backlog 4096
+    http-request return status 429 content-type application/json string "{}" hdr Retry-After 1 if { path_beg /api/v1/namespaces/refused/ }
     default_backend origin
 backend origin
     server origin 127.0.0.1:$origin ssl verify required ca-file $dir/ca.crt verifyhost localhost sni str(localhost) alpn $protocol
@@ -107,6 +116,32 @@ proxies=(
     "weir->h2 18004 $weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --secure-port 18004 --admin-address 127.0.0.1:18005 --max-requests-inflight 100000 --workers 1 --http2-max-streams-per-connection 1000 --log-level error"
 )
 
+# What weir is before the same origin when its only place is taken.
+refusing="$weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --admin-address 127.0.0.1:18005 --workers 1 --http2-max-streams-per-connection 1000 --log-level error --rejection-hold=0"
+cat >"$dir/one-seat.yaml" <<END
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: PriorityLevelConfiguration
+metadata: {name: one-seat}
+spec: {type: Limited, limited: {nominalConcurrencyShares: 1, lendablePercent: 0, borrowingLimitPercent: 0, limitResponse: {type: Reject}}}
+---
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {name: one-seat}
+spec:
+  matchingPrecedence: 1
+  priorityLevelConfiguration: {name: one-seat}
+  rules:
+  - subjects: [{kind: User, user: {name: bench}}]
+    resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], namespaces: ["*"], clusterScope: true}]
+END
+refusers=(
+    "floor 18006 $floor 18006 $dir/tls.crt $dir/tls.key"
+    "nginx 18001 nginx -c $dir/nginx.conf"
+    "haproxy 18003 haproxy -db -f $dir/haproxy-h2.cfg"
+    "weir-max 18004 $refusing --secure-port 18004 --enable-priority-and-fairness=false --max-requests-inflight=1"
+    "weir-fair 18004 $refusing --secure-port 18004 --max-requests-inflight=20 --max-mutating-requests-inflight=1 --flowcontrol-config $dir/one-seat.yaml"
+)
+
 # The CPU ticks and resident KiB of a process and its children.
 family() { echo "$1"; pgrep -P "$1" || true; }
 ticks() { local sum=0 pid; for pid in $(family "$1"); do sum=$((sum + $(awk '{print $14+$15}' "/proc/$pid/stat" 2>/dev/null || echo 0))); done; echo "$sum"; }
@@ -116,12 +151,13 @@ load() { # case, url
     local auth="Authorization: Bearer benchmark"
     case $1 in
         h1-list | h2-list) url=$2/api/v1/namespaces/a/pods/all ;;
+        *-429) url=$2/api/v1/namespaces/refused/pods/b ;;
         *) url=$2/api/v1/namespaces/a/pods/b ;;
     esac
     case $1 in
         h1-*)
             local connections=${1#h1-}
-            [ "$connections" = list ] && connections=64
+            case $connections in list | 429) connections=64 ;; esac
             taskset -c 1 wrk -t 1 -c "$connections" -d "${seconds}s" --latency -H "$auth" "$url" >"$dir/out"
             awk '/50%/{p50=$2} /99%/{p99=$2} /requests in/{n=$1} /Requests\/sec/{r=$2} /Non-2xx/{bad=$NF}
                 function ms(t) { return t ~ /us$/ ? t / 1000 : t ~ /ms$/ ? t + 0 : t * 1000 }
@@ -138,8 +174,15 @@ load() { # case, url
 
 printf '%-10s %-12s %10s %9s %9s %10s %9s\n' case proxy req/s 'p50 ms' 'p99 ms' 'cpu us/req' 'RSS MiB'
 for case in "${cases[@]}"; do
-    for proxy in "${proxies[@]}"; do
+    refused=
+    these=("${proxies[@]}")
+    case $case in *-429) refused=1 these=("${refusers[@]}") ;; esac
+    for proxy in "${these[@]}"; do
         read -r name port command <<<"$proxy"
+        if [ "$name" = floor ] && [ -z "$floor" ]; then
+            echo "$case: no floor; cargo bench --bench floor --no-run makes it"
+            continue
+        fi
         # shellcheck disable=SC2086 # the command's words are words
         taskset -c 0 $command >"$dir/proxy.log" 2>&1 &
         pid=$!
@@ -148,11 +191,22 @@ for case in "${cases[@]}"; do
             curl -sk -o /dev/null -H 'Authorization: Bearer benchmark' "https://127.0.0.1:$port/api/v1/namespaces/a/pods/b" && break
             sleep 0.1
         done
+        if [ -n "$refused" ]; then # holds weir's only place
+            curl -sk -o /dev/null -H 'Authorization: Bearer benchmark' "https://127.0.0.1:$port/api/v1/namespaces/a/pods/slow" &
+            slow=$!
+            pids+=("$slow")
+            sleep 0.3
+        fi
         before=$(ticks "$pid")
         read -r requests rate p50 p99 bad <<<"$(load "$case" "https://127.0.0.1:$port")"
         cpu=$(awk -v t=$(($(ticks "$pid") - before)) -v n="$requests" -v hz="$(getconf CLK_TCK)" 'BEGIN { printf "%.1f", t / hz * 1e6 / n }')
         printf '%-10s %-12s %10.0f %9.2f %9.2f %10s %9.1f' "$case" "$name" "$rate" "$p50" "$p99" "$cpu" "$(awk -v k="$(resident "$pid")" 'BEGIN { print k / 1024 }')"
-        [ "$bad" = 0 ] && echo || echo "  ($bad answers other than 200)"
-        kill "$pid" && wait "$pid" 2>/dev/null || true
+        if [ -n "$refused" ]; then
+            kill "$slow" 2>/dev/null || true
+            bad=$(awk -v n="$requests" -v b="$bad" 'BEGIN { print n - b }') # here those are the good ones
+        fi
+        if [ "$bad" = 0 ]; then echo; else echo "  ($bad answers with another code)"; fi
+        kill "$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
     done
 done

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use tokio::net::TcpListener;
@@ -290,11 +291,13 @@ impl Shared {
         let tls = TlsAcceptor::from(Arc::new(tls));
         let listener = listen(serving.address)?;
         let metrics = server::Metrics::register(registry);
+        let trusted: Arc<[IpNet]> = serving.trusted_proxies.into();
         let start = |number| {
             let serving = Serving {
                 pipeline: Arc::new(self.pipeline()),
                 drain: Arc::clone(&self.drain),
                 max_streams: serving.max_streams,
+                trusted: Arc::clone(&trusted),
                 goaway_chance: serving.goaway_chance,
                 metrics: metrics.clone(),
             };
@@ -305,7 +308,7 @@ impl Shared {
             listener,
             workers: workers.map_err(|why| StartError::new("cannot start a worker", why))?,
             most: serving.max_connections,
-            trusted: serving.trusted_proxies,
+            trusted,
             drain: Arc::clone(&self.drain),
             metrics,
         })

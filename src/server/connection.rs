@@ -25,6 +25,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioExecutor;
 use hyper_util::rt::TokioIo;
 use hyper_util::rt::TokioTimer;
+use ipnet::IpNet;
 use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
 use tokio::io::ReadBuf;
@@ -46,9 +47,11 @@ use crate::pipeline::fragments::Fragments;
 use crate::pipeline::holding::Patience;
 use crate::pipeline::refusal::Refusal;
 use crate::server::Metrics;
+use crate::server::accept::Turn;
+use crate::server::proxied;
 
 /// Longest handshake: two lost packets' worth; Go's server gives `ReadHeaderTimeout`, which is no shorter for the honest.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long an HTTP/1.1 connection may idle (kube-apiserver's `IdleTimeout`). The library has one timer for idling and
 /// for a slow head, for which kube-apiserver allows 32 s; the longer one is taken, and the number of connections is bounded.
@@ -82,6 +85,8 @@ pub struct Serving {
     pub drain: Arc<Drain>,
     /// `--http2-max-streams-per-connection`.
     pub max_streams: u32,
+    /// `--trusted-proxies`.
+    pub trusted: Arc<[IpNet]>,
     /// `--goaway-chance`, 0 to 0.02.
     pub goaway_chance: f64,
     /// What is counted.
@@ -90,13 +95,22 @@ pub struct Serving {
 
 /// Serves a connection to its end.
 pub async fn serve(
-    tcp: TcpStream,
-    address: SocketAddr,
-    trusted: bool,
+    mut tcp: TcpStream,
+    mut address: SocketAddr,
+    turn: Turn,
     tls: TlsAcceptor,
     serving: Arc<Serving>,
 ) {
-    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await {
+    let from_proxy = turn.trusted();
+    let handshake = async {
+        if from_proxy && let Some(client) = proxied::client(&mut tcp).await? {
+            address = client;
+        }
+        tls.accept(tcp).await
+    };
+    let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
+    drop(turn);
+    let stream = match shaken {
         Ok(Ok(stream)) => stream,
         Ok(Err(why)) => {
             serving.metrics.handshake_errors.inc();
@@ -113,6 +127,8 @@ pub async fn serve(
     let http2 = session.alpn_protocol() == Some(b"h2");
     let certificate = PeerCertificate::new(session.peer_certificates());
     let fragments = Arc::new(Fragments::default());
+    let ip = address.ip().to_canonical();
+    let trusted = serving.trusted.iter().any(|net| net.contains(&ip));
     let peer = Arc::new(Peer {
         address,
         trusted,

@@ -5,11 +5,14 @@
 
 pub mod accept;
 pub mod connection;
+pub mod gate;
+mod proxied;
 pub mod tls;
 pub mod worker;
 
 use prometheus::IntCounter;
 use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
 
 use crate::metrics::Registry;
 
@@ -19,7 +22,10 @@ pub struct Metrics {
     handshake_errors: IntCounter,
     connections: IntGauge,
     refused: IntCounter,
+    waiting: IntGauge,
+    turned_away: IntCounter,
     panics: IntCounter,
+    tasks: IntGaugeVec,
 }
 
 impl Metrics {
@@ -36,9 +42,22 @@ impl Metrics {
                 "weir_client_connections_refused_total",
                 "Connections closed at once because as many as --max-connections are open.",
             ),
+            waiting: registry.gauge(
+                "weir_client_handshakes_waiting",
+                "Connections of clients that wait for their turn to begin the TLS handshake.",
+            ),
+            turned_away: registry.counter(
+                "weir_client_handshakes_turned_away_total",
+                "Connections of clients that were closed because too many waited for the TLS handshake, or for too long.",
+            ),
             panics: registry.counter(
                 "weir_panics_total",
                 "Requests that ended in a panic: a defect of weir's, please report it.",
+            ),
+            tasks: registry.gauges(
+                "weir_worker_tasks",
+                "Tasks that each worker has: its clients' connections and HTTP/2 streams, connections to the API server, and what keeps house.",
+                &["worker"],
             ),
         }
     }

@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tracing::warn;
@@ -19,6 +20,7 @@ use tracing::warn;
 use crate::clock::Clock;
 use crate::drain::UnderWay;
 use crate::pipeline::overdue::LOOK_EVERY;
+use crate::server::accept::Turn;
 use crate::server::connection;
 use crate::server::connection::Serving;
 
@@ -32,8 +34,8 @@ pub struct Accepted {
     pub tcp: StdTcpStream,
     /// Where it is from.
     pub address: SocketAddr,
-    /// Whether that is one of `--trusted-proxies`.
-    pub trusted: bool,
+    /// Its handshake's turn.
+    pub turn: Turn,
     /// Counts it as open.
     pub open: UnderWay,
 }
@@ -59,7 +61,7 @@ impl Worker {
         let (connections, accepted) = mpsc::unbounded_channel();
         let thread = thread::Builder::new()
             .name(format!("weir-worker-{number}"))
-            .spawn(move || runtime.block_on(work(accepted, tls, serving)))?;
+            .spawn(move || runtime.block_on(work(number, accepted, tls, serving)))?;
         Ok(Self {
             connections,
             load: Arc::new(()),
@@ -95,16 +97,17 @@ impl Worker {
 
 /// Ends when no more connections can come; the runtime's end cuts off what is left.
 async fn work(
+    number: usize,
     mut accepted: mpsc::UnboundedReceiver<(Accepted, Arc<()>)>,
     tls: TlsAcceptor,
     serving: Arc<Serving>,
 ) {
-    tokio::spawn(keep_house(Arc::clone(&serving)));
+    tokio::spawn(keep_house(number, Arc::clone(&serving)));
     while let Some((
         Accepted {
             tcp,
             address,
-            trusted,
+            turn,
             open,
         },
         load,
@@ -117,8 +120,7 @@ async fn work(
                 continue;
             }
         };
-        let connection =
-            connection::serve(tcp, address, trusted, tls.clone(), Arc::clone(&serving));
+        let connection = connection::serve(tcp, address, turn, tls.clone(), Arc::clone(&serving));
         tokio::spawn(async move {
             connection.await;
             drop((open, load));
@@ -126,12 +128,20 @@ async fn work(
     }
 }
 
-async fn keep_house(serving: Arc<Serving>) {
+async fn keep_house(number: usize, serving: Arc<Serving>) {
+    let tasks = serving
+        .metrics
+        .tasks
+        .with_label_values(&[&number.to_string()]);
+    let runtime = Handle::current().metrics();
     let mut look = tokio::time::interval(LOOK_EVERY);
     let mut close_idle = tokio::time::interval(CLOSE_IDLE_EVERY);
     loop {
         tokio::select! {
-            _ = look.tick() => serving.pipeline.overdue.expire(Clock.now()),
+            _ = look.tick() => {
+                serving.pipeline.overdue.expire(Clock.now());
+                tasks.set(i64::try_from(runtime.num_alive_tasks()).unwrap_or(i64::MAX));
+            }
             _ = close_idle.tick() => serving.pipeline.upstream.close_idle(Clock.now()),
         }
     }

@@ -70,6 +70,15 @@ async fn one_seat(playground: &Playground) -> BufReader<TlsStream<TcpStream>> {
 
 /// How many requests the limit has refused.
 async fn refused(playground: &Playground) -> u64 {
+    count(
+        playground,
+        "apiserver_dropped_requests_total{request_kind=\"mutating\"} ",
+    )
+    .await
+}
+
+/// The value of a counter.
+async fn count(playground: &Playground, series: &str) -> u64 {
     let address = playground.file("admin-address");
     let mut text = String::new();
     within("the metrics", async {
@@ -80,7 +89,6 @@ async fn refused(playground: &Playground) -> u64 {
         stream.read_to_string(&mut text).await.unwrap();
     })
     .await;
-    let series = "apiserver_dropped_requests_total{request_kind=\"mutating\"} ";
     let count = text.lines().find_map(|line| line.strip_prefix(series));
     count.map_or(0, |count| count.parse().unwrap()) // it is not there before the first
 }
@@ -132,4 +140,6 @@ async fn a_client_that_comes_back_as_it_is_told_gets_through() {
             "as {context}"
         );
     }
+    let held = count(&playground, "weir_rejection_hold_seconds_count ").await;
+    assert_eq!(held, 0, "who waits as he is told is never held");
 }

@@ -14,6 +14,7 @@
 mod back_pressure;
 mod bastion;
 mod deadlines;
+mod doors;
 mod failures;
 mod headers;
 mod holding;

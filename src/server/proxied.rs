@@ -1,0 +1,105 @@
+//! Who the client behind a load balancer is: the PROXY protocol, version 2, from `--trusted-proxies` only.
+//!
+//! A header is not demanded: a proxy's health checks come without one.
+
+use std::io;
+use std::net::SocketAddr;
+
+use ppp::v2::Addresses;
+use ppp::v2::Command;
+use ppp::v2::Header;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+
+/// The first byte of the header's signature; a TLS handshake begins with another.
+const BEGINS: u8 = b'\r';
+
+/// Signature, version and command, family, and the length of what follows.
+const FIXED: usize = 16;
+
+/// Most that may follow: addresses and what a load balancer adds to them take a few hundred bytes.
+const REST: usize = 4096;
+
+/// Takes the header off, if there is one, and tells whom it names; `None` if the connection is the proxy's own.
+///
+/// # Errors
+/// The connection broke, or it is not a header.
+///
+/// # Cancel safety
+/// None: part of the header may have been read.
+pub(super) async fn client(tcp: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
+    let mut first = [0];
+    if tcp.peek(&mut first).await? == 0 || first != [BEGINS] {
+        return Ok(None);
+    }
+    let mut header = vec![0; FIXED];
+    tcp.read_exact(&mut header).await?;
+    let rest = match header.get(FIXED - 2..) {
+        Some(&[high, low]) => usize::from(u16::from_be_bytes([high, low])),
+        _ => 0,
+    };
+    if rest > REST {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a PROXY header of {rest} bytes; at most {REST} are read"),
+        ));
+    }
+    header.resize(FIXED + rest, 0);
+    if let Some(rest) = header.get_mut(FIXED..) {
+        tcp.read_exact(rest).await?;
+    }
+    source(&header)
+}
+
+fn source(header: &[u8]) -> io::Result<Option<SocketAddr>> {
+    let header = Header::try_from(header)
+        .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why.to_string()))?;
+    if header.command == Command::Local {
+        return Ok(None);
+    }
+    Ok(match header.addresses {
+        Addresses::IPv4(v4) => Some((v4.source_address, v4.source_port).into()),
+        Addresses::IPv6(v6) => Some((v6.source_address, v6.source_port).into()),
+        Addresses::Unspecified | Addresses::Unix(_) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
+
+    fn header(command: u8, family: u8, rest: &[u8]) -> Vec<u8> {
+        let mut header = SIGNATURE.to_vec();
+        header.extend([0x20 | command, family]);
+        header.extend(u16::try_from(rest.len()).unwrap().to_be_bytes());
+        header.extend(rest);
+        header
+    }
+
+    #[test]
+    fn the_source_is_the_client() {
+        let v4 = [203, 0, 113, 7, 10, 0, 0, 1, 0xc0, 0x01, 0x19, 0x2b];
+        let named = source(&header(1, 0x11, &v4)).unwrap();
+        assert_eq!(named, Some("203.0.113.7:49153".parse().unwrap()));
+        let mut v6 = [0; 36];
+        v6[..4].copy_from_slice(&[0x20, 0x01, 0x0d, 0xb8]);
+        v6[15] = 7;
+        v6[32..34].copy_from_slice(&[0xc0, 0x01]);
+        let named = source(&header(1, 0x21, &v6)).unwrap();
+        assert_eq!(named, Some("[2001:db8::7]:49153".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_proxy_s_own_connection_names_nobody() {
+        assert_eq!(source(&header(0, 0, &[])).unwrap(), None);
+        assert_eq!(source(&header(1, 0, &[])).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_no_header_is_an_error() {
+        assert!(source(b"\r\n\r\nGET / HTTP/1.1\r\n").is_err());
+        assert!(source(&header(1, 0x11, &[1, 2, 3])).is_err());
+    }
+}

@@ -1,0 +1,126 @@
+//! Getting in: connections take turns for their handshakes by address, and load balancers tell whose they pass on.
+
+use std::sync::Arc;
+
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpSocket;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::support::Http;
+use crate::support::certificates;
+use crate::support::client::Ask;
+use crate::support::upstream::Upstream;
+use crate::support::weir;
+use crate::support::weir::ALICE;
+use crate::support::weir::Door;
+use crate::support::wire::Wire;
+use crate::support::within;
+
+const LIST: &str = "/api/v1/pods";
+
+/// Handshakes that one address may have at a time.
+const BY_ADDRESS: usize = 32;
+
+const WAITING: &str = "weir_client_handshakes_waiting";
+
+/// A version 2 header that names 203.0.113.7 as the source.
+const PROXIED: &[u8] =
+    b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x07\x0a\0\0\x01\xc0\x01\x19\x2b";
+
+async fn from(door: &Door, address: [u8; 4]) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((address, 0).into()).unwrap();
+    within("a connection", socket.connect(door.clients))
+        .await
+        .unwrap()
+}
+
+async fn wire_over(tcp: TcpStream) -> Wire {
+    let tls = certificates::client_config(&[Http::One.alpn()], None);
+    let connecting =
+        TlsConnector::from(Arc::new(tls)).connect("127.0.0.1".try_into().unwrap(), tcp);
+    Wire::new(within("the TLS handshake", connecting).await.unwrap())
+}
+
+fn ask() -> Vec<u8> {
+    Ask::get(LIST).header(ALICE.0, ALICE.1).to_http1()
+}
+
+#[tokio::test]
+async fn one_address_cannot_keep_others_from_their_handshakes() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    // Who never says anything has its handshake under way.
+    let mut silent = Vec::new();
+    for _ in 0..BY_ADDRESS + 8 {
+        silent.push(from(&weir, [127, 0, 0, 1]).await);
+    }
+    weir.metric_becomes(WAITING, 8.0).await;
+    let mut other = wire_over(from(&weir, [127, 0, 0, 2]).await).await;
+    other.send(ask()).await;
+    upstream.next().await.reply(200, "{}").await;
+    assert_eq!(other.answered().await.status, 200);
+    // One more from there waits for one of them to go.
+    let late = tokio::spawn(wire_over(from(&weir, [127, 0, 0, 1]).await));
+    weir.metric_becomes(WAITING, 9.0).await;
+    drop(silent);
+    let mut late = within("its turn", late).await.unwrap();
+    late.send(ask()).await;
+    upstream.next().await.reply(200, "{}").await;
+    assert_eq!(late.answered().await.status, 200);
+    weir.metric_becomes(WAITING, 0.0).await;
+}
+
+#[tokio::test]
+async fn trusted_proxies_have_as_many_handshakes_as_there_are() {
+    let upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .trusting_its_clients()
+        .start()
+        .await;
+    let mut silent = Vec::new();
+    for _ in 0..2 * BY_ADDRESS {
+        silent.push(from(&weir, [127, 0, 0, 1]).await);
+    }
+    wire_over(from(&weir, [127, 0, 0, 1]).await).await;
+    assert_eq!(weir.metric(WAITING).await, 0.0);
+}
+
+#[tokio::test]
+async fn a_trusted_proxy_says_whose_connection_it_passes_on() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .trusting_its_clients()
+        .start()
+        .await;
+    let mut tcp = weir.tcp().await;
+    tcp.write_all(PROXIED).await.unwrap();
+    let mut wire = wire_over(tcp).await;
+    let forged = Ask::get(LIST)
+        .header(ALICE.0, ALICE.1)
+        .header("x-forwarded-for", "198.51.100.1");
+    wire.send(forged.to_http1()).await;
+    let exchange = upstream.next().await;
+    assert_eq!(
+        exchange.asked.headers.all("x-forwarded-for"),
+        ["203.0.113.7"],
+        "it is the client that is trusted or not, not the load balancer"
+    );
+    exchange.reply(200, "{}").await;
+    assert_eq!(wire.answered().await.status, 200);
+}
+
+#[tokio::test]
+async fn nobody_else_can_say_that_he_is_another() {
+    let upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    let mut tcp = weir.tcp().await;
+    tcp.write_all(PROXIED).await.unwrap();
+    let mut told = Vec::new();
+    // An alert, or the end at once: never a handshake.
+    let _ = within("the end", tcp.read_to_end(&mut told)).await;
+    weir.metric_becomes("apiserver_tls_handshake_errors_total", 1.0)
+        .await;
+}

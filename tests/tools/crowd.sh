@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Thousands of connections that never back off: weir's memory stays within bounds, everything comes back, and a second
+# storm finds it as the first did.
+
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname "$0")/lib.sh"
+need awk curl wrk
+
+# Each connection takes a descriptor here and one there.
+ulimit -n "$(ulimit -Hn)"
+CROWD=$(($(ulimit -n) / 2 - 500))
+if ((CROWD > 10000)); then CROWD=10000; fi
+if ((CROWD < 8000)); then die "the open-file limit allows $CROWD connections, and 8000 are needed"; fi
+
+# resident: MiB of weir now.
+resident() {
+    awk '/VmRSS/ {print int($2 / 1024)}' "/proc/${PIDS[front]}/status"
+}
+
+# descriptors: how many weir has open.
+descriptors() {
+    find "/proc/${PIDS[front]}/fd" -mindepth 1 | wc -l
+}
+
+# tasks: of all workers.
+tasks() {
+    curl -sS --max-time 10 "http://$ADMIN/metrics" | awk '/^weir_worker_tasks{/ {sum += $NF} END {print sum + 0}'
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+at_least() {
+    (($(metric "$1") >= $2))
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+few_tasks() {
+    (($(tasks) <= $1))
+}
+
+# storm NAME: PEAK is weir's memory while all connections are open.
+storm() {
+    start "$1" wrk -c "$CROWD" -t 2 -d 20s --timeout 20s -H "$(bearer alice)" "$URL/api/v1/namespaces/default"
+    check_ok "$1: $CROWD connections are open" within 60 at_least 'weir_client_connections' "$CROWD"
+    check_ok "$1: refusals are held" within 60 at_least 'weir_rejection_holds' 1000
+    PEAK=$(resident)
+    check_between "$1: no more are held than may be" 1 10000 "$(metric 'weir_rejection_holds')"
+    finish "$1" 90
+    check "$1 ends" 0 "$STATUS"
+    check_ok "$1: all connections end" within "$LIMIT" at_zero 'weir_client_connections'
+    check_ok "$1: nothing is held any more" within "$LIMIT" at_zero 'weir_rejection_holds'
+    check_ok "$1: no flow is held any more" within "$LIMIT" at_zero 'weir_rejection_hold_flows'
+    check_ok "$1: tasks end" within "$LIMIT" few_tasks $((TASKS + 40))
+    check_between "$1: descriptors are closed" 1 $((DESCRIPTORS + 40)) "$(descriptors)"
+}
+
+apiserver back 0 --service-cpu 400us --refusal-cpu 150us --max-in-flight 400
+weir front "$ADDRESS"
+get -H "$(bearer alice)" /api/v1/namespaces/default >/dev/null
+TASKS=$(tasks)
+DESCRIPTORS=$(descriptors)
+storm first
+first=$PEAK
+check_between "memory of $CROWD connections, scaled to 20000, in MiB" 1 1023 $((first * 20000 / CROWD))
+storm second
+check_between 'the second storm takes less than 10 % more, in MiB' 1 $((first * 110 / 100)) "$PEAK"
+stopped front
+stopped back
+summary
