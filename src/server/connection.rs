@@ -46,6 +46,7 @@ use crate::pipeline::fragments::Fragments;
 use crate::pipeline::holding::Patience;
 use crate::pipeline::refusal::Refusal;
 use crate::server::Metrics;
+use crate::server::worker::Held;
 
 /// Longest handshake: two lost packets' worth; Go's server gives `ReadHeaderTimeout`, which is no shorter for the honest.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -93,6 +94,7 @@ pub async fn serve(
     tcp: TcpStream,
     address: SocketAddr,
     trusted: bool,
+    held: Held,
     tls: TlsAcceptor,
     serving: Arc<Serving>,
 ) {
@@ -124,11 +126,17 @@ pub async fn serve(
             1
         }),
     });
-    let _open = Counted::one_more(serving.metrics.connections.clone());
+    let open = Counted::one_more(serving.metrics.connections.clone());
     if http2 {
         serve_http2(stream, peer, &serving).await;
+        drop((held, open));
     } else {
-        serve_http1(LookedOver { stream, fragments }, peer, &serving).await;
+        let stream = LookedOver {
+            stream,
+            fragments,
+            _open: (held, open),
+        };
+        serve_http1(stream, peer, &serving).await;
     }
 }
 
@@ -196,6 +204,8 @@ async fn answer(
 struct LookedOver {
     stream: TlsStream<TcpStream>,
     fragments: Arc<Fragments>,
+    /// Here, because the stream outlives HTTP where the protocol changes: a tunnel is an open connection, too.
+    _open: (Held, Counted),
 }
 
 impl AsyncRead for LookedOver {
