@@ -153,6 +153,6 @@ for case in "${cases[@]}"; do
         cpu=$(awk -v t=$(($(ticks "$pid") - before)) -v n="$requests" -v hz="$(getconf CLK_TCK)" 'BEGIN { printf "%.1f", t / hz * 1e6 / n }')
         printf '%-10s %-12s %10.0f %9.2f %9.2f %10s %9.1f' "$case" "$name" "$rate" "$p50" "$p99" "$cpu" "$(awk -v k="$(resident "$pid")" 'BEGIN { print k / 1024 }')"
         [ "$bad" = 0 ] && echo || echo "  ($bad answers other than 200)"
-        kill "$pid" && wait "$pid" 2>/dev/null || true
+        if kill "$pid"; then wait "$pid" 2>/dev/null || true; fi
     done
 done
