@@ -211,6 +211,12 @@ impl Made {
         println!();
         fs::write(folder.join("ready"), "")
     }
+
+    /// Nothing is served any more; whoever starts here again waits for a new `ready`.
+    fn gone(&self) {
+        // What cannot be removed is removed at the next start, or told there.
+        let _ = fs::remove_file(self.folder.join("ready"));
+    }
 }
 
 /// The API server with nothing in front.
@@ -225,6 +231,7 @@ fn alone(made: Made, address: SocketAddr) -> Result<ExitCode, Failure> {
         let stop = serve::stop();
         made.announce(listener.local_addr()?, None)?;
         made.server.run(listener, stop).await;
+        made.gone();
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -262,7 +269,9 @@ fn behind_weir(made: Made, proxy: ProxyArgs) -> Result<ExitCode, Failure> {
         let addresses = app.addresses();
         let (stop, at_once) = (serve::stop(), serve::stop_again());
         made.announce(addresses.clients, Some(addresses.admin))?;
-        Ok::<_, Failure>(app.run(stop, at_once).await)
+        let ended = app.run(stop, at_once).await;
+        made.gone();
+        Ok::<_, Failure>(ended)
     });
     drop(end);
     if serving.join().is_err() {
