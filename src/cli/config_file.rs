@@ -116,7 +116,7 @@ fn flag(
         faults.error(
             &value.place,
             key,
-            format!("a single value is expected, got {}", value.describe()),
+            format!("a single value is expected, got {}", value.kind()),
         );
         return Vec::new();
     };

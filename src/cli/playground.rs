@@ -4,11 +4,13 @@
 
 use std::fmt;
 use std::fs;
+use std::fs::DirBuilder;
 use std::io;
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,6 +36,9 @@ use crate::playground::Settings;
 use crate::playground::kubeconfig;
 use crate::server::accept;
 
+/// The mode of a folder for one user.
+const OWNER_ONLY: u32 = 0o700;
+
 /// `weir playground`.
 #[derive(Args, Clone, Debug)]
 pub struct PlaygroundArgs {
@@ -50,6 +55,7 @@ pub struct PlaygroundArgs {
 #[command(next_help_heading = "Playground")]
 pub struct ServerArgs {
     /// Where kubeconfig, certificates, tokens and addresses are written; a fresh temporary folder where it is missing.
+    /// Certificates and tokens that are there already are used again.
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// Run the API server alone, on --bind-address and --secure-port, with no weir in front.
@@ -134,16 +140,27 @@ fn prepare(args: &ServerArgs) -> Result<Made, Failure> {
         None => std::env::temp_dir().join(format!("weir-playground-{:08x}", fastrand::u32(..))),
     };
     let cannot = |why: io::Error| Failure::Start(format!("cannot use {}: {why}", folder.display()));
-    fs::create_dir_all(&folder).map_err(cannot)?;
+    match &args.dir {
+        Some(folder) => fs::create_dir_all(folder),
+        // In a folder that everybody may write to: one that is there already is somebody else's.
+        None => DirBuilder::new().mode(OWNER_ONLY).create(&folder),
+    }
+    .map_err(cannot)?;
     for stale in ["ready", "address", "admin-address"] {
         match fs::remove_file(folder.join(stale)) {
             Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(cannot(why)),
             _ => {}
         }
     }
-    let certificates =
-        Certificates::generate().map_err(|why| Failure::start("cannot make certificates")(&why))?;
-    certificates.write_to(&folder).map_err(cannot)?;
+    let certificates = match Certificates::read_from(&folder) {
+        Some(certificates) => certificates,
+        None => {
+            let made = Certificates::generate()
+                .map_err(|why| Failure::start("cannot make certificates")(&why))?;
+            made.write_to(&folder).map_err(cannot)?;
+            made
+        }
+    };
     let settings = Settings {
         nodes: args.nodes,
         pods: args.pods,
@@ -194,6 +211,12 @@ impl Made {
         println!();
         fs::write(folder.join("ready"), "")
     }
+
+    /// Nothing is served any more; whoever starts here again waits for a new `ready`.
+    fn gone(&self) {
+        // What cannot be removed is removed at the next start, or told there.
+        let _ = fs::remove_file(self.folder.join("ready"));
+    }
 }
 
 /// The API server with nothing in front.
@@ -208,6 +231,7 @@ fn alone(made: Made, address: SocketAddr) -> Result<ExitCode, Failure> {
         let stop = serve::stop();
         made.announce(listener.local_addr()?, None)?;
         made.server.run(listener, stop).await;
+        made.gone();
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -245,7 +269,9 @@ fn behind_weir(made: Made, proxy: ProxyArgs) -> Result<ExitCode, Failure> {
         let addresses = app.addresses();
         let (stop, at_once) = (serve::stop(), serve::stop_again());
         made.announce(addresses.clients, Some(addresses.admin))?;
-        Ok::<_, Failure>(app.run(stop, at_once).await)
+        let ended = app.run(stop, at_once).await;
+        made.gone();
+        Ok::<_, Failure>(ended)
     });
     drop(end);
     if serving.join().is_err() {

@@ -306,19 +306,18 @@ impl Faults {
         let certificate_pem = self.read(certificate_flag, certificate);
         let key_pem = self.read(key_flag, key);
         let (certificate, key) = (certificate.display().to_string(), key.display().to_string());
-        let pair = upstream::tls::certified_key_from_pem(
-            (&certificate, &certificate_pem?),
-            (&key, &key_pem?),
-        );
-        let at_fault = |fault: &PemFault| {
-            if fault.origin == key {
-                key_flag
+        // What a fault of the key calls the certificate that it does not belong to.
+        let other = format!("{certificate} (--{certificate_flag})");
+        let pair =
+            upstream::tls::certified_key_from_pem((&other, &certificate_pem?), (&key, &key_pem?));
+        pair.map_err(|PemFault { origin, message }| {
+            if origin == other {
+                self.add(certificate_flag, format!("{certificate}: {message}"));
             } else {
-                certificate_flag
+                self.add(key_flag, format!("{key}: {message}"));
             }
-        };
-        pair.map_err(|fault| self.add(at_fault(&fault), &fault))
-            .ok()
+        })
+        .ok()
     }
 
     /// Which API server, and what weir's own calls carry.

@@ -358,7 +358,9 @@ impl<'a> Value<'a> {
         let entries: &[Entry] = match &self.node.content {
             Content::Mapping(entries) => entries,
             Content::Scalar(_) if self.blank() => &[],
-            Content::Scalar(_) | Content::Sequence(_) => return self.expected("a mapping"),
+            Content::Scalar(_) | Content::Sequence(_) => {
+                return self.expected_collection("a mapping");
+            }
         };
         let Self {
             node,
@@ -384,7 +386,7 @@ impl<'a> Value<'a> {
         let items: &[Node] = match &self.node.content {
             Content::Sequence(items) => items,
             Content::Scalar(_) if self.blank() => &[],
-            Content::Mapping(_) | Content::Scalar(_) => return self.expected("a list"),
+            Content::Mapping(_) | Content::Scalar(_) => return self.expected_collection("a list"),
         };
         let Self {
             path,
@@ -410,7 +412,9 @@ impl<'a> Value<'a> {
         let entries: &[Entry] = match &self.node.content {
             Content::Mapping(entries) => entries,
             Content::Scalar(_) if self.blank() => &[],
-            Content::Scalar(_) | Content::Sequence(_) => return self.expected("a mapping"),
+            Content::Scalar(_) | Content::Sequence(_) => {
+                return self.expected_collection("a mapping");
+            }
         };
         let Self {
             path,
@@ -449,7 +453,14 @@ impl<'a> Value<'a> {
         Some(values)
     }
 
-    /// Reports that the value should have been `what`.
+    /// Reports that the value should have been `what`, without quoting it.
+    fn expected_collection<T>(self, what: &str) -> Option<T> {
+        let message = format!("expected {what}, got {}", self.node.kind());
+        self.faults.error(&self.node.place, &self.path, message);
+        None
+    }
+
+    /// Reports that the value should have been `what`. For values that are no secrets: it is quoted.
     pub fn expected<T>(self, what: &str) -> Option<T> {
         let message = format!("expected {what}, got {}", self.node.describe());
         self.faults.error(&self.node.place, &self.path, message);

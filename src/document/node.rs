@@ -137,7 +137,23 @@ impl Node {
         &here.place
     }
 
-    /// What it is, in words that follow "got": `the number 5`, `a list`.
+    /// What kind of value it is, in words that follow "got", without a word of the value itself: text where a mapping or
+    /// a list should be may be anything, `token:SECRET` without the space among it.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match &self.content {
+            Content::Mapping(_) => "a mapping",
+            Content::Sequence(_) => "a list",
+            Content::Scalar(scalar) => match scalar.resolved {
+                Resolved::Null => "nothing",
+                Resolved::Bool(_) => "a boolean",
+                Resolved::Float(_) | Resolved::Integer(_) => "a number",
+                Resolved::Text => "a string",
+            },
+        }
+    }
+
+    /// What it is, in words that follow "got": `the number 5`, `a list`. For values that are no secrets.
     #[must_use]
     pub fn describe(&self) -> String {
         let scalar = match &self.content {

@@ -59,6 +59,9 @@ pub fn parse_all(file: &str, text: &str, faults: &mut Faults) -> Vec<Node> {
     reading.roots
 }
 
+/// The tags of values that faults name.
+const TAGS: [&str; 7] = ["binary", "bool", "float", "int", "null", "str", "timestamp"];
+
 /// What ends the reading, and where.
 type Fatal = (Place, String);
 
@@ -344,11 +347,12 @@ fn scalar(
         | (Some(Some("int")), Resolved::Integer(_))
         | (Some(Some("float")), Resolved::Float(_) | Resolved::Integer(_)) => plain,
         (Some(name), _) => {
-            let name = name.unwrap_or("of its own");
-            return Err((
-                place.clone(),
-                format!("{text:?} cannot have the tag {name}"),
-            ));
+            // The value may be a secret, and so may what looks like a tag: a password may begin with `!`.
+            let tag = match name {
+                Some(name) if TAGS.contains(&name) => format!("the tag {name}"),
+                Some(_) | None => "a tag of its own; quote what begins with !".to_owned(),
+            };
+            return Err((place.clone(), format!("the value cannot have {tag}")));
         }
     };
     Ok(Scalar {
@@ -363,7 +367,7 @@ fn name(node: &Node) -> Result<Key, Fatal> {
     let Content::Scalar(scalar) = &node.content else {
         return Err((
             node.place.clone(),
-            format!("a key must be a string, not {}", node.describe()),
+            format!("a key must be a string, not {}", node.kind()),
         ));
     };
     Ok(match scalar.resolved {
@@ -392,7 +396,7 @@ fn merge(mut entries: Vec<Entry>, merged: Vec<Node>) -> Result<Vec<Entry>, Fatal
         let Content::Mapping(added) = source.content else {
             let message = format!(
                 "<< takes a mapping or a list of them, not {}",
-                source.describe()
+                source.kind()
             );
             return Err((source.place, message));
         };

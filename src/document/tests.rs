@@ -125,12 +125,47 @@ fn mistakes_are_told_with_their_line() {
     assert!(refused("a: *x").starts_with("f:1:4: "));
     assert_eq!(
         refused("a: !!int x"),
-        "f:1:4: \"x\" cannot have the tag int"
+        "f:1:4: the value cannot have the tag int"
     );
     assert_eq!(
         refused("a: !!map [x]"),
         "f:1:4: only the tag seq can stand here"
     );
+}
+
+#[test]
+fn what_may_be_a_secret_is_never_quoted() {
+    for text in [
+        "token: !!binary hunter2",
+        "token: !!int hunter2",
+        "token: !!hunter2",
+        "token: !hunter2",
+        "token: !hunter2 a",
+        "token: @hunter2",
+        "token: *hunter2",
+        "token: &a hunter2\nuser: {<<: *a}",
+        "token: &a hunter2\nuser: {<<: [*a]}",
+        "token: 'hunter2",
+        "token: hunter2: x",
+        "token: {hunter2",
+        "? [hunter2]\n: 1",
+    ] {
+        let fault = refused(text);
+        assert!(!fault.contains("hunter2"), "{text}: {fault}");
+    }
+    // The space that is missing behind the colon makes text of a mapping.
+    let text = "user: token:hunter2\nargs: hunter2\nenv: 12345\n";
+    let (_, faults) = decoded(text, Strictness::Strict, |f| {
+        f.object("user", |_| ());
+        f.strings("args");
+        f.map("env", |value| value.string());
+    });
+    let expected = [
+        "f:1:7: user: expected a mapping, got a string",
+        "f:2:7: args: expected a list, got a string",
+        "f:3:6: env: expected a mapping, got a number",
+    ];
+    assert_eq!(faults.lines().collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -216,7 +251,7 @@ fn merged_keys_yield_to_those_given_and_to_those_merged_before() {
     let wrong = refused("x: {<<: 3}");
     assert_eq!(
         wrong,
-        "f:1:9: << takes a mapping or a list of them, not the number 3"
+        "f:1:9: << takes a mapping or a list of them, not a number"
     );
 }
 

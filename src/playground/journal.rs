@@ -175,12 +175,27 @@ pub(crate) type PlainBody = UnsyncBoxBody<Bytes, Infallible>;
 pub(crate) struct Counted {
     body: PlainBody,
     place: Option<Place>,
+    headers_only: bool,
 }
 
 impl Counted {
     pub(crate) fn new(body: PlainBody, place: Option<Place>) -> Self {
         let place = place.filter(|_| !body.is_end_stream());
-        Self { body, place }
+        Self {
+            body,
+            place,
+            headers_only: false,
+        }
+    }
+
+    /// Nothing of the body is sent. For HTTP/2, where the library sends what it is given even to HEAD, and a client
+    /// takes the stream for broken then.
+    pub(crate) fn headers_only(self) -> Self {
+        Self {
+            place: None,
+            headers_only: true,
+            ..self
+        }
     }
 }
 
@@ -192,6 +207,9 @@ impl Body for Counted {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.headers_only {
+            return Poll::Ready(None);
+        }
         let frame = Pin::new(&mut self.body).poll_frame(context);
         if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
             self.place = None;
@@ -200,7 +218,7 @@ impl Body for Counted {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.headers_only || self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

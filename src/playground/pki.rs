@@ -1,5 +1,4 @@
-//! Certificates and tokens, made on the spot: nothing is read, nothing is kept but what
-//! [`Certificates::write_to`] is asked to write.
+//! Certificates and tokens, made on the spot, and kept in a folder for whoever starts there again.
 //!
 //! Three users: `admin` (group `system:masters`), `alice` and `bob` (group `dev`), each with a
 //! client certificate and a bearer token. A second CA signs the front proxy's certificate, as
@@ -20,18 +19,26 @@ use rcgen::KeyPair;
 use rcgen::KeyUsagePurpose;
 use rcgen::PKCS_ECDSA_P256_SHA256;
 use rustls::crypto::aws_lc_rs;
+use std::fs;
 use std::fs::OpenOptions;
 use std::io;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 /// The common name of the front proxy's certificate, the only one that is believed.
 pub(crate) const FRONT_PROXY_NAME: &str = "front-proxy-client";
 
 /// How long the certificates hold: longer than anyone plays.
 const VALID_DAYS: i64 = 365;
+
+/// What must be left of that where they are used again: longer than a day of play.
+const ENOUGH: Duration = Duration::from_secs(2 * 24 * 60 * 60);
+
+/// The file of tokens.
+const TOKENS: &str = "tokens.csv";
 
 /// The users: name, uid, group.
 const USERS: [(&str, &str, &str); 3] = [
@@ -60,7 +67,7 @@ pub struct PlaygroundUser {
     pub group: &'static str,
     /// The client certificate.
     pub credential: Credential,
-    /// The bearer token, random each time.
+    /// The bearer token, random.
     pub token: String,
 }
 
@@ -143,6 +150,44 @@ impl Certificates {
         })
     }
 
+    /// What an earlier [`write_to`](Self::write_to) left in `directory`, so that clients of a playground that is started
+    /// again, and a weir in another process, go on without new files. `None` if anything is missing, cannot be read, or
+    /// holds no longer.
+    pub fn read_from(directory: &Path) -> Option<Self> {
+        let read = |name: &str| fs::read_to_string(directory.join(name)).ok();
+        let credential = |name: &str| {
+            Some(Credential {
+                certificate: read(&format!("{name}.crt"))?,
+                key: read(&format!("{name}.key"))?,
+            })
+        };
+        let tokens = read(TOKENS)?;
+        let user = |(name, uid, group)| {
+            let mut lines = tokens.lines().filter_map(|line| line.split_once(','));
+            let (token, _) = lines.find(|(_, rest)| rest.split(',').next() == Some(name))?;
+            Some(PlaygroundUser {
+                name,
+                uid,
+                group,
+                credential: credential(name)?,
+                token: token.to_owned(),
+            })
+        };
+        let ca = read("ca.crt")?;
+        // All of them are made at the same time, and for the same time.
+        if !holds(&ca) {
+            return None;
+        }
+        Some(Self {
+            front_proxy_ca: read("front-proxy-ca.crt")?,
+            front_proxy_client: credential(FRONT_PROXY_NAME)?,
+            apiserver: credential("apiserver")?,
+            tls: credential("tls")?,
+            users: USERS.into_iter().map(user).collect::<Option<_>>()?,
+            ca,
+        })
+    }
+
     /// Writes everything into `directory`, which must exist: `ca.crt`, `front-proxy-ca.crt`,
     /// `<name>.crt` and `<name>.key` for `admin`, `alice`, `bob`, `front-proxy-client`, `apiserver`
     /// and `tls`, and `tokens.csv` as kube-apiserver's `--token-auth-file` reads it. Keys and tokens
@@ -151,6 +196,11 @@ impl Certificates {
     /// # Errors
     /// The first file that cannot be written ends it.
     pub fn write_to(&self, directory: &Path) -> io::Result<()> {
+        // Written last, so that it stands for the whole: what ends half way is not read again.
+        match fs::remove_file(directory.join(TOKENS)) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+            _ => {}
+        }
         write_public(&directory.join("ca.crt"), &self.ca)?;
         write_public(&directory.join("front-proxy-ca.crt"), &self.front_proxy_ca)?;
         let users = self.users.iter().map(|user| (user.name, &user.credential));
@@ -164,7 +214,7 @@ impl Certificates {
             write_public(&certificate, &credential.certificate)?;
             write_private(&directory.join(format!("{name}.key")), &credential.key)?;
         }
-        write_private(&directory.join("tokens.csv"), &self.tokens_csv())
+        write_private(&directory.join(TOKENS), &self.tokens_csv())
     }
 
     /// `token,user,uid,"group"` lines.
@@ -183,6 +233,16 @@ impl Certificates {
             })
             .collect()
     }
+}
+
+/// Whether a certificate is valid for some time yet.
+fn holds(pem: &str) -> bool {
+    let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(pem.as_bytes()) else {
+        return false;
+    };
+    let left = pem.parse_x509().ok();
+    let left = left.and_then(|certificate| certificate.validity().time_to_expiration());
+    left.is_some_and(|left| left > ENOUGH)
 }
 
 fn authority(name: &str) -> Result<(String, Issuer<'static, KeyPair>), PkiError> {
@@ -258,7 +318,7 @@ fn token() -> Result<String, PkiError> {
 }
 
 fn write_public(path: &Path, text: &str) -> io::Result<()> {
-    std::fs::write(path, text)
+    fs::write(path, text)
 }
 
 /// Writes a file that only its owner may read, also where one stood that others could.
@@ -270,7 +330,7 @@ pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
         .write(true)
         .mode(OWNER_ONLY)
         .open(path)?;
-    file.set_permissions(std::fs::Permissions::from_mode(OWNER_ONLY))?;
+    file.set_permissions(fs::Permissions::from_mode(OWNER_ONLY))?;
     file.write_all(text.as_bytes())
 }
 
@@ -306,6 +366,39 @@ mod tests {
             .find(|line| line.contains(",alice,"))
             .unwrap();
         assert!(alice.ends_with(",alice,u-alice,\"dev\""));
+    }
+
+    #[test]
+    fn what_was_written_is_read_again_whole_or_not_at_all() {
+        let certificates = Certificates::generate().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        assert!(Certificates::read_from(directory.path()).is_none());
+        certificates.write_to(directory.path()).unwrap();
+        let again = Certificates::read_from(directory.path()).unwrap();
+        assert_eq!(again.ca, certificates.ca);
+        assert_eq!(again.front_proxy_ca, certificates.front_proxy_ca);
+        for (a, b) in [
+            (&again.front_proxy_client, &certificates.front_proxy_client),
+            (&again.apiserver, &certificates.apiserver),
+            (&again.tls, &certificates.tls),
+        ] {
+            assert_eq!((&a.certificate, &a.key), (&b.certificate, &b.key));
+        }
+        for (a, b) in again.users.iter().zip(&certificates.users) {
+            assert_eq!((a.name, a.uid, a.group), (b.name, b.uid, b.group));
+            assert_eq!((&a.token, &a.credential.key), (&b.token, &b.credential.key));
+        }
+        for entry in std::fs::read_dir(directory.path()).unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            assert!(
+                Certificates::read_from(directory.path()).is_none(),
+                "{path:?}"
+            );
+            std::fs::write(&path, text).unwrap();
+        }
+        assert!(Certificates::read_from(directory.path()).is_some());
     }
 
     #[test]

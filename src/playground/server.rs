@@ -33,10 +33,13 @@ use crate::playground::time;
 use crate::playground::tls;
 use http::HeaderName;
 use http::HeaderValue;
+use http::Method;
 use http::Request;
 use http::Response;
 use http::Version;
 use http::header::CACHE_CONTROL;
+use http::header::CONTENT_LENGTH;
+use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::server::conn::http2;
@@ -279,6 +282,7 @@ async fn serve(
     request: Request<Incoming>,
 ) -> Response<Counted> {
     let h2 = request.version() == Version::HTTP_2;
+    let head = *request.method() == Method::HEAD;
     let audit_id = request.headers().get(AUDIT_ID).cloned();
     let user = state.authenticator.authenticate(peer, request.headers());
     state.journal.arrived(RequestRecord {
@@ -301,7 +305,21 @@ async fn serve(
     headers
         .entry(CACHE_CONTROL)
         .or_insert(HeaderValue::from_static("no-cache, private"));
+    if head && h2 {
+        return without_body(response);
+    }
     response
+}
+
+/// The answer to HEAD on HTTP/2: as to GET, with the length that its body would have, and without it.
+fn without_body(mut response: Response<Counted>) -> Response<Counted> {
+    if let Some(length) = response.body().size_hint().exact() {
+        response
+            .headers_mut()
+            .entry(CONTENT_LENGTH)
+            .or_insert_with(|| HeaderValue::from(length));
+    }
+    response.map(Counted::headers_only)
 }
 
 fn new_audit_id() -> HeaderValue {

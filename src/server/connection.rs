@@ -49,6 +49,7 @@ use crate::pipeline::refusal::Refusal;
 use crate::server::Metrics;
 use crate::server::accept::Turn;
 use crate::server::proxied;
+use crate::server::worker::Held;
 
 /// Longest handshake: two lost packets' worth; Go's server gives `ReadHeaderTimeout`, which is no shorter for the honest.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -98,6 +99,7 @@ pub async fn serve(
     mut tcp: TcpStream,
     mut address: SocketAddr,
     turn: Turn,
+    held: Held,
     tls: TlsAcceptor,
     serving: Arc<Serving>,
 ) {
@@ -140,11 +142,17 @@ pub async fn serve(
             1
         }),
     });
-    let _open = Counted::one_more(serving.metrics.connections.clone());
+    let open = Counted::one_more(serving.metrics.connections.clone());
     if http2 {
         serve_http2(stream, peer, &serving).await;
+        drop((held, open));
     } else {
-        serve_http1(LookedOver { stream, fragments }, peer, &serving).await;
+        let stream = LookedOver {
+            stream,
+            fragments,
+            _open: (held, open),
+        };
+        serve_http1(stream, peer, &serving).await;
     }
 }
 
@@ -212,6 +220,8 @@ async fn answer(
 struct LookedOver {
     stream: TlsStream<TcpStream>,
     fragments: Arc<Fragments>,
+    /// Here, because the stream outlives HTTP where the protocol changes: a tunnel is an open connection, too.
+    _open: (Held, Counted),
 }
 
 impl AsyncRead for LookedOver {

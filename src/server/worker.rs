@@ -40,6 +40,13 @@ pub struct Accepted {
     pub open: UnderWay,
 }
 
+/// What a connection holds for as long as its socket is open, whatever is spoken on it.
+#[derive(Debug)]
+pub struct Held {
+    _open: UnderWay,
+    _load: Arc<()>,
+}
+
 /// A thread that serves connections.
 #[derive(Debug)]
 pub struct Worker {
@@ -120,11 +127,18 @@ async fn work(
                 continue;
             }
         };
-        let connection = connection::serve(tcp, address, turn, tls.clone(), Arc::clone(&serving));
-        tokio::spawn(async move {
-            connection.await;
-            drop((open, load));
-        });
+        let held = Held {
+            _open: open,
+            _load: load,
+        };
+        tokio::spawn(connection::serve(
+            tcp,
+            address,
+            turn,
+            held,
+            tls.clone(),
+            Arc::clone(&serving),
+        ));
     }
 }
 

@@ -212,7 +212,7 @@ async fn files_that_hold_something_else_are_told_by_flag_and_never_quoted() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_not_its_certificate_s_is_told_by_its_flag_and_both_files() {
+async fn a_key_that_is_not_its_certificate_s_is_told_by_both_flags_and_both_files() {
     let files = Files::new();
     for (flags, parts) in [
         (
@@ -220,14 +220,24 @@ async fn a_key_that_is_not_its_certificate_s_is_told_by_its_flag_and_both_files(
                 "--tls-cert-file=tls.crt",
                 "--tls-private-key-file=proxy.key",
             ],
-            ["--tls-private-key-file", "proxy.key", "tls.crt"],
+            [
+                "--tls-private-key-file",
+                "proxy.key",
+                "--tls-cert-file",
+                "tls.crt",
+            ],
         ),
         (
             [
                 "--proxy-client-cert-file=proxy.crt",
                 "--proxy-client-key-file=tls.key",
             ],
-            ["--proxy-client-key-file", "tls.key", "proxy.crt"],
+            [
+                "--proxy-client-key-file",
+                "tls.key",
+                "--proxy-client-cert-file",
+                "proxy.crt",
+            ],
         ),
     ] {
         assert_told(&refused_besides(&files, &flags).await, &[&parts]);

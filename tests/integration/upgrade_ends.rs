@@ -18,6 +18,11 @@ const OPEN: &str = "apiserver_longrunning_requests{component=\"apiserver\",group
 async fn tunnel() -> (Weir, Wire, Wire) {
     let mut upstream = Upstream::start().await;
     let weir = weir::before(upstream.address).start().await;
+    let (near, far) = open(&weir, &mut upstream).await;
+    (weir, near, far)
+}
+
+async fn open(weir: &Weir, upstream: &mut Upstream) -> (Wire, Wire) {
     let mut near = weir.wire().await;
     let ask = Ask::new("POST", EXEC)
         .header("connection", "upgrade")
@@ -29,7 +34,30 @@ async fn tunnel() -> (Weir, Wire, Wire) {
     )
     .await;
     assert_eq!(near.answered().await.status, 101);
-    (weir, near, far)
+    (near, far)
+}
+
+#[tokio::test]
+async fn a_tunnel_takes_the_place_of_a_connection_to_its_end() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .max_connections(1)
+        .start()
+        .await;
+    let (mut near, mut far) = open(&weir, &mut upstream).await;
+    near.send("there").await;
+    assert_eq!(far.reader.exactly(5).await.unwrap(), "there");
+    far.send("back").await;
+    assert_eq!(near.reader.exactly(4).await.unwrap(), "back");
+    assert_eq!(weir.metric("weir_client_connections").await, 1.0);
+    Wire::new(weir.tcp().await).reader.ended().await;
+    assert_eq!(
+        weir.metric("weir_client_connections_refused_total").await,
+        1.0
+    );
+    drop((near, far));
+    weir.metric_becomes("weir_client_connections", 0.0).await;
+    open(&weir, &mut upstream).await;
 }
 
 #[tokio::test]

@@ -190,7 +190,7 @@ logged_or_ended() {
 # weir NAME UPSTREAM [FLAG...]: `weir serve` before the API server at UPSTREAM, with the certificates of $DIR. Sets
 # ADDRESS, URL and ADMIN, and makes $DIR/kubeconfig lead to it.
 weir() {
-    local name=$1 upstream=$2 line
+    local name=$1 upstream=$2
     shift 2
     start "$name" "$WEIR" serve --bind-address 127.0.0.1 --secure-port 0 --admin-address 127.0.0.1:0 \
         --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" \
@@ -198,14 +198,43 @@ weir() {
         --upstream "https://$upstream" --upstream-ca-file "$DIR/ca.crt" \
         --proxy-client-cert-file "$DIR/front-proxy-client.crt" \
         --proxy-client-key-file "$DIR/front-proxy-client.key" "$@"
-    within "$LIMIT" logged_or_ended "$name" 'serving clients=' || die "$name does not serve after $LIMIT s"
-    line=$(grep 'serving clients=' "$WORK/$name.err") || die "$name has ended: $(tail -n 5 "$WORK/$name.err")"
-    [[ $line =~ clients=([^ ]+)\ admin=([^ ]+) ]] || die "$name does not say where it serves: $line"
-    ADDRESS=${BASH_REMATCH[1]}
-    ADMIN=${BASH_REMATCH[2]}
-    URL=https://$ADDRESS
+    fronting "$name"
     sed -i "s#server: .*#server: \"$URL\"#" "$DIR/kubeconfig"
 }
+
+# fronting NAME: waits until the `weir serve` that was started by that name serves. Sets ADDRESS, URL and ADMIN.
+fronting() {
+    local line
+    within "$LIMIT" logged_or_ended "$1" 'serving clients=' || die "$1 does not serve after $LIMIT s"
+    line=$(grep 'serving clients=' "$WORK/$1.err") || die "$1 has ended: $(tail -n 5 "$WORK/$1.err")"
+    [[ $line =~ clients=([^ ]+)\ admin=([^ ]+) ]] || die "$1 does not say where it serves: $line"
+    ADDRESS=${BASH_REMATCH[1]/#0.0.0.0:/127.0.0.1:}
+    ADMIN=${BASH_REMATCH[2]}
+    URL=https://$ADDRESS
+}
+
+# cluster: the playground's API server, for a cluster of somebody's own, and its files in $WORK/etc under the names that
+# the README and examples/ have for them. Sets DIR and UPSTREAM; `placed` makes the names real.
+cluster() {
+    local etc=$WORK/etc folder
+    apiserver cluster 0
+    UPSTREAM=$ADDRESS
+    mkdir -p "$etc"/kubernetes/pki "$etc"/weir/{pki,tls,cluster-ca} "$HOME/.kube"
+    cp "$DIR"/{ca,apiserver,front-proxy-client}.crt "$DIR"/{apiserver,front-proxy-client}.key "$etc/kubernetes/pki/"
+    cp "$DIR/ca.crt" "$etc/weir/cluster-ca/"
+    for folder in pki tls; do cp "$DIR"/tls.{crt,key} "$etc/weir/$folder/"; done
+    sed 's/^\(- name\|current-context\): admin$/\1: prod/; s/user: admin$/user: prod/' "$DIR/kubeconfig" >"$HOME/.kube/config"
+    cp "$HOME/.kube/config" "$etc/weir/kubeconfig"
+}
+
+# placed: what is read, with the paths and the address of `cluster`.
+placed() {
+    sed "s#/etc/\(kubernetes\|weir\)/#$WORK/etc/\1/#g; s#127.0.0.1:16443#$UPSTREAM#; s#kubernetes.default.svc:443#$UPSTREAM#"
+}
+
+# anywhere: flags that leave ports and the form of the log to the script.
+# shellcheck disable=SC2034 # used by the scripts
+anywhere=(--secure-port 0 --admin-address 127.0.0.1:0 --logging-format text)
 
 # stopped NAME: SIGTERM, and exit code 0.
 stopped() {

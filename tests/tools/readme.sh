@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every command that the README gives a newcomer: its blocks marked `sh ci`, in order, at the top of the checkout.
+# Every command that the README gives: its blocks marked `sh ci` as they are, in order, at the top of the checkout; those
+# marked `sh`, for a cluster of one's own, with the playground's API server for the cluster.
 #
 # A block that starts a playground runs beside the others, to the end of this script; whatever is in the folder that its
 # --dir names is removed first. The block that runs the tests is left to .ci/run, which has that very line. Every other
@@ -15,7 +16,10 @@ cd "$ROOT"
 awk -v work="$WORK" '
     /^```sh ci$/ { n++; inside = 1; next }
     /^```/ { inside = 0 }
+    /^```sh$/ { m++; serving = 1; next }
+    /^```/ { serving = 0 }
     inside { print > sprintf("%s/block-%02d", work, n) }
+    serving { print > sprintf("%s/serve-%02d", work, m) }
 ' README.md
 
 beside=()
@@ -43,4 +47,23 @@ check_between 'blocks that start a playground' 1 100 "${#beside[@]}"
 for name in "${beside[@]}"; do
     stopped "$name"
 done
+
+cluster
+cp "$DIR/tls.crt" "$WORK/bastion.crt"
+cp "$DIR/tls.key" "$WORK/bastion.key"
+cd "$WORK"
+for block in "$WORK"/serve-*; do
+    name=$(basename "$block")
+    title="$name: $(sed -n '1,2s/ *\\$//p' "$block" | tr -s '\n ' ' ')"
+    start "$name" bash -c "PATH=${WEIR%/*}:\$PATH; exec $(placed <"$block") ${anywhere[*]}"
+    fronting "$name"
+    check "$title: a token's nodes" 200 \
+        "$(get -o "$WORK/body" -w '%{http_code}' -H "$(bearer alice)" /api/v1/nodes)"
+    if grep -q -- --client-ca-file "$block"; then
+        check "$title: a certificate's nodes" 200 \
+            "$(get -o "$WORK/body" -w '%{http_code}' --cert "$DIR/alice.crt" --key "$DIR/alice.key" /api/v1/nodes)"
+    fi
+    stopped "$name"
+done
+check_between 'blocks for a cluster' 2 100 "$(find "$WORK" -name 'serve-??' | wc -l)"
 summary

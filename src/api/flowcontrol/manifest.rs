@@ -205,7 +205,7 @@ fn find<'n>(
             }
         }
         Some((items, _)) if !items.is_null() => {
-            let message = format!("expected a list, got {}", items.describe());
+            let message = format!("expected a list, got {}", items.kind());
             faults.error(&items.place, &path, message);
         }
         Some(_) | None => {}
@@ -226,7 +226,7 @@ fn unexpected(node: &Node, path: &str, faults: &mut Faults) {
             field("apiVersion"),
         ),
         Content::Scalar(_) | Content::Sequence(_) => {
-            format!("expected a mapping, got {}", node.describe())
+            format!("expected a mapping, got {}", node.kind())
         }
     };
     faults.error(node.locate("kind"), path, message);

@@ -183,7 +183,7 @@ items:
             "f.yaml:22:9: items[3]: {start} the string \"FlowSchema\" and for apiVersion the string \
              \"flowcontrol.apiserver.k8s.io/v2\""
         ),
-        "f.yaml:23:3: items[4]: expected a mapping, got the string \"x\"",
+        "f.yaml:23:3: items[4]: expected a mapping, got a string",
         "f.yaml:9:5: warning: items[0].spec.extra: unknown field; known here: priorityLevelConfiguration, \
          matchingPrecedence, distinguisherMethod, rules",
         "f.yaml:18:11: items[1].spec.type: expected a string, got the number 5",

@@ -13,6 +13,7 @@ use http::Method;
 use http::Request;
 use http::Response;
 use http::StatusCode;
+use http_body::Body;
 use http_body_util::BodyExt;
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -269,6 +270,48 @@ async fn an_anonymous_request_closes_its_http2_connection() {
         .unwrap()
         .unwrap()
         .unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_to_head_over_http2_ends_with_its_headers() {
+    let running = start(Settings::default()).await;
+    let (credential, _) = running.user("alice");
+    let io = TokioIo::new(running.tls(credential.as_ref(), b"h2").await);
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    let mut ask = async |method: &Method, path: &str| {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("https://localhost{path}"))
+            .body(Full::<Bytes>::default())
+            .unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        let headers = (response.status(), response.headers().clone());
+        let whole = response.body().is_end_stream();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (headers, whole, body)
+    };
+    for (path, code, measured) in [
+        ("/version", 200, true),
+        ("/api/v1/namespaces/default/pods", 200, false),
+        ("/api/v1/nodes/nowhere", 404, true),
+        ("/api/v1/namespaces/kube-system/pods", 403, true),
+        ("/nowhere", 404, true),
+        ("/api/v1/nodes?watch=1", 200, false),
+    ] {
+        let ((status, headers), whole, body) = ask(&Method::HEAD, path).await;
+        assert_eq!(
+            (status.as_u16(), whole, body.len()),
+            (code, true, 0),
+            "{path}"
+        );
+        assert_eq!(headers.contains_key("content-length"), measured, "{path}");
+        if measured {
+            let (_, _, body) = ask(&Method::GET, path).await;
+            assert_eq!(headers["content-length"], body.len().to_string(), "{path}");
+        }
+    }
+    assert_eq!(running.server.counters().long_running, 0);
 }
 
 #[tokio::test]
