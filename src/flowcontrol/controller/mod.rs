@@ -122,7 +122,6 @@ struct Led {
 /// Answers what the estimate asks, and remembers what it said.
 struct Asked<'c> {
     controller: &'c Controller,
-    now: Instant,
     watches: Cell<Option<u32>>,
 }
 
@@ -275,7 +274,6 @@ impl Controller {
             let route = route_of(&snapshot, classified.index);
             let asked = Asked {
                 controller: self,
-                now,
                 watches: Cell::new(None),
             };
             let work = estimate(info, route.level.max_seats(), &asked);
@@ -343,7 +341,7 @@ impl Surroundings for Asked<'_> {
     }
 
     fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats {
-        lock(&self.controller.objects).stats(self.now, api_group, resource)
+        lock(&self.controller.objects).stats(api_group, resource)
     }
 
     fn interested_watches(&self, write: &RequestInfo<'_>) -> usize {
