@@ -26,6 +26,7 @@ use crate::config::Shutdown;
 use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::in_flight::PEAKS_EVERY;
 use crate::identity::ClientCertificates;
 use crate::identity::Identity;
 use crate::identity::ProvenTokens;
@@ -54,9 +55,6 @@ use crate::upstream::credentials::Source;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::headers::Own;
 use crate::upstream::pool::Pool;
-
-/// `maintainInFlightWatermark`'s period.
-const PEAKS_EVERY: Duration = Duration::from_secs(1);
 
 /// How long connections may take to close once nothing is under way on them: a GOAWAY and a few round trips.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);

@@ -42,6 +42,7 @@ use crate::api::flowcontrol::Object;
 use crate::clock::Clock;
 use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
 use crate::flowcontrol::in_flight::InFlight;
+use crate::flowcontrol::in_flight::PEAKS_EVERY;
 use crate::flowcontrol::level::Arrived;
 use crate::flowcontrol::level::Arriving;
 use crate::flowcontrol::level::Place;
@@ -72,9 +73,6 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// A request may spend this part of its time in a queue: a quarter (in the same place).
 const WAIT_PART: u32 = 4;
-
-/// How often peaks are published (`inflightUsageMetricUpdatePeriod`).
-const PEAKS_EVERY: Duration = Duration::from_secs(1);
 
 /// What the controller is told once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
