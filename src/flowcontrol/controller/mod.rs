@@ -63,6 +63,7 @@ use crate::flowcontrol::work_estimate::estimate;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
+use crate::sparingly::Sparingly;
 
 pub use self::admitted::Admitted;
 pub use self::admitted::Rejected;
@@ -109,6 +110,8 @@ pub struct Controller {
     in_flight: Arc<InFlight>,
     watches: Arc<Mutex<WatchTracker>>,
     objects: Mutex<ObjectCounts>,
+    /// What is said of refusals on paper.
+    paper_log: Arc<Sparingly>,
 }
 
 /// A request that has been led to its level.
@@ -146,6 +149,7 @@ impl Controller {
             in_flight,
             watches: Arc::default(),
             objects: Mutex::default(),
+            paper_log: Arc::default(),
         });
         metrics::register(&controller, registry);
         controller
@@ -172,6 +176,7 @@ impl Controller {
             (Ok(led), _) => led,
             (Err((rejected, _)), Enforcement::Enforce) => return Err(rejected),
             (Err((rejected, work)), Enforcement::DryRun) => {
+                dry_run::tell(&self.paper_log, now, &rejected.route, rejected.reason);
                 let on_paper = OnPaper::Refused(rejected.reason);
                 let place = Place::none(rejected.route);
                 return Ok(self.admitted(info, place, on_paper, work, Duration::ZERO));
@@ -186,7 +191,7 @@ impl Controller {
             }
             (Arrived::Queued(place), Enforcement::DryRun) => {
                 let none = Place::none(Arc::clone(place.route()));
-                let played = Played::start(place, now, until);
+                let played = Played::start(place, now, until, &self.paper_log);
                 (none, OnPaper::Played(played), Duration::ZERO)
             }
         };
