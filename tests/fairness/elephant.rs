@@ -34,7 +34,10 @@ fn animals() -> Setup {
     let mice = (0..MICE).fold(Setup::default(), |setup, number| {
         setup.user(format!("mouse-{number}"), "animals")
     });
-    mice.user("elephant", "animals").service_time(SERVICE_TIME)
+    // At full speed: nothing but queues and limits is between them.
+    mice.user("elephant", "animals")
+        .service_time(SERVICE_TIME)
+        .flag("--rejection-hold=0s")
 }
 
 /// A fair weir: half of the 40 seats are the animals'.
