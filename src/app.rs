@@ -27,6 +27,7 @@ use crate::config::Shutdown;
 use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::in_flight::PEAKS_EVERY;
 use crate::identity::ClientCertificates;
 use crate::identity::Identity;
 use crate::identity::ProvenTokens;
@@ -39,7 +40,6 @@ use crate::observe::readiness::Readiness;
 use crate::pipeline::Pipeline;
 use crate::pipeline::holding::Holding;
 use crate::pipeline::refusal::Prepared;
-use crate::pipeline::sparingly::Sparingly;
 use crate::pipeline::trace::RequestMetrics;
 use crate::server;
 use crate::server::accept;
@@ -47,6 +47,7 @@ use crate::server::accept::Acceptor;
 use crate::server::connection::Serving;
 use crate::server::tls;
 use crate::server::worker::Worker;
+use crate::sparingly::Sparingly;
 use crate::upstream;
 use crate::upstream::Upstream;
 use crate::upstream::credentials::OwnCredentials;
@@ -55,9 +56,6 @@ use crate::upstream::credentials::Source;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::headers::Own;
 use crate::upstream::pool::Pool;
-
-/// `maintainInFlightWatermark`'s period.
-const PEAKS_EVERY: Duration = Duration::from_secs(1);
 
 /// How long connections may take to close once nothing is under way on them: a GOAWAY and a few round trips.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);

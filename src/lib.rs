@@ -17,7 +17,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `metrics` `document` |
+//! | 0 | `clock` `metrics` `document` `sparingly` |
 //! | 1 | `api` `drain` `request_info` (pure), `playground` (apart from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
@@ -58,6 +58,7 @@ pub mod clock;
 pub mod document;
 pub mod drain;
 pub mod metrics;
+pub mod sparingly;
 
 // A room of its own
 #[cfg(feature = "playground")]

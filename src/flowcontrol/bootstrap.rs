@@ -7,9 +7,6 @@
 
 use std::sync::LazyLock;
 
-use sha2::Digest;
-use sha2::Sha256;
-
 use crate::api::flowcontrol::Object;
 use crate::api::flowcontrol::mandatory;
 
@@ -34,8 +31,7 @@ pub fn objects(class: Class) -> &'static [Object] {
     }
 }
 
-/// What a cluster has whose operator has given it `objects`: those, the built-in ones of other names, and a UID for whatever
-/// has none, made of kind and name, so that the same object has the same one in every weir.
+/// What a cluster has whose operator has given it `objects`: those, and the built-in ones of other names.
 #[must_use]
 pub fn complete(given: Vec<Object>) -> Vec<Object> {
     let mut all = given;
@@ -49,34 +45,7 @@ pub fn complete(given: Vec<Object>) -> Vec<Object> {
             }
         }
     }
-    for object in &mut all {
-        if object.metadata().uid.is_empty() {
-            let uid = derived_uid(object.kind(), &object.metadata().name);
-            object.metadata_mut().uid = uid;
-        }
-    }
     all
-}
-
-/// A UUID of version 8 (RFC 9562: made in a way of one's own) from a hash of kind and name.
-fn derived_uid(kind: &str, name: &str) -> String {
-    let digest = Sha256::digest(format!("weir/{kind}/{name}"));
-    let mut bytes = [0; 16];
-    for (to, from) in bytes.iter_mut().zip(digest) {
-        *to = from;
-    }
-    let bits =
-        (u128::from_be_bytes(bytes) & !(0xf << 76) & !(0x3 << 62)) | (0x8 << 76) | (0x2 << 62);
-    let hex = format!("{bits:032x}");
-    let part = |from, to| hex.get(from..to).unwrap_or_default();
-    [
-        part(0, 8),
-        part(8, 12),
-        part(12, 16),
-        part(16, 20),
-        part(20, 32),
-    ]
-    .join("-")
 }
 
 #[cfg(test)]
@@ -111,20 +80,17 @@ mod tests {
 
     #[test]
     fn what_is_given_stands_beside_the_built_in_objects_and_in_their_place() {
-        let mut own = objects(Class::Suggested).first().unwrap().clone();
-        own.metadata_mut().uid = "given".to_owned();
+        let Some(Object::PriorityLevelConfiguration(built_in)) = objects(Class::Suggested).first()
+        else {
+            panic!("levels come first");
+        };
+        let mut own = built_in.clone();
+        own.metadata.uid = "given".to_owned();
         let mut other = own.clone();
-        other.metadata_mut().name = "other".to_owned();
-        other.metadata_mut().uid = String::new();
-        let all = complete(vec![own, other]);
-        assert_eq!(all.len(), 20);
+        other.metadata.name = "other".to_owned();
+        let all = complete([own, other].map(Object::PriorityLevelConfiguration).into());
+        assert_eq!((all.len(), complete(Vec::new()).len()), (20, 19));
         assert_eq!(all[0].metadata().uid, "given");
-        let uid = &all[1].metadata().uid;
-        assert_eq!(
-            (uid.len(), uid.as_bytes()[14], complete(Vec::new()).len()),
-            (36, b'8', 19)
-        );
-        assert!(matches!(uid.as_bytes()[19], b'8' | b'9' | b'a' | b'b'));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! How many read-only and how many mutating requests wait and run, over all priority levels.
+//! How many read-only and how many mutating requests wait and run: over all priority levels, or by
+//! max-in-flight, which shows the same.
 //!
 //! Three metrics show it: the most at once in the last second of those that run
 //! (`apiserver_current_inflight_requests`) and of those that wait
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
+use std::time::Duration;
 use std::time::Instant;
 
 use prometheus::IntGaugeVec;
@@ -26,6 +28,9 @@ use crate::flowcontrol::exposition::Shape;
 use crate::flowcontrol::histogram::TimingRatio;
 use crate::metrics::Registry;
 use crate::request_info::RequestKind;
+
+/// How often peaks are published (`inflightUsageMetricUpdatePeriod`).
+pub const PEAKS_EVERY: Duration = Duration::from_secs(1);
 
 const READ_VS_WRITE: Shape = Shape {
     name: "apiserver_flowcontrol_read_vs_write_current_requests",
@@ -57,7 +62,7 @@ pub struct Limits {
     pub waiting: Option<u64>,
 }
 
-/// Guarded by a lock of its own, held for a few additions; taken under the lock of a level.
+/// Guarded by a lock of its own, held for a few additions; taken under the lock of a level, if there is one.
 #[derive(Debug, Default)]
 struct Kind {
     running: Phase,

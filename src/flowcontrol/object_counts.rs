@@ -2,24 +2,19 @@
 //! have told.
 //!
 //! kube-apiserver asks etcd about every resource each minute or two (`StorageObjectCountTracker`,
-//! Kubernetes 1.36). From outside there are the answers that pass by: a list of everything tells
-//! how many objects there are, or a first page of it that says how many remain. What was learned
-//! grows stale and is forgotten after as long as upstream. Nothing is learned of a resource that
-//! nobody lists, and something of resources that are not in etcd and that upstream knows nothing
-//! of; whoever owns this may choose not to tell it of those.
+//! Kubernetes 1.36), and takes what it has not heard of for three minutes for endless. From outside
+//! there are the answers that pass by: a list of everything tells how many objects there are, or a
+//! first page of it that says how many remain. Clients list once and watch from then on, so hours
+//! may pass between two such answers, and an old count is still the best there is: it holds until
+//! the next one. Nothing is learned of a resource that nobody lists.
 
 use std::collections::HashMap;
-use std::time::Duration;
 use std::time::Instant;
 
 use crate::flowcontrol::work_estimate::ObjectStats;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
-/// After that a count is not trusted: `staleTolerationThreshold`.
-const STALE_AFTER: Duration = Duration::from_secs(3 * 60);
-/// After that it is as if it had never been: `pruneInterval`.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(60 * 60);
 /// More than any API server has; the one that was longest not counted makes room. Keeps a server
 /// that answers anything from filling weir's memory.
 const MAX_RESOURCES: usize = 4096;
@@ -62,28 +57,17 @@ impl ObjectCounts {
         let average_size = answer
             .bytes
             .and_then(|bytes| bytes.checked_div(answer.items));
-        self.set(now, list.api_group(), list.resource(), count, average_size);
-    }
-
-    /// Takes in a count. Without an average size the one that was known remains.
-    pub fn set(
-        &mut self,
-        now: Instant,
-        api_group: &[u8],
-        resource: &[u8],
-        count: u64,
-        average_size: Option<u64>,
-    ) {
-        if let Some(known) = self.find(api_group, resource) {
+        if let Some(known) = self.find(list.api_group(), list.resource()) {
             *known = Counted {
                 count,
+                // An answer that does not tell it leaves the one that was known.
                 average_size: average_size.unwrap_or(known.average_size),
                 at: now,
             };
             return;
         }
         if self.resources.len() >= MAX_RESOURCES {
-            self.make_room(now);
+            self.make_room();
         }
         let counted = Counted {
             count,
@@ -93,22 +77,13 @@ impl ObjectCounts {
         self.resources.insert(self.key.as_slice().into(), counted);
     }
 
-    /// What is known of a resource by now.
-    pub fn stats(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> ObjectStats {
-        let Some(known) = self.find(api_group, resource) else {
-            return ObjectStats::NotFound;
-        };
-        let age = now.saturating_duration_since(known.at);
-        if age >= FORGOTTEN_AFTER {
-            ObjectStats::NotFound
-        } else if age > STALE_AFTER {
-            ObjectStats::Stale
-        } else {
-            ObjectStats::Known {
+    /// What is known of a resource.
+    pub fn stats(&mut self, api_group: &[u8], resource: &[u8]) -> ObjectStats {
+        self.find(api_group, resource)
+            .map_or(ObjectStats::NotFound, |known| ObjectStats::Known {
                 count: known.count,
                 average_size: known.average_size,
-            }
-        }
+            })
     }
 
     /// Looks up `resource.group`, as `GroupResource.String` writes it.
@@ -122,14 +97,10 @@ impl ObjectCounts {
         self.resources.get_mut(&*self.key)
     }
 
-    fn make_room(&mut self, now: Instant) {
-        self.resources
-            .retain(|_, known| now.saturating_duration_since(known.at) < FORGOTTEN_AFTER);
-        if self.resources.len() >= MAX_RESOURCES {
-            let oldest = self.resources.iter().min_by_key(|(_, known)| known.at);
-            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
-                self.resources.remove(&oldest);
-            }
+    fn make_room(&mut self) {
+        let oldest = self.resources.iter().min_by_key(|(_, known)| known.at);
+        if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
+            self.resources.remove(&oldest);
         }
     }
 }
@@ -158,6 +129,8 @@ fn total(list: &RequestInfo<'_>, answer: ListAnswer) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const PAGE: ListAnswer = ListAnswer {
@@ -171,13 +144,12 @@ mod tests {
         let (mut counts, now) = (ObjectCounts::default(), Instant::now());
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
         counts.learn(now, &info, answer);
-        match counts.stats(now, info.api_group(), info.resource()) {
+        match counts.stats(info.api_group(), info.resource()) {
             ObjectStats::Known {
                 count,
                 average_size,
             } => Some((count, average_size)),
             ObjectStats::NotFound => None,
-            ObjectStats::Stale => panic!("stale at once"),
         }
     }
 
@@ -231,66 +203,57 @@ mod tests {
         assert_eq!(learned("/api/v1/pods?limit=500", absurd), None);
     }
 
-    #[test]
-    fn what_was_learned_grows_stale_and_is_forgotten() {
-        let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-        counts.set(start, b"apps", b"deployments", 7, Some(100));
-        let mut after = |seconds, nanos| {
-            counts.stats(
-                start + Duration::new(seconds, nanos),
-                b"apps",
-                b"deployments",
-            )
-        };
-        let known = ObjectStats::Known {
-            count: 7,
-            average_size: 100,
-        };
-        assert_eq!(after(0, 0), known);
-        assert_eq!(after(180, 0), known);
-        assert_eq!(after(180, 1), ObjectStats::Stale);
-        assert_eq!(after(3599, 0), ObjectStats::Stale);
-        assert_eq!(after(3600, 0), ObjectStats::NotFound);
+    /// A list of all there is of a resource.
+    fn count(counts: &mut ObjectCounts, now: Instant, resource: &str, answer: ListAnswer) {
+        let target = format!("/apis/apps/v1/{resource}");
+        let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
+        counts.learn(now, &info, answer);
+    }
 
-        counts.set(start + FORGOTTEN_AFTER, b"apps", b"deployments", 8, None);
-        let known = ObjectStats::Known {
-            count: 8,
-            average_size: 100,
+    fn known(counts: &mut ObjectCounts, resource: &str) -> Option<(u64, u64)> {
+        match counts.stats(b"apps", resource.as_bytes()) {
+            ObjectStats::Known {
+                count,
+                average_size,
+            } => Some((count, average_size)),
+            ObjectStats::NotFound => None,
+        }
+    }
+
+    #[test]
+    fn a_count_holds_until_the_next_one() {
+        let (mut counts, start) = (ObjectCounts::default(), Instant::now());
+        count(&mut counts, start, "deployments", PAGE);
+        assert_eq!(known(&mut counts, "deployments"), Some((2000, 2000)));
+        let table = ListAnswer {
+            items: 7,
+            remaining_items: None,
+            continues: false,
+            bytes: None,
         };
+        let a_day = Duration::from_secs(24 * 60 * 60);
+        count(&mut counts, start + a_day, "deployments", table);
+        assert_eq!(known(&mut counts, "deployments"), Some((7, 2000)));
         assert_eq!(
-            counts.stats(start + FORGOTTEN_AFTER, b"apps", b"deployments"),
-            known
-        );
-        assert_eq!(
-            counts.stats(start, b"apps", b"deployments"),
-            known,
-            "a clock that steps back"
-        );
-        assert_eq!(
-            counts.stats(start, b"", b"deployments"),
-            ObjectStats::NotFound
+            counts.stats(b"", b"deployments"),
+            ObjectStats::NotFound,
+            "another group's"
         );
     }
 
     #[test]
     fn of_too_many_resources_the_one_longest_not_counted_makes_room() {
         let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-        let name = |n: usize| format!("r{n}").into_bytes();
         let second = Duration::from_secs(1);
         for n in 0..MAX_RESOURCES {
-            counts.set(start, b"", &name(n), 1, None);
+            count(&mut counts, start, &format!("r{n}"), PAGE);
         }
         for n in (0..MAX_RESOURCES).filter(|&n| n != 7) {
-            counts.set(start + second, b"", &name(n), 1, None);
+            count(&mut counts, start + second, &format!("r{n}"), PAGE);
         }
-        counts.set(start + 2 * second, b"", b"new", 1, None);
+        count(&mut counts, start + 2 * second, "new", PAGE);
         assert_eq!(counts.resources.len(), MAX_RESOURCES);
-        assert_eq!(counts.stats(start, b"", &name(7)), ObjectStats::NotFound);
-        counts.set(start + second + FORGOTTEN_AFTER, b"", b"newer", 1, None);
-        assert_eq!(
-            counts.resources.len(),
-            2,
-            "all that was forgotten goes at once"
-        );
+        assert_eq!(known(&mut counts, "r7"), None);
+        assert!(known(&mut counts, "new").is_some());
     }
 }

@@ -56,19 +56,30 @@ pub struct Hand {
     len: usize,
 }
 
-/// What stands for a flow: the first eight bytes, least first, of SHA-256 over both names.
+/// The hash of a schema's flows as far as they have it in common: what is hashed once.
+#[derive(Clone, Debug)]
+pub struct SchemaHash(Sha256);
+
+impl SchemaHash {
+    /// Of the flows of this schema.
+    #[must_use]
+    pub fn new(flow_schema: &str) -> Self {
+        let name = Sha256::new().chain_update(flow_schema);
+        Self(name.chain_update([0])) // no name has it, so that no two pairs of names read alike
+    }
+
+    /// What stands for a flow: the first eight bytes, least first, of SHA-256 over both names.
+    #[must_use]
+    pub fn flow(&self, flow_distinguisher: &[u8]) -> u64 {
+        let digest = self.0.clone().chain_update(flow_distinguisher).finalize();
+        u64::from_le_bytes(digest.first_chunk().copied().unwrap_or_default())
+    }
+}
+
+/// What stands for the flow of these two names.
 #[must_use]
 pub fn flow_hash(flow_schema: &str, flow_distinguisher: &str) -> u64 {
-    let digest = Sha256::new()
-        .chain_update(flow_schema)
-        .chain_update([0]) // no name has it, so that no two pairs of names read alike
-        .chain_update(flow_distinguisher)
-        .finalize();
-    digest
-        .iter()
-        .take(8)
-        .rev()
-        .fold(0, |hash, &byte| hash << 8 | u64::from(byte))
+    SchemaHash::new(flow_schema).flow(flow_distinguisher.as_bytes())
 }
 
 /// The bits of a hash that dealing `hand_size` of `deck_size` cards uses up, rounded up.

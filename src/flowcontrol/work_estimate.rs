@@ -32,8 +32,6 @@ const BYTES_PER_SEAT: u64 = 100_000;
 const MOST_BYTES_FROM_CACHE: u64 = 1_000_000;
 /// The size of an object of which nothing is known: what etcd takes at most.
 const MAX_OBJECT_SIZE: u64 = 1_500_000;
-/// The number of objects if nobody has counted for long: `infiniteObjectCount`.
-const INFINITE_OBJECT_COUNT: u64 = 1_000_000_000;
 /// So many watchers are told while one seat is held: `watchesPerSeat`. Fewer are not worth
 /// counting.
 const WATCHES_PER_SEAT: usize = 10;
@@ -49,17 +47,15 @@ const ONE_SEAT: WorkEstimate = WorkEstimate {
 /// What is known of the objects of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectStats {
-    /// They were counted lately.
+    /// They were counted.
     Known {
         /// How many there are, in all namespaces.
         count: u64,
         /// Bytes, as stored; 0 if nobody knows.
         average_size: u64,
     },
-    /// There is no such resource, or its objects are not in etcd.
+    /// Nobody has counted them: there is no such resource, or nobody has listed it yet.
     NotFound,
-    /// They were counted too long ago, or could not be counted.
-    Stale,
 }
 
 /// What the estimate depends on besides the request.
@@ -132,7 +128,6 @@ fn list_seats(info: &RequestInfo<'_>, most: u32, surroundings: &impl Surrounding
             average_size,
         } => (count, average_size),
         ObjectStats::NotFound => return MIN_SEATS,
-        ObjectStats::Stale => (INFINITE_OBJECT_COUNT, MAX_OBJECT_SIZE),
     };
     let limited = limit.filter(|&limit| limit < count).unwrap_or(count);
     let loaded = if !info.name().is_empty() {

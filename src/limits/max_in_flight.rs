@@ -2,17 +2,17 @@
 //!
 //! Follows `WithMaxInFlightLimit` (Kubernetes 1.36, `server/filters/maxinflight.go`): long-running requests are not
 //! counted, a limit of 0 is no limit (and counts nothing), `system:masters` is let through when it is full, without a slot.
-//! Differs in one thing: the gauge of the last second's peak falls back to what is in flight now, not to 0, so that a
-//! steady load without arrivals does not read as none.
+//! What is in flight is shown by [`InFlight`].
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 
-use prometheus::IntGauge;
-
 use crate::api::user::GROUP_MASTERS;
+use crate::clock::Clock;
+use crate::flowcontrol::in_flight::InFlight;
+use crate::flowcontrol::in_flight::Limits;
 use crate::limits::Rejection;
 use crate::limits::RequestDigest;
 use crate::metrics::Registry;
@@ -48,6 +48,7 @@ impl From<u32> for InFlightLimit {
 pub struct MaxInFlight {
     read_only: Arc<Slots>,
     mutating: Arc<Slots>,
+    shown: Arc<InFlight>,
 }
 
 impl MaxInFlight {
@@ -58,23 +59,28 @@ impl MaxInFlight {
             read_only,
             mutating,
         } = config;
-        let current = registry.gauges(
-            "apiserver_current_inflight_requests",
-            "[STABLE] Most requests in flight at once in the last second, per request kind.",
-            &["request_kind"],
-        );
+        let shown = InFlight::new(registry);
         let slots = |kind: RequestKind, limit| {
+            let running = match limit {
+                InFlightLimit::AtMost(limit) => limit.get().into(),
+                InFlightLimit::Unlimited => 0,
+            };
+            let limits = Limits {
+                running: Some(running),
+                waiting: None,
+            };
+            shown.set_limits(kind, Clock.now(), limits);
             Arc::new(Slots {
                 kind,
                 limit,
                 in_use: AtomicU32::new(0),
-                peak: AtomicU32::new(0),
-                current: current.with_label_values(&[kind.label()]),
+                shown: Arc::clone(&shown),
             })
         };
         Self {
             read_only: slots(RequestKind::ReadOnly, read_only),
             mutating: slots(RequestKind::Mutating, mutating),
+            shown,
         }
     }
 
@@ -105,12 +111,7 @@ impl MaxInFlight {
 
     /// Publishes the peak since the last call; to be called once a second, as `maintainReadOnlyWatermark` does.
     pub fn publish_peaks(&self) {
-        for slots in [&self.read_only, &self.mutating] {
-            // Relaxed: a statistic; at worst a peak is shown one second later.
-            let now = slots.in_use.load(Ordering::Relaxed);
-            let peak = slots.peak.swap(now, Ordering::Relaxed);
-            slots.current.set(i64::from(peak));
-        }
+        self.shown.publish_peaks();
     }
 }
 
@@ -120,20 +121,19 @@ struct Slots {
     kind: RequestKind,
     limit: InFlightLimit,
     in_use: AtomicU32,
-    peak: AtomicU32,
-    current: IntGauge,
+    /// Never shows more than are in use: told after a slot is taken and before it is given back.
+    shown: Arc<InFlight>,
 }
 
 impl Slots {
     fn take(self: &Arc<Self>, limit: u32) -> Option<InFlightPermit> {
         // Acquire/Release pair with the give-back: who takes the freed slot sees its former holder gone.
-        let before = self
-            .in_use
+        self.in_use
             .try_update(Ordering::AcqRel, Ordering::Acquire, |n| {
                 (n < limit).then_some(n + 1)
             })
             .ok()?;
-        self.peak.fetch_max(before + 1, Ordering::Relaxed);
+        self.shown.start(self.kind, Clock.now());
         Some(InFlightPermit(Arc::clone(self)))
     }
 }
@@ -144,6 +144,7 @@ pub struct InFlightPermit(Arc<Slots>);
 
 impl Drop for InFlightPermit {
     fn drop(&mut self) {
+        self.0.shown.end(self.0.kind, Clock.now());
         self.0.in_use.fetch_sub(1, Ordering::Release);
     }
 }
@@ -260,10 +261,18 @@ mod tests {
             "{text}"
         );
         limiter.publish_peaks();
+        let text = registry.render();
+        assert!(text.contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 0"));
+        let part = |kind| {
+            let labels = format!("phase=\"executing\",request_kind=\"{kind}\"");
+            text.contains(&format!(
+                "apiserver_flowcontrol_read_vs_write_current_requests_bucket{{{labels},le=\"1\"}}"
+            ))
+        };
+        assert!(part("readOnly") && part("mutating"), "{text}");
         assert!(
-            registry
-                .render()
-                .contains("apiserver_current_inflight_requests{request_kind=\"readOnly\"} 0")
+            !text.contains("phase=\"waiting\"") && !text.contains("inqueue"),
+            "{text}"
         );
     }
 }

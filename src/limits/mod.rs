@@ -153,6 +153,12 @@ impl Permit {
         self.unanswered_since = None;
     }
 
+    /// Whether it holds anything that can be given back.
+    #[must_use]
+    pub const fn holds(&self) -> bool {
+        !matches!(self.held, Held::Nothing)
+    }
+
     /// A watch has sent what there was when it began: its seats go back, and it is only counted from here on.
     pub fn initialized(&mut self) {
         if let Held::Seat(admitted) = &mut self.held {

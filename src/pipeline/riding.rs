@@ -144,7 +144,7 @@ impl Held {
         } else {
             Evidence::Seen // the headers are
         };
-        if !well || matches!(evidence, Evidence::Seen) {
+        if !well || !permit.holds() || matches!(evidence, Evidence::Seen) {
             permit.initialized();
             return Self::ToTheEnd { _permit: permit };
         }

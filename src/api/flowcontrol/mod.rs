@@ -102,14 +102,6 @@ impl Object {
             Self::PriorityLevelConfiguration(level) => &level.metadata,
         }
     }
-
-    /// The metadata, to be changed.
-    pub fn metadata_mut(&mut self) -> &mut ObjectMeta {
-        match self {
-            Self::FlowSchema(schema) => &mut schema.metadata,
-            Self::PriorityLevelConfiguration(level) => &mut level.metadata,
-        }
-    }
 }
 
 /// What weir uses of an object's metadata. The rest is read over.

@@ -79,8 +79,7 @@ impl Admitted {
     }
 
     /// Why it would have been refused by now, if nothing but the enforcement were different.
-    #[must_use]
-    pub fn refused_on_paper(&self) -> Option<Reason> {
+    pub(super) fn refused_on_paper(&self) -> Option<Reason> {
         match &self.on_paper {
             OnPaper::Same => None,
             OnPaper::Played(played) => played.timed_out().then_some(Reason::TimeOut),

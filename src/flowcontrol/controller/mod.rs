@@ -42,6 +42,7 @@ use crate::api::flowcontrol::Object;
 use crate::clock::Clock;
 use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
 use crate::flowcontrol::in_flight::InFlight;
+use crate::flowcontrol::in_flight::PEAKS_EVERY;
 use crate::flowcontrol::level::Arrived;
 use crate::flowcontrol::level::Arriving;
 use crate::flowcontrol::level::Place;
@@ -62,6 +63,7 @@ use crate::flowcontrol::work_estimate::estimate;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
+use crate::sparingly::Sparingly;
 
 pub use self::admitted::Admitted;
 pub use self::admitted::Rejected;
@@ -72,9 +74,6 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// A request may spend this part of its time in a queue: a quarter (in the same place).
 const WAIT_PART: u32 = 4;
-
-/// How often peaks are published (`inflightUsageMetricUpdatePeriod`).
-const PEAKS_EVERY: Duration = Duration::from_secs(1);
 
 /// What the controller is told once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +110,8 @@ pub struct Controller {
     in_flight: Arc<InFlight>,
     watches: Arc<Mutex<WatchTracker>>,
     objects: Mutex<ObjectCounts>,
+    /// What is said of refusals on paper.
+    paper_log: Arc<Sparingly>,
 }
 
 /// A request that has been led to its level.
@@ -122,7 +123,6 @@ struct Led {
 /// Answers what the estimate asks, and remembers what it said.
 struct Asked<'c> {
     controller: &'c Controller,
-    now: Instant,
     watches: Cell<Option<u32>>,
 }
 
@@ -149,6 +149,7 @@ impl Controller {
             in_flight,
             watches: Arc::default(),
             objects: Mutex::default(),
+            paper_log: Arc::default(),
         });
         metrics::register(&controller, registry);
         controller
@@ -175,6 +176,7 @@ impl Controller {
             (Ok(led), _) => led,
             (Err((rejected, _)), Enforcement::Enforce) => return Err(rejected),
             (Err((rejected, work)), Enforcement::DryRun) => {
+                dry_run::tell(&self.paper_log, now, &rejected.route, rejected.reason);
                 let on_paper = OnPaper::Refused(rejected.reason);
                 let place = Place::none(rejected.route);
                 return Ok(self.admitted(info, place, on_paper, work, Duration::ZERO));
@@ -189,7 +191,7 @@ impl Controller {
             }
             (Arrived::Queued(place), Enforcement::DryRun) => {
                 let none = Place::none(Arc::clone(place.route()));
-                let played = Played::start(place, now, until);
+                let played = Played::start(place, now, until, &self.paper_log);
                 (none, OnPaper::Played(played), Duration::ZERO)
             }
         };
@@ -275,7 +277,6 @@ impl Controller {
             let route = route_of(&snapshot, classified.index);
             let asked = Asked {
                 controller: self,
-                now,
                 watches: Cell::new(None),
             };
             let work = estimate(info, route.level.max_seats(), &asked);
@@ -343,7 +344,7 @@ impl Surroundings for Asked<'_> {
     }
 
     fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats {
-        lock(&self.controller.objects).stats(self.now, api_group, resource)
+        lock(&self.controller.objects).stats(api_group, resource)
     }
 
     fn interested_watches(&self, write: &RequestInfo<'_>) -> usize {

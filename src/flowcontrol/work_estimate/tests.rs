@@ -103,12 +103,8 @@ fn a_selection_from_storage_reads_half_of_all() {
 }
 
 #[test]
-fn what_is_not_known_is_taken_to_be_large_and_what_is_not_there_small() {
+fn what_has_no_size_is_taken_to_be_large_and_what_is_not_there_small() {
     let stats = |stats| Told { stats, ..told() };
-    let stale = stats(ObjectStats::Stale);
-    assert_eq!(seats("/api/v1/pods", &stale), 10);
-    assert_eq!(seats("/api/v1/pods?continue=x", &stale), 100);
-    assert_eq!(seats("/api/v1/pods?continue=x&limit=2", &stale), 30);
     assert_eq!(
         seats("/api/v1/pods?continue=x", &stats(ObjectStats::NotFound)),
         1
@@ -247,7 +243,6 @@ fn no_estimate_is_wider_than_allowed_and_none_loses_work() {
             consistent_reads: random.bool(),
             stats: match random.u8(..4) {
                 0 => ObjectStats::NotFound,
-                1 => ObjectStats::Stale,
                 _ => ObjectStats::Known {
                     count: random.u64(..) >> random.u32(..64),
                     average_size: random.u64(..) >> random.u32(..64),

@@ -1,0 +1,225 @@
+//! Clients over TLS: HTTP/1.1 and HTTP/2 by hyper, and uploads by hand, which hold what they were admitted with.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::Request;
+use http::StatusCode;
+use http::header;
+use http_body_util::BodyExt;
+use http_body_util::Full;
+use hyper::Response;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::client::conn::http2;
+use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use tokio::io::AsyncBufReadExt;
+use tokio::io::AsyncWriteExt;
+use tokio::io::BufReader;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::stand::within;
+
+/// A client of weir's: where it is, and who it is.
+#[derive(Clone)]
+pub(crate) struct Client {
+    address: SocketAddr,
+    tls: Arc<ClientConfig>,
+    token: String,
+}
+
+/// An answer, whole.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Answer {
+    async fn read(answer: hyper::Result<Response<Incoming>>) -> Self {
+        let (head, body) = answer.expect("an answer").into_parts();
+        let body = body.collect().await.expect("all of the answer");
+        Self {
+            status: head.status,
+            headers: head.headers,
+            body: body.to_bytes(),
+        }
+    }
+
+    /// The values of a header.
+    pub(crate) fn header(&self, name: &str) -> Vec<&str> {
+        let values = self.headers.get_all(name).iter();
+        values.map(|value| value.to_str().unwrap()).collect()
+    }
+}
+
+impl Client {
+    pub(crate) fn new(address: SocketAddr, ca: &str, token: &str) -> Self {
+        let mut roots = RootCertStore::empty();
+        let ca = CertificateDer::from_pem_slice(ca.as_bytes()).unwrap();
+        roots.add(ca).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let tls = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Self {
+            address,
+            tls: Arc::new(tls),
+            token: token.to_owned(),
+        }
+    }
+
+    async fn dial(&self, protocol: &[u8]) -> TlsStream<TcpStream> {
+        let mut tls = (*self.tls).clone();
+        tls.alpn_protocols = vec![protocol.to_vec()];
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        within("a connection", async {
+            let tcp = TcpStream::connect(self.address).await.unwrap();
+            tcp.set_nodelay(true).unwrap();
+            let tls = TlsConnector::from(Arc::new(tls));
+            tls.connect(name, tcp).await.unwrap()
+        })
+        .await
+    }
+
+    /// A request of this client.
+    pub(crate) fn request(&self, method: &str, target: &str, body: &str) -> Request<Full<Bytes>> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(target)
+            .header(header::HOST, "weir")
+            .header(header::AUTHORIZATION, format!("Bearer {}", self.token));
+        if !body.is_empty() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        request
+            .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))
+            .unwrap()
+    }
+
+    /// An HTTP/1.1 connection: a request at a time.
+    pub(crate) async fn connect(&self) -> Connection {
+        let io = TokioIo::new(self.dial(b"http/1.1").await);
+        let (sender, connection) = http1::handshake(io).await.unwrap();
+        tokio::spawn(connection);
+        Connection {
+            client: self.clone(),
+            sender,
+        }
+    }
+
+    /// An HTTP/2 connection.
+    pub(crate) async fn connect_http2(&self) -> http2::SendRequest<Full<Bytes>> {
+        let io = TokioIo::new(self.dial(b"h2").await);
+        let executor = TokioExecutor::new();
+        let (sender, connection) = http2::handshake(executor, io).await.unwrap();
+        tokio::spawn(connection);
+        sender
+    }
+
+    /// One request on a connection of its own.
+    pub(crate) async fn ask(&self, method: &str, target: &str, body: &str) -> Answer {
+        self.connect().await.ask(method, target, body).await
+    }
+
+    /// One GET on a connection of its own.
+    pub(crate) async fn get(&self, target: &str) -> Answer {
+        self.ask("GET", target, "").await
+    }
+
+    /// An upload that has been let through and waits for its body: it holds its seats until it is dropped.
+    pub(crate) async fn hold_a_seat(&self) -> Held {
+        let mut stream = BufReader::new(self.dial(b"http/1.1").await);
+        let head = format!(
+            "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: weir\r\n\
+             Authorization: Bearer {}\r\nContent-Type: application/json\r\n\
+             Content-Length: 100\r\nExpect: 100-continue\r\n\r\n",
+            self.token
+        );
+        within("a seat", async {
+            stream.write_all(head.as_bytes()).await.unwrap();
+            let mut line = String::new();
+            stream.read_line(&mut line).await.unwrap();
+            // This is said only to what has been let through.
+            assert_eq!(line, "HTTP/1.1 100 Continue\r\n");
+        })
+        .await;
+        Held { _stream: stream }
+    }
+}
+
+/// Holds what it was admitted with.
+pub(crate) struct Held {
+    _stream: BufReader<TlsStream<TcpStream>>,
+}
+
+/// An HTTP/1.1 connection.
+pub(crate) struct Connection {
+    client: Client,
+    sender: http1::SendRequest<Full<Bytes>>,
+}
+
+impl Connection {
+    /// Sends a request and waits for all of its answer.
+    pub(crate) async fn ask(&mut self, method: &str, target: &str, body: &str) -> Answer {
+        let request = self.client.request(method, target, body);
+        within("an answer", async {
+            self.sender.ready().await.expect("a connection that lasts");
+            Answer::read(self.sender.send_request(request).await).await
+        })
+        .await
+    }
+
+    /// Sends a request and waits for its answer's head only.
+    pub(crate) async fn open(&mut self, target: &str) -> Response<Incoming> {
+        let request = self.client.request("GET", target, "");
+        let answer = within("the head of an answer", self.sender.send_request(request));
+        answer.await.expect("an answer")
+    }
+}
+
+/// Sends a request on a connection that others use, too.
+pub(crate) async fn ask_http2(
+    mut sender: http2::SendRequest<Full<Bytes>>,
+    mut request: Request<Full<Bytes>>,
+) -> Answer {
+    request.headers_mut().remove(header::HOST);
+    let target = format!("https://weir{}", request.uri());
+    *request.uri_mut() = target.parse().unwrap();
+    within("an answer", async {
+        sender.ready().await.expect("a connection that lasts");
+        Answer::read(sender.send_request(request).await).await
+    })
+    .await
+}
+
+/// What an admin listener answers.
+pub(crate) async fn operator(address: SocketAddr, target: &str) -> String {
+    within("an operator's answer", async {
+        let tcp = TcpStream::connect(address).await.unwrap();
+        let (mut sender, connection) = http1::handshake(TokioIo::new(tcp)).await.unwrap();
+        tokio::spawn(connection);
+        let request = Request::builder()
+            .uri(target)
+            .header(header::HOST, "admin")
+            .body(Full::<Bytes>::default())
+            .unwrap();
+        let answer = Answer::read(sender.send_request(request).await).await;
+        assert_eq!(answer.status, StatusCode::OK, "{target}");
+        String::from_utf8(answer.body.to_vec()).unwrap()
+    })
+    .await
+}

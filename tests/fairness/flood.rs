@@ -1,0 +1,162 @@
+//! Three times as much as there are seats for: what is let through never passes the total, and every request has one end.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio::time::interval;
+
+use crate::ALONE;
+use crate::client::ask_http2;
+use crate::setting;
+use crate::stand::Setup;
+use crate::stand::Stand;
+
+/// A total by which every built-in level has a whole number of seats: they have 245 shares.
+const TOTAL: usize = 49;
+const SERVICE_TIME: Duration = Duration::from_millis(100);
+/// Three times what 49 seats serve, in pieces of a few milliseconds.
+const TICK: Duration = Duration::from_millis(4);
+const EACH_TICK: usize = 6;
+/// So that a user has twice as many streams, of 100 each, as a flow can have requests waiting: 6 queues of 50.
+const CONNECTIONS: usize = 6 * USERS.len();
+
+/// Users of four levels.
+const USERS: [(&str, &str); 8] = [
+    ("system:serviceaccount:a:one", "system:serviceaccounts"),
+    ("system:serviceaccount:b:two", "system:serviceaccounts"),
+    ("system:node:one", "system:nodes"),
+    ("system:node:two", "system:nodes"),
+    ("system:kube-controller-manager", "managers"),
+    ("system:kube-scheduler", "managers"),
+    ("somebody", "people"),
+    ("somebody-else", "people"),
+];
+
+/// What is asked: a read of one, a list, a write.
+const ASKED: [(&str, &str, &str); 3] = [
+    ("GET", "/api/v1/namespaces/default", ""),
+    ("GET", "/api/v1/namespaces/default/pods?limit=1", ""),
+    (
+        "PATCH",
+        "/api/v1/namespaces/default",
+        r#"{"metadata":{"labels":{"flooded":"true"}}}"#,
+    ),
+];
+
+/// What became of the requests.
+#[derive(Default)]
+struct Outcomes {
+    sent: u64,
+    served: u64,
+    refused: u64,
+}
+
+impl Outcomes {
+    fn count(&mut self, status: StatusCode) {
+        match status {
+            StatusCode::OK => self.served += 1,
+            StatusCode::TOO_MANY_REQUESTS => self.refused += 1,
+            other => panic!("{other}"),
+        }
+    }
+}
+
+/// Sends at a steady pace, whatever comes back, and waits for every answer.
+async fn flood(stand: &Stand, time: Duration) -> Outcomes {
+    let mut connections = Vec::new();
+    for number in 0..CONNECTIONS {
+        let client = stand.client(USERS[number % USERS.len()].0);
+        connections.push((client.connect_http2().await, client));
+    }
+    let (mut outcomes, mut answers) = (Outcomes::default(), JoinSet::new());
+    let mut ticks = interval(TICK);
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        ticks.tick().await; // a tick that was missed is made up for
+        for _ in 0..EACH_TICK {
+            let number = usize::try_from(outcomes.sent).unwrap();
+            let (sender, client) = &connections[number % CONNECTIONS];
+            let (method, target, body) = ASKED[number / CONNECTIONS % ASKED.len()];
+            let mut request = client.request(method, target, body);
+            if method == "PATCH" {
+                let merge = "application/merge-patch+json".parse().unwrap();
+                request.headers_mut().insert("content-type", merge);
+            }
+            answers.spawn(ask_http2(sender.clone(), request));
+            outcomes.sent += 1;
+        }
+        while let Some(answer) = answers.try_join_next() {
+            outcomes.count(answer.unwrap().status);
+        }
+    }
+    println!(
+        "sent {} in {:.1} s",
+        outcomes.sent,
+        begin.elapsed().as_secs_f64()
+    );
+    while let Some(answer) = answers.join_next().await {
+        outcomes.count(answer.unwrap().status);
+    }
+    outcomes
+}
+
+#[tokio::test]
+async fn a_flood_never_passes_the_total_and_every_request_has_one_end() {
+    let _alone = ALONE.write().await;
+    let setup = USERS.iter().fold(Setup::default(), |setup, (name, group)| {
+        setup.user(*name, group)
+    });
+    let stand = setup
+        .service_time(SERVICE_TIME)
+        .flag("--max-requests-inflight=30")
+        .flag(format!("--max-mutating-requests-inflight={}", TOTAL - 30))
+        .start()
+        .await;
+    let seconds = setting("WEIR_FLOOD_SECONDS", 10);
+    let Outcomes {
+        sent,
+        served,
+        refused,
+    } = flood(&stand, Duration::from_secs(seconds.into())).await;
+    let upstream = stand.counters();
+    println!(
+        "{served} served, {refused} refused; at most {} at once of {TOTAL}",
+        upstream.max_in_flight
+    );
+    assert_eq!(served + refused, sent);
+    assert!(refused > 0, "that was no flood");
+    assert!(upstream.max_in_flight <= TOTAL);
+    assert_eq!((upstream.requests, upstream.refused), (served, 0));
+
+    let at_rest = |name: &str| format!("apiserver_flowcontrol_{name}");
+    let rest = [
+        at_rest("current_executing_requests"),
+        at_rest("current_executing_seats"),
+        at_rest("current_inqueue_requests"),
+    ];
+    let scrape = stand
+        .scrape_until("all to end", |scrape| {
+            rest.iter().all(|name| scrape.sum(name, &[]) == 0.0)
+        })
+        .await;
+    let counts = |name: &str, labels: &[(&str, &str)]| {
+        let value = scrape.sum(name, labels);
+        assert_eq!(value.fract(), 0.0);
+        format!("{value}")
+    };
+    let [served, refused, sent] = [served, refused, sent].map(|count| count.to_string());
+    let fairness = |name: &str| counts(&at_rest(name), &[]);
+    assert_eq!(fairness("dispatched_requests_total"), served);
+    assert_eq!(fairness("rejected_requests_total"), refused);
+    assert_eq!(fairness("request_execution_seconds_count"), served);
+    assert_eq!(fairness("request_wait_duration_seconds_count"), sent);
+    assert_eq!(fairness("work_estimated_seats_count"), sent);
+    assert_eq!(counts("weir_upstream_responses_total", &[]), served);
+    assert_eq!(counts("apiserver_request_total", &[]), sent);
+    let refusals = [("code", "429")];
+    assert_eq!(counts("apiserver_request_total", &refusals), refused);
+    let ended = counts("apiserver_request_terminations_total", &refusals);
+    assert_eq!(ended, refused);
+}

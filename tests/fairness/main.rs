@@ -1,0 +1,36 @@
+//! Priority and fairness in the real program: `weir serve` with its flags and manifests, over TLS, before the playground's API
+//! server.
+//!
+//! Tests wait for events; nothing depends on the machine's speed but ratios, which have room. Those that load the machine run
+//! alone. To run longer and judge harder than a pipeline can: `WEIR_MICE_SECONDS`, `WEIR_MICE_TIMES` (how many times their p99
+//! mice may take beside an elephant) and `WEIR_FLOOD_SECONDS`.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "what does not come as it should fails the test"
+)]
+
+mod client;
+mod elephant;
+mod flood;
+mod leases;
+mod manifests;
+mod operators;
+mod refusals;
+mod scrape;
+mod stand;
+mod watches;
+
+use tokio::sync::RwLock;
+
+/// Written by tests that load the machine, read by the others.
+static ALONE: RwLock<()> = RwLock::const_new(());
+
+/// A number from the environment.
+fn setting(name: &str, default: u32) -> u32 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}

@@ -1,0 +1,63 @@
+//! A scrape of `/metrics`, to be read by name and labels.
+
+/// The text.
+pub(crate) struct Scrape(String);
+
+/// A line: name, labels, value.
+pub(crate) struct Sample<'s> {
+    pub(crate) name: &'s str,
+    labels: &'s str,
+    pub(crate) value: f64,
+}
+
+impl<'s> Sample<'s> {
+    fn parse(line: &'s str) -> Option<Self> {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+        Some(Self {
+            name,
+            labels: labels.trim_end_matches('}'),
+            value: value.parse().ok()?,
+        })
+    }
+
+    /// Its labels; none of their values has a comma in these tests.
+    pub(crate) fn labels(&self) -> impl Iterator<Item = (&'s str, &'s str)> {
+        let pairs = self.labels.split(',').filter(|pair| !pair.is_empty());
+        pairs.map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap();
+            (name, value.trim_matches('"'))
+        })
+    }
+}
+
+impl Scrape {
+    pub(crate) fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn samples(&self) -> impl Iterator<Item = Sample<'_>> {
+        let lines = self.0.lines().filter(|line| !line.starts_with('#'));
+        lines.filter_map(Sample::parse)
+    }
+
+    /// The sum of the series of this name that have these labels among theirs.
+    pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let has = |sample: &Sample<'_>| {
+            let all = |wanted: &(&str, &str)| sample.labels().any(|label| label == *wanted);
+            sample.name == name && labels.iter().all(all)
+        };
+        let found = self.samples().filter(has);
+        found.fold(0.0, |sum, sample| sum + sample.value)
+    }
+
+    /// As [`Scrape::sum`], of a metric of priority and fairness by its level.
+    pub(crate) fn of_level(&self, name: &str, level: &str) -> f64 {
+        let name = format!("apiserver_flowcontrol_{name}");
+        self.sum(&name, &[("priority_level", level)])
+    }
+}

@@ -1,0 +1,287 @@
+//! What the tests stand on: the playground's API server in this process, so that what it counts can be asked, `weir serve` in
+//! one of its own before it, and clients over TLS.
+
+use std::fs;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::panic::Location;
+use std::process::Output;
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::io::AsyncBufReadExt;
+use tokio::io::BufReader;
+use tokio::net::TcpListener;
+use tokio::process::Child;
+use tokio::process::Command;
+use tokio::sync::mpsc;
+use tokio::sync::oneshot;
+use weir::playground::ApiServer;
+use weir::playground::Certificates;
+use weir::playground::Counters;
+use weir::playground::PlaygroundUser;
+use weir::playground::Settings;
+
+use crate::client;
+use crate::client::Client;
+use crate::scrape::Scrape;
+
+/// How long anything may take; a test that waits for it has failed.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Waits for `event`, or fails the test by saying what did not happen.
+#[track_caller]
+pub(crate) fn within<F: Future>(what: &str, event: F) -> impl Future<Output = F::Output> {
+    let place = Location::caller();
+    async move {
+        match tokio::time::timeout(LIMIT, event).await {
+            Ok(output) => output,
+            Err(_) => panic!("{place}: waited {LIMIT:?} in vain for {what}"),
+        }
+    }
+}
+
+/// What is to stand there.
+#[derive(Default)]
+pub(crate) struct Setup {
+    settings: Settings,
+    users: Vec<(String, &'static str)>,
+    flags: Vec<String>,
+    manifests: Vec<(&'static str, String)>,
+}
+
+impl Setup {
+    /// How long the API server takes to serve a request.
+    pub(crate) fn service_time(mut self, time: Duration) -> Self {
+        self.settings.service_time = time;
+        self
+    }
+
+    /// A user, known by its token, of one group.
+    pub(crate) fn user(mut self, name: impl Into<String>, group: &'static str) -> Self {
+        self.users.push((name.into(), group));
+        self
+    }
+
+    /// A flag of weir's.
+    pub(crate) fn flag(mut self, flag: impl Into<String>) -> Self {
+        self.flags.push(flag.into());
+        self
+    }
+
+    /// `--flowcontrol-config`, with such a file.
+    pub(crate) fn manifest(mut self, name: &'static str, text: impl Into<String>) -> Self {
+        self.flags.push(format!("--flowcontrol-config={name}"));
+        self.manifests.push((name, text.into()));
+        self
+    }
+
+    /// Makes all that weir needs, and the API server.
+    fn prepare(self, listener: &TcpListener) -> (ApiServer, Prepared) {
+        let Self {
+            settings,
+            users,
+            flags,
+            manifests,
+        } = self;
+        let mut certificates = Certificates::generate().unwrap();
+        for (number, (name, group)) in users.into_iter().enumerate() {
+            let like = certificates.users[1].clone();
+            certificates.users.push(PlaygroundUser {
+                name: name.leak(),
+                uid: format!("u-{number}").leak(),
+                group,
+                token: format!("token-{number}"),
+                ..like
+            });
+        }
+        let folder = TempDir::new().unwrap();
+        certificates.write_to(folder.path()).unwrap();
+        for (name, text) in manifests {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command
+            .arg("serve")
+            .arg(format!(
+                "--upstream=https://{}",
+                listener.local_addr().unwrap()
+            ))
+            .args(NEEDED)
+            .args(flags)
+            .current_dir(folder.path())
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let server = ApiServer::new(settings, &certificates).unwrap();
+        let prepared = Prepared {
+            certificates,
+            folder,
+            command,
+        };
+        (server, prepared)
+    }
+
+    /// Starts both, and waits until weir serves.
+    pub(crate) async fn start(self) -> Stand {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (server, prepared) = self.prepare(&listener);
+        let stop = run(server.clone(), listener);
+        let Prepared {
+            certificates,
+            folder,
+            mut command,
+        } = prepared;
+        let mut process = command.spawn().unwrap();
+        let (sender, mut log) = mpsc::unbounded_channel();
+        let mut stderr = BufReader::new(process.stderr.take().unwrap()).lines();
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = stderr.next_line().await {
+                let _ = sender.send(line); // nobody may want to know
+            }
+        });
+        let (clients, admin) = within("weir to serve", async {
+            loop {
+                let line = log.recv().await.expect("weir serves");
+                let address = |name: &str| {
+                    let (_, rest) = line.split_once(name)?;
+                    rest.split_whitespace().next()?.parse().ok()
+                };
+                if let (Some(clients), Some(admin)) = (address("clients="), address("admin=")) {
+                    return (clients, admin);
+                }
+            }
+        })
+        .await;
+        Stand {
+            server,
+            certificates,
+            clients,
+            admin,
+            log,
+            _process: process,
+            _folder: folder,
+            _stop: stop,
+        }
+    }
+
+    /// Starts weir, which is to end by itself.
+    pub(crate) async fn fail(self) -> Output {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (_, mut prepared) = self.prepare(&listener);
+        within("weir to end", prepared.command.output())
+            .await
+            .unwrap()
+    }
+}
+
+struct Prepared {
+    certificates: Certificates,
+    folder: TempDir,
+    command: Command,
+}
+
+/// The flags that `weir serve` needs besides the upstream's address, its folder being the current one.
+const NEEDED: [&str; 9] = [
+    "--upstream-ca-file=ca.crt",
+    "--bind-address=127.0.0.1",
+    "--secure-port=0",
+    "--admin-address=127.0.0.1:0",
+    "--tls-cert-file=tls.crt",
+    "--tls-private-key-file=tls.key",
+    "--token-auth-file=tokens.csv",
+    "--proxy-client-cert-file=front-proxy-client.crt",
+    "--proxy-client-key-file=front-proxy-client.key",
+];
+
+/// Runs the server on threads of its own, until what is returned is dropped.
+fn run(server: ApiServer, listener: TcpListener) -> oneshot::Sender<()> {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let listener = listener.into_std().unwrap();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::from_std(listener).unwrap();
+            let stopped = async {
+                let _ = stopped.await;
+            };
+            server.run(listener, stopped).await;
+        });
+    });
+    stop
+}
+
+/// weir, running, before an API server.
+pub(crate) struct Stand {
+    server: ApiServer,
+    certificates: Certificates,
+    clients: SocketAddr,
+    admin: SocketAddr,
+    log: mpsc::UnboundedReceiver<String>,
+    _process: Child,
+    _folder: TempDir,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Stand {
+    /// What the API server has counted.
+    pub(crate) fn counters(&self) -> Counters {
+        self.server.counters()
+    }
+
+    /// A client that is this user.
+    pub(crate) fn client(&self, user: &str) -> Client {
+        let mut users = self.certificates.users.iter();
+        let user = users.find(|known| known.name == user).expect("a user");
+        self.stranger(&user.token)
+    }
+
+    /// A client with a token that may be anything.
+    pub(crate) fn stranger(&self, token: &str) -> Client {
+        Client::new(self.clients, &self.certificates.ca, token)
+    }
+
+    /// What the admin listener answers.
+    pub(crate) async fn operator(&self, target: &str) -> String {
+        client::operator(self.admin, target).await
+    }
+
+    /// The metrics.
+    pub(crate) async fn scrape(&self) -> Scrape {
+        Scrape::new(self.operator("/metrics").await)
+    }
+
+    /// Asks for the metrics until they are as they should be.
+    pub(crate) async fn scrape_until(&self, what: &str, is: impl Fn(&Scrape) -> bool) -> Scrape {
+        within(what, async {
+            loop {
+                let scrape = self.scrape().await;
+                if is(&scrape) {
+                    return scrape;
+                }
+            }
+        })
+        .await
+    }
+
+    /// The next line of the log that holds `text`.
+    pub(crate) async fn logs(&mut self, text: &str) -> String {
+        within("a line in the log", async {
+            loop {
+                let line = self.log.recv().await.expect("the log goes on");
+                if line.contains(text) {
+                    return line;
+                }
+            }
+        })
+        .await
+    }
+}

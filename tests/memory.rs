@@ -1,0 +1,189 @@
+//! What priority and fairness takes of memory: nothing for a request that need not wait, less than 1 KiB for one that does, and
+//! less than 64 KiB for a level in which nothing happens.
+
+#![expect(
+    clippy::as_conversions,
+    clippy::disallowed_methods,
+    reason = "futures of one kind in a list, and a time to begin at"
+)]
+
+use std::future::Future;
+use std::pin::Pin;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Context;
+use std::task::Poll;
+use std::task::Waker;
+use std::time::Duration;
+use std::time::Instant;
+
+use allocation_counter::measure;
+use weir::api::UserInfo;
+use weir::api::flowcontrol;
+use weir::api::flowcontrol::Object;
+use weir::document;
+use weir::document::Faults;
+use weir::flowcontrol::bootstrap;
+use weir::flowcontrol::controller::Config;
+use weir::flowcontrol::controller::Controller;
+use weir::flowcontrol::controller::Enforcement;
+use weir::metrics::Registry;
+use weir::request_info::RequestInfo;
+
+fn controller(seats: u32, objects: &[Object]) -> Arc<Controller> {
+    let config = Config {
+        server_concurrency_limit: seats,
+        request_timeout: Duration::from_secs(60),
+        enforcement: Enforcement::Enforce,
+        consistent_reads_from_cache: true,
+    };
+    Controller::new(config, objects, &Registry::new())
+}
+
+/// A level with the suggested queues, of any length, and a schema that leads everybody there.
+fn level(name: &str) -> Vec<Object> {
+    let text = format!(
+        "apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: PriorityLevelConfiguration
+metadata: {{name: {name}}}
+spec:
+  type: Limited
+  limited:
+    limitResponse: {{type: Queue, queuing: {{queues: 128, handSize: 6, queueLengthLimit: 100000}}}}
+---
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {{name: {name}}}
+spec:
+  matchingPrecedence: 2
+  priorityLevelConfiguration: {{name: {name}}}
+  distinguisherMethod: {{type: ByUser}}
+  rules:
+  - subjects: [{{kind: Group, group: {{name: 'system:authenticated'}}}}]
+    resourceRules:
+    - {{verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}}
+"
+    );
+    let mut faults = Faults::default();
+    let documents = document::parse_all("level", &text, &mut faults);
+    let objects = flowcontrol::read(&documents, &mut faults);
+    assert_eq!(faults.to_string(), "");
+    objects
+}
+
+fn user(name: &str, groups: &[&str]) -> UserInfo {
+    UserInfo {
+        name: name.to_owned(),
+        groups: groups.iter().map(|&group| group.to_owned()).collect(),
+        ..UserInfo::default()
+    }
+    .authenticated()
+}
+
+#[test]
+fn an_admission_without_a_wait_allocates_nothing() {
+    let controller = controller(600, &bootstrap::complete(Vec::new()));
+    let asked = [
+        ("GET", "/api/v1/namespaces/default/pods/web-0"),
+        ("GET", "/api/v1/namespaces/default/pods?limit=500"),
+        ("PATCH", "/api/v1/nodes/node-17/status"),
+        (
+            "PUT",
+            "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node-17",
+        ),
+        ("GET", "/version"),
+    ];
+    let users = [
+        user("alice", &["devs"]),
+        user("system:serviceaccount:a:b", &["system:serviceaccounts"]),
+        user("system:node:node-17", &["system:nodes"]),
+        user("admin", &["system:masters"]),
+    ];
+    let mut context = Context::from_waker(Waker::noop());
+    let mut each = || {
+        for (method, target) in asked {
+            for user in &users {
+                let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+                let admitted = pin!(controller.admit(&info, user, Instant::now(), None));
+                let Poll::Ready(Ok(admitted)) = admitted.poll(&mut context) else {
+                    panic!("there are seats for all");
+                };
+                drop(admitted);
+            }
+        }
+    };
+    each(); // buffers come to be
+    let allocated = measure(|| {
+        for _ in 0..100 {
+            each();
+        }
+    });
+    assert_eq!(allocated.count_total, 0, "{allocated:?}");
+}
+
+type Admission<'a> = Pin<Box<dyn Future<Output = bool> + 'a>>;
+
+#[test]
+fn a_request_that_waits_takes_less_than_1_kib_and_leaves_little_behind() {
+    const WAITING: usize = 10_000;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let _timers = runtime.enter();
+    let controller = controller(1, &level("work"));
+    let target = b"/apis/apps/v1/namespaces/production-europe/deployments/web-frontend";
+    let info = RequestInfo::parse("GET", target).unwrap();
+    let users: Vec<_> = (0..1000)
+        .map(|n| user(&format!("system:serviceaccount:production:worker-{n}"), &[]))
+        .collect();
+    let now = Instant::now();
+    let mut context = Context::from_waker(Waker::noop());
+    let first = pin!(controller.admit(&info, &users[0], now, None));
+    let Poll::Ready(Ok(the_seat)) = first.poll(&mut context) else {
+        panic!("there is one seat");
+    };
+    // The futures belong to their callers, not to fairness.
+    let mut admissions: Vec<Admission<'_>> = users
+        .iter()
+        .cycle()
+        .take(WAITING)
+        .map(|user| {
+            let admission = controller.admit(&info, user, now, None);
+            Box::pin(async { admission.await.is_ok() }) as Admission<'_>
+        })
+        .collect();
+    let mut ready = 0;
+    let taken = measure(|| {
+        for admission in &mut admissions {
+            ready += usize::from(admission.as_mut().poll(&mut context).is_ready());
+        }
+    });
+    assert_eq!(ready, 0, "there is place for all");
+    let each = taken.bytes_current / i64::try_from(WAITING).unwrap();
+    println!("{each} bytes a waiting request");
+    assert!((1..1024).contains(&each), "{taken:?}");
+
+    // Each future holds its own place; their boxes are not counted, having been there before.
+    let boxes: usize = admissions.iter().map(|one| size_of_val(&**one)).sum();
+    let freed = measure(|| {
+        admissions.clear();
+        drop(the_seat);
+    });
+    let freed = -freed.bytes_current - i64::try_from(boxes).unwrap();
+    let left = taken.bytes_current - freed;
+    println!("{left} bytes are left in the level that is idle now");
+    assert!(left < 64 << 10, "{left} bytes");
+}
+
+#[test]
+fn an_idle_level_takes_less_than_64_kib() {
+    const LEVELS: usize = 100;
+    let mut objects = bootstrap::complete(Vec::new());
+    let controller = controller(600, &objects);
+    objects.extend((0..LEVELS).flat_map(|n| level(&format!("level-{n}"))));
+    let taken = measure(|| controller.configure(Instant::now(), &objects));
+    let each = taken.bytes_current / i64::try_from(LEVELS).unwrap();
+    println!("{each} bytes an idle level, with its schema");
+    assert!((1..64 << 10).contains(&each), "{taken:?}");
+}
