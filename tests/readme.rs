@@ -22,6 +22,7 @@ use weir::flowcontrol::controller::Enforcement;
 use weir::limits::MaxInFlight;
 use weir::limits::max_in_flight;
 use weir::metrics::Registry;
+use weir::pipeline::holding::Holding;
 use weir::pipeline::trace::RequestMetrics;
 
 fn compare(name: &str, made: &str) {
@@ -109,6 +110,7 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
     };
     let _limiter = MaxInFlight::new(limits, &registry);
     let _requests = RequestMetrics::register(&registry);
+    let _holding = Holding::new(Duration::from_secs(1), &registry);
     let fairness = controller::Config {
         server_concurrency_limit: 600,
         request_timeout: Duration::from_secs(60),
