@@ -331,7 +331,7 @@ impl OwnCalls {
         tokio::spawn(renewal.run());
         tokio::spawn(async move {
             while certificate_changes.changed().await.is_ok() {
-                pool.close_all_idle();
+                pool.renew();
             }
         });
     }

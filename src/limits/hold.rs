@@ -106,7 +106,7 @@ impl<T> Holds<T> {
             known.connections = known.connections.saturating_add(1);
         }
         let many = known.connections > FEW_CONNECTIONS;
-        let until = before.or(many.then_some(known.until));
+        let until = before.or(if many { Some(known.until) } else { None });
         let room = told.held < at_a_time;
         let longest = self.longest;
         let when = match until {

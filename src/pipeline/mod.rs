@@ -12,8 +12,10 @@ pub mod body;
 pub mod fragments;
 pub mod guarded;
 pub mod holding;
+mod known;
 pub mod overdue;
 pub mod refusal;
+mod refusing;
 mod riding;
 pub mod trace;
 
@@ -33,15 +35,11 @@ use http::Version;
 use http::header;
 use http::request;
 use http::uri::PathAndQuery;
-use http_body::Body as _;
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use tracing::warn;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
-use crate::drain::Stage;
 use crate::drain::UnderWay;
 use crate::flowcontrol::level::Named;
 use crate::identity::Credential;
@@ -52,7 +50,6 @@ use crate::identity::PeerCertificate;
 use crate::identity::ProvenTokens;
 use crate::limits::Admission;
 use crate::limits::Permit;
-use crate::limits::Rejection;
 use crate::limits::RequestDigest;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
@@ -63,6 +60,7 @@ use crate::pipeline::holding::Patience;
 use crate::pipeline::overdue::Overdue;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::refusing::Asked;
 use crate::pipeline::riding::Held;
 use crate::pipeline::riding::Listing;
 use crate::pipeline::riding::Riding;
@@ -71,7 +69,6 @@ use crate::pipeline::trace::Subject;
 use crate::pipeline::trace::Trace;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
-use crate::request_info::RequestKind;
 use crate::request_info::Verb;
 use crate::sparingly::Sparingly;
 use crate::upstream::Dressed;
@@ -88,13 +85,6 @@ use crate::upstream::upgrade;
 /// The `metadata.uid` of what decided (`flowcontrol.apiserver.k8s.io`).
 const FLOW_SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 const PRIORITY_LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
-
-/// A refused request's body up to this size is skipped so that the connection can go on; Go's server does the same
-/// (`net/http.maxPostHandlerReadBytes`). A larger one, or one that dawdles, costs the connection.
-const SKIP_AT_MOST: u64 = 256 << 10;
-
-/// How long a refused request's body may take to come.
-const SKIP_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a request needs to know of the connection that it came by.
 #[derive(Debug)]
@@ -152,65 +142,6 @@ impl Pipeline {
         match served {
             Ok(response) => response,
             Err(refusal) => self.refuse(peer, asked, body, &refusal).await,
-        }
-    }
-
-    /// Says no: at once, or when the time is over that the client was told to wait. Nothing of the request is kept till then.
-    async fn refuse(
-        &self,
-        peer: &Peer,
-        asked: Asked,
-        body: Option<Incoming>,
-        refusal: &Refusal,
-    ) -> Response<Body> {
-        self.log(refusal);
-        let goes_on = asked.skip(body).await;
-        if let Refusal::Rejected {
-            rejection,
-            flow: Some(flow),
-        } = refusal
-        {
-            let retry_after = Duration::from_secs(rejection.retry_after().into());
-            tokio::select! {
-                () = self.holding.hold(&peer.patience, *flow, retry_after) => {}
-                () = self.drain.reached(Stage::Closing) => {}
-            }
-        }
-        let mut response = self.refusals.respond(refusal, asked.accept.as_ref());
-        if let Refusal::Rejected {
-            rejection: Rejection::Fairness(rejected),
-            ..
-        } = refusal
-        {
-            let (schema, level) = (rejected.flow_schema(), rejected.priority_level());
-            name_decision(response.headers_mut(), schema, level);
-        }
-        if !goes_on {
-            response
-                .headers_mut()
-                .insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        if asked.head {
-            response = without_body(response);
-        }
-        response
-    }
-
-    /// A limit's no, and whose it is. What runs long is not asked again in a loop, and a late no to a leader's lease could
-    /// cost its office.
-    fn rejected(&self, rejection: Rejection, digest: &RequestDigest<'_>) -> Refusal {
-        let RequestDigest { info, user } = digest;
-        let flow = (!info.long_running() && !is_lease_write(info))
-            .then(|| self.holding.flow(&user.name, rejection.class()));
-        Refusal::Rejected { rejection, flow }
-    }
-
-    /// An upstream that fails is for the operator to know; whatever else is refused, the client is told and it is counted.
-    fn log(&self, refusal: &Refusal) {
-        if let Refusal::Forward(why) = refusal
-            && let Some(more) = self.upstream_log.may_say(Clock.now())
-        {
-            warn!(reason = why.label(), %why, more, "no answer from the API server");
         }
     }
 
@@ -494,12 +425,6 @@ fn name_decision(headers: &mut HeaderMap, flow_schema: &Named, priority_level: &
     }
 }
 
-fn is_lease_write(info: &RequestInfo<'_>) -> bool {
-    RequestKind::of(info) == RequestKind::Mutating
-        && info.resource() == b"leases"
-        && info.api_group() == b"coordination.k8s.io"
-}
-
 /// The request's target, byte for byte what the upstream will get.
 fn target(peer: &Peer, head: &request::Parts) -> Result<PathAndQuery, Refusal> {
     if head.method == Method::CONNECT {
@@ -547,75 +472,4 @@ fn switch(
             .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     }
     Ok(response)
-}
-
-/// The answer to a HEAD: the length of a body, and no body. HTTP/2 has nobody but us to leave it out.
-fn without_body(response: Response<Body>) -> Response<Body> {
-    let (mut head, body) = response.into_parts();
-    if let Some(length) = body.size_hint().exact() {
-        head.headers
-            .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-    }
-    Response::from_parts(head, Body::fixed(Bytes::new()))
-}
-
-/// What a refusal needs to know of a request that was taken apart.
-struct Asked {
-    accept: Option<HeaderValue>,
-    head: bool,
-    http1: bool,
-    expects_continue: bool,
-}
-
-impl Asked {
-    fn of<B>(request: &Request<B>) -> Self {
-        Self {
-            accept: request.headers().get(header::ACCEPT).cloned(),
-            head: request.method() == Method::HEAD,
-            http1: request.version() < Version::HTTP_2,
-            expects_continue: request.headers().contains_key(header::EXPECT),
-        }
-    }
-
-    /// Whether the connection can go on after a refusal: on HTTP/2 always (the stream is reset), on HTTP/1.1 if what is
-    /// left of the request's body is small and comes soon.
-    async fn skip(&self, body: Option<Incoming>) -> bool {
-        let Some(mut body) = body.filter(|body| self.http1 && !body.is_end_stream()) else {
-            return true;
-        };
-        if self.expects_continue || body.size_hint().lower() > SKIP_AT_MOST {
-            return false;
-        }
-        let skipped = async {
-            let mut left = SKIP_AT_MOST;
-            while let Some(frame) = body.frame().await {
-                let bytes = frame.ok()?.data_ref().map_or(0, |data| data.len());
-                left = left.checked_sub(u64::try_from(bytes).ok()?)?;
-            }
-            Some(())
-        };
-        matches!(
-            tokio::time::timeout(SKIP_WITHIN, skipped).await,
-            Ok(Some(()))
-        )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    type Handled = (&'static Pipeline, &'static Peer, Request<Incoming>);
-
-    fn size_of_future<T, F: Future>(_: impl Fn(T) -> F) -> usize {
-        size_of::<F>()
-    }
-
-    #[test]
-    fn a_refusal_that_is_held_takes_less_than_two_kibibytes() {
-        let size =
-            size_of_future(|(pipeline, peer, request): Handled| pipeline.handle(peer, request));
-        // Its entry in the table, and a timer, come to less than 256.
-        assert!(size + 256 < 2048, "{size}");
-    }
 }

@@ -23,6 +23,9 @@ use prometheus::IntGaugeVec;
 use crate::clock::Clock;
 use crate::metrics::Counted;
 use crate::metrics::Registry;
+use crate::pipeline::known::OTHER;
+use crate::pipeline::known::built_in;
+use crate::pipeline::known::known_path;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
@@ -50,56 +53,6 @@ const MOST_SERIES: usize = 4096;
 
 /// The codes that are counted without a look-up by text; the others are rare.
 const USUAL_CODES: [u16; 12] = [200, 201, 304, 400, 401, 403, 404, 409, 422, 429, 500, 503];
-
-/// Resources that are known before the upstream has confirmed them, so that a refusal in the first second has its label.
-const BUILT_IN: [&str; 30] = [
-    "bindings",
-    "configmaps",
-    "cronjobs",
-    "customresourcedefinitions",
-    "daemonsets",
-    "deployments",
-    "endpoints",
-    "endpointslices",
-    "events",
-    "flowschemas",
-    "horizontalpodautoscalers",
-    "ingresses",
-    "jobs",
-    "leases",
-    "limitranges",
-    "namespaces",
-    "networkpolicies",
-    "nodes",
-    "persistentvolumeclaims",
-    "persistentvolumes",
-    "pods",
-    "prioritylevelconfigurations",
-    "replicasets",
-    "resourcequotas",
-    "secrets",
-    "serviceaccounts",
-    "services",
-    "statefulsets",
-    "subjectaccessreviews",
-    "tokenreviews",
-];
-
-/// Non-resource paths that may be a label, where upstream has the path as `subresource`.
-const KNOWN_PATHS: [&str; 9] = [
-    "/api",
-    "/apis",
-    "/healthz",
-    "/livez",
-    "/metrics",
-    "/openapi/v2",
-    "/openapi/v3",
-    "/readyz",
-    "/version",
-];
-
-/// The label value of what is not known.
-const OTHER: &str = "other";
 
 /// kube-apiserver's name for itself in these metrics.
 const COMPONENT: &str = "apiserver";
@@ -350,43 +303,6 @@ impl RequestMetrics {
         });
         gauge.clone()
     }
-}
-
-fn built_in(info: &RequestInfo<'_>) -> bool {
-    let resource = BUILT_IN
-        .iter()
-        .any(|name| name.as_bytes() == info.resource());
-    let subresource = [
-        &b""[..],
-        b"status",
-        b"scale",
-        b"log",
-        b"exec",
-        b"attach",
-        b"portforward",
-        b"proxy",
-        b"binding",
-        b"eviction",
-        b"token",
-        b"finalize",
-    ]
-    .contains(&info.subresource());
-    let version = [&b"v1"[..], b"v2", b"v1beta1"].contains(&info.api_version());
-    let group = info.api_group();
-    resource
-        && subresource
-        && version
-        && (group.is_empty()
-            || group.ends_with(b".k8s.io")
-            || [&b"apps"[..], b"batch", b"autoscaling", b"policy"].contains(&group))
-}
-
-fn known_path(info: &RequestInfo<'_>) -> &'static str {
-    KNOWN_PATHS
-        .iter()
-        .find(|path| path.as_bytes() == info.path())
-        .copied()
-        .unwrap_or(OTHER)
 }
 
 impl fmt::Debug for RequestMetrics {

@@ -59,6 +59,8 @@ struct State {
     shared: Vec<Arc<Shared>>,
     idle: Vec<(Instant, http1::SendRequest<RequestBody>)>,
     opening: usize,
+    /// Connections of an earlier one are not kept: they show a certificate that is no longer the right one.
+    generation: u64,
     /// The last failure to connect, for those who were waiting when it happened.
     failed: Option<(Instant, ForwardError)>,
 }
@@ -72,6 +74,7 @@ pub(super) enum Lease<W: Way> {
 /// The sole use of an HTTP/1.1 connection. Only after [`Own1::complete`] does it serve another request.
 pub(super) struct Own1<W: Way> {
     pub(super) sender: Option<http1::SendRequest<RequestBody>>,
+    generation: u64,
     pool: Arc<Pool<W>>,
 }
 
@@ -81,13 +84,13 @@ impl<W: Way> Own1<W> {
         let Some(mut sender) = self.sender.take() else {
             return;
         };
-        let pool = Arc::clone(&self.pool);
+        let (pool, generation) = (Arc::clone(&self.pool), self.generation);
         if sender.is_ready() {
-            pool.put_back(sender);
+            pool.put_back(sender, generation);
         } else if !sender.is_closed() {
             tokio::spawn(async move {
                 if sender.ready().await.is_ok() {
-                    pool.put_back(sender);
+                    pool.put_back(sender, generation);
                 }
             });
         }
@@ -206,6 +209,7 @@ impl<W: Way> Pool<W> {
             let pool = Arc::clone(self);
             return Choice::Take(Lease::Http1(Own1 {
                 sender: Some(sender),
+                generation: state.generation,
                 pool,
             }));
         }
@@ -220,6 +224,7 @@ impl<W: Way> Pool<W> {
     }
 
     async fn open_http1(self: &Arc<Self>) -> Result<Lease<W>, ForwardError> {
+        let generation = self.state().generation;
         let opened = self.connector.connect().await;
         self.metrics
             .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol).ok());
@@ -236,6 +241,7 @@ impl<W: Way> Pool<W> {
         let sender = self.speak_http1(connection).await?;
         Ok(Lease::Http1(Own1 {
             sender: Some(sender),
+            generation,
             pool: Arc::clone(self),
         }))
     }
@@ -259,6 +265,7 @@ impl<W: Way> Pool<W> {
     /// Opens a connection that others can share, in a task of its own: whoever asked first may go away.
     fn open_shared(self: &Arc<Self>, state: &mut State) {
         state.opening += 1;
+        let generation = state.generation;
         let pool = Arc::clone(self);
         tokio::spawn(async move {
             let opened = pool.connector.connect().await;
@@ -270,9 +277,8 @@ impl<W: Way> Pool<W> {
                 }),
                 Ok((connection, Protocol::Http1)) => {
                     pool.speak_http1(connection).await.map(|sender| {
-                        let mut state = pool.state();
-                        state.speaks = Some(Protocol::Http1);
-                        state.idle.push((Clock.now(), sender));
+                        pool.state().speaks = Some(Protocol::Http1);
+                        pool.put_back(sender, generation);
                     })
                 }
                 Err(failure) => Err(failure),
@@ -315,8 +321,11 @@ impl<W: Way> Pool<W> {
         Ok(shared)
     }
 
-    fn put_back(&self, sender: http1::SendRequest<RequestBody>) {
-        self.state().idle.push((Clock.now(), sender));
+    fn put_back(&self, sender: http1::SendRequest<RequestBody>, generation: u64) {
+        let mut state = self.state();
+        if state.generation == generation {
+            state.idle.push((Clock.now(), sender));
+        }
     }
 
     /// Closes what has been idle for too long; to be called now and then.
@@ -326,9 +335,12 @@ impl<W: Way> Pool<W> {
         });
     }
 
-    /// Lets go of every idle connection: they show a certificate that is no longer the right one.
-    pub fn close_all_idle(&self) {
-        self.state().idle.clear();
+    /// Lets go of every idle connection, and of the others when they become idle: they show a certificate that is no
+    /// longer the right one.
+    pub fn renew(&self) {
+        let mut state = self.state();
+        state.generation += 1;
+        state.idle.clear();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

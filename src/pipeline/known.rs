@@ -1,0 +1,92 @@
+//! What of a request may be a label's value before the API server has shown that it exists.
+
+use crate::request_info::RequestInfo;
+
+/// The label value of what is not known.
+pub(super) const OTHER: &str = "other";
+
+/// Resources that are known before the upstream has confirmed them, so that a refusal in the first second has its label.
+const BUILT_IN: [&str; 30] = [
+    "bindings",
+    "configmaps",
+    "cronjobs",
+    "customresourcedefinitions",
+    "daemonsets",
+    "deployments",
+    "endpoints",
+    "endpointslices",
+    "events",
+    "flowschemas",
+    "horizontalpodautoscalers",
+    "ingresses",
+    "jobs",
+    "leases",
+    "limitranges",
+    "namespaces",
+    "networkpolicies",
+    "nodes",
+    "persistentvolumeclaims",
+    "persistentvolumes",
+    "pods",
+    "prioritylevelconfigurations",
+    "replicasets",
+    "resourcequotas",
+    "secrets",
+    "serviceaccounts",
+    "services",
+    "statefulsets",
+    "subjectaccessreviews",
+    "tokenreviews",
+];
+
+/// Non-resource paths that may be a label, where upstream has the path as `subresource`.
+const KNOWN_PATHS: [&str; 9] = [
+    "/api",
+    "/apis",
+    "/healthz",
+    "/livez",
+    "/metrics",
+    "/openapi/v2",
+    "/openapi/v3",
+    "/readyz",
+    "/version",
+];
+
+/// Whether every API server has this resource.
+pub(super) fn built_in(info: &RequestInfo<'_>) -> bool {
+    let resource = BUILT_IN
+        .iter()
+        .any(|name| name.as_bytes() == info.resource());
+    let subresource = [
+        &b""[..],
+        b"status",
+        b"scale",
+        b"log",
+        b"exec",
+        b"attach",
+        b"portforward",
+        b"proxy",
+        b"binding",
+        b"eviction",
+        b"token",
+        b"finalize",
+    ]
+    .contains(&info.subresource());
+    let version = [&b"v1"[..], b"v2", b"v1beta1"].contains(&info.api_version());
+    let group = info.api_group();
+    resource
+        && subresource
+        && version
+        && (group.is_empty()
+            || group.ends_with(b".k8s.io")
+            || [&b"apps"[..], b"batch", b"autoscaling", b"policy"].contains(&group))
+}
+
+/// The path, where it is one of those that every API server has.
+pub(super) fn known_path(info: &RequestInfo<'_>) -> &'static str {
+    KNOWN_PATHS
+        .iter()
+        .find(|path| path.as_bytes() == info.path())
+        .copied()
+        .unwrap_or(OTHER)
+}

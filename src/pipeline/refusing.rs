@@ -1,0 +1,172 @@
+//! Saying no to a request: when, how, and what becomes of its connection.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use http::Method;
+use http::Request;
+use http::Response;
+use http::Version;
+use http::header;
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tracing::warn;
+
+use crate::clock::Clock;
+use crate::drain::Stage;
+use crate::limits::Rejection;
+use crate::limits::RequestDigest;
+use crate::pipeline::Peer;
+use crate::pipeline::Pipeline;
+use crate::pipeline::body::Body;
+use crate::pipeline::name_decision;
+use crate::pipeline::refusal::Refusal;
+use crate::request_info::RequestInfo;
+use crate::request_info::RequestKind;
+
+/// A refused request's body up to this size is skipped so that the connection can go on; Go's server does the same
+/// (`net/http.maxPostHandlerReadBytes`). A larger one, or one that dawdles, costs the connection.
+const SKIP_AT_MOST: u64 = 256 << 10;
+
+/// How long a refused request's body may take to come.
+const SKIP_WITHIN: Duration = Duration::from_secs(1);
+
+impl Pipeline {
+    /// Says no: at once, or when the time is over that the client was told to wait. Nothing of the request is kept till then.
+    pub(super) async fn refuse(
+        &self,
+        peer: &Peer,
+        asked: Asked,
+        body: Option<Incoming>,
+        refusal: &Refusal,
+    ) -> Response<Body> {
+        self.log(refusal);
+        let goes_on = asked.skip(body).await;
+        if let Refusal::Rejected {
+            rejection,
+            flow: Some(flow),
+        } = refusal
+        {
+            let retry_after = Duration::from_secs(rejection.retry_after().into());
+            tokio::select! {
+                () = self.holding.hold(&peer.patience, *flow, retry_after) => {}
+                () = self.drain.reached(Stage::Closing) => {}
+            }
+        }
+        let mut response = self.refusals.respond(refusal, asked.accept.as_ref());
+        if let Refusal::Rejected {
+            rejection: Rejection::Fairness(rejected),
+            ..
+        } = refusal
+        {
+            let (schema, level) = (rejected.flow_schema(), rejected.priority_level());
+            name_decision(response.headers_mut(), schema, level);
+        }
+        if !goes_on {
+            response
+                .headers_mut()
+                .insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if asked.head {
+            response = without_body(response);
+        }
+        response
+    }
+
+    /// A limit's no, and whose it is. What runs long is not asked again in a loop, and a late no to a leader's lease could
+    /// cost its office.
+    pub(super) fn rejected(&self, rejection: Rejection, digest: &RequestDigest<'_>) -> Refusal {
+        let RequestDigest { info, user } = digest;
+        let flow = (!info.long_running() && !is_lease_write(info))
+            .then(|| self.holding.flow(&user.name, rejection.class()));
+        Refusal::Rejected { rejection, flow }
+    }
+
+    /// An upstream that fails is for the operator to know; whatever else is refused, the client is told and it is counted.
+    fn log(&self, refusal: &Refusal) {
+        if let Refusal::Forward(why) = refusal
+            && let Some(more) = self.upstream_log.may_say(Clock.now())
+        {
+            warn!(reason = why.label(), %why, more, "no answer from the API server");
+        }
+    }
+}
+
+fn is_lease_write(info: &RequestInfo<'_>) -> bool {
+    RequestKind::of(info) == RequestKind::Mutating
+        && info.resource() == b"leases"
+        && info.api_group() == b"coordination.k8s.io"
+}
+
+/// The answer to a HEAD: the length of a body, and no body. HTTP/2 has nobody but us to leave it out.
+fn without_body(response: Response<Body>) -> Response<Body> {
+    let (mut head, body) = response.into_parts();
+    if let Some(length) = body.size_hint().exact() {
+        head.headers
+            .insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    Response::from_parts(head, Body::fixed(Bytes::new()))
+}
+
+/// What a refusal needs to know of a request that was taken apart.
+pub(super) struct Asked {
+    accept: Option<HeaderValue>,
+    head: bool,
+    http1: bool,
+    expects_continue: bool,
+}
+
+impl Asked {
+    pub(super) fn of<B>(request: &Request<B>) -> Self {
+        Self {
+            accept: request.headers().get(header::ACCEPT).cloned(),
+            head: request.method() == Method::HEAD,
+            http1: request.version() < Version::HTTP_2,
+            expects_continue: request.headers().contains_key(header::EXPECT),
+        }
+    }
+
+    /// Whether the connection can go on after a refusal: on HTTP/2 always (the stream is reset), on HTTP/1.1 if what is
+    /// left of the request's body is small and comes soon.
+    async fn skip(&self, body: Option<Incoming>) -> bool {
+        let Some(mut body) = body.filter(|body| self.http1 && !body.is_end_stream()) else {
+            return true;
+        };
+        if self.expects_continue || body.size_hint().lower() > SKIP_AT_MOST {
+            return false;
+        }
+        let skipped = async {
+            let mut left = SKIP_AT_MOST;
+            while let Some(frame) = body.frame().await {
+                let bytes = frame.ok()?.data_ref().map_or(0, |data| data.len());
+                left = left.checked_sub(u64::try_from(bytes).ok()?)?;
+            }
+            Some(())
+        };
+        matches!(
+            tokio::time::timeout(SKIP_WITHIN, skipped).await,
+            Ok(Some(()))
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Handled = (&'static Pipeline, &'static Peer, Request<Incoming>);
+
+    fn size_of_future<T, F: Future>(_: impl Fn(T) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn a_refusal_that_is_held_takes_less_than_two_kibibytes() {
+        let size =
+            size_of_future(|(pipeline, peer, request): Handled| pipeline.handle(peer, request));
+        // Its entry in the table, and a timer, come to less than 256.
+        assert!(size + 256 < 2048, "{size}");
+    }
+}
