@@ -335,12 +335,15 @@ impl<W: Way> Pool<W> {
         });
     }
 
-    /// Lets go of every idle connection, and of the others when they become idle: they show a certificate that is no
-    /// longer the right one.
+    /// Lets go of every connection as soon as nothing is under way on it: they show a certificate that is no longer the
+    /// right one.
     pub fn renew(&self) {
         let mut state = self.state();
         state.generation += 1;
         state.idle.clear();
+        for shared in state.shared.drain(..) {
+            shared.leaving();
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
