@@ -1,0 +1,262 @@
+#!/usr/bin/env bash
+# What deploy/ has for Prometheus and Grafana: the rules are sound and fire when they should, all names exist, every query of
+# the dashboard is answered, and a real Prometheus that looks each second says what wrk and h2load saw.
+
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname "$0")/lib.sh"
+need awk curl h2load jq prometheus promtool wrk
+
+DASHBOARD=$ROOT/deploy/grafana-dashboard.json
+RULES=$ROOT/deploy/prometheus-rules.yaml
+CONFIG=$ROOT/deploy/prometheus.yaml
+ALERTS=$ROOT/tests/tools/prometheus/alerts.yaml
+
+LIMIT_IN_FLIGHT=40
+REQUESTS=50000
+
+# What promtool has against names that are kube-apiserver's own.
+UPSTREAMS_OWN='apiserver_flowcontrol_latest_s metric names should not contain abbreviated units
+apiserver_flowcontrol_next_discounted_s_bounds metric names should not contain abbreviated units
+apiserver_flowcontrol_next_s_bounds metric names should not contain abbreviated units'
+
+# What Prometheus itself says about a scrape.
+PROMETHEUS_OWN='scrape_duration_seconds up'
+
+declare -A BEFORE=() GREW=()
+
+# --- by themselves -------------------------------------------------------------------------------------------------------
+
+check_ok 'the rules are sound' promtool check rules "$RULES"
+check_ok 'the configuration is sound' promtool check config "$CONFIG"
+check_ok 'alerts fire when they should, and only then' promtool test rules "$ALERTS"
+check 'and each of them is seen to fire' "$(sed -n 's/.*- alert: //p' "$RULES" | sort)" \
+    "$(grep -oP 'alertname="\K[A-Za-z]+(?=", alertstate="firing")' "$ALERTS" | sort -u)"
+
+# --- three weirs, and a Prometheus ---------------------------------------------------------------------------------------
+
+# scraped: what all of them show now is in Prometheus.
+scraped() {
+    local now
+    # Prometheus writes regular times where the true ones differ by some milliseconds.
+    now=$(($(date +%s%3N) + 100))
+    within "$LIMIT" seen_after "$now" || die "Prometheus has not looked at all of them for $LIMIT s"
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+seen_after() {
+    [[ $(value "count(timestamp(up{job=\"weir\"}) > $1 / 1000 and up{job=\"weir\"} == 1)") == 3 ]]
+}
+
+# ask QUERY [TIME]: Prometheus' answer.
+ask() {
+    curl -sS --max-time "$LIMIT" --data-urlencode "query=$1" ${2:+--data-urlencode "time=$2"} "http://$PROMETHEUS/api/v1/query"
+}
+
+# value QUERY [TIME]: the one number that it is.
+value() {
+    ask "$@" | jq -r 'if .data.result | length == 1 then .data.result[0].value[1] else tojson end'
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+listening() {
+    PROMETHEUS=$(sed -n 's/.*msg="Listening on".* address=\([0-9.:]*\).*/\1/p' "$WORK/prometheus.err")
+    [[ -n $PROMETHEUS ]]
+}
+
+# The configuration as it is, with these targets.
+watching() {
+    mkdir "$WORK/etc"
+    sed "s#targets: \[127.0.0.1:6480\]#targets: [$1, $2, $3]#" "$CONFIG" >"$WORK/etc/prometheus.yaml"
+    cp "$RULES" "$WORK/etc/"
+    start prometheus prometheus --config.file "$WORK/etc/prometheus.yaml" --storage.tsdb.path "$WORK/tsdb" \
+        --web.listen-address 127.0.0.1:0
+    within "$LIMIT" listening || die 'Prometheus does not listen'
+    scraped
+}
+
+# cut_off: a request that finds no API server, at the weir that has none.
+cut_off() {
+    local code
+    code=$(curl -sS -o /dev/null -w '%{http_code}' --max-time "$LIMIT" --cacert "$CUT_OFF_DIR/ca.crt" "$CUT_OFF_URL/api")
+    [[ $code == 503 ]]
+}
+
+# --- the reckoning -------------------------------------------------------------------------------------------------------
+
+counters() {
+    local of="instance=\"$PLAY\"" list="instance=\"$PLAY\",verb=\"LIST\",resource=\"nodes\",scope=\"cluster\""
+    cat <<END
+DROPPED apiserver_dropped_requests_total{$of,request_kind="readOnly"}
+TERMINATED apiserver_request_terminations_total{$list,code="429"}
+REFUSED apiserver_request_total{$list,code="429"}
+SERVED apiserver_request_total{$list,code="200"}
+END
+}
+
+note() {
+    local name series
+    scraped
+    while read -r name series; do BEFORE[$name]=$(value "sum($series) or vector(0)"); done < <(counters)
+    SINCE=$(date +%s)
+}
+
+# grown WHAT: how far each counter has come since `note` by Prometheus, once everybody has gone. SPAN is the time from there.
+grown() {
+    local name series
+    ADMIN=$PLAY
+    check_ok "$1: all connections end" within "$LIMIT" at_zero 'weir_client_connections'
+    scraped
+    SPAN=$(($(date +%s) - SINCE + 1))s
+    while read -r name series; do
+        GREW[$name]=$(($(value "sum($series) or vector(0)") - BEFORE[$name]))
+    done < <(counters)
+}
+
+# over_time FUNCTION SERIES: of the samples since `note`.
+over_time() {
+    value "$1_over_time($2[$SPAN])"
+}
+
+peak() {
+    over_time max "apiserver_current_inflight_requests{instance=\"$PLAY\",request_kind=\"readOnly\"}"
+}
+
+with_wrk() {
+    local refused
+    note
+    start wrk wrk -c 100 -t 2 -d 10s -H "$ALICE" "$PLAY_URL/api/v1/nodes"
+    finish wrk
+    check 'wrk ends' 0 "$STATUS"
+    grown wrk
+    refused=$(awk '/Non-2xx or 3xx responses:/ {print $NF}' "$WORK/wrk.out")
+    check_between 'wrk: some are refused' 1000 100000000 "${refused:-0}"
+    # wrk throws away the answers that are under way when it ends, one for each connection.
+    check_between "wrk: dropped, against the $refused that wrk saw" "$refused" $((refused + 100)) "${GREW[DROPPED]}"
+    check 'wrk: terminations are the same' "${GREW[DROPPED]}" "${GREW[TERMINATED]}"
+    check 'wrk: requests with code 429 are the same' "${GREW[DROPPED]}" "${GREW[REFUSED]}"
+    # Ten seconds, looked at once in each; a machine with much to do may miss some.
+    check_between 'wrk: Prometheus looked again and again' 5 "$((${SPAN%s} + 1))" "$(over_time sum "up{instance=\"$PLAY\"}")"
+    check 'wrk: what is in flight touches the limit and never passes it' "$LIMIT_IN_FLIGHT" "$(peak)"
+    grep -E 'requests in|Non-2xx|Requests/sec|Socket errors' "$WORK/wrk.out" || true
+}
+
+with_h2load() {
+    local refused served
+    note
+    start h2load h2load -n "$REQUESTS" -c 100 -m 10 -H "$ALICE" "$PLAY_URL/api/v1/nodes"
+    finish h2load 120
+    check 'h2load ends' 0 "$STATUS"
+    grown h2load
+    served=$(sed -n 's/^status codes: \([0-9]*\) 2xx.*/\1/p' "$WORK/h2load.out")
+    refused=$(sed -n 's/^status codes:.* \([0-9]*\) 4xx.*/\1/p' "$WORK/h2load.out")
+    check 'h2load: every request is answered' "$REQUESTS" $((served + refused))
+    check_between 'h2load: some are refused' 100 "$REQUESTS" "$refused"
+    check 'h2load: dropped' "$refused" "${GREW[DROPPED]}"
+    check 'h2load: terminations' "$refused" "${GREW[TERMINATED]}"
+    check 'h2load: requests with code 429' "$refused" "${GREW[REFUSED]}"
+    check 'h2load: requests with code 200' "$served" "${GREW[SERVED]}"
+    check_between 'h2load: what is in flight never passes the limit' 1 "$LIMIT_IN_FLIGHT" "$(peak)"
+    grep -E '^(finished|status codes)' "$WORK/h2load.out"
+}
+
+# --- with fairness -------------------------------------------------------------------------------------------------------
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+watched() {
+    curl -sS "http://$FAIR/metrics" | grep -q '^apiserver_longrunning_requests{.*verb="WATCH"'
+}
+
+# Fills the queues of a level, so that some are refused and these are held back; and opens a watch.
+with_fairness() {
+    start watch curl -sSN --cacert "$FAIR_DIR/ca.crt" -H "$FAIR_ALICE" "$FAIR_URL/api/v1/nodes?watch=1"
+    check_ok 'a watch is open' within "$LIMIT" watched
+    start flood h2load -n 5000 -c 100 -m 10 -H "$FAIR_ALICE" "$FAIR_URL/api/v1/nodes"
+    finish flood 120
+    check 'a flood ends' 0 "$STATUS"
+    check_ok 'a request finds no API server' cut_off
+    scraped
+    check "Prometheus has the flood's refusals" \
+        "$(sed -n 's/^status codes:.* \([0-9]*\) 4xx.*/\1/p' "$WORK/flood.out")" \
+        "$(value "sum(apiserver_flowcontrol_rejected_requests_total{instance=\"$FAIR\"})")"
+    check_between 'some of them were held back' 1 5000 "$(value "sum(weir_rejection_holds_total{instance=\"$FAIR\"})")"
+}
+
+# --- names, and what is asked with them ----------------------------------------------------------------------------------
+
+# shows NAME ADMIN EXPECTED: a scrape, to $WORK/NAME.scrape, and what promtool has against it.
+shows() {
+    curl -sS "http://$2/metrics" >"$WORK/$1.scrape"
+    check "promtool has nothing against the metrics of $1 but upstream's own names" "$3" \
+        "$(promtool check metrics <"$WORK/$1.scrape" 2>&1 | sort)"
+}
+
+# Samples, and histograms by their own name.
+exposed() {
+    sed -nE 's/^# HELP ([a-z_]+) .*/\1/p; s/^([a-z_]+)[{ ].*/\1/p' "$WORK"/*.scrape
+    tr ' ' '\n' <<<"$PROMETHEUS_OWN"
+    sed -n 's/.*- record: //p' "$RULES"
+}
+
+# Metrics that are named anywhere, in queries or in words.
+named() {
+    grep -ohE '\b(apiserver|process|scrape|weir)_[a-z_0-9]+|\bweir:[a-z_:0-9]+|\bup\{' "$DASHBOARD" "$RULES" | tr -d '{' | sort -u
+}
+
+check_names() {
+    check_between 'the dashboard and the rules name metrics' 30 1000 "$(named | wc -l)"
+    check 'all of them exist' '' "$(comm -23 <(named) <(exposed | sort -u))"
+}
+
+# Every query of the dashboard, as Grafana would send it, has an answer with something in it.
+check_dashboard() {
+    local query answer asked=0
+    while read -r query; do
+        asked=$((asked + 1))
+        answer=$(ask "$query" |
+            jq -r 'if .status != "success" then .error elif .data.result == [] then "nothing" else "something" end')
+        if [[ $answer != something ]]; then fail "the dashboard asks $query" something "$answer"; fi
+    done < <(jq -r '.panels[].targets[]?.expr | gsub("\\$__rate_interval"; "1m") | gsub("\\$job"; "weir")
+        | gsub("\\$(instance|priority_level)"; ".*")' "$DASHBOARD")
+    check_between 'the dashboard has its queries answered' 50 500 "$asked"
+    check 'panels have ids and titles of their own, and a place in the grid' '' "$(jq -r '
+        ([.panels[].id] | group_by(.)[] | select(length > 1) | "id \(.[0])"),
+        (.panels[] | select(.type != "row") | select((.title // "") == "" or .gridPos.x + .gridPos.w > 24) | "panel \(.id)")' "$DASHBOARD")"
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+evaluated() {
+    curl -sS "http://$PROMETHEUS/api/v1/rules" >"$WORK/rules.json"
+    jq -e '[.data.groups[].rules[].health] | length > 0 and all(. != "unknown")' "$WORK/rules.json"
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+pending() {
+    cut_off # again, for what is still the case
+    curl -sS "http://$PROMETHEUS/api/v1/alerts" |
+        jq -e --arg name "$1" --arg instance "$2" '.data.alerts[].labels | select(.alertname == $name and .instance == $instance)'
+}
+
+check_rules() {
+    check_ok 'all rules are evaluated' within 60 evaluated
+    check 'and none fails' '' "$(jq -r '.data.groups[].rules[] | select(.health != "ok") | "\(.name): \(.lastError)"' "$WORK/rules.json")"
+    check_ok 'the flood is noticed' within 60 pending WeirRefuses "$PLAY"
+    check_ok 'an API server that is away is noticed' within 60 pending WeirUpstreamDown "$CUT_OFF"
+}
+
+playground play --enable-priority-and-fairness=false --max-requests-inflight "$LIMIT_IN_FLIGHT" --capacity "$LIMIT_IN_FLIGHT" \
+    --service-time 50ms --rejection-hold 0s
+PLAY=$ADMIN PLAY_URL=$URL ALICE=$(bearer alice)
+playground fair --service-time 50ms
+FAIR=$ADMIN FAIR_URL=$URL FAIR_DIR=$DIR FAIR_ALICE=$(bearer alice)
+weir cut-off 127.0.0.1:1 # nobody listens there
+CUT_OFF=$ADMIN CUT_OFF_URL=$URL CUT_OFF_DIR=$DIR
+watching "$PLAY" "$FAIR" "$CUT_OFF"
+with_wrk
+with_h2load
+with_fairness
+shows play "$PLAY" ''
+shows fair "$FAIR" "$UPSTREAMS_OWN"
+check_names
+check_rules
+check_dashboard
+summary
