@@ -146,9 +146,7 @@ impl Refusal {
                 None,
             ),
             Self::Forward(error) => {
-                // Who cannot be trusted now cannot be in a second: a client that tries ten times only seems to hang.
-                let passes = error.unsent() && !matches!(error, ForwardError::Tls(_));
-                let retry = passes.then_some(RETRY_UNSENT);
+                let retry = error.passes().then_some(RETRY_UNSENT);
                 let reason = if error.unsent() { "ServiceUnavailable" } else { "BadGateway" };
                 (reason, error.label(), format!("weir got no answer from the API server: {error}"), retry)
             }

@@ -238,6 +238,18 @@ impl ForwardError {
     }
 }
 
+impl ForwardError {
+    /// Whether it is worth another try in a moment: what was not sent is, but that whom weir cannot believe now it cannot
+    /// believe in a second either; a client that tries ten times would only seem to hang.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        // What is wrong with the peer's handshake, rather than with the connection, is invalid data.
+        let disbelieved =
+            matches!(self, Self::Tls(why) if why.kind() == io::ErrorKind::InvalidData);
+        self.unsent() && !disbelieved
+    }
+}
+
 impl From<hyper::Error> for ForwardError {
     fn from(error: hyper::Error) -> Self {
         Self::reset(error)

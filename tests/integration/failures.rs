@@ -16,6 +16,15 @@ const LIST: &str = "/api/v1/pods";
 
 /// It cannot have reached the API server.
 fn assert_unsent(answer: &Answer, cause: &str) {
+    assert_unsent_worth(answer, cause, &["1"]);
+}
+
+/// It cannot have reached the API server, nor will it in a moment.
+fn assert_never_sent(answer: &Answer, cause: &str) {
+    assert_unsent_worth(answer, cause, &[]);
+}
+
+fn assert_unsent_worth(answer: &Answer, cause: &str, retry_after: &[&str]) {
     let told = answer.told();
     assert_eq!(
         (answer.status, told.reason.as_str()),
@@ -23,7 +32,7 @@ fn assert_unsent(answer: &Answer, cause: &str) {
         "{told:?}"
     );
     assert_eq!(told.cause, cause, "{told:?}");
-    assert_eq!(answer.headers.all("retry-after"), ["1"]);
+    assert_eq!(answer.headers.all("retry-after"), retry_after);
 }
 
 /// It may have reached the API server.

@@ -55,6 +55,10 @@ async fn refused(client: &mut Client, ask: Ask) {
 }
 
 #[tokio::test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "that the time has passed is what is shown, and by no clock of the program's"
+)]
 async fn who_comes_back_early_hears_no_when_its_time_is_over() {
     let full = full(LONG, 100).await;
     let mut client = full.weir.alice(Http::Two);
