@@ -36,7 +36,7 @@ const BODY: &str = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1).filter(|argument| argument != "--bench");
-    let mut argument = |what: &str| arguments.next().ok_or(format!("{what} is missing"));
+    let mut argument = |what: &str| arguments.next().ok_or_else(|| format!("{what} is missing"));
     let port: u16 = argument("the port")?.parse()?;
     let certificate = CertificateDer::from_pem_file(argument("the certificate")?)?;
     let key = PrivateKeyDer::from_pem_file(argument("the key")?)?;

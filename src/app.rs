@@ -44,8 +44,10 @@ use crate::pipeline::trace::RequestMetrics;
 use crate::server;
 use crate::server::accept;
 use crate::server::accept::Acceptor;
+use crate::server::connection::HANDSHAKE_TIMEOUT;
 use crate::server::connection::Serving;
 use crate::server::tls;
+use crate::server::turns::Turns;
 use crate::server::worker::Worker;
 use crate::sparingly::Sparingly;
 use crate::upstream;
@@ -290,12 +292,15 @@ impl Shared {
         let listener = listen(serving.address)?;
         let metrics = server::Metrics::register(registry);
         let trusted: Arc<[IpNet]> = serving.trusted_proxies.into();
+        let turns = Turns::new(HANDSHAKE_TIMEOUT, &metrics);
         let start = |number| {
             let serving = Serving {
                 pipeline: Arc::new(self.pipeline()),
                 drain: Arc::clone(&self.drain),
                 max_streams: serving.max_streams,
                 trusted: Arc::clone(&trusted),
+                proxy_protocol: serving.proxy_protocol,
+                turns: Arc::clone(&turns),
                 goaway_chance: serving.goaway_chance,
                 metrics: metrics.clone(),
             };
@@ -306,7 +311,6 @@ impl Shared {
             listener,
             workers: workers.map_err(|why| StartError::new("cannot start a worker", why))?,
             most: serving.max_connections,
-            trusted,
             drain: Arc::clone(&self.drain),
             metrics,
         })

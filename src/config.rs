@@ -61,6 +61,8 @@ pub struct Serving {
     pub max_connections: usize,
     /// `--trusted-proxies`.
     pub trusted_proxies: Vec<IpNet>,
+    /// `--proxy-protocol`.
+    pub proxy_protocol: bool,
 }
 
 /// Who asks.

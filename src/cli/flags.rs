@@ -148,6 +148,18 @@ pub struct IdentityArgs {
     /// Networks whose X-Forwarded-For is believed. May be given several times, or as a list.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
+    /// Connections from --trusted-proxies tell by the PROXY protocol (version 2) whose they are; one without its header is
+    /// the proxy's own. Only for proxies that always send it: a client's own bytes would be believed otherwise.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub proxy_protocol: bool,
     /// The header by which the API server takes a user's name from a front proxy: the first is written, all are removed
     /// from clients.
     #[arg(

@@ -94,7 +94,17 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let tokens = faults.tokens(identity.token_auth_file.as_deref());
     let headers = identity_headers(&identity);
     let trusted_proxies = identity.trusted_proxies;
-    let serving = faults.serving(serving, client_ca.clone().flatten(), trusted_proxies);
+    if identity.proxy_protocol && trusted_proxies.is_empty() {
+        faults.add(
+            "proxy-protocol",
+            "only together with --trusted-proxies, which name who may send it",
+        );
+    }
+    let serving = faults.serving(
+        serving,
+        client_ca.clone().flatten(),
+        (trusted_proxies, identity.proxy_protocol),
+    );
     let how_much = faults.limits(&limits);
     let upstream = faults.upstream(&upstream, &limits);
     let (Some(serving), Some(tokens), Some(how_much), Some((upstream, own)), true) =
@@ -249,7 +259,7 @@ impl Faults {
         &mut self,
         args: ServingArgs,
         client_ca: Option<RootCertStore>,
-        trusted_proxies: Vec<ipnet::IpNet>,
+        (trusted_proxies, proxy_protocol): (Vec<ipnet::IpNet>, bool),
     ) -> Option<config::Serving> {
         let (certificate, key) = (&args.tls_cert_file, &args.tls_private_key_file);
         if certificate.is_none() {
@@ -283,6 +293,7 @@ impl Faults {
                     usize::try_from(most).unwrap_or(usize::MAX)
                 }),
             trusted_proxies,
+            proxy_protocol,
         })
     }
 }

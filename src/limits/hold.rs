@@ -29,6 +29,10 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 /// Most flows in a generation; two are kept. An entry takes less than 64 bytes.
 const FLOWS: usize = 32_768;
 
+/// Times that are remembered of a flow on one connection: so many of its requests can wait as they were told, each by itself,
+/// beside one that does not. Whoever does not wait hears as many refusals in a `Retry-After`, and no more.
+const TIMES: usize = 4;
+
 /// Flows that are remembered on one connection: more users than a front proxy's connection has at a time that are all
 /// refused. The oldest goes first.
 const FLOWS_A_CONNECTION: usize = 16;
@@ -42,10 +46,10 @@ pub enum When {
     At(Instant),
 }
 
-/// What is remembered of a connection: until when each of its flows was told to wait.
+/// What is remembered of a connection: until when each of its flows was told to wait, the earliest first.
 #[derive(Debug, Default)]
 pub struct Told {
-    flows: Vec<(Flow, Instant)>,
+    flows: Vec<(Flow, Vec<Instant>)>,
     held: usize,
 }
 
@@ -101,26 +105,48 @@ impl<T> Holds<T> {
         at_a_time: usize,
     ) -> When {
         let known = self.known(flow, now);
-        let before = told.until(flow);
-        if before.is_none() {
+        let room = told.held < at_a_time;
+        let times = told.times(flow);
+        if times.is_empty() {
             known.connections = known.connections.saturating_add(1);
         }
         let many = known.connections > FEW_CONNECTIONS;
-        let until = before.or(if many { Some(known.until) } else { None });
-        let room = told.held < at_a_time;
-        let longest = self.longest;
+        let until = match times.first() {
+            Some(earliest) => Some(*earliest),
+            None if many => Some(known.until),
+            None => None,
+        };
         let when = match until {
-            Some(until) if until > now && room => When::At(until.min(now + longest)),
+            Some(until) if until > now && room => When::At(until.min(now + self.longest)),
             _ => When::AtOnce,
         };
         let said = match when {
             When::At(at) => at,
             When::AtOnce => now,
         };
-        told.note(flow, said + retry_after);
+        // Who waited has used up his time; who did not uses up nobody else's, as long as there is room.
+        if !times.is_empty() && (when == When::AtOnce || times.len() >= TIMES) {
+            times.remove(0);
+        }
+        insert(times, said + retry_after);
         let known = self.known(flow, now);
         known.until = known.until.max(said + retry_after);
         when
+    }
+
+    /// One that was to be told at `at` to come back after `retry_after` is told at `now` already.
+    pub fn told_early(
+        told: &mut Told,
+        flow: Flow,
+        at: Instant,
+        now: Instant,
+        retry_after: Duration,
+    ) {
+        let times = told.times(flow);
+        if let Some(place) = times.iter().position(|time| *time == at + retry_after) {
+            times.remove(place);
+            insert(times, now + retry_after);
+        }
     }
 
     /// Holds one of `flow`; what was held longest is let go if there are too many.
@@ -183,18 +209,27 @@ impl<T> Holds<T> {
 }
 
 impl Told {
-    fn until(&self, flow: Flow) -> Option<Instant> {
-        let (_, until) = self.flows.iter().find(|(told, _)| *told == flow)?;
-        Some(*until)
+    fn times(&mut self, flow: Flow) -> &mut Vec<Instant> {
+        let place = self.flows.iter().position(|(told, _)| *told == flow);
+        let (_, times) = match place {
+            Some(place) => {
+                let known = self.flows.remove(place);
+                self.flows.push_mut(known)
+            }
+            None => {
+                if self.flows.len() >= FLOWS_A_CONNECTION {
+                    self.flows.remove(0);
+                }
+                self.flows.push_mut((flow, Vec::new()))
+            }
+        };
+        times
     }
+}
 
-    fn note(&mut self, flow: Flow, until: Instant) {
-        self.flows.retain(|(told, _)| *told != flow);
-        if self.flows.len() >= FLOWS_A_CONNECTION {
-            self.flows.remove(0);
-        }
-        self.flows.push((flow, until));
-    }
+fn insert(times: &mut Vec<Instant>, time: Instant) {
+    let place = times.partition_point(|earlier| *earlier <= time);
+    times.insert(place, time);
 }
 
 /// Flows are keyed hashes already.
@@ -243,12 +278,53 @@ mod tests {
     fn who_comes_back_early_is_told_when_its_time_is_over_and_not_before_every_time() {
         let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
         assert_eq!(holds.refuse(&mut told, ONE, now, SECOND, 1), When::AtOnce);
-        let mut said = now;
-        for _ in 0..10 {
-            let when = holds.refuse(&mut told, ONE, said + MS, SECOND, 1);
-            assert_eq!(when, When::At(said + SECOND));
-            said += SECOND;
+        let when = holds.refuse(&mut told, ONE, now + MS, SECOND, 1);
+        assert_eq!(when, When::At(now + SECOND));
+        // Again and again at once: not told more often than several who wait would be.
+        let (mut at, mut times) = (now + SECOND, 0);
+        while at < now + 100 * SECOND {
+            at = match holds.refuse(&mut told, ONE, at + MS, SECOND, 1) {
+                When::At(at) => at,
+                When::AtOnce => at + MS,
+            };
+            times += 1;
         }
+        assert!(times <= 100 * TIMES, "{times}");
+    }
+
+    #[test]
+    fn who_waits_is_not_held_because_another_of_his_flow_came_in_between() {
+        let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
+        let refuse = |holds: &mut Holds<u32>, told: &mut Told, at| match holds
+            .refuse(told, ONE, at, SECOND, 4)
+        {
+            When::AtOnce => at,
+            When::At(at) => at,
+        };
+        // Three that wait as they are told, from when they first came.
+        let mut next = [now, now + 100 * MS, now + 200 * MS];
+        for first in &mut next {
+            *first = refuse(&mut holds, &mut told, *first) + SECOND;
+        }
+        for _ in 0..50 {
+            next.sort();
+            let due = next[0] + MS;
+            assert_eq!(refuse(&mut holds, &mut told, due), due, "held");
+            next[0] = due + SECOND;
+        }
+    }
+
+    #[test]
+    fn who_was_told_early_may_come_early() {
+        let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
+        holds.refuse(&mut told, ONE, now, SECOND, 1);
+        let When::At(at) = holds.refuse(&mut told, ONE, now + MS, SECOND, 1) else {
+            panic!("it came early");
+        };
+        holds.refuse(&mut told, ONE, now + SECOND, SECOND, 1); // the first one, as told
+        Holds::<u32>::told_early(&mut told, ONE, at, now + 10 * MS, SECOND);
+        let when = holds.refuse(&mut told, ONE, now + 10 * MS + SECOND, SECOND, 1);
+        assert_eq!(when, When::AtOnce);
     }
 
     #[test]

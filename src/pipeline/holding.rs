@@ -144,7 +144,10 @@ impl Holding {
             holding: self,
             patience,
             ticket,
+            flow,
             since,
+            until,
+            retry_after,
             end: End::Gone,
         };
         Some((until, held, let_go))
@@ -177,7 +180,10 @@ struct Held<'h> {
     holding: &'h Holding,
     patience: &'h Patience,
     ticket: Ticket,
+    flow: Flow,
     since: Instant,
+    until: Instant,
+    retry_after: Duration,
     end: End,
 }
 
@@ -193,12 +199,19 @@ impl Drop for Held<'_> {
             holding,
             patience,
             ticket,
+            flow,
             since,
+            until,
+            retry_after,
             end,
         } = self;
+        let now = Clock.now();
         let mut told = lock(&patience.told);
         let mut holds = lock(&holding.holds);
         holds.leave(&mut told, *ticket);
+        if matches!(end, End::LetGo) {
+            Holds::<oneshot::Sender<()>>::told_early(&mut told, *flow, *until, now, *retry_after);
+        }
         holding.publish(&holds);
         drop((holds, told));
         let end = match end {
@@ -207,7 +220,7 @@ impl Drop for Held<'_> {
             End::LetGo => "let_go",
         };
         holding.ended.with_label_values(&[end]).inc();
-        let held = Clock.now().saturating_duration_since(*since);
+        let held = now.saturating_duration_since(*since);
         holding.time.observe(held.as_secs_f64());
     }
 }

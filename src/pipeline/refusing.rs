@@ -114,15 +114,17 @@ fn without_body(response: Response<Body>) -> Response<Body> {
 pub(super) struct Asked {
     accept: Option<HeaderValue>,
     head: bool,
+    has_body: bool,
     http1: bool,
     expects_continue: bool,
 }
 
 impl Asked {
-    pub(super) fn of<B>(request: &Request<B>) -> Self {
+    pub(super) fn of(request: &Request<Incoming>) -> Self {
         Self {
             accept: request.headers().get(header::ACCEPT).cloned(),
             head: request.method() == Method::HEAD,
+            has_body: !request.body().is_end_stream(),
             http1: request.version() < Version::HTTP_2,
             expects_continue: request.headers().contains_key(header::EXPECT),
         }
@@ -131,9 +133,11 @@ impl Asked {
     /// Whether the connection can go on after a refusal: on HTTP/2 always (the stream is reset), on HTTP/1.1 if what is
     /// left of the request's body is small and comes soon.
     async fn skip(&self, body: Option<Incoming>) -> bool {
-        let Some(mut body) = body.filter(|body| self.http1 && !body.is_end_stream()) else {
+        if !self.http1 || !self.has_body {
             return true;
-        };
+        }
+        // One that was on its way upstream is not looked after any more.
+        let Some(mut body) = body else { return false };
         if self.expects_continue || body.size_hint().lower() > SKIP_AT_MOST {
             return false;
         }

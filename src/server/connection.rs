@@ -47,12 +47,16 @@ use crate::pipeline::fragments::Fragments;
 use crate::pipeline::holding::Patience;
 use crate::pipeline::refusal::Refusal;
 use crate::server::Metrics;
-use crate::server::accept::Turn;
+use crate::server::gate::Origin;
 use crate::server::proxied;
+use crate::server::turns::Turns;
 use crate::server::worker::Held;
 
 /// Longest handshake: two lost packets' worth; Go's server gives `ReadHeaderTimeout`, which is no shorter for the honest.
-pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a handshake keeps its turn: what it takes of the cores is a few milliseconds.
+const TURN: Duration = Duration::from_secs(1);
 
 /// How long an HTTP/1.1 connection may idle (kube-apiserver's `IdleTimeout`). The library has one timer for idling and
 /// for a slow head, for which kube-apiserver allows 32 s; the longer one is taken, and the number of connections is bounded.
@@ -67,11 +71,18 @@ const HEADERS: usize = 1100;
 /// Read buffer of an HTTP/1.1 connection at its largest: a head must fit.
 const HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
 
-/// kube-apiserver's per-stream upload window is 256 KiB; more helps an upload over a long distance.
-const STREAM_WINDOW: u32 = 1 << 20;
+/// kube-apiserver's own for an upload.
+const STREAM_WINDOW: u32 = 256 << 10;
 
-/// So large that a few uploads that the upstream takes slowly cannot stop the others of their connection.
-const CONNECTION_WINDOW: u32 = 16 << 20;
+/// What HTTP/2 allows of a window.
+const LARGEST_WINDOW: u32 = (1 << 31) - 1;
+
+/// What an answer may have in memory that its client does not take: its end gives its seat back, so that nothing else bounds
+/// it.
+const SEND_BUFFER: usize = 64 << 10;
+
+/// Streams that a client gave up before weir came to them: more, and its connection ends (CVE-2023-44487).
+const RESET_UNSEEN: usize = 1000;
 
 /// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS` and `HTTP2_PING_TIMEOUT_SECONDS`, towards the client.
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -88,31 +99,53 @@ pub struct Serving {
     pub max_streams: u32,
     /// `--trusted-proxies`.
     pub trusted: Arc<[IpNet]>,
+    /// `--proxy-protocol`.
+    pub proxy_protocol: bool,
+    /// Whose handshake may go on.
+    pub turns: Arc<Turns>,
     /// `--goaway-chance`, 0 to 0.02.
     pub goaway_chance: f64,
     /// What is counted.
     pub metrics: Metrics,
 }
 
+impl Serving {
+    fn trusts(&self, address: SocketAddr) -> bool {
+        let ip = address.ip().to_canonical();
+        self.trusted.iter().any(|net| net.contains(&ip))
+    }
+}
+
 /// Serves a connection to its end.
 pub async fn serve(
     mut tcp: TcpStream,
     mut address: SocketAddr,
-    turn: Turn,
     held: Held,
     tls: TlsAcceptor,
     serving: Arc<Serving>,
 ) {
-    let from_proxy = turn.trusted();
     let handshake = async {
-        if from_proxy && let Some(client) = proxied::client(&mut tcp).await? {
-            address = client;
+        let mut origin = Origin::of(address.ip());
+        if serving.trusts(address) {
+            origin = Origin::Trusted(address.ip());
+            if serving.proxy_protocol
+                && let Some(client) = proxied::client(&mut tcp).await?
+            {
+                address = client;
+                origin = Origin::of(client.ip());
+            }
         }
-        tls.accept(tcp).await
+        tcp.readable().await?; // who says nothing takes no turn
+        let turn = serving.turns.take(origin).await;
+        let turn = turn.ok_or_else(|| io::Error::other("too many wait for the handshake"))?;
+        let mut accepting = pin!(tls.accept(tcp));
+        tokio::select! {
+            shaken = accepting.as_mut() => return shaken,
+            () = tokio::time::sleep(TURN) => drop(turn), // it waits for its peer, not for us
+        }
+        accepting.await
     };
-    let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
-    drop(turn);
-    let stream = match shaken {
+    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(why)) => {
             serving.metrics.handshake_errors.inc();
@@ -129,8 +162,7 @@ pub async fn serve(
     let http2 = session.alpn_protocol() == Some(b"h2");
     let certificate = PeerCertificate::new(session.peer_certificates());
     let fragments = Arc::new(Fragments::default());
-    let ip = address.ip().to_canonical();
-    let trusted = serving.trusted.iter().any(|net| net.contains(&ip));
+    let trusted = serving.trusts(address);
     let peer = Arc::new(Peer {
         address,
         trusted,
@@ -188,7 +220,15 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
             .max_concurrent_streams(serving.max_streams)
             .max_header_list_size(HEADER_BYTES)
             .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
+            // Room for all streams: uploads that the upstream takes slowly cannot stop the others of their connection.
+            .initial_connection_window_size(
+                serving
+                    .max_streams
+                    .saturating_mul(STREAM_WINDOW)
+                    .min(LARGEST_WINDOW),
+            )
+            .max_send_buf_size(SEND_BUFFER)
+            .max_pending_accept_reset_streams(RESET_UNSEEN)
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_ANSWER)
             .serve_connection(TokioIo::new(stream), service)

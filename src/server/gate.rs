@@ -9,13 +9,25 @@ use std::net::IpAddr;
 use std::time::Duration;
 use std::time::Instant;
 
-/// Who connects, as far as turns go: an address; or one of the trusted proxies, behind which many clients are.
+/// Who connects, as far as turns go: an address (of IPv6 the first 64 bits: who has one has them all); or one of the
+/// trusted proxies, behind which many clients are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// A client's.
     Address(IpAddr),
     /// No bound but the one in all.
     Trusted(IpAddr),
+}
+
+impl Origin {
+    /// Of a client at this address.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
+            v4 @ IpAddr::V4(_) => v4,
+        })
+    }
 }
 
 /// The bounds.
@@ -208,6 +220,15 @@ mod tests {
                 false
             }
         }
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_address() {
+        let of = |text: &str| Origin::of(text.parse().unwrap());
+        assert_eq!(of("2001:db8:0:1::1"), of("2001:db8:0:1:ffff::2"));
+        assert_ne!(of("2001:db8:0:1::1"), of("2001:db8:0:2::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), from(1));
+        assert_ne!(from(1), from(2));
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod connection;
 pub mod gate;
 mod proxied;
 pub mod tls;
+pub mod turns;
 pub mod worker;
 
 use prometheus::IntCounter;

@@ -20,7 +20,6 @@ use tracing::warn;
 use crate::clock::Clock;
 use crate::drain::UnderWay;
 use crate::pipeline::overdue::LOOK_EVERY;
-use crate::server::accept::Turn;
 use crate::server::connection;
 use crate::server::connection::Serving;
 
@@ -34,8 +33,6 @@ pub struct Accepted {
     pub tcp: StdTcpStream,
     /// Where it is from.
     pub address: SocketAddr,
-    /// Its handshake's turn.
-    pub turn: Turn,
     /// Counts it as open.
     pub open: UnderWay,
 }
@@ -110,16 +107,7 @@ async fn work(
     serving: Arc<Serving>,
 ) {
     tokio::spawn(keep_house(number, Arc::clone(&serving)));
-    while let Some((
-        Accepted {
-            tcp,
-            address,
-            turn,
-            open,
-        },
-        load,
-    )) = accepted.recv().await
-    {
+    while let Some((Accepted { tcp, address, open }, load)) = accepted.recv().await {
         let tcp = match TcpStream::from_std(tcp) {
             Ok(tcp) => tcp,
             Err(why) => {
@@ -134,7 +122,6 @@ async fn work(
         tokio::spawn(connection::serve(
             tcp,
             address,
-            turn,
             held,
             tls.clone(),
             Arc::clone(&serving),

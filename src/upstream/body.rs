@@ -11,7 +11,6 @@ use std::task::Poll;
 use std::task::ready;
 
 use bytes::Bytes;
-use h2::Reason;
 use h2::RecvStream;
 use http_body::Body;
 use http_body::Frame;
@@ -141,7 +140,8 @@ impl std::error::Error for AnswerError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Http1(why) => Some(why),
-            Self::Http2(why) => Some(why),
+            // Its reason is for weir: passed on to a client, NO_ERROR or CANCEL would be taken for the end.
+            Self::Http2(_) => None,
         }
     }
 }
@@ -161,14 +161,6 @@ impl Stream {
                         *left = left.saturating_sub(length);
                     }
                     return Poll::Ready(Some(released.map(|()| Frame::data(data))));
-                }
-                // "No more of the request, please": what there was to say has been said (RFC 9113, 8.1).
-                Some(Err(why))
-                    if why.reason() == Some(Reason::NO_ERROR)
-                        && why.is_reset()
-                        && self.left.is_none_or(|left| left == 0) =>
-                {
-                    return Poll::Ready(None);
                 }
                 Some(Err(why)) => return Poll::Ready(Some(Err(why))),
                 None => self.data_ended = true,

@@ -30,6 +30,10 @@ use crate::upstream::pool::Pool;
 /// one hardly does.
 const TRIES: usize = 3;
 
+/// Connections in a row that are closing when a request comes to them: all that a pool has, when an upstream goes away; more
+/// than that is one that says GOAWAY to every connection.
+const MOST_LEAVING: usize = 64;
+
 /// What ends with the answer's body: the connection's turn.
 pub trait Turn: Send + Sync {
     /// The body came to its end, and the connection can serve another request.
@@ -69,7 +73,7 @@ impl<W: Way> Pool<W> {
         mut head: Outbound<W>,
         mut body: RequestBody,
     ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
-        let mut tries = 1;
+        let (mut tries, mut left) = (1, 0);
         loop {
             let lease = self.lease().await?;
             let failed = match self.exchange(lease, head, body).await {
@@ -77,11 +81,13 @@ impl<W: Way> Pool<W> {
                 Err(failed) => failed,
             };
             match failed {
-                // No try: there are only so many connections that can be closing.
-                Failed::Leaving(again) => {
+                // No try: it was not even begun.
+                Failed::Leaving(again) if left < MOST_LEAVING => {
                     self.metrics().retries.inc();
+                    left += 1;
                     (head, body) = *again;
                 }
+                Failed::Leaving(_) => return Err(ForwardError::Closed),
                 Failed::Unsent(again, _) if tries < TRIES => {
                     self.metrics().retries.inc();
                     tries += 1;
@@ -146,12 +152,14 @@ impl<W: Way> Pool<W> {
                 let (parts, body) = request.into_parts();
                 Err(Failed::Leaving(Box::new((Outbound::returned(parts), body))))
             }
-            Err(http2::Failed::Sent(why)) => Err(match spare {
-                Some(head) if never_executed(&why) => {
-                    Failed::unsent(head, RequestBody::empty(), ForwardError::reset(why))
-                }
-                _ => Failed::For(ForwardError::reset(why)),
-            }),
+            Err(http2::Failed::Sent(why)) if never_executed(&why) => {
+                let refused = ForwardError::refused(why);
+                Err(match spare {
+                    Some(head) => Failed::unsent(head, RequestBody::empty(), refused),
+                    None => Failed::For(refused), // some of its body is gone
+                })
+            }
+            Err(http2::Failed::Sent(why)) => Err(Failed::For(ForwardError::reset(why))),
         }
     }
 

@@ -34,6 +34,7 @@ use crate::upstream::body::RequestBody;
 use crate::upstream::connector;
 use crate::upstream::connector::Connection;
 use crate::upstream::settings;
+use crate::upstream::settings::MOST_STREAMS;
 use crate::upstream::upload::Upload;
 
 /// Longest that a peer may take to say how many streams it allows; it is the first thing that it sends.
@@ -69,7 +70,7 @@ impl Shared {
             let (sender, mut connection) = settings::client_http2()
                 .handshake::<_, Bytes>(connection.into_inner())
                 .await
-                .map_err(ForwardError::reset)?;
+                .map_err(ForwardError::refused)?;
             let most = settled(&mut connection).await?;
             Ok((sender, connection, most))
         };
@@ -80,7 +81,7 @@ impl Shared {
         let shared = Arc::new(Self {
             sender,
             streams: AtomicUsize::new(0),
-            most_streams: AtomicUsize::new(most),
+            most_streams: AtomicUsize::new(most.min(MOST_STREAMS)),
             closed: AtomicBool::new(false),
         });
         let pings = connection.ping_pong();
@@ -113,7 +114,7 @@ async fn settled(connection: &mut client::Connection<Io, Bytes>) -> Result<usize
         let most = connection.max_concurrent_send_streams();
         match polled {
             _ if most > 0 => Poll::Ready(Ok(most)),
-            Poll::Ready(Err(why)) => Poll::Ready(Err(ForwardError::reset(why))),
+            Poll::Ready(Err(why)) => Poll::Ready(Err(ForwardError::refused(why))),
             Poll::Ready(Ok(())) => Poll::Ready(Err(ForwardError::Closed)),
             Poll::Pending => Poll::Pending,
         }
@@ -146,7 +147,8 @@ impl Driver {
                 && let Some(shared) = shared.upgrade()
             {
                 allowed = now;
-                shared.most_streams.store(now, Ordering::Release);
+                let most = now.min(MOST_STREAMS);
+                shared.most_streams.store(most, Ordering::Release);
                 if told_to_go {
                     shared.leaving();
                 }

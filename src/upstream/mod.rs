@@ -191,6 +191,8 @@ pub enum ForwardError {
     Proxy(Arc<hyper::Error>),
     /// The CONNECT proxy said no.
     ProxyRefused(StatusCode),
+    /// The API server did not begin with the request, and said so.
+    Refused(Arc<dyn Error + Send + Sync>),
     /// The connection broke after the request may have been sent.
     Reset(Arc<dyn Error + Send + Sync>),
     /// No TLS: the handshake failed, or the certificate is not the upstream's.
@@ -206,6 +208,10 @@ impl ForwardError {
         Self::Reset(Arc::new(error))
     }
 
+    pub(crate) fn refused(error: impl Error + Send + Sync + 'static) -> Self {
+        Self::Refused(Arc::new(error))
+    }
+
     /// The value of the cause that a client sees, and of the log's `reason`.
     #[must_use]
     pub const fn label(&self) -> &'static str {
@@ -214,6 +220,7 @@ impl ForwardError {
             Self::Connect(_) => "weir/upstream-connect",
             Self::ConnectTimeout(_) => "weir/upstream-connect-timeout",
             Self::Proxy(_) | Self::ProxyRefused(_) => "weir/upstream-proxy",
+            Self::Refused(_) => "weir/upstream-refused",
             Self::Reset(_) => "weir/upstream-reset",
             Self::Tls(_) => "weir/upstream-tls",
             Self::NoStream(_) | Self::TooManyWaiting(_) => "weir/upstream-streams",
@@ -231,6 +238,7 @@ impl ForwardError {
             | Self::NoStream(_)
             | Self::Proxy(_)
             | Self::ProxyRefused(_)
+            | Self::Refused(_)
             | Self::Tls(_)
             | Self::TooManyWaiting(_) => true,
             Self::Reset(_) | Self::Unasked => false,
@@ -264,6 +272,9 @@ impl fmt::Display for ForwardError {
             Self::ConnectTimeout(limit) => write!(f, "no connection within {}s", limit.as_secs()),
             Self::Proxy(why) => write!(f, "the proxy on the way failed: {why}"),
             Self::ProxyRefused(status) => write!(f, "the proxy on the way refused: {status}"),
+            Self::Refused(why) => {
+                write!(f, "it did not begin with the request: {}", Chain(&**why))
+            }
             Self::Reset(why) => write!(
                 f,
                 "the connection broke before an answer: {}",

@@ -17,6 +17,9 @@ use std::time::Instant;
 
 use hyper::client::conn::http1;
 use tokio::sync::Notify;
+use tokio::sync::Semaphore;
+use tokio::sync::SemaphorePermit;
+use tokio::time::timeout;
 use tokio::time::timeout_at;
 
 use crate::clock::Clock;
@@ -37,6 +40,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 /// Most requests that wait for an HTTP/2 stream or for the first connection; one more is told so at once.
 const MOST_WAITING: usize = 1024;
 
+/// Handshakes for upgrades that are under way at a time, of each worker and way.
+const UPGRADES_AT_A_TIME: usize = 32;
+
 /// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -50,6 +56,8 @@ pub struct Pool<W> {
     /// Something became free, was opened, or failed.
     changed: Notify,
     waiting: AtomicUsize,
+    /// Connections for upgrades that may be opened at a time: each costs the API server a handshake, whoever asks.
+    upgrades: Semaphore,
     metrics: Arc<Metrics>,
 }
 
@@ -136,12 +144,22 @@ impl<W: Way> Pool<W> {
             state: Mutex::default(),
             changed: Notify::new(),
             waiting: AtomicUsize::new(0),
+            upgrades: Semaphore::new(UPGRADES_AT_A_TIME),
             metrics,
         })
     }
 
     pub(super) fn connector(&self) -> &Connector<W> {
         &self.connector
+    }
+
+    /// A turn to open a connection for an upgrade; given back by its drop.
+    pub(super) async fn upgrade_turn(&self) -> Result<SemaphorePermit<'_>, ForwardError> {
+        let turn = self.upgrades.acquire();
+        match timeout(LONGEST_WAIT, turn).await {
+            Ok(turn) => turn.map_err(|_| ForwardError::Closed),
+            Err(_) => Err(ForwardError::NoStream(LONGEST_WAIT)),
+        }
     }
 
     pub(super) fn metrics(&self) -> &Metrics {

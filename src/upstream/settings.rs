@@ -15,10 +15,18 @@ const HEADERS: usize = 1024;
 const HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
 
 /// Enough of one answer on its way for a long-distance link; an answer that nobody reads stops there.
-const STREAM_WINDOW: u32 = 1 << 20;
+const STREAM_WINDOW: u32 = 256 << 10;
 
-/// So large that a few clients who do not read cannot stop the answers of the others on their connection.
-const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Most streams that are used of one connection, whatever the peer allows: kube-apiserver allows 250.
+pub(super) const MOST_STREAMS: usize = 256;
+
+/// Room for all streams: clients that do not read cannot stop the answers of the others on their connection.
+const CONNECTION_WINDOW: u32 = 256 * STREAM_WINDOW;
+
+/// Small frames that nobody has read count for up to 256 bytes each; beyond this the library gives the connection up, and
+/// with it everybody's answers. Logs come in small frames, and some who follow one stop reading: this is for a hundred
+/// streams full of short lines.
+const UNREAD_SMALL_FRAMES: usize = 256 << 20;
 
 /// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS`: a dead path is found within the sum of the two instead of 15 minutes.
 pub(super) const PING_EVERY: Duration = Duration::from_secs(30);
@@ -46,6 +54,7 @@ pub(super) fn client_http2() -> h2::client::Builder {
         .max_header_list_size(HEADER_BYTES)
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
+        .data_frame_budget(UNREAD_SMALL_FRAMES)
         .max_send_buffer_size(SEND_BUFFER)
         .max_concurrent_reset_streams(RESET_STREAMS)
         .max_local_error_reset_streams(None);

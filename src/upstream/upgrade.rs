@@ -32,7 +32,9 @@ impl<W: Way> Pool<W> {
         body: RequestBody,
         protocol: HeaderValue,
     ) -> Result<Response<AnswerBody>, ForwardError> {
+        let turn = self.upgrade_turn().await?;
         let opened = self.connector().connect_http1().await;
+        drop(turn);
         self.metrics().connected(
             W::NAME,
             opened

@@ -15,7 +15,8 @@ use tokio::task::JoinHandle;
 
 use crate::upstream::body::RequestBody;
 
-/// A request's body on its way; dropping it stops it, and with that resets the stream.
+/// A request's body on its way. Dropping it stops it; the stream, if nothing else holds it, is reset as soon as the runtime
+/// comes to it.
 #[derive(Debug)]
 pub(super) struct Upload(JoinHandle<()>);
 

@@ -67,10 +67,8 @@ async fn who_comes_back_early_hears_no_when_its_time_is_over() {
     assert_eq!(full.weir.metric(EVER_HELD).await, 0.0);
     refused(&mut client, Ask::get(LIST)).await;
     assert!(began.elapsed() >= TOLD);
-    refused(&mut client, Ask::get(LIST)).await;
-    assert!(began.elapsed() >= 2 * TOLD);
     let elapsed = "weir_rejection_holds_total{end=\"elapsed\"}";
-    assert_eq!(full.weir.metric(elapsed).await, 2.0);
+    assert_eq!(full.weir.metric(elapsed).await, 1.0);
     assert_eq!(full.weir.metric(HELD_NOW).await, 0.0);
 }
 

@@ -66,6 +66,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             goaway_chance: 0.0,
             max_connections: 1000,
             trusted_proxies: Vec::new(),
+            proxy_protocol: false,
         },
         identity: config::Identity {
             client_ca: Some(pki().clients.roots()),
@@ -156,6 +157,19 @@ impl Setup {
     /// `--trusted-proxies` with where the tests' clients are.
     pub(crate) fn trusting_its_clients(mut self) -> Self {
         self.config.serving.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
+        self
+    }
+
+    /// `--proxy-protocol`.
+    pub(crate) fn by_proxy_protocol(mut self) -> Self {
+        self.config.serving.proxy_protocol = true;
+        self.trusting_its_clients()
+    }
+
+    /// `--proxy-protocol`, and other `--trusted-proxies` than the tests' clients.
+    pub(crate) fn by_proxy_protocol_from_elsewhere(mut self) -> Self {
+        self.config.serving.proxy_protocol = true;
+        self.config.serving.trusted_proxies = vec!["10.0.0.0/8".parse().unwrap()];
         self
     }
 
