@@ -133,6 +133,7 @@ pub async fn serve(
     let trusted = serving.trusted.iter().any(|net| net.contains(&ip));
     let peer = Arc::new(Peer {
         address,
+        number: fastrand::u64(..),
         trusted,
         certificate,
         fragments: Arc::clone(&fragments),
