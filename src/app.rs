@@ -4,6 +4,8 @@
 //! kube-apiserver (`genericapiserver.go`, 1.36): `/readyz` fails; after the delay no new connections, and those that are open are told;
 //! requests end; watches end, spread over the grace period; what is left is cut off.
 
+mod authentication;
+
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -11,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -19,6 +20,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::info;
 
+use crate::app::authentication::Ground;
+use crate::app::authentication::who_asks;
 use crate::clock::Clock;
 use crate::config;
 use crate::config::Config;
@@ -28,10 +31,10 @@ use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::in_flight::PEAKS_EVERY;
-use crate::identity::ClientCertificates;
 use crate::identity::Identity;
 use crate::identity::ProvenTokens;
-use crate::identity::TokenFile;
+use crate::identity::Tokens;
+use crate::identity::remote::ApiServer;
 use crate::limits::Admission;
 use crate::limits::MaxInFlight;
 use crate::metrics::Registry;
@@ -57,6 +60,7 @@ use crate::upstream::credentials::Renewal;
 use crate::upstream::credentials::Source;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::headers::Own;
+use crate::upstream::own_calls;
 use crate::upstream::pool::Pool;
 
 /// How long connections may take to close once nothing is under way on them: a GOAWAY and a few round trips.
@@ -68,6 +72,7 @@ pub struct App {
     acceptor: Acceptor,
     admin: AdminListeners,
     own_calls: OwnCalls,
+    tokens: Arc<Tokens>,
     admission: Admission,
     drain: Arc<Drain>,
     shutdown: Shutdown,
@@ -82,6 +87,15 @@ pub struct Addresses {
     pub clients: SocketAddr,
     /// Operators.
     pub admin: SocketAddr,
+}
+
+impl Addresses {
+    fn of(acceptor: &Acceptor, admin: &AdminListeners) -> Result<Self, StartError> {
+        Ok(Self {
+            clients: local(&acceptor.listener)?,
+            admin: local(&admin.operators.0)?,
+        })
+    }
 }
 
 /// How the run ended.
@@ -134,6 +148,7 @@ impl App {
             rejection_hold,
             upstream,
             own,
+            impersonate,
             shutdown,
             admin,
             workers,
@@ -142,9 +157,19 @@ impl App {
         let registry = Registry::new();
         let drain = Drain::new();
         let admission = how_much(limits, &registry);
+        let upstream_metrics = upstream::Metrics::register(&registry);
+        let (own_calls, readiness, server) =
+            OwnCalls::start(own, &upstream, &upstream_metrics, &drain).await?;
+        let ground = Ground {
+            server,
+            upstream_metrics: &upstream_metrics,
+            registry: &registry,
+            provider: Arc::clone(&provider),
+        };
+        let (identity, tokens, identity_headers) = who_asks(identity, ground)?;
         let shared = Shared {
-            identity_headers: Arc::new(identity.headers),
-            identity: who_asks(identity.client_ca, identity.tokens, Arc::clone(&provider))?,
+            identity_headers,
+            identity,
             proven: Arc::default(),
             admission: admission.clone(),
             refusals: Arc::default(),
@@ -153,20 +178,18 @@ impl App {
             upstream_log: Arc::default(),
             request_timeout,
             drain: Arc::clone(&drain),
-            upstream_metrics: upstream::Metrics::register(&registry),
+            impersonator: impersonate.then(|| Arc::clone(&own_calls.own)),
+            upstream_metrics,
             upstream,
         };
-        let (own_calls, readiness) = shared.own_calls(own).await?;
         let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry, &admission)?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
-        let addresses = Addresses {
-            clients: local(&acceptor.listener)?,
-            admin: local(&admin.operators.0)?,
-        };
+        let addresses = Addresses::of(&acceptor, &admin)?;
         Ok(Self {
             acceptor,
             admin,
             own_calls,
+            tokens,
             admission,
             drain,
             shutdown,
@@ -191,6 +214,7 @@ impl App {
             acceptor,
             admin,
             own_calls,
+            tokens,
             admission,
             drain,
             shutdown,
@@ -199,6 +223,7 @@ impl App {
         } = self;
         admin.run();
         own_calls.run();
+        tokio::spawn(tokens.run());
         tokio::spawn(keep_limits(admission));
         let accepting = tokio::spawn(acceptor.run());
         stop.await;
@@ -216,18 +241,6 @@ impl App {
     }
 }
 
-fn who_asks(
-    client_ca: Option<RootCertStore>,
-    tokens: TokenFile,
-    provider: Arc<CryptoProvider>,
-) -> Result<Arc<Identity>, StartError> {
-    let certificates = client_ca
-        .map(|roots| ClientCertificates::new(roots, provider))
-        .transpose()
-        .map_err(|why| StartError::new("--client-ca-file", why))?;
-    Ok(Arc::new(Identity::new(certificates, tokens)))
-}
-
 /// What the workers' pipelines, and the calls of weir's own, share.
 struct Shared {
     identity: Arc<Identity>,
@@ -241,6 +254,8 @@ struct Shared {
     request_timeout: Duration,
     drain: Arc<Drain>,
     upstream: upstream::Config,
+    /// Whose credentials assert a certificate's user, if it is not a front proxy's.
+    impersonator: Option<Arc<OwnCredentials>>,
     upstream_metrics: Arc<upstream::Metrics>,
 }
 
@@ -251,7 +266,11 @@ impl Shared {
             proven: Arc::clone(&self.proven),
             identity_headers: Arc::clone(&self.identity_headers),
             admission: self.admission.clone(),
-            upstream: Upstream::new(&self.upstream, &self.upstream_metrics),
+            upstream: Upstream::new(
+                &self.upstream,
+                self.impersonator.as_ref(),
+                &self.upstream_metrics,
+            ),
             request_timeout: self.request_timeout,
             refusals: Arc::clone(&self.refusals),
             holding: Arc::clone(&self.holding),
@@ -260,23 +279,6 @@ impl Shared {
             metrics: Arc::clone(&self.metrics),
             upstream_log: Arc::clone(&self.upstream_log),
         }
-    }
-
-    async fn own_calls(&self, own: Source) -> Result<(OwnCalls, Readiness), StartError> {
-        let (own, renewal) = OwnCredentials::start(own, Clock)
-            .await
-            .map_err(|why| StartError::new("weir's own credentials", why))?;
-        let pool = upstream::own_pool(&self.upstream, &own, &self.upstream_metrics);
-        let certificate_changes = own.certificate_changes();
-        let readiness = Readiness::new(Arc::clone(&pool), own, Arc::clone(&self.drain));
-        Ok((
-            OwnCalls {
-                pool,
-                certificate_changes,
-                renewal,
-            },
-            readiness,
-        ))
     }
 
     fn acceptor(
@@ -320,14 +322,41 @@ impl Shared {
 /// weir's own calls to the API server, and what keeps their credentials good.
 #[derive(Debug)]
 struct OwnCalls {
+    own: Arc<OwnCredentials>,
     pool: Arc<Pool<Own>>,
     certificate_changes: watch::Receiver<u64>,
     renewal: Renewal,
 }
 
 impl OwnCalls {
+    async fn start(
+        own: Source,
+        upstream: &upstream::Config,
+        metrics: &Arc<upstream::Metrics>,
+        drain: &Arc<Drain>,
+    ) -> Result<(Self, Readiness, Option<Arc<dyn ApiServer>>), StartError> {
+        let nobody = own.is_nobody();
+        let (own, renewal) = OwnCredentials::start(own, Clock)
+            .await
+            .map_err(|why| StartError::new("weir's own credentials", why))?;
+        let pool = upstream::own_pool(upstream, &own, metrics);
+        let certificate_changes = own.certificate_changes();
+        let calls = own_calls::OwnCalls::new(Arc::clone(&pool), Arc::clone(&own));
+        let server: Arc<dyn ApiServer> = Arc::new(calls);
+        let readiness = Readiness::new(Arc::clone(&pool), Arc::clone(&own), Arc::clone(drain));
+        let calls = Self {
+            own,
+            pool,
+            certificate_changes,
+            renewal,
+        };
+        // An anonymous caller may not ask about others.
+        Ok((calls, readiness, Some(server).filter(|_| !nobody)))
+    }
+
     fn run(self) {
         let Self {
+            own: _,
             pool,
             mut certificate_changes,
             renewal,

@@ -13,6 +13,8 @@ use rustls::crypto::CryptoProvider;
 use crate::api::flowcontrol::Object;
 use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
+use crate::identity::jwt::Issuer;
+use crate::identity::jwt::KeySet;
 use crate::limits::max_in_flight;
 use crate::server::tls;
 use crate::upstream;
@@ -36,6 +38,8 @@ pub struct Config {
     pub upstream: upstream::Config,
     /// What weir's own calls to it carry.
     pub own: Source,
+    /// `--assert-by=impersonation`: these also assert a certificate's user.
+    pub impersonate: bool,
     /// Going away.
     pub shutdown: Shutdown,
     /// For operators.
@@ -74,6 +78,63 @@ pub struct Identity {
     pub tokens: TokenFile,
     /// `--requestheader-*-headers`.
     pub headers: IdentityHeaders,
+    /// `--requestheader-client-ca-file`, if there is one.
+    pub front_proxies: Option<FrontProxies>,
+    /// How other tokens are verified.
+    pub verification: Verification,
+}
+
+/// Front proxies before weir.
+#[derive(Debug)]
+pub struct FrontProxies {
+    /// `--requestheader-client-ca-file`.
+    pub ca: RootCertStore,
+    /// `--requestheader-allowed-names`.
+    pub allowed: Vec<String>,
+}
+
+/// How tokens are verified that are in no file.
+#[derive(Debug)]
+pub struct Verification {
+    /// `--authentication-config`.
+    pub issuers: Vec<(Issuer, IssuerKeys)>,
+    /// `--service-account-key-file`.
+    pub account_keys: Option<KeySet>,
+    /// `--service-account-issuer`.
+    pub account_issuers: Vec<String>,
+    /// `--api-audiences`.
+    pub audiences: Vec<String>,
+    /// `--authentication-token-webhook-cache-ttl`.
+    pub ttl: Duration,
+    /// `--token-reviews-per-second`.
+    pub reviews_per_second: u32,
+}
+
+/// Where an issuer's keys are.
+#[derive(Clone, Debug)]
+pub enum IssuerKeys {
+    /// They were given.
+    Given(KeySet),
+    /// At this URL, if these roots vouch for it.
+    Url(String, RootCertStore),
+    /// Where the discovery document at this URL says, likewise.
+    Discovery(String, RootCertStore),
+}
+
+impl Config {
+    /// Whether tokens that are in no file can be verified; otherwise they are all strangers'.
+    #[must_use]
+    pub fn verifies_tokens(&self) -> bool {
+        let Verification {
+            issuers,
+            account_keys,
+            reviews_per_second,
+            ..
+        } = &self.identity.verification;
+        !issuers.is_empty()
+            || account_keys.is_some()
+            || (*reviews_per_second > 0 && !self.own.is_nobody())
+    }
 }
 
 /// How much at a time: which of the ways, and its settings.

@@ -48,7 +48,12 @@ const PURE: &[&str] = &[
     "flowcontrol/shuffle_sharding.rs",
     "flowcontrol/watch_tracker.rs",
     "flowcontrol/work_estimate",
+    "identity/authentication_config.rs",
+    "identity/bearer.rs",
+    "identity/jwt",
     "identity/token_file.rs",
+    "identity/tokens/review.rs",
+    "identity/tokens/turns.rs",
     "request_info",
     "upstream/headers.rs",
 ];

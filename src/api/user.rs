@@ -35,6 +35,26 @@ impl UserInfo {
         }
     }
 
+    /// Nobody as well, who came with a credential that could not be verified. `mark` tells its requests from those of other
+    /// such, so that they do not share a flow; nothing else follows from it.
+    #[must_use]
+    pub fn stranger(mark: String) -> Self {
+        Self {
+            uid: mark,
+            ..Self::anonymous()
+        }
+    }
+
+    /// What tells the flows of users apart: the name, but for strangers, who have one in common.
+    #[must_use]
+    pub fn distinguisher(&self) -> &str {
+        if self.name == ANONYMOUS && !self.uid.is_empty() {
+            &self.uid
+        } else {
+            &self.name
+        }
+    }
+
     /// Whether the user is in `group`.
     #[must_use]
     pub fn in_group(&self, group: &str) -> bool {

@@ -71,6 +71,21 @@ pub struct UpstreamArgs {
     /// Key of --proxy-client-cert-file.
     #[arg(long, value_name = "FILE")]
     pub proxy_client_key_file: Option<PathBuf>,
+    /// How the API server is told who a client with a certificate is: as a front proxy, by --proxy-client-cert-file; or, where
+    /// there is no front proxies' CA to sign one, by impersonation with the credentials of --kubeconfig, whose user must then
+    /// be allowed to impersonate users, groups, uids and userextras.
+    #[arg(long, value_name = "WAY", value_enum, default_value_t = AssertBy::FrontProxy)]
+    pub assert_by: AssertBy,
+}
+
+/// How the API server is told who a client with a certificate is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AssertBy {
+    /// As a front proxy, by --proxy-client-cert-file.
+    #[default]
+    FrontProxy,
+    /// By weir's own credentials, which may impersonate.
+    Impersonation,
 }
 
 /// What holds for every API server.
@@ -145,6 +160,33 @@ pub struct IdentityArgs {
     /// goes on to the API server, which judges it.
     #[arg(long, value_name = "FILE")]
     pub token_auth_file: Option<PathBuf>,
+    /// Public keys (PEM) that service accounts' tokens are signed with. May be given several times. Without it the API server
+    /// is asked for them (/openid/v1/jwks), where weir has credentials of its own.
+    #[arg(long, value_name = "FILE")]
+    pub service_account_key_file: Vec<PathBuf>,
+    /// The issuer of service accounts' tokens. May be given several times. Needed with --service-account-key-file; otherwise
+    /// the API server is asked.
+    #[arg(long, value_name = "URL")]
+    pub service_account_issuer: Vec<String>,
+    /// Whom tokens for the API server are meant for; its --api-audiences. The issuer where it is missing.
+    #[arg(long, value_name = "AUDIENCE", value_delimiter = ',')]
+    pub api_audiences: Vec<String>,
+    /// Issuers of OIDC tokens that weir verifies by itself: kube-apiserver's AuthenticationConfiguration, which may say by
+    /// jwksURL or jwksFile where an issuer's keys are.
+    #[arg(long, value_name = "FILE")]
+    pub authentication_config: Option<PathBuf>,
+    /// How long the API server's word about a token (TokenReview) is good for.
+    #[arg(long, value_name = "DURATION", default_value = "2m0s", value_parser = duration)]
+    pub authentication_token_webhook_cache_ttl: Duration,
+    /// Most TokenReviews a second that the API server is asked for, where weir has credentials of its own; 0 asks for none.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    pub token_reviews_per_second: u32,
+    /// CA of the certificates of front proxies before weir (PEM), whose word about who asks is believed.
+    #[arg(long, value_name = "FILE")]
+    pub requestheader_client_ca_file: Option<PathBuf>,
+    /// The common names of these certificates; any of that CA where it is missing.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub requestheader_allowed_names: Vec<String>,
     /// Networks whose X-Forwarded-For is believed. May be given several times, or as a list.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
@@ -160,8 +202,8 @@ pub struct IdentityArgs {
         action = clap::ArgAction::Set
     )]
     pub proxy_protocol: bool,
-    /// The header by which the API server takes a user's name from a front proxy: the first is written, all are removed
-    /// from clients.
+    /// The header by which the API server takes a user's name from a front proxy, and weir from one before it: the first is
+    /// written, all are removed from clients.
     #[arg(
         long,
         value_name = "NAME",

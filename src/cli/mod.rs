@@ -1,5 +1,6 @@
 //! What the operator typed: one file a command, and the flags they share.
 
+mod authentication;
 mod config_file;
 pub mod flags;
 mod logging;

@@ -32,6 +32,7 @@ use crate::cli::serve;
 use crate::cli::settings;
 use crate::playground::ApiServer;
 use crate::playground::Certificates;
+use crate::playground::ISSUER;
 use crate::playground::Settings;
 use crate::playground::kubeconfig;
 use crate::server::accept;
@@ -294,6 +295,10 @@ fn front(folder: &Path, upstream: SocketAddr, mut proxy: ProxyArgs) -> ServeArgs
     identity
         .token_auth_file
         .get_or_insert_with(|| file("tokens.csv"));
+    if identity.service_account_key_file.is_empty() && identity.service_account_issuer.is_empty() {
+        identity.service_account_key_file = vec![file("service-account.pub")];
+        identity.service_account_issuer = vec![ISSUER.to_owned()];
+    }
     let upstream = UpstreamArgs {
         upstream: Some(format!("https://{upstream}")),
         upstream_ca_file: Some(file("ca.crt")),

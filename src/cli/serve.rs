@@ -22,14 +22,20 @@ pub(super) fn run(args: ServeArgs) -> ExitCode {
         return misuse(&why);
     }
     raise_open_files();
-    let verifies = args.proxy.identity.token_auth_file.is_some();
+    let token_file = args.proxy.identity.token_auth_file.is_some();
     let config = match settings::resolve(args) {
         Ok(config) => config,
         Err(faults) => return misuse(&faults.to_string()),
     };
-    if !verifies {
+    if !config.verifies_tokens() {
+        let which = if token_file {
+            "bearer tokens that are not in --token-auth-file"
+        } else {
+            "bearer tokens"
+        };
         warn!(
-            "bearer tokens go on to the API server unverified: their requests are classified as system:anonymous"
+            "{which} go on to the API server unverified: their requests are classified as system:anonymous. With a \
+             --kubeconfig whose user may create TokenReviews (ClusterRole system:auth-delegator) they are verified"
         );
     }
     let runtime = match tokio::runtime::Builder::new_current_thread()

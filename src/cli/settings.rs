@@ -16,8 +16,8 @@ use tracing::warn;
 
 use crate::api::flowcontrol;
 use crate::api::flowcontrol::Object;
+use crate::cli::authentication;
 use crate::cli::flags::FlowcontrolEnforcement;
-use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::LimitArgs;
 use crate::cli::flags::OperationArgs;
 use crate::cli::flags::ProxyArgs;
@@ -32,14 +32,12 @@ use crate::document::Severity;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
-use crate::identity::TokenFile;
 use crate::limits::max_in_flight;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::address;
 use crate::upstream::connector::Target;
 use crate::upstream::credentials::Source;
-use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::kubeconfig;
 use crate::upstream::kubeconfig::Kubeconfig;
 use crate::upstream::tls::Pem;
@@ -56,12 +54,16 @@ const EVERYWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 pub(super) struct Faults(Vec<String>);
 
 impl Faults {
-    fn add(&mut self, flag: &str, what: impl std::fmt::Display) {
+    pub(super) fn add(&mut self, flag: &str, what: impl std::fmt::Display) {
         self.0.push(format!("--{flag}: {what}"));
     }
 
     /// The value, or `None` and a fault.
-    fn check<T, E: std::fmt::Display>(&mut self, flag: &str, result: Result<T, E>) -> Option<T> {
+    pub(super) fn check<T, E: std::fmt::Display>(
+        &mut self,
+        flag: &str,
+        result: Result<T, E>,
+    ) -> Option<T> {
         result.map_err(|why| self.add(flag, why)).ok()
     }
 }
@@ -87,12 +89,8 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     } = proxy;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut faults = Faults::default();
-    let client_ca = identity
-        .client_ca_file
-        .as_ref()
-        .map(|file| faults.roots("client-ca-file", file));
-    let tokens = faults.tokens(identity.token_auth_file.as_deref());
-    let headers = identity_headers(&identity);
+    let who = faults.identity(&identity);
+    let asked_for = who.as_ref().and_then(authentication::asked_for);
     let trusted_proxies = identity.trusted_proxies;
     if identity.proxy_protocol && trusted_proxies.is_empty() {
         faults.add(
@@ -100,30 +98,25 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
             "only together with --trusted-proxies, which name who may send it",
         );
     }
-    let serving = faults.serving(
-        serving,
-        client_ca.clone().flatten(),
-        (trusted_proxies, identity.proxy_protocol),
-    );
+    let proxies = (trusted_proxies, identity.proxy_protocol);
+    let serving = faults.serving(serving, asked_for, proxies);
     let how_much = faults.limits(&limits);
+    let impersonate = faults.impersonation(&upstream);
     let upstream = faults.upstream(&upstream, &limits);
-    let (Some(serving), Some(tokens), Some(how_much), Some((upstream, own)), true) =
-        (serving, tokens, how_much, upstream, faults.0.is_empty())
+    let (Some(serving), Some(who), Some(how_much), Some((upstream, own)), true) =
+        (serving, who, how_much, upstream, faults.0.is_empty())
     else {
         return Err(faults);
     };
     Ok(Config {
         serving,
-        identity: config::Identity {
-            client_ca: client_ca.flatten(),
-            tokens,
-            headers,
-        },
+        identity: who,
         limits: how_much,
         request_timeout: limits.request_timeout,
         rejection_hold: limits.rejection_hold,
         upstream,
         own,
+        impersonate,
         shutdown: config::Shutdown {
             delay: operation.shutdown_delay_duration,
             watch_grace: operation.shutdown_watch_termination_grace_period,
@@ -144,19 +137,6 @@ fn admin(operation: &OperationArgs) -> config::Admin {
 
 fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
-}
-
-fn identity_headers(identity: &IdentityArgs) -> IdentityHeaders {
-    IdentityHeaders {
-        username: identity.requestheader_username_headers.clone(),
-        uid: identity.requestheader_uid_headers.clone(),
-        group: identity.requestheader_group_headers.clone(),
-        extra_prefix: identity
-            .requestheader_extra_headers_prefix
-            .iter()
-            .map(|prefix| prefix.as_str().to_owned())
-            .collect(),
-    }
 }
 
 impl Faults {
@@ -211,7 +191,7 @@ impl Faults {
     }
 
     /// Takes a file's faults over; whether there was no error among them.
-    fn take(&mut self, flag: &str, faults: &document::Faults) -> bool {
+    pub(super) fn take(&mut self, flag: &str, faults: &document::Faults) -> bool {
         for fault in faults.iter() {
             match fault.severity {
                 Severity::Error => self.add(flag, fault),
@@ -221,38 +201,19 @@ impl Faults {
         !faults.has_errors()
     }
 
-    fn read(&mut self, flag: &str, file: &Path) -> Option<Vec<u8>> {
+    pub(super) fn read(&mut self, flag: &str, file: &Path) -> Option<Vec<u8>> {
         self.check(
             flag,
             fs::read(file).map_err(|why| format!("cannot read {}: {why}", file.display())),
         )
     }
 
-    fn roots(&mut self, flag: &str, file: &Path) -> Option<RootCertStore> {
+    pub(super) fn roots(&mut self, flag: &str, file: &Path) -> Option<RootCertStore> {
         let pem = self.read(flag, file)?;
         self.check(
             flag,
             upstream::tls::roots_from_pem(&file.display().to_string(), &pem),
         )
-    }
-
-    fn tokens(&mut self, file: Option<&Path>) -> Option<TokenFile> {
-        let Some(file) = file else {
-            return Some(TokenFile::default());
-        };
-        let text = String::from_utf8_lossy(&self.read("token-auth-file", file)?).into_owned();
-        match TokenFile::parse(&text) {
-            Ok(tokens) => Some(tokens),
-            Err(lines) => {
-                for (line, what) in lines {
-                    self.add(
-                        "token-auth-file",
-                        format!("{}:{line}: {what}", file.display()),
-                    );
-                }
-                None
-            }
-        }
     }
 
     fn serving(

@@ -41,6 +41,8 @@ pub enum CertificateFault {
     Malformed(String),
     /// Its subject has no common name.
     NoCommonName,
+    /// It is a front proxy's of a name that is not in `--requestheader-allowed-names`.
+    NotAllowed(String),
     /// The client CA does not vouch for it, or not now, or not for this use.
     Untrusted(String),
     /// Its subject has no uid that can be told.
@@ -52,6 +54,10 @@ impl fmt::Display for CertificateFault {
         match self {
             Self::Malformed(why) => write!(f, "the client certificate cannot be read: {why}"),
             Self::NoCommonName => write!(f, "the client certificate's subject has no common name"),
+            Self::NotAllowed(name) => write!(
+                f,
+                "x509: subject with cn={name} is not in the allowed list (--requestheader-allowed-names)"
+            ),
             Self::Untrusted(why) => write!(f, "the client certificate is not trusted: {why}"),
             Self::Uid(why) => write!(f, "the client certificate's uid: {why}"),
         }
@@ -83,6 +89,20 @@ impl ClientCertificates {
         chain: &[CertificateDer<'static>],
         wall: SystemTime,
     ) -> Result<Verified, CertificateFault> {
+        let (own, parsed, expires) = self.holds(chain, wall)?;
+        Ok(Verified {
+            user: Arc::new(user(&parsed, own)?),
+            expires,
+        })
+    }
+
+    /// The certificate of the client itself and the end of its chain, if this authority vouches for it.
+    fn holds<'c>(
+        &self,
+        chain: &'c [CertificateDer<'static>],
+        wall: SystemTime,
+    ) -> Result<(&'c CertificateDer<'static>, X509Certificate<'c>, SystemTime), CertificateFault>
+    {
         let (own, intermediates) = chain
             .split_first()
             .ok_or_else(|| CertificateFault::Malformed("there is none".to_owned()))?;
@@ -97,10 +117,7 @@ impl ClientCertificates {
         for certificate in intermediates {
             expires = expires.min(not_after(&parse(certificate)?));
         }
-        Ok(Verified {
-            user: Arc::new(user(&parsed, own)?),
-            expires,
-        })
+        Ok((own, parsed, expires))
     }
 }
 
@@ -109,6 +126,8 @@ pub struct PeerCertificate {
     chain: Vec<CertificateDer<'static>>,
     /// The last verdict. Guarded so that a connection's requests share it; nothing is awaited under the lock.
     verdict: Mutex<Option<Result<Verified, CertificateFault>>>,
+    /// Likewise, on whether it is a front proxy's: until when it is.
+    front_proxy: Mutex<Option<Result<SystemTime, CertificateFault>>>,
 }
 
 #[derive(Clone)]
@@ -125,7 +144,38 @@ impl PeerCertificate {
         (!chain.is_empty()).then_some(Self {
             chain,
             verdict: Mutex::new(None),
+            front_proxy: Mutex::new(None),
         })
+    }
+
+    /// Whether it is that of a front proxy whom `authority` vouches for and whose common name is `allowed`.
+    pub(super) fn front_proxy(
+        &self,
+        authority: &ClientCertificates,
+        wall: SystemTime,
+        allowed: impl Fn(&str) -> bool,
+    ) -> Result<(), CertificateFault> {
+        let mut verdict = self
+            .front_proxy
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match &*verdict {
+            Some(Ok(expires)) if wall <= *expires => return Ok(()),
+            Some(Err(fault)) => return Err(fault.clone()),
+            Some(Ok(_)) | None => {}
+        }
+        let fresh = authority
+            .holds(&self.chain, wall)
+            .and_then(|(_, parsed, expires)| {
+                let name = common_name(&parsed);
+                if allowed(name) {
+                    Ok(expires)
+                } else {
+                    Err(CertificateFault::NotAllowed(name.to_owned()))
+                }
+            });
+        *verdict = Some(fresh.clone());
+        fresh.map(|_| ())
     }
 
     pub(super) fn user(
@@ -164,17 +214,22 @@ fn not_after(certificate: &X509Certificate<'_>) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
+/// Go's pkix.Name keeps the last of several common names.
+fn common_name<'c>(certificate: &'c X509Certificate<'_>) -> &'c str {
+    certificate
+        .subject()
+        .iter_common_name()
+        .filter_map(|cn| cn.as_str().ok())
+        .last()
+        .unwrap_or_default()
+}
+
 fn user(
     certificate: &X509Certificate<'_>,
     der: &CertificateDer<'_>,
 ) -> Result<UserInfo, CertificateFault> {
     let subject = certificate.subject();
-    // Go's pkix.Name keeps the last of several common names.
-    let name = subject
-        .iter_common_name()
-        .filter_map(|cn| cn.as_str().ok())
-        .last()
-        .unwrap_or_default();
+    let name = common_name(certificate);
     if name.is_empty() {
         return Err(CertificateFault::NoCommonName);
     }

@@ -1,40 +1,53 @@
-//! Who asks, and by which credential.
+//! Who asks: a front proxy's word, a client certificate, a bearer token, or nobody.
 //!
-//! Promises: a name is only given to who proved it (a certificate of the client CA, a token of the token file);
-//! everybody else is `system:anonymous` here, whatever a header says, and keeps the credential it sent for the
-//! upstream to judge. A presented certificate that does not hold is never quietly taken for "no certificate".
-//! Deliberately not here: asking another server. The order is kube-apiserver's (certificate, then token;
-//! `pkg/kubeapiserver/authenticator/config.go`, 1.36).
+//! Promises: a name and its groups are only given to who proved it: to whom a front proxy names that proved to be one, a
+//! certificate of the client CA, a token whose file, signature or review says so. Everybody else is `system:anonymous` here,
+//! whatever a header says, and keeps the credential it sent for the upstream to judge. A presented certificate that does not
+//! hold is never quietly taken for "no certificate". What is known costs no waiting; only a new token may. Asking itself is
+//! `upstream`'s ([`remote`]). The order is kube-apiserver's (`pkg/kubeapiserver/authenticator/config.go`, 1.36).
 
+pub mod authentication_config;
+pub mod bearer;
 pub mod client_certificate;
+pub mod jwt;
 pub mod proven;
+pub mod remote;
+pub mod request_header;
 pub mod token_file;
+pub mod tokens;
 
 use std::sync::Arc;
+use std::time::Instant;
 use std::time::SystemTime;
 
 use http::HeaderMap;
-use http::header::AUTHORIZATION;
-use http::header::SEC_WEBSOCKET_PROTOCOL;
 
 use crate::api::UserInfo;
+use crate::identity::bearer::Bearer;
+use crate::identity::bearer::bearer;
+use crate::identity::proven::Marks;
+use crate::identity::tokens::LookUp;
+use crate::identity::tokens::cache::Voucher;
+use crate::identity::tokens::turns::Asker;
 
+pub use bearer::WEBSOCKET_BEARER;
 pub use client_certificate::CertificateFault;
 pub use client_certificate::ClientCertificates;
 pub use client_certificate::PeerCertificate;
 pub use proven::Mark;
 pub use proven::ProvenTokens;
+pub use request_header::FrontProxies;
 pub use token_file::TokenFile;
-
-/// What begins a WebSocket subprotocol that carries a bearer token
-/// (`authentication/request/websocket/protocol.go`, 1.36).
-pub const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
+pub use tokens::Tokens;
 
 /// The authenticators that are configured.
 #[derive(Debug)]
 pub struct Identity {
+    front_proxies: Option<FrontProxies>,
     certificates: Option<ClientCertificates>,
-    tokens: TokenFile,
+    file: TokenFile,
+    marks: Marks,
+    tokens: Arc<Tokens>,
     anonymous: Arc<UserInfo>,
 }
 
@@ -45,6 +58,8 @@ pub struct Known {
     pub user: Arc<UserInfo>,
     /// What proved it, and so the way to the upstream.
     pub credential: Credential,
+    /// Its token, or whatever else stood in `Authorization`, where the upstream's answer to it says something.
+    pub mark: Option<Mark>,
 }
 
 /// What a request came with.
@@ -52,11 +67,15 @@ pub struct Known {
 pub enum Credential {
     /// A certificate that the client CA vouches for. It ends here: the user is asserted to the upstream.
     Certificate,
+    /// The word of a front proxy, which ends here as well.
+    FrontProxy,
     /// Nothing at all.
     None,
-    /// A token of the token file; it goes on to the upstream.
+    /// A token whose signature holds, which says nothing of whether the upstream still takes it; it goes on.
+    SignedToken,
+    /// A token of the token file, or one that the upstream itself has vouched for; it goes on.
     Token,
-    /// A token that weir cannot judge; it goes on, and the upstream judges it.
+    /// A token that weir cannot verify, or a bad one; it goes on, and the upstream judges it.
     UnverifiedToken,
 }
 
@@ -67,155 +86,248 @@ pub enum Unauthenticated {
     BadCertificate(CertificateFault),
 }
 
+/// What a front proxy says, if the client is one and says something.
+pub type Asserted = Result<Option<UserInfo>, CertificateFault>;
+
+/// What a request is on a connection with.
+#[derive(Clone, Copy, Debug)]
+pub struct Client<'a> {
+    /// What its client presented.
+    pub certificate: Option<&'a PeerCertificate>,
+    /// Which client it is.
+    pub asker: Asker,
+}
+
 impl Identity {
     /// An identity from its authenticators.
-    #[must_use]
-    pub fn new(certificates: Option<ClientCertificates>, tokens: TokenFile) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// The system has no randomness for the key of the marks.
+    pub fn new(
+        front_proxies: Option<FrontProxies>,
+        certificates: Option<ClientCertificates>,
+        file: TokenFile,
+        tokens: Arc<Tokens>,
+    ) -> Result<Self, String> {
+        Ok(Self {
+            front_proxies,
             certificates,
+            file,
+            marks: Marks::new()?,
             tokens,
             anonymous: Arc::new(UserInfo::anonymous()),
+        })
+    }
+
+    /// What the client says as a front proxy. To be read from the headers as they came: what `Connection` names is not for a
+    /// client to take away from what its proxy says.
+    ///
+    /// # Errors
+    /// It presented a certificate that is not that of a front proxy; which means nothing if it is known by other means.
+    pub fn asserted(&self, client: Client<'_>, headers: &HeaderMap, wall: SystemTime) -> Asserted {
+        match (&self.front_proxies, client.certificate) {
+            (Some(proxies), Some(presented)) => proxies.user(presented, headers, wall),
+            _ => Ok(None),
         }
     }
 
-    /// The user of a request with `headers` on a connection whose client presented `certificate`.
+    /// The user of a request with `headers`, of which a front proxy may have `asserted` something. Waits only for a token that
+    /// is not known yet, and then not for long.
     ///
     /// # Errors
     /// [`Unauthenticated`] if what was presented does not hold.
-    pub fn resolve(
+    ///
+    /// # Cancel safety
+    /// What was begun for others too goes on.
+    pub async fn resolve(
         &self,
-        certificate: Option<&PeerCertificate>,
+        asserted: Asserted,
+        client: Client<'_>,
         headers: &HeaderMap,
+        now: Instant,
         wall: SystemTime,
     ) -> Result<Known, Unauthenticated> {
-        let fault = match (&self.certificates, certificate) {
-            (Some(authority), Some(presented)) => match presented.user(authority, wall) {
-                Ok(user) => {
-                    return Ok(Known {
-                        user,
-                        credential: Credential::Certificate,
-                    });
-                }
-                // A subject without a name is "no opinion" upstream: the next method is asked.
-                Err(CertificateFault::NoCommonName) => None,
-                Err(fault) => Some(fault),
-            },
-            _ => None,
-        };
-        match (bearer_token(headers), fault) {
-            (Bearer::Token(token), _) => Ok(match self.tokens.user(token) {
-                Some(user) => Known {
-                    user,
-                    credential: Credential::Token,
-                },
-                None => self.unverified(),
-            }),
-            (Bearer::Other, _) => Ok(self.unverified()),
-            (Bearer::None, Some(fault)) => Err(Unauthenticated::BadCertificate(fault)),
-            (Bearer::None, None) => Ok(Known {
+        let by_connection = self.by_connection(asserted, client, wall);
+        if let Ok(Some(known)) = by_connection {
+            return Ok(known);
+        }
+        match bearer(headers) {
+            Bearer::Token(token) => Ok(self.by_token(&token, client.asker, now, wall).await),
+            // No mark: what upstream does not take for a token is nobody there, and an answer to it proves nothing.
+            Bearer::Other => Ok(Known {
                 user: Arc::clone(&self.anonymous),
-                credential: Credential::None,
+                credential: Credential::UnverifiedToken,
+                mark: None,
+            }),
+            Bearer::None => {
+                by_connection.map_err(Unauthenticated::BadCertificate)?;
+                Ok(Known {
+                    user: Arc::clone(&self.anonymous),
+                    credential: Credential::None,
+                    mark: None,
+                })
+            }
+        }
+    }
+
+    fn by_connection(
+        &self,
+        asserted: Asserted,
+        client: Client<'_>,
+        wall: SystemTime,
+    ) -> Result<Option<Known>, CertificateFault> {
+        let known = |user, credential| {
+            Ok(Some(Known {
+                user,
+                credential,
+                mark: None,
+            }))
+        };
+        let fault = match asserted {
+            Ok(Some(user)) => return known(Arc::new(user), Credential::FrontProxy),
+            Ok(None) => None,
+            Err(fault) => Some(fault),
+        };
+        let (Some(authority), Some(presented)) = (&self.certificates, client.certificate) else {
+            return fault.map_or(Ok(None), Err);
+        };
+        match presented.user(authority, wall) {
+            Ok(user) => known(user, Credential::Certificate),
+            // A subject without a name is "no opinion" upstream: the next method is asked.
+            Err(CertificateFault::NoCommonName) => fault.map_or(Ok(None), Err),
+            Err(own) => Err(match fault {
+                Some(fault @ CertificateFault::NotAllowed(_)) => fault,
+                _ => own,
             }),
         }
     }
 
-    fn unverified(&self) -> Known {
+    async fn by_token(&self, token: &[u8], asker: Asker, now: Instant, wall: SystemTime) -> Known {
+        if let Some(user) = self.file.user(token) {
+            return Known {
+                user,
+                credential: Credential::Token,
+                mark: None,
+            };
+        }
+        let mark = self.marks.of(token);
+        let verified = match self.tokens.look_up(mark, token, asker, now, wall) {
+            LookUp::Known(verified) => verified,
+            // Boxed, so that requests whose token is known do not carry the room for it.
+            LookUp::Verify(last) => Box::pin(self.tokens.verify(mark, token, asker, last)).await,
+        };
         Known {
-            user: Arc::clone(&self.anonymous),
-            credential: Credential::UnverifiedToken,
+            user: verified.user,
+            credential: match verified.voucher {
+                Some(Voucher::ApiServer) => Credential::Token,
+                Some(Voucher::Signature) => Credential::SignedToken,
+                None => Credential::UnverifiedToken,
+            },
+            mark: Some(mark),
         }
     }
-}
 
-enum Bearer<'a> {
-    None,
-    /// Some credential whose form weir does not read (another scheme, a WebSocket subprotocol).
-    Other,
-    Token(&'a [u8]),
-}
-
-/// Reads the token as `bearertoken.Authenticator` does: the scheme in any case, the token up to the next space.
-fn bearer_token(headers: &HeaderMap) -> Bearer<'_> {
-    let Some(value) = headers.get(AUTHORIZATION) else {
-        let in_protocol = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().any(|v| {
-            v.as_bytes()
-                .windows(WEBSOCKET_BEARER.len())
-                .any(|w| w == WEBSOCKET_BEARER.as_bytes())
-        });
-        return if in_protocol {
-            Bearer::Other
-        } else {
-            Bearer::None
-        };
-    };
-    let mut words = value.as_bytes().trim_ascii().splitn(3, |b| *b == b' ');
-    let scheme = words.next().unwrap_or_default();
-    match words.next() {
-        Some(token) if scheme.eq_ignore_ascii_case(b"bearer") && !token.is_empty() => {
-            Bearer::Token(token)
-        }
-        _ => Bearer::Other,
+    /// The upstream has answered 401 to a request with the token of `mark`.
+    pub fn doubt(&self, mark: Mark, now: Instant) {
+        self.tokens.doubt(mark, now);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
     use http::HeaderValue;
+    use http::header::AUTHORIZATION;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::metrics::Registry;
 
     fn identity() -> Identity {
-        let tokens = TokenFile::parse("secret,alice,u1,\"dev,ops\"\n").unwrap();
-        Identity::new(None, tokens)
+        let config = tokens::Config {
+            issuers: Vec::new(),
+            accounts: None,
+            reviewer: None,
+            reviews_per_second: 50,
+            audiences: Vec::new(),
+            ttl: Duration::from_secs(120),
+        };
+        let file = TokenFile::parse("secret,alice,u1,\"dev,ops\"\n").unwrap();
+        Identity::new(None, None, file, Tokens::new(config, &Registry::new())).unwrap()
     }
 
-    fn resolve(authorization: &'static str) -> Known {
-        let mut headers = HeaderMap::new();
-        headers.insert(AUTHORIZATION, HeaderValue::from_static(authorization));
-        identity()
-            .resolve(None, &headers, SystemTime::UNIX_EPOCH)
-            .unwrap()
+    async fn of(identity: &Identity, headers: &HeaderMap) -> Known {
+        let client = Client {
+            certificate: None,
+            asker: Asker {
+                address: Ipv4Addr::LOCALHOST.into(),
+                connection: 1,
+            },
+        };
+        let resolved = identity.resolve(Ok(None), client, headers, Clock.now(), Clock.wall());
+        resolved.await.unwrap()
     }
 
-    #[test]
-    fn a_token_of_the_file_names_its_user_whatever_the_scheme_s_case() {
+    async fn resolve(authorization: &'static str) -> Known {
+        let value = HeaderValue::from_static(authorization);
+        let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
+        of(&identity(), &headers).await
+    }
+
+    #[tokio::test]
+    async fn a_token_of_the_file_names_its_user_whatever_the_scheme_s_case() {
         for header in ["Bearer secret", "bearer secret", " BEARER secret trailing"] {
-            let known = resolve(header);
+            let known = resolve(header).await;
             assert_eq!(known.user.name, "alice");
             assert_eq!(known.user.groups, ["dev", "ops", "system:authenticated"]);
             assert_eq!(known.credential, Credential::Token);
         }
     }
 
-    #[test]
-    fn what_cannot_be_verified_is_anonymous_to_the_limits_and_still_forwarded() {
+    #[tokio::test]
+    async fn what_cannot_be_verified_is_anonymous_to_the_limits_and_still_forwarded() {
         for header in ["Bearer other", "Basic c2VjcmV0", "Bearer  secret"] {
-            let known = resolve(header);
+            let known = resolve(header).await;
             assert_eq!(known.user.name, "system:anonymous", "{header}");
+            assert_eq!(known.user.groups, ["system:unauthenticated"]);
             assert_eq!(known.credential, Credential::UnverifiedToken);
+            assert_eq!(known.mark.is_some(), header == "Bearer other", "{header}");
         }
     }
 
-    #[test]
-    fn no_credential_is_anonymous() {
-        let known = identity()
-            .resolve(None, &HeaderMap::new(), SystemTime::UNIX_EPOCH)
-            .unwrap();
+    #[tokio::test]
+    async fn strangers_share_a_name_and_no_flow() {
+        let identity = identity();
+        let mut flows = Vec::new();
+        for token in ["Bearer one", "Bearer two", "Bearer one"] {
+            let value = HeaderValue::from_static(token);
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
+            let known = of(&identity, &headers).await;
+            assert!(!known.user.distinguisher().contains("one"));
+            flows.push(known.user.distinguisher().to_owned());
+        }
+        assert_eq!(flows[0], flows[2]);
+        assert_ne!(flows[0], flows[1]);
+    }
+
+    #[tokio::test]
+    async fn no_credential_is_anonymous() {
+        let known = of(&identity(), &HeaderMap::new()).await;
         assert_eq!(known.user.groups, ["system:unauthenticated"]);
+        assert_eq!(known.user.distinguisher(), "system:anonymous");
         assert_eq!(known.credential, Credential::None);
     }
 
-    #[test]
-    fn a_token_in_a_websocket_subprotocol_is_a_credential() {
-        let mut headers = HeaderMap::new();
-        headers.insert(
-            SEC_WEBSOCKET_PROTOCOL,
-            HeaderValue::from_static(
-                "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0",
-            ),
+    #[tokio::test]
+    async fn a_token_in_a_websocket_subprotocol_is_read_too() {
+        let value = HeaderValue::from_static(
+            "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0",
         );
-        let known = identity()
-            .resolve(None, &headers, SystemTime::UNIX_EPOCH)
-            .unwrap();
-        assert_eq!(known.credential, Credential::UnverifiedToken);
+        let headers = HeaderMap::from_iter([(http::header::SEC_WEBSOCKET_PROTOCOL, value)]);
+        let known = of(&identity(), &headers).await;
+        assert_eq!(known.user.name, "alice");
+        assert_eq!(known.credential, Credential::Token);
     }
 }

@@ -5,28 +5,74 @@
 //! [`GENERATION`] to twice as many. This decides which connection a request takes, never who it is from.
 
 use std::collections::HashSet;
-use std::collections::hash_map::RandomState;
 use std::fmt;
-use std::hash::BuildHasher;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
 
-use http::HeaderMap;
-use http::header::AUTHORIZATION;
+use aws_lc_rs::hmac;
+use aws_lc_rs::rand::SystemRandom;
+
+use crate::api::UserInfo;
 
 /// Tokens in one generation; the older of two is dropped when the younger is full. Above the 5,000 tokens a second that
 /// Kubernetes names as its scalability threshold.
 const GENERATION: usize = 8192;
 
-/// A token, as far as it is remembered.
+/// A token, as far as it is remembered: half of its HMAC-SHA256 under a key of this process, as kube-apiserver's token cache has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Mark(u64);
+pub struct Mark(u128);
+
+impl Mark {
+    #[cfg(test)]
+    pub(super) const fn of(mark: u128) -> Self {
+        Self(mark)
+    }
+
+    /// Which of `parts` it belongs to.
+    pub(super) fn part(self, parts: usize) -> usize {
+        usize::try_from(self.0 % u128::try_from(parts.max(1)).unwrap_or(1)).unwrap_or(0)
+    }
+
+    /// The user of a request whose token says nothing: nobody, told apart from all others.
+    #[must_use]
+    pub fn stranger(self) -> UserInfo {
+        UserInfo::stranger(format!("token:{:032x}", self.0))
+    }
+}
+
+/// Makes marks.
+pub struct Marks(hmac::Key);
+
+impl Marks {
+    /// With a key of its own.
+    ///
+    /// # Errors
+    /// The system has no randomness to give.
+    pub fn new() -> Result<Self, String> {
+        hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())
+            .map(Self)
+            .map_err(|_| "the system has no randomness to give".to_owned())
+    }
+
+    /// The mark of a credential.
+    #[must_use]
+    pub fn of(&self, credential: &[u8]) -> Mark {
+        let tag = hmac::sign(&self.0, credential);
+        let half = tag.as_ref().first_chunk().copied().unwrap_or_default();
+        Mark(u128::from_le_bytes(half))
+    }
+}
+
+impl fmt::Debug for Marks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Marks")
+    }
+}
 
 /// The tokens that were good.
 #[derive(Default)]
 pub struct ProvenTokens {
-    key: RandomState,
     /// Held for a look-up or an insertion.
     generations: Mutex<Generations>,
 }
@@ -38,14 +84,6 @@ struct Generations {
 }
 
 impl ProvenTokens {
-    /// The mark of the credential in `headers`; none if it is not in `Authorization`.
-    #[must_use]
-    pub fn mark(&self, headers: &HeaderMap) -> Option<Mark> {
-        headers
-            .get(AUTHORIZATION)
-            .map(|value| Mark(self.key.hash_one(value.as_bytes())))
-    }
-
     /// Whether the upstream has taken it.
     #[must_use]
     pub fn knows(&self, mark: Mark) -> bool {
@@ -95,24 +133,27 @@ impl fmt::Debug for ProvenTokens {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
-    fn mark(tokens: &ProvenTokens, token: usize) -> Mark {
-        let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
-        tokens
-            .mark(&HeaderMap::from_iter([(AUTHORIZATION, value)]))
-            .unwrap()
+    fn mark(token: usize) -> Mark {
+        Mark(token.try_into().unwrap())
+    }
+
+    #[test]
+    fn a_mark_is_of_a_token_and_of_one_process() {
+        let (marks, others) = (Marks::new().unwrap(), Marks::new().unwrap());
+        assert_eq!(marks.of(b"secret"), marks.of(b"secret"));
+        assert_ne!(marks.of(b"secret"), marks.of(b"secret2"));
+        assert_ne!(marks.of(b"secret"), others.of(b"secret"));
     }
 
     #[test]
     fn a_token_is_known_from_when_it_was_taken_until_it_is_not() {
         let tokens = ProvenTokens::default();
-        let one = mark(&tokens, 1);
+        let one = mark(1);
         assert!(!tokens.knows(one));
         tokens.note(one, true);
-        assert!(tokens.knows(one) && !tokens.knows(mark(&tokens, 2)));
+        assert!(tokens.knows(one) && !tokens.knows(mark(2)));
         tokens.note(one, false);
         assert!(!tokens.knows(one));
     }
@@ -120,10 +161,10 @@ mod tests {
     #[test]
     fn what_is_used_is_kept_and_the_rest_is_bounded() {
         let tokens = ProvenTokens::default();
-        let used = mark(&tokens, 0);
+        let used = mark(0);
         tokens.note(used, true);
         for token in 1..10 * GENERATION {
-            tokens.note(mark(&tokens, token), true);
+            tokens.note(mark(token), true);
             assert!(tokens.knows(used));
         }
         let generations = tokens.generations();

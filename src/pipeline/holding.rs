@@ -96,10 +96,10 @@ impl Holding {
         }
     }
 
-    /// The flow of this user's requests that were classified like this.
+    /// The flow of requests with these marks: whose they are, and what classified them.
     #[must_use]
-    pub fn flow(&self, user: &str, class: impl Hash) -> Flow {
-        Flow(self.hasher.hash_one((user, class)))
+    pub fn flow(&self, marks: impl Hash) -> Flow {
+        Flow(self.hasher.hash_one(marks))
     }
 
     /// Waits until a refusal of `flow` may be said that tells its client to come back after `retry_after`.

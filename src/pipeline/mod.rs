@@ -17,6 +17,7 @@ pub mod overdue;
 pub mod refusal;
 mod refusing;
 mod riding;
+mod sender;
 pub mod trace;
 
 use std::net::SocketAddr;
@@ -42,10 +43,7 @@ use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::drain::UnderWay;
 use crate::flowcontrol::level::Named;
-use crate::identity::Credential;
 use crate::identity::Identity;
-use crate::identity::Known;
-use crate::identity::Mark;
 use crate::identity::PeerCertificate;
 use crate::identity::ProvenTokens;
 use crate::limits::Admission;
@@ -64,6 +62,7 @@ use crate::pipeline::refusing::Asked;
 use crate::pipeline::riding::Held;
 use crate::pipeline::riding::Listing;
 use crate::pipeline::riding::Riding;
+use crate::pipeline::sender::Told;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::Subject;
 use crate::pipeline::trace::Trace;
@@ -78,7 +77,6 @@ use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
 use crate::upstream::forward::Turn;
 use crate::upstream::headers;
-use crate::upstream::headers::ClientAddress;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::upgrade;
 
@@ -91,6 +89,8 @@ const PRIORITY_LEVEL_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-
 pub struct Peer {
     /// Where the client is.
     pub address: SocketAddr,
+    /// Which connection it is: told apart from others by chance, which is enough.
+    pub number: u64,
     /// Whether it is one of `--trusted-proxies`.
     pub trusted: bool,
     /// What it presented in the handshake.
@@ -168,8 +168,10 @@ impl Pipeline {
 
         let answered = async {
             self.own_readiness(&info)?;
+            let wall = Clock.wall();
+            let asserted = self.identity.asserted(peer.client(), &head.headers, wall);
             let upgrade = upgrade_of(&mut head);
-            let known = self.identify(peer, &head.headers)?;
+            let known = self.identify(asserted, peer, &head.headers, wall).await?;
             let digest = RequestDigest {
                 info: &info,
                 user: &known.user,
@@ -181,9 +183,9 @@ impl Pipeline {
                 .admission
                 .admit(&digest, trace.arrived(), deadline)
                 .await
-                .map_err(|rejection| self.rejected(rejection, &digest))?;
+                .map_err(|rejection| self.rejected(peer, rejection, &digest))?;
             let listing = self.listing(&info, &head);
-            let (request, mark) = self.dress(head, peer, &known)?;
+            let (request, told) = self.dress(head, peer, &known)?;
             let body = body.take().map_or_else(RequestBody::empty, |b| {
                 RequestBody::new(b, Arc::clone(&self.identity_headers))
             });
@@ -191,7 +193,7 @@ impl Pipeline {
                 request,
                 body,
                 upgrade,
-                mark,
+                told,
                 permit,
                 time,
                 listing,
@@ -213,58 +215,6 @@ impl Pipeline {
         Ok(())
     }
 
-    fn identify(&self, peer: &Peer, headers: &HeaderMap) -> Result<Known, Refusal> {
-        let known = self
-            .identity
-            .resolve(peer.certificate.as_ref(), headers, Clock.wall())?;
-        if known.credential == Credential::Certificate && !self.upstream.can_assert() {
-            return Err(Refusal::NoFrontProxy);
-        }
-        Ok(known)
-    }
-
-    /// Decides by which way the request goes, and makes of it what that way carries.
-    fn dress(
-        &self,
-        head: request::Parts,
-        peer: &Peer,
-        known: &Known,
-    ) -> Result<(Dressed, Option<Mark>), Refusal> {
-        let client = ClientAddress {
-            peer: peer.address.ip(),
-            trusted: peer.trusted,
-        };
-        let names = &*self.identity_headers;
-        Ok(match known.credential {
-            Credential::Certificate => (
-                Dressed::Asserting(headers::asserting(head, client, names, &known.user)?),
-                None,
-            ),
-            Credential::Token => (
-                Dressed::PassThrough(headers::pass_through(head, client, names)),
-                None,
-            ),
-            Credential::UnverifiedToken => {
-                let mark = self.proven.mark(&head.headers);
-                if mark.is_some_and(|mark| self.proven.knows(mark)) {
-                    (
-                        Dressed::PassThrough(headers::pass_through(head, client, names)),
-                        mark,
-                    )
-                } else {
-                    (
-                        Dressed::Stranger(headers::stranger(head, client, names)),
-                        mark,
-                    )
-                }
-            }
-            Credential::None => (
-                Dressed::Stranger(headers::stranger(head, client, names)),
-                None,
-            ),
-        })
-    }
-
     async fn forward(
         &self,
         subject: Subject<'_>,
@@ -275,7 +225,7 @@ impl Pipeline {
             request,
             body,
             upgrade,
-            mark,
+            told,
             mut permit,
             time,
             listing,
@@ -296,10 +246,7 @@ impl Pipeline {
         };
         permit.answered();
         trace.answered(subject, response.status());
-        if let Some(mark) = mark {
-            self.proven
-                .note(mark, response.status() != StatusCode::UNAUTHORIZED);
-        }
+        self.heard(response.status(), told);
         if let Some((flow_schema, priority_level)) = permit.classified() {
             name_decision(response.headers_mut(), flow_schema, priority_level);
         }
@@ -406,7 +353,7 @@ struct Passage {
     request: Dressed,
     body: RequestBody,
     upgrade: Option<(HeaderValue, OnUpgrade)>,
-    mark: Option<Mark>,
+    told: Told,
     permit: Permit,
     time: Option<Duration>,
     listing: Option<Listing>,

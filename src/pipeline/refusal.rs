@@ -6,6 +6,7 @@
 //! A refusal never touches the upstream, and never reads the request's body.
 
 use std::collections::hash_map::RandomState;
+use std::fmt;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
@@ -40,6 +41,16 @@ const RETRY_UNSENT: u32 = 1;
 /// What `/readyz` says once weir has been told to go, in the form of kube-apiserver's.
 const SHUTTING_DOWN: &[u8] = b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
 
+/// What a client with a certificate is told where there is no way to assert its user.
+const NO_FRONT_PROXY: &str = "weir knows you by your client certificate but cannot tell the API server so: it needs \
+     --proxy-client-cert-file and --proxy-client-key-file, signed by the CA of the API server's \
+     --requestheader-client-ca-file, or --assert-by=impersonation and the right to impersonate; a bearer token \
+     without a client certificate is passed on as it is";
+
+/// What it is told where it is impersonated and wants to impersonate.
+const IMPERSONATES: &str = "weir tells the API server by impersonation who you are (--assert-by=impersonation), and a request impersonates \
+     one user only: come with a token instead of a client certificate to impersonate somebody";
+
 /// Why a request gets no answer of the upstream's.
 #[derive(Clone, Debug)]
 pub enum Refusal {
@@ -49,6 +60,8 @@ pub enum Refusal {
     Connect,
     /// No answer from the upstream.
     Forward(ForwardError),
+    /// A certificate's user who impersonates somebody, where weir asserts by impersonation itself.
+    Impersonates,
     /// Told to go: `/readyz` on the client's port.
     NotReady,
     /// A certificate's user, and no way to assert one.
@@ -113,6 +126,7 @@ impl Refusal {
             Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
+            Self::Impersonates => StatusCode::FORBIDDEN,
             Self::Rejected { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::NoFrontProxy | Self::Unauthenticated(_) | Self::Unspeakable(_) => {
@@ -145,36 +159,28 @@ impl Refusal {
                 "CONNECT is not passed on: use a GET or POST that asks for an upgrade".to_owned(),
                 None,
             ),
-            Self::Forward(error) => {
-                let retry = error.passes().then_some(RETRY_UNSENT);
-                let reason = if error.unsent() { "ServiceUnavailable" } else { "BadGateway" };
-                (reason, error.label(), format!("weir got no answer from the API server: {error}"), retry)
-            }
-            Self::NoFrontProxy => (
-                "Unauthorized",
-                "weir/no-front-proxy-certificate",
-                "weir knows you by your client certificate but cannot tell the API server so: it needs \
-                 --proxy-client-cert-file and --proxy-client-key-file, signed by the CA of the API server's \
-                 --requestheader-client-ca-file; a bearer token without a client certificate is passed on as it is"
-                    .to_owned(),
+            Self::Forward(error) => unanswered(error),
+            Self::NoFrontProxy => unauthorized("weir/no-front-proxy-certificate", NO_FRONT_PROXY),
+            Self::Impersonates => (
+                "Forbidden",
+                "weir/impersonation",
+                IMPERSONATES.to_owned(),
                 None,
             ),
             Self::Rejected { rejection, .. } => return Ok(rejected(rejection)),
             Self::Timeout(limit) => (
                 "Timeout",
                 "weir/request-timeout",
-                format!("the API server did not answer within {}s (weir's --request-timeout)", limit.as_secs_f64()),
+                format!(
+                    "the API server did not answer within {}s (weir's --request-timeout)",
+                    limit.as_secs_f64()
+                ),
                 None,
             ),
             Self::Unauthenticated(Unauthenticated::BadCertificate(fault)) => {
-                ("Unauthorized", "weir/client-certificate", fault.to_string(), None)
+                unauthorized("weir/client-certificate", fault)
             }
-            Self::Unspeakable(part) => (
-                "Unauthorized",
-                "weir/client-certificate",
-                format!("the {} of the client certificate's user cannot stand in a header", part.0),
-                None,
-            ),
+            Self::Unspeakable(part) => unauthorized("weir/client-certificate", part),
         };
         Ok(Status {
             code: self.code().as_u16(),
@@ -184,6 +190,28 @@ impl Refusal {
             retry_after_seconds,
         })
     }
+}
+
+/// A reason, the cause, a message, and after how many seconds to try again.
+type Said = (&'static str, &'static str, String, Option<u32>);
+
+fn unauthorized(cause: &'static str, why: impl fmt::Display) -> Said {
+    ("Unauthorized", cause, why.to_string(), None)
+}
+
+fn unanswered(error: &ForwardError) -> Said {
+    let reason = if error.unsent() {
+        "ServiceUnavailable"
+    } else {
+        "BadGateway"
+    };
+    let message = format!("weir got no answer from the API server: {error}");
+    (
+        reason,
+        error.label(),
+        message,
+        error.passes().then_some(RETRY_UNSENT),
+    )
 }
 
 fn rejected(rejection: &Rejection) -> Status {

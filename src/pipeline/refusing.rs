@@ -14,6 +14,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tracing::warn;
 
+use crate::api::user::ANONYMOUS;
 use crate::clock::Clock;
 use crate::drain::Stage;
 use crate::limits::Rejection;
@@ -77,10 +78,19 @@ impl Pipeline {
 
     /// A limit's no, and whose it is. What runs long is not asked again in a loop, and a late no to a leader's lease could
     /// cost its office.
-    pub(super) fn rejected(&self, rejection: Rejection, digest: &RequestDigest<'_>) -> Refusal {
+    pub(super) fn rejected(
+        &self,
+        peer: &Peer,
+        rejection: Rejection,
+        digest: &RequestDigest<'_>,
+    ) -> Refusal {
         let RequestDigest { info, user } = digest;
-        let flow = (!info.long_running() && !is_lease_write(info))
-            .then(|| self.holding.flow(&user.name, rejection.class()));
+        let flow = (!info.long_running() && !is_lease_write(info)).then(|| {
+            let who = user.distinguisher();
+            // Strangers are told apart by where they are.
+            let from = (who == ANONYMOUS).then(|| peer.address.ip());
+            self.holding.flow((who, from, rejection.class()))
+        });
         Refusal::Rejected { rejection, flow }
     }
 

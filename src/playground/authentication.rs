@@ -7,6 +7,7 @@
 use crate::playground::pki::Certificates;
 use crate::playground::pki::FRONT_PROXY_NAME;
 use crate::playground::request::percent_decoded;
+use crate::playground::service_accounts::Issuer;
 use crate::playground::time;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
@@ -60,6 +61,7 @@ pub(crate) struct Authenticator {
     clients: Arc<dyn ClientCertVerifier>,
     front_proxies: Arc<dyn ClientCertVerifier>,
     tokens: HashMap<String, User>,
+    service_accounts: Issuer,
 }
 
 impl User {
@@ -116,7 +118,13 @@ impl Authenticator {
             clients: verifier(&certificates.ca, provider)?,
             front_proxies: verifier(&certificates.front_proxy_ca, provider)?,
             tokens,
+            service_accounts: certificates.service_accounts.clone(),
         })
+    }
+
+    /// The issuer of service accounts' tokens.
+    pub(crate) const fn service_accounts(&self) -> &Issuer {
+        &self.service_accounts
     }
 
     /// The verifier of ordinary client certificates; its hints go into the handshake.
@@ -181,7 +189,9 @@ impl Authenticator {
 
     /// Whose token this is, for TokenReview.
     pub(crate) fn token(&self, token: &str) -> Option<User> {
-        Some(self.tokens.get(token)?.clone().authenticated())
+        let known = self.tokens.get(token).cloned();
+        let user = known.or_else(|| self.service_accounts.user(token))?;
+        Some(user.authenticated())
     }
 }
 

@@ -38,6 +38,15 @@ pub struct RequestRecord {
     pub headers: HeaderMap,
 }
 
+/// A review that was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReviewRecord {
+    /// `TokenReview`, `SubjectAccessReview` or one of their relatives.
+    pub kind: &'static str,
+    /// The `spec` that was sent, tokens included.
+    pub spec: serde_json::Value,
+}
+
 /// What the server has counted since it was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -70,6 +79,7 @@ pub(crate) struct Journal {
 struct State {
     counters: Counters,
     requests: VecDeque<RequestRecord>,
+    reviews: VecDeque<ReviewRecord>,
 }
 
 /// What a request occupies while it is served.
@@ -105,6 +115,18 @@ impl Journal {
         if state.requests.len() > self.memory {
             state.requests.pop_front();
         }
+    }
+
+    pub(crate) fn reviewed(&self, kind: &'static str, spec: serde_json::Value) {
+        let mut state = self.state();
+        state.reviews.push_back(ReviewRecord { kind, spec });
+        if state.reviews.len() > self.memory {
+            state.reviews.pop_front();
+        }
+    }
+
+    pub(crate) fn reviews(&self) -> Vec<ReviewRecord> {
+        self.state().reviews.iter().cloned().collect()
     }
 
     pub(crate) fn answered(&self, code: u16) {

@@ -4,6 +4,7 @@
 //! client certificate and a bearer token. A second CA signs the front proxy's certificate, as
 //! kube-apiserver's `--requestheader-client-ca-file` wants it. Keys are ECDSA P-256.
 
+use crate::playground::service_accounts::Issuer as AccountIssuer;
 use crate::playground::time;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -39,6 +40,9 @@ const ENOUGH: Duration = Duration::from_secs(2 * 24 * 60 * 60);
 
 /// The file of tokens.
 const TOKENS: &str = "tokens.csv";
+
+/// How long the service account's token holds that is written down: as long as the certificates.
+const ACCOUNT_TOKEN_LASTS: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The users: name, uid, group.
 const USERS: [(&str, &str, &str); 3] = [
@@ -86,6 +90,8 @@ pub struct Certificates {
     pub tls: Credential,
     /// `admin`, `alice` and `bob`.
     pub users: Vec<PlaygroundUser>,
+    /// Signs service accounts' tokens.
+    pub service_accounts: AccountIssuer,
 }
 
 /// Why certificates could not be made.
@@ -147,6 +153,7 @@ impl Certificates {
             ca,
             front_proxy_ca,
             users,
+            service_accounts: AccountIssuer::generate()?,
         })
     }
 
@@ -178,20 +185,25 @@ impl Certificates {
         if !holds(&ca) {
             return None;
         }
+        let account_key = read("service-account.pub")?;
+        let service_accounts = AccountIssuer::from_pem(&read("service-account.key")?);
+        read("service-account.token")?;
         Some(Self {
             front_proxy_ca: read("front-proxy-ca.crt")?,
             front_proxy_client: credential(FRONT_PROXY_NAME)?,
             apiserver: credential("apiserver")?,
             tls: credential("tls")?,
             users: USERS.into_iter().map(user).collect::<Option<_>>()?,
+            service_accounts: service_accounts.filter(|accounts| accounts.pem == account_key)?,
             ca,
         })
     }
 
     /// Writes everything into `directory`, which must exist: `ca.crt`, `front-proxy-ca.crt`,
     /// `<name>.crt` and `<name>.key` for `admin`, `alice`, `bob`, `front-proxy-client`, `apiserver`
-    /// and `tls`, and `tokens.csv` as kube-apiserver's `--token-auth-file` reads it. Keys and tokens
-    /// are readable by their owner only.
+    /// and `tls`, `tokens.csv` as kube-apiserver's `--token-auth-file` reads it, `service-account.pub` as its
+    /// `--service-account-key-file`, `service-account.key`, and `service-account.token`, a token of the account `default` in
+    /// `default`. Keys and tokens are readable by their owner only.
     ///
     /// # Errors
     /// The first file that cannot be written ends it.
@@ -214,6 +226,13 @@ impl Certificates {
             write_public(&certificate, &credential.certificate)?;
             write_private(&directory.join(format!("{name}.key")), &credential.key)?;
         }
+        let accounts = &self.service_accounts;
+        write_public(&directory.join("service-account.pub"), &accounts.pem)?;
+        write_private(&directory.join("service-account.key"), &accounts.key_pem)?;
+        let token = accounts
+            .token("default", "default", ACCOUNT_TOKEN_LASTS)
+            .map_err(|why| io::Error::other(why.to_string()))?;
+        write_private(&directory.join("service-account.token"), &token)?;
         write_private(&directory.join(TOKENS), &self.tokens_csv())
     }
 

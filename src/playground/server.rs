@@ -19,6 +19,7 @@ use crate::playground::journal::Occupied;
 use crate::playground::journal::Place;
 use crate::playground::journal::PlainBody;
 use crate::playground::journal::RequestRecord;
+use crate::playground::journal::ReviewRecord;
 use crate::playground::objects::resources::RESOURCES;
 use crate::playground::objects::resources::Served;
 use crate::playground::objects::store::Store;
@@ -176,6 +177,11 @@ impl ApiServer {
     /// The last requests, oldest first.
     pub fn requests(&self) -> Vec<RequestRecord> {
         self.state.journal.requests()
+    }
+
+    /// The last reviews that were asked for, oldest first.
+    pub fn reviews(&self) -> Vec<ReviewRecord> {
+        self.state.journal.reviews()
     }
 
     /// What has been counted.

@@ -165,6 +165,7 @@ pub async fn serve(
     let trusted = serving.trusts(address);
     let peer = Arc::new(Peer {
         address,
+        number: fastrand::u64(..),
         trusted,
         certificate,
         fragments: Arc::clone(&fragments),

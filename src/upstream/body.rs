@@ -25,6 +25,8 @@ use crate::upstream::upload::Upload;
 pub struct RequestBody {
     incoming: Option<Incoming>,
     names: Option<Arc<IdentityHeaders>>,
+    /// The whole of a body of weir's own.
+    own: Option<Bytes>,
 }
 
 impl RequestBody {
@@ -37,6 +39,7 @@ impl RequestBody {
         Self {
             incoming: Some(incoming),
             names: Some(names),
+            own: None,
         }
     }
 
@@ -46,6 +49,16 @@ impl RequestBody {
         Self {
             incoming: None,
             names: None,
+            own: None,
+        }
+    }
+
+    /// A body of weir's own.
+    #[must_use]
+    pub fn own(body: Bytes) -> Self {
+        Self {
+            own: Some(body).filter(|body| !body.is_empty()),
+            ..Self::empty()
         }
     }
 }
@@ -59,7 +72,7 @@ impl Body for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let Some(incoming) = self.incoming.as_mut() else {
-            return Poll::Ready(None);
+            return Poll::Ready(self.own.take().map(|body| Ok(Frame::data(body))));
         };
         let mut frame = ready!(Pin::new(incoming).poll_frame(cx));
         if let (Some(Ok(frame)), Some(names)) = (&mut frame, &self.names)
@@ -71,13 +84,14 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.as_ref().is_none_or(Body::is_end_stream)
+        self.own.is_none() && self.incoming.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming
-            .as_ref()
-            .map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+        self.incoming.as_ref().map_or_else(
+            || SizeHint::with_exact(self.own.as_ref().map_or(0, bytes_of)),
+            Body::size_hint,
+        )
     }
 }
 
@@ -202,4 +216,8 @@ impl Body for AnswerBody {
                 .map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }
+}
+
+fn bytes_of(body: &Bytes) -> u64 {
+    u64::try_from(body.len()).unwrap_or(u64::MAX)
 }

@@ -22,10 +22,9 @@ use http::uri::PathAndQuery;
 use http::uri::Scheme;
 
 use crate::api::UserInfo;
+use crate::api::user::GROUP_AUTHENTICATED;
 use crate::identity::WEBSOCKET_BEARER;
-
-/// The standard names, removed from every client whatever else is configured.
-const IDENTITY_PREFIX: &str = "x-remote-";
+pub use crate::identity::request_header::IdentityHeaders;
 
 /// Headers that concern one connection only (RFC 9110, 7.6.1, and the older ones that are still met).
 const HOP_BY_HOP: [HeaderName; 6] = [
@@ -59,9 +58,17 @@ pub enum PassThrough {}
 /// so these keep to HTTP/1.1, where it does not, and never share a connection with anybody else's requests.
 #[derive(Debug)]
 pub enum Stranger {}
+/// Connections that carry weir's own credentials, for requests in the name of a certificate's user where there is no front proxy's
+/// CA: the upstream believes the user whom they impersonate, as far as weir may. They keep to HTTP/1.1, so that a connection with
+/// a certificate that was replaced does not live on.
+#[derive(Debug)]
+pub enum Impersonating {}
 /// Connections for weir's own calls, with weir's own credentials. No client's request can become one.
 #[derive(Debug)]
 pub enum Own {}
+/// Connections to those who publish the keys that tokens are signed with: nothing of anybody's goes there.
+#[derive(Debug)]
+pub enum Elsewhere {}
 
 impl Way for Asserting {
     const NAME: &'static str = "asserting";
@@ -75,8 +82,16 @@ impl Way for Stranger {
     const NAME: &'static str = "stranger";
     const HTTP2: bool = false;
 }
+impl Way for Impersonating {
+    const NAME: &'static str = "impersonating";
+    const HTTP2: bool = false;
+}
 impl Way for Own {
     const NAME: &'static str = "own";
+    const HTTP2: bool = false;
+}
+impl Way for Elsewhere {
+    const NAME: &'static str = "elsewhere";
     const HTTP2: bool = false;
 }
 
@@ -154,84 +169,6 @@ impl<W: Way> Outbound<W> {
         self.parts.uri = http::Uri::from_parts(uri).unwrap_or_default();
         self.parts.version = Version::HTTP_2;
         http::Request::from_parts(self.parts, body)
-    }
-}
-
-/// The names by which a front proxy tells the upstream who asks: kube-apiserver's `--requestheader-*-headers`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IdentityHeaders {
-    /// Removed from clients, all of them; the first is the one written.
-    pub username: Vec<HeaderName>,
-    /// Likewise.
-    pub uid: Vec<HeaderName>,
-    /// Likewise.
-    pub group: Vec<HeaderName>,
-    /// Prefixes, lower-case; likewise.
-    pub extra_prefix: Vec<String>,
-}
-
-impl Default for IdentityHeaders {
-    fn default() -> Self {
-        Self {
-            username: vec![HeaderName::from_static("x-remote-user")],
-            uid: vec![HeaderName::from_static("x-remote-uid")],
-            group: vec![HeaderName::from_static("x-remote-group")],
-            extra_prefix: vec!["x-remote-extra-".to_owned()],
-        }
-    }
-}
-
-impl IdentityHeaders {
-    /// Whether a header of this name could pass for an identity. Underscores count as dashes, since a hop behind may
-    /// take them for such.
-    #[must_use]
-    pub fn covers(&self, name: &HeaderName) -> bool {
-        let mapped;
-        let name = if name.as_str().contains('_') {
-            mapped = name.as_str().replace('_', "-");
-            mapped.as_str()
-        } else {
-            name.as_str()
-        };
-        let listed = |names: &[HeaderName]| names.iter().any(|n| dashed_eq(n.as_str(), name));
-        name.starts_with(IDENTITY_PREFIX)
-            || listed(&self.username)
-            || listed(&self.uid)
-            || listed(&self.group)
-            || self
-                .extra_prefix
-                .iter()
-                .any(|p| starts_with_dashed(name, p))
-    }
-
-    /// Removes every header that could pass for an identity.
-    pub fn remove_from(&self, headers: &mut HeaderMap) {
-        remove_where(headers, |name| self.covers(name));
-    }
-}
-
-fn dashed_eq(configured: &str, dashed: &str) -> bool {
-    configured.len() == dashed.len() && starts_with_dashed(dashed, configured)
-}
-
-fn starts_with_dashed(dashed: &str, configured: &str) -> bool {
-    dashed.len() >= configured.len()
-        && configured
-            .bytes()
-            .zip(dashed.bytes())
-            .all(|(c, d)| c == d || (c == b'_' && d == b'-'))
-}
-
-fn remove_where(headers: &mut HeaderMap, doomed: impl Fn(&HeaderName) -> bool) {
-    // Almost never is there anything to remove; nothing is allocated then.
-    let mut names: Vec<HeaderName> = Vec::new();
-    for name in headers.keys() {
-        if doomed(name) {
-            names.push(name.clone());
-        }
-    }
-    for name in names {
-        headers.remove(name);
     }
 }
 
@@ -331,6 +268,33 @@ pub fn own(
     path: PathAndQuery,
     authorization: Option<HeaderValue>,
 ) -> Outbound<Own> {
+    let mut parts = of_weir(method, path);
+    if let Some(value) = authorization {
+        parts.headers.insert(header::AUTHORIZATION, value);
+    }
+    Outbound::new(parts)
+}
+
+impl Outbound<Own> {
+    /// With a body of JSON.
+    #[must_use]
+    pub fn with_json(mut self) -> Self {
+        let json = HeaderValue::from_static("application/json");
+        self.parts
+            .headers
+            .insert(header::CONTENT_TYPE, json.clone());
+        self.parts.headers.insert(header::ACCEPT, json);
+        self
+    }
+}
+
+/// A request for what anybody may read.
+#[must_use]
+pub fn elsewhere(path: PathAndQuery) -> Outbound<Elsewhere> {
+    Outbound::new(of_weir(http::Method::GET, path))
+}
+
+fn of_weir(method: http::Method, path: PathAndQuery) -> request::Parts {
     let mut parts = http::Request::new(()).into_parts().0;
     parts.method = method;
     parts.uri = http::Uri::from(path);
@@ -338,10 +302,7 @@ pub fn own(
         header::USER_AGENT,
         HeaderValue::from_static(concat!("weir/", env!("CARGO_PKG_VERSION"))),
     );
-    if let Some(value) = authorization {
-        parts.headers.insert(header::AUTHORIZATION, value);
-    }
-    Outbound::new(parts)
+    parts
 }
 
 fn own_credential(
@@ -395,9 +356,86 @@ pub fn asserting(
     Ok(Outbound::new(parts))
 }
 
+/// A request in the name of `user` by weir's own credentials, of which `authorization` is what stands in a header. The client's own
+/// credential ends here; that it does not impersonate by itself was looked at before ([`impersonates`]), and whatever is left of
+/// that is removed.
+///
+/// # Errors
+/// [`Unspeakable`] if a part of the user cannot be written as a header.
+pub fn impersonating(
+    parts: request::Parts,
+    client: ClientAddress,
+    names: &IdentityHeaders,
+    user: &UserInfo,
+    authorization: Option<HeaderValue>,
+) -> Result<Outbound<Impersonating>, Unspeakable> {
+    let mut parts = own_credential(parts, client, names);
+    let headers = &mut parts.headers;
+    headers.remove(header::AUTHORIZATION);
+    remove_websocket_bearer(headers);
+    let claimed: Vec<HeaderName> = headers
+        .keys()
+        .filter(|n| is_impersonation(n))
+        .cloned()
+        .collect();
+    for name in claimed {
+        headers.remove(name);
+    }
+    if let Some(value) = authorization {
+        headers.insert(header::AUTHORIZATION, value);
+    }
+    let value =
+        |what, text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unspeakable(what));
+    headers.insert("impersonate-user", value("name", &user.name)?);
+    if !user.uid.is_empty() {
+        headers.insert("impersonate-uid", value("uid", &user.uid)?);
+    }
+    // The upstream adds this one to whoever is impersonated; to name it would take a right of its own.
+    for group in user.groups.iter().filter(|g| *g != GROUP_AUTHENTICATED) {
+        headers.append("impersonate-group", value("group", group)?);
+    }
+    for (key, values) in &user.extra {
+        let name = format!("impersonate-extra-{}", escape_extra_key(key));
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| Unspeakable("extra key"))?;
+        for text in values {
+            headers.append(&name, value("extra value", text)?);
+        }
+    }
+    Ok(Outbound::new(parts))
+}
+
+/// Whether a request wants to be taken for somebody else's, in any spelling.
+#[must_use]
+pub fn impersonates(headers: &HeaderMap) -> bool {
+    headers.keys().any(is_impersonation)
+}
+
+fn is_impersonation(name: &HeaderName) -> bool {
+    const PREFIX: &str = "impersonate-";
+    name.as_str().len() >= PREFIX.len() && starts_with_dashed(PREFIX, name.as_str())
+}
+
+/// Whether `name` begins with `prefix`, underscores taken for dashes.
+fn starts_with_dashed(prefix: &str, name: &str) -> bool {
+    prefix
+        .bytes()
+        .zip(name.bytes())
+        .all(|(p, n)| p == n || (p == b'-' && n == b'_'))
+}
+
 /// A user that cannot be named in headers: which part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unspeakable(pub &'static str);
+
+impl fmt::Display for Unspeakable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = self.0;
+        write!(
+            f,
+            "the {part} of the client certificate's user cannot stand in a header"
+        )
+    }
+}
 
 /// Percent-encodes what may not stand in a header's name, and `%` itself (`transport.headerKeyEscape`).
 fn escape_extra_key(key: &str) -> String {

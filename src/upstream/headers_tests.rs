@@ -34,6 +34,60 @@ fn alice() -> UserInfo {
 }
 
 #[test]
+fn an_impersonated_user_is_the_only_one_and_nothing_of_the_client_s_is_left() {
+    let mut head = Request::new(()).into_parts().0;
+    for name in [
+        "impersonate-user",
+        "impersonate_group",
+        "impersonate-extra-a",
+        "x-remote-user",
+    ] {
+        let name = HeaderName::from_static(name);
+        head.headers
+            .insert(name, HeaderValue::from_static("mallory"));
+    }
+    head.headers.insert(
+        header::AUTHORIZATION,
+        HeaderValue::from_static("Bearer client"),
+    );
+    assert!(impersonates(&head.headers));
+    let client = ClientAddress {
+        peer: IpAddr::from([127, 0, 0, 1]),
+        trusted: false,
+    };
+    let user = UserInfo {
+        name: "alice".to_owned(),
+        uid: "u-1".to_owned(),
+        groups: vec![
+            "dev".to_owned(),
+            "ops".to_owned(),
+            "system:authenticated".to_owned(),
+        ],
+        extra: vec![("a/b".to_owned(), vec!["1".to_owned(), "2".to_owned()])],
+    };
+    let own = HeaderValue::from_static("Bearer weirs-own");
+    let names = IdentityHeaders::default();
+    let dressed = impersonating(head, client, &names, &user, Some(own)).unwrap();
+    let headers = &dressed.parts.headers;
+    let all = |name: &str| -> Vec<&str> {
+        headers
+            .get_all(name)
+            .iter()
+            .map(|v| v.to_str().unwrap())
+            .collect()
+    };
+    assert_eq!(all("impersonate-user"), ["alice"]);
+    assert_eq!(all("impersonate-uid"), ["u-1"]);
+    assert_eq!(all("impersonate-group"), ["dev", "ops"]);
+    assert_eq!(all("impersonate-extra-a%2fb"), ["1", "2"]);
+    assert_eq!(all("authorization"), ["Bearer weirs-own"]);
+    assert!(
+        !headers.values().any(|value| value == "mallory"),
+        "{headers:?}"
+    );
+}
+
+#[test]
 fn hop_by_hop_headers_and_those_that_connection_names_stop_here() {
     let (headers, upgrade) = stripped(&[
         ("connection", "close, X-Private"),

@@ -11,6 +11,7 @@ pub mod forward;
 pub mod headers;
 mod http2;
 pub mod kubeconfig;
+pub mod own_calls;
 pub mod pool;
 mod settings;
 pub mod tls;
@@ -21,6 +22,8 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -34,6 +37,7 @@ use rustls::RootCertStore;
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use rustls::sign::SingleCertAndKey;
+use tokio::sync::watch;
 
 use crate::metrics::Counted;
 use crate::metrics::Registry;
@@ -42,9 +46,12 @@ use crate::upstream::body::RequestBody;
 use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
 use crate::upstream::connector::Target;
+use crate::upstream::credentials::Expired;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::forward::Turn;
 use crate::upstream::headers::Asserting;
+use crate::upstream::headers::Elsewhere;
+use crate::upstream::headers::Impersonating;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Own;
 use crate::upstream::headers::PassThrough;
@@ -69,6 +76,7 @@ pub struct Config {
 #[derive(Debug)]
 pub struct Upstream {
     asserting: Option<Arc<Pool<Asserting>>>,
+    impersonating: Option<Impersonators>,
     pass_through: Arc<Pool<PassThrough>>,
     stranger: Arc<Pool<Stranger>>,
 }
@@ -78,6 +86,8 @@ pub struct Upstream {
 pub enum Dressed {
     /// In the name of the certificate's user.
     Asserting(Outbound<Asserting>),
+    /// Likewise, by weir's own credentials.
+    Impersonating(Outbound<Impersonating>),
     /// With its own credential, known to be good.
     PassThrough(Outbound<PassThrough>),
     /// With none, or one that is not known.
@@ -87,7 +97,11 @@ pub enum Dressed {
 impl Upstream {
     /// Pools without connections; requests open them.
     #[must_use]
-    pub fn new(config: &Config, metrics: &Arc<Metrics>) -> Self {
+    pub fn new(
+        config: &Config,
+        impersonator: Option<&Arc<OwnCredentials>>,
+        metrics: &Arc<Metrics>,
+    ) -> Self {
         let resolver = config.front_proxy.as_ref().map(|key| {
             let resolver: Arc<dyn ResolvesClientCert> =
                 Arc::new(SingleCertAndKey::from(Arc::clone(key)));
@@ -95,6 +109,11 @@ impl Upstream {
         });
         Self {
             asserting: resolver.map(|resolver| pool(config, Some(resolver), metrics)),
+            impersonating: impersonator.map(|own| Impersonators {
+                pool: pool(config, Some(own.certificate_resolver()), metrics),
+                changes: Mutex::new(own.certificate_changes()),
+                own: Arc::clone(own),
+            }),
             pass_through: pool(config, None, metrics),
             stranger: pool(config, None, metrics),
         }
@@ -103,7 +122,31 @@ impl Upstream {
     /// Whether a certificate's user can be asserted.
     #[must_use]
     pub fn can_assert(&self) -> bool {
-        self.asserting.is_some()
+        self.asserting.is_some() || self.impersonating.is_some()
+    }
+
+    /// Whether a certificate's user is asserted by impersonation.
+    #[must_use]
+    pub fn impersonates(&self) -> bool {
+        self.impersonating.is_some()
+    }
+
+    /// What stands in the `Authorization` of a request that impersonates.
+    ///
+    /// # Errors
+    /// weir's own credential is over, and there is no other.
+    pub fn impersonator(&self) -> Result<Option<HeaderValue>, ForwardError> {
+        let own = self.impersonating.as_ref().ok_or(ForwardError::Closed)?;
+        own.own
+            .authorization()
+            .map_err(|why| ForwardError::NoCredential(Arc::new(why)))
+    }
+
+    /// The upstream has answered 401 to a request that impersonates: weir's own credential is not good.
+    pub fn impersonator_refused(&self) {
+        if let Some(own) = &self.impersonating {
+            own.own.refused();
+        }
     }
 
     /// Sends a client's request; see [`Pool::send`].
@@ -117,6 +160,7 @@ impl Upstream {
     ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
         match request {
             Dressed::Asserting(head) => self.asserting()?.send(head, body).await,
+            Dressed::Impersonating(head) => self.impersonating()?.send(head, body).await,
             Dressed::PassThrough(head) => self.pass_through.send(head, body).await,
             Dressed::Stranger(head) => self.stranger.send(head, body).await,
         }
@@ -134,6 +178,11 @@ impl Upstream {
     ) -> Result<Response<AnswerBody>, ForwardError> {
         match request {
             Dressed::Asserting(head) => self.asserting()?.send_upgrade(head, body, protocol).await,
+            Dressed::Impersonating(head) => {
+                self.impersonating()?
+                    .send_upgrade(head, body, protocol)
+                    .await
+            }
             Dressed::PassThrough(head) => {
                 self.pass_through.send_upgrade(head, body, protocol).await
             }
@@ -146,6 +195,9 @@ impl Upstream {
         if let Some(asserting) = &self.asserting {
             asserting.close_idle(now);
         }
+        if let Some(impersonating) = &self.impersonating {
+            impersonating.pool.close_idle(now);
+        }
         self.pass_through.close_idle(now);
         self.stranger.close_idle(now);
     }
@@ -154,6 +206,25 @@ impl Upstream {
         // Asked before the request was dressed; a request dressed for a way that is not there goes nowhere.
         self.asserting.as_ref().ok_or(ForwardError::Closed)
     }
+
+    fn impersonating(&self) -> Result<&Arc<Pool<Impersonating>>, ForwardError> {
+        let own = self.impersonating.as_ref().ok_or(ForwardError::Closed)?;
+        let mut changes = own.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if changes.has_changed().unwrap_or(false) {
+            changes.mark_unchanged();
+            own.pool.renew();
+        }
+        Ok(&own.pool)
+    }
+}
+
+/// Connections that impersonate, and the credentials that they do it with.
+#[derive(Debug)]
+struct Impersonators {
+    pool: Arc<Pool<Impersonating>>,
+    own: Arc<OwnCredentials>,
+    /// Changes of the certificate, up to which connections were closed. Held for a look.
+    changes: Mutex<watch::Receiver<u64>>,
 }
 
 /// Connections for weir's own calls.
@@ -164,6 +235,17 @@ pub fn own_pool(
     metrics: &Arc<Metrics>,
 ) -> Arc<Pool<Own>> {
     pool(config, Some(own.certificate_resolver()), metrics)
+}
+
+/// Connections to somebody who is no API server, with nothing to show.
+#[must_use]
+pub fn elsewhere_pool(
+    target: Target,
+    roots: RootCertStore,
+    metrics: &Arc<Metrics>,
+) -> Arc<Pool<Elsewhere>> {
+    let connector = Connector::new(target, tls::client_config(roots, None));
+    Pool::new(connector, 1, Arc::clone(metrics))
 }
 
 fn pool<W: Way>(
@@ -185,6 +267,8 @@ pub enum ForwardError {
     Connect(Arc<io::Error>),
     /// No connection in this time.
     ConnectTimeout(Duration),
+    /// weir's own credential is over.
+    NoCredential(Arc<Expired>),
     /// No stream came free in this time.
     NoStream(Duration),
     /// The CONNECT proxy failed.
@@ -219,6 +303,7 @@ impl ForwardError {
             Self::Closed => "weir/upstream-closed",
             Self::Connect(_) => "weir/upstream-connect",
             Self::ConnectTimeout(_) => "weir/upstream-connect-timeout",
+            Self::NoCredential(_) => "weir/own-credentials",
             Self::Proxy(_) | Self::ProxyRefused(_) => "weir/upstream-proxy",
             Self::Refused(_) => "weir/upstream-refused",
             Self::Reset(_) => "weir/upstream-reset",
@@ -235,6 +320,7 @@ impl ForwardError {
             Self::Closed
             | Self::Connect(_)
             | Self::ConnectTimeout(_)
+            | Self::NoCredential(_)
             | Self::NoStream(_)
             | Self::Proxy(_)
             | Self::ProxyRefused(_)
@@ -270,6 +356,7 @@ impl fmt::Display for ForwardError {
             Self::Closed => write!(f, "the connection was closing"),
             Self::Connect(why) => write!(f, "cannot connect: {why}"),
             Self::ConnectTimeout(limit) => write!(f, "no connection within {}s", limit.as_secs()),
+            Self::NoCredential(why) => why.fmt(f),
             Self::Proxy(why) => write!(f, "the proxy on the way failed: {why}"),
             Self::ProxyRefused(status) => write!(f, "the proxy on the way refused: {status}"),
             Self::Refused(why) => {

@@ -35,3 +35,5 @@ mod targets;
 mod tls;
 mod upgrade;
 mod upgrade_ends;
+#[cfg(feature = "playground")]
+mod who_asks;

@@ -36,7 +36,7 @@ impl Flows {
         let (schema, distinguisher) = match self {
             Self::One { hash } => return (&[], *hash),
             Self::ByNamespace(schema) => (schema, request.namespace),
-            Self::ByUser(schema) => (schema, request.user.name.as_bytes()),
+            Self::ByUser(schema) => (schema, request.user.distinguisher().as_bytes()),
         };
         (distinguisher, schema.flow(distinguisher))
     }

@@ -31,6 +31,7 @@ use crate::playground::status::Status;
 use http::Method;
 use http::Request;
 use http::Response;
+use http::StatusCode;
 use http::header::ACCEPT;
 use hyper::body::Incoming;
 use std::sync::Arc;
@@ -64,7 +65,13 @@ pub(crate) async fn answer(
         .and_then(|value| value.to_str().ok());
     match route {
         Route::OpenApiV2 => return openapi::v2(accept),
-        Route::NotFound => return Ok(reply::page_not_found()),
+        Route::NotFound => {
+            let accounts = state.authenticator.service_accounts();
+            return Ok(match accounts.published(request.uri().path()) {
+                Some(document) => reply::json(StatusCode::OK, document.to_string().into_bytes()),
+                None => reply::page_not_found(),
+            });
+        }
         Route::UnknownResource => return Err(Status::no_such_resource()),
         Route::Health(check) => {
             read_only(request.method())?;

@@ -19,7 +19,7 @@ use serde_json::Value;
 use serde_json::json;
 
 /// The audience that tokens are for.
-const AUDIENCE: &str = "https://kubernetes.default.svc";
+const AUDIENCE: &str = crate::playground::service_accounts::ISSUER;
 
 pub(crate) async fn answer(
     state: &State,
@@ -30,6 +30,7 @@ pub(crate) async fn answer(
 ) -> Answer {
     let body = write::object(request, resource.kind).await?;
     let spec = body.get("spec").cloned().unwrap_or_default();
+    state.journal.reviewed(resource.kind, spec.clone());
     let status = match review {
         Review::SelfSubject => json!({"userInfo": user_info(user)}),
         Review::SelfSubjectAccess => access(user, &spec, resource)?,

@@ -331,6 +331,18 @@ impl ResolvesClientCert for CurrentCertificate {
 }
 
 impl Source {
+    /// Whether there is nothing: calls are made as an anonymous caller.
+    #[must_use]
+    pub const fn is_nobody(&self) -> bool {
+        matches!(
+            self,
+            Self::Given {
+                certificate: None,
+                token: None,
+            }
+        )
+    }
+
     fn can_change(&self) -> bool {
         match self {
             Self::Given { certificate, token } => {

@@ -72,6 +72,15 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             client_ca: Some(pki().clients.roots()),
             tokens: TokenFile::parse(TOKENS).unwrap(),
             headers: IdentityHeaders::default(),
+            front_proxies: None,
+            verification: config::Verification {
+                issuers: Vec::new(),
+                account_keys: None,
+                account_issuers: Vec::new(),
+                audiences: Vec::new(),
+                ttl: Duration::from_secs(120),
+                reviews_per_second: 50,
+            },
         },
         limits: Limits::MaxInFlight(max_in_flight::Config {
             read_only: 0.into(),
@@ -93,6 +102,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             certificate: None,
             token: None,
         },
+        impersonate: false,
         shutdown: config::Shutdown {
             delay: Duration::ZERO,
             watch_grace: Duration::ZERO,
@@ -189,6 +199,12 @@ impl Setup {
     /// `--requestheader-username-headers` and the others.
     pub(crate) fn identity_headers(mut self, headers: IdentityHeaders) -> Self {
         self.config.identity.headers = headers;
+        self
+    }
+
+    /// With whatever else is to be different.
+    pub(crate) fn with(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(&mut self.config);
         self
     }
 

@@ -1,0 +1,107 @@
+//! What a bearer token costs a request once it is known: its keyed hash, and a look-up in the cache. To compare: a token of the
+//! token file, and the signature that is not verified again.
+//!
+//! The token is as long as a service account's (about a kibibyte).
+
+#![expect(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a benchmark's requests are well-formed"
+)]
+
+use std::hint::black_box;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use criterion::Criterion;
+use criterion::criterion_group;
+use criterion::criterion_main;
+use http::HeaderMap;
+use http::HeaderValue;
+use http::StatusCode;
+use http::header::AUTHORIZATION;
+use weir::clock::Clock;
+use weir::identity::Client;
+use weir::identity::Identity;
+use weir::identity::TokenFile;
+use weir::identity::Tokens;
+use weir::identity::remote::ApiServer;
+use weir::identity::remote::Call;
+use weir::identity::remote::Reply;
+use weir::identity::remote::Replying;
+use weir::identity::tokens;
+use weir::identity::tokens::turns::Asker;
+use weir::metrics::Registry;
+
+/// Says yes to every token.
+#[derive(Debug)]
+struct Yes;
+
+impl ApiServer for Yes {
+    fn ask(&self, _call: Call) -> Replying {
+        const USER: &str =
+            r#"{"status":{"authenticated":true,"user":{"username":"alice","groups":["dev"]}}}"#;
+        Box::pin(std::future::ready(Ok(Reply {
+            status: StatusCode::CREATED,
+            body: Bytes::from_static(USER.as_bytes()),
+        })))
+    }
+}
+
+fn headers(token: &str) -> HeaderMap {
+    let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+    HeaderMap::from_iter([(AUTHORIZATION, value)])
+}
+
+fn known_tokens(criterion: &mut Criterion) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let _entered = runtime.enter();
+    let config = tokens::Config {
+        issuers: Vec::new(),
+        accounts: None,
+        reviewer: Some(Arc::new(Yes)),
+        reviews_per_second: 50,
+        audiences: Vec::new(),
+        // Longer than the measurement.
+        ttl: Duration::from_secs(3600),
+    };
+    let tokens = Tokens::new(config, &Registry::new());
+    runtime.spawn(Arc::clone(&tokens).run());
+    let file = TokenFile::parse("in-the-file,bob,u-bob,dev\n").unwrap();
+    let identity = Identity::new(None, None, file, tokens).unwrap();
+    let client = Client {
+        certificate: None,
+        asker: Asker {
+            address: Ipv4Addr::LOCALHOST.into(),
+            connection: 1,
+        },
+    };
+    let mut group = criterion.benchmark_group("a token that is known");
+    let long = "t".repeat(1024);
+    let short = "t".repeat(40);
+    for (name, headers, user) in [
+        ("of the token file", headers("in-the-file"), "bob"),
+        ("by review, 40 bytes", headers(&short), "alice"),
+        ("by review, 1 KiB", headers(&long), "alice"),
+    ] {
+        let resolve = || identity.resolve(Ok(None), client, &headers, Clock.now(), Clock.wall());
+        let known = runtime.block_on(resolve()).unwrap();
+        assert_eq!(known.user.name, user);
+        group.bench_function(name, |bencher| {
+            // As in a request: the future is driven by whoever drives the request.
+            bencher.iter(|| {
+                let resolved = futures_util::FutureExt::now_or_never(resolve());
+                black_box(resolved.expect("what is known waits for nothing").unwrap())
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, known_tokens);
+criterion_main!(benches);

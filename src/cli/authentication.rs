@@ -1,0 +1,247 @@
+//! What the flags say about verifying tokens and about front proxies: reads the files that they name.
+
+use std::path::Path;
+
+use rustls::RootCertStore;
+
+use crate::cli::flags::AssertBy;
+use crate::cli::flags::IdentityArgs;
+use crate::cli::flags::UpstreamArgs;
+use crate::cli::settings::Faults;
+use crate::config;
+use crate::config::IssuerKeys;
+use crate::document;
+use crate::identity::TokenFile;
+use crate::identity::authentication_config;
+use crate::identity::authentication_config::ConfiguredIssuer;
+use crate::identity::authentication_config::KeysAt;
+use crate::identity::jwt::Issuer;
+use crate::identity::jwt::KeySet;
+use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::tls;
+
+const ACCOUNT_KEYS: &str = "service-account-key-file";
+const ACCOUNT_ISSUER: &str = "service-account-issuer";
+const PROXIES_CA: &str = "requestheader-client-ca-file";
+const ASSERT_BY: &str = "assert-by";
+const ISSUERS: &str = "authentication-config";
+
+/// Whose certificates clients are asked for.
+pub(super) fn asked_for(who: &config::Identity) -> Option<RootCertStore> {
+    let proxies = who.front_proxies.as_ref();
+    match (&who.client_ca, proxies) {
+        (Some(clients), Some(proxies)) => {
+            let mut roots = clients.clone();
+            roots.extend(proxies.ca.roots.iter().cloned());
+            Some(roots)
+        }
+        (clients, proxies) => clients
+            .clone()
+            .or_else(|| proxies.map(|proxies| proxies.ca.clone())),
+    }
+}
+
+fn identity_headers(identity: &IdentityArgs) -> IdentityHeaders {
+    IdentityHeaders {
+        username: identity.requestheader_username_headers.clone(),
+        uid: identity.requestheader_uid_headers.clone(),
+        group: identity.requestheader_group_headers.clone(),
+        extra_prefix: identity
+            .requestheader_extra_headers_prefix
+            .iter()
+            .map(|prefix| prefix.as_str().to_owned())
+            .collect(),
+    }
+}
+
+impl Faults {
+    /// Who asks.
+    pub(super) fn identity(&mut self, args: &IdentityArgs) -> Option<config::Identity> {
+        let client_ca = match &args.client_ca_file {
+            Some(file) => self.roots("client-ca-file", file).map(Some),
+            None => Some(None),
+        };
+        let tokens = self.tokens(args.token_auth_file.as_deref());
+        let front_proxies = self.front_proxies(args);
+        self.apart(
+            client_ca.as_ref().and_then(Option::as_ref),
+            front_proxies.as_ref(),
+        );
+        let verification = self.verification(args);
+        Some(config::Identity {
+            client_ca: client_ca?,
+            tokens: tokens?,
+            headers: identity_headers(args),
+            front_proxies,
+            verification: verification?,
+        })
+    }
+
+    fn tokens(&mut self, file: Option<&Path>) -> Option<TokenFile> {
+        let Some(file) = file else {
+            return Some(TokenFile::default());
+        };
+        let text = String::from_utf8_lossy(&self.read("token-auth-file", file)?).into_owned();
+        match TokenFile::parse(&text) {
+            Ok(tokens) => Some(tokens),
+            Err(lines) => {
+                for (line, what) in lines {
+                    self.add(
+                        "token-auth-file",
+                        format!("{}:{line}: {what}", file.display()),
+                    );
+                }
+                None
+            }
+        }
+    }
+
+    /// Whether a certificate's user is asserted by impersonation, with what that takes.
+    pub(super) fn impersonation(&mut self, args: &UpstreamArgs) -> bool {
+        if args.assert_by != AssertBy::Impersonation {
+            return false;
+        }
+        if args.kubeconfig.is_none() {
+            self.add(
+                ASSERT_BY,
+                "impersonation needs a --kubeconfig: its credentials are those that impersonate",
+            );
+        }
+        if args.proxy_client_cert_file.is_some() {
+            self.add(
+                ASSERT_BY,
+                "impersonation and --proxy-client-cert-file are two ways of saying the same: give one of them",
+            );
+        }
+        true
+    }
+
+    /// Front proxies before weir, if a CA is named for them.
+    fn front_proxies(&mut self, args: &IdentityArgs) -> Option<config::FrontProxies> {
+        let allowed = &args.requestheader_allowed_names;
+        let Some(file) = &args.requestheader_client_ca_file else {
+            if !allowed.is_empty() {
+                self.add(
+                    "requestheader-allowed-names",
+                    format!("only together with --{PROXIES_CA}: nobody is believed without it"),
+                );
+            }
+            return None;
+        };
+        Some(config::FrontProxies {
+            ca: self.roots(PROXIES_CA, file)?,
+            allowed: allowed.clone(),
+        })
+    }
+
+    /// Clients and front proxies have different CAs, or front proxies have names: otherwise any client could name anybody.
+    fn apart(&mut self, client_ca: Option<&RootCertStore>, proxies: Option<&config::FrontProxies>) {
+        let (Some(clients), Some(proxies)) = (client_ca, proxies) else {
+            return;
+        };
+        let shared = proxies.ca.roots.iter().any(|ca| clients.roots.contains(ca));
+        if shared && proxies.allowed.is_empty() {
+            self.add(
+                PROXIES_CA,
+                "holds a CA of --client-ca-file, so that any client's certificate would make it a front proxy; give \
+                 --requestheader-allowed-names, or another CA",
+            );
+        }
+    }
+
+    /// How tokens are verified that are in no file.
+    fn verification(&mut self, args: &IdentityArgs) -> Option<config::Verification> {
+        let account_keys = self.account_keys(args);
+        let issuers = match &args.authentication_config {
+            Some(file) => self.issuers(file),
+            None => Some(Vec::new()),
+        };
+        Some(config::Verification {
+            issuers: issuers?,
+            account_keys,
+            account_issuers: args.service_account_issuer.clone(),
+            audiences: args.api_audiences.clone(),
+            ttl: args.authentication_token_webhook_cache_ttl,
+            reviews_per_second: args.token_reviews_per_second,
+        })
+    }
+
+    fn account_keys(&mut self, args: &IdentityArgs) -> Option<KeySet> {
+        if !args.service_account_key_file.is_empty() && args.service_account_issuer.is_empty() {
+            self.add(
+                ACCOUNT_ISSUER,
+                format!("needed with --{ACCOUNT_KEYS}: whose tokens these keys sign"),
+            );
+        }
+        let mut all: Option<KeySet> = None;
+        for file in &args.service_account_key_file {
+            let pem = self.read(ACCOUNT_KEYS, file)?;
+            let keys = KeySet::from_pem(&pem).map_err(|why| format!("{}: {why}", file.display()));
+            let keys = self.check(ACCOUNT_KEYS, keys)?;
+            all = Some(match all {
+                Some(others) => others.and(keys),
+                None => keys,
+            });
+        }
+        all
+    }
+
+    fn issuers(&mut self, file: &Path) -> Option<Vec<(Issuer, IssuerKeys)>> {
+        let text = String::from_utf8_lossy(&self.read(ISSUERS, file)?).into_owned();
+        let mut faults = document::Faults::default();
+        let nodes = document::parse_all(&file.display().to_string(), &text, &mut faults);
+        let configured = authentication_config::read(&nodes, &mut faults);
+        if !self.take(ISSUERS, &faults) {
+            return None;
+        }
+        let folder = file.parent().unwrap_or_else(|| Path::new(""));
+        configured
+            .into_iter()
+            .map(|issuer| self.issuer(folder, issuer))
+            .collect()
+    }
+
+    fn issuer(
+        &mut self,
+        folder: &Path,
+        configured: ConfiguredIssuer,
+    ) -> Option<(Issuer, IssuerKeys)> {
+        let ConfiguredIssuer {
+            issuer,
+            keys,
+            certificate_authority,
+            place,
+        } = configured;
+        let keys = match keys {
+            KeysAt::File(file) => {
+                let file = folder.join(file);
+                let json = self.read(ISSUERS, &file)?;
+                let keys =
+                    KeySet::from_jwks(&json).map_err(|why| format!("{}: {why}", file.display()));
+                IssuerKeys::Given(self.check(ISSUERS, keys)?)
+            }
+            KeysAt::Url(url) => {
+                IssuerKeys::Url(url, self.issuer_roots(&place, certificate_authority)?)
+            }
+            KeysAt::Discovery(url) => {
+                IssuerKeys::Discovery(url, self.issuer_roots(&place, certificate_authority)?)
+            }
+        };
+        Some((issuer, keys))
+    }
+
+    fn issuer_roots(
+        &mut self,
+        place: &document::Place,
+        pem: Option<String>,
+    ) -> Option<RootCertStore> {
+        let roots = match pem {
+            Some(pem) => tls::roots_from_pem(
+                &format!("{place}: issuer.certificateAuthority"),
+                pem.as_bytes(),
+            ),
+            None => tls::system_roots(),
+        };
+        self.check(ISSUERS, roots)
+    }
+}

@@ -1,0 +1,279 @@
+//! Keys that sign tokens: from a JWKS or from PEM files, and what each may verify. Pure.
+//!
+//! Which algorithms a key takes follows from the key alone, never from the token: a token's `alg` must be one of them, so that
+//! `none`, HMAC with a public key, or another curve verify nothing.
+
+use std::fmt;
+
+use aws_lc_rs::rsa::PublicKeyComponents;
+use aws_lc_rs::signature;
+use aws_lc_rs::signature::UnparsedPublicKey;
+use aws_lc_rs::signature::VerificationAlgorithm;
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::pem::SectionKind;
+use serde::Deserialize;
+use sha2::Digest;
+use sha2::Sha256;
+use x509_parser::prelude::FromDer;
+use x509_parser::prelude::X509Certificate;
+use x509_parser::x509::SubjectPublicKeyInfo;
+
+/// Most keys of one issuer: a rotation has two or three; a token without a `kid` is tried with all of them.
+const MOST_KEYS: usize = 64;
+
+/// The keys of one issuer.
+#[derive(Clone, Debug, Default)]
+pub struct KeySet(Vec<Key>);
+
+#[derive(Clone)]
+struct Key {
+    id: String,
+    /// The one algorithm that the set's publisher wants it used with.
+    only: Option<String>,
+    material: Material,
+}
+
+#[derive(Clone)]
+enum Material {
+    Rsa(PublicKeyComponents<Vec<u8>>),
+    /// SubjectPublicKeyInfo.
+    RsaDer(Vec<u8>),
+    Ec(Curve, Vec<u8>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Curve {
+    P256,
+    P384,
+    P521,
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({})", self.id)
+    }
+}
+
+#[derive(Deserialize)]
+struct Jwks {
+    keys: Vec<Jwk>,
+}
+
+#[derive(Deserialize)]
+struct Jwk {
+    kty: String,
+    kid: Option<String>,
+    #[serde(rename = "use")]
+    purpose: Option<String>,
+    alg: Option<String>,
+    crv: Option<String>,
+    n: Option<String>,
+    e: Option<String>,
+    x: Option<String>,
+    y: Option<String>,
+}
+
+impl KeySet {
+    /// Reads a JSON Web Key Set. Keys of kinds that sign no token here are passed over, as RFC 7517 has it.
+    ///
+    /// # Errors
+    /// It is no key set, or holds no key that is of use.
+    pub fn from_jwks(json: &[u8]) -> Result<Self, String> {
+        let jwks: Jwks = serde_json::from_slice(json).map_err(|why| format!("no JWKS: {why}"))?;
+        let keys: Vec<Key> = jwks.keys.into_iter().filter_map(Key::from_jwk).collect();
+        Self::of(keys)
+    }
+
+    /// Reads public keys and certificates.
+    ///
+    /// # Errors
+    /// What is in it that is not a public key, or that nothing is.
+    pub fn from_pem(pem: &[u8]) -> Result<Self, String> {
+        let mut keys = Vec::new();
+        for section in <(SectionKind, Vec<u8>)>::pem_slice_iter(pem) {
+            let (kind, der) = section.map_err(|why| format!("no PEM: {why}"))?;
+            keys.push(Key::from_der(kind, der)?);
+        }
+        Self::of(keys)
+    }
+
+    fn of(keys: Vec<Key>) -> Result<Self, String> {
+        if keys.is_empty() {
+            return Err("it holds no public key for signatures (RSA or EC)".to_owned());
+        }
+        if keys.len() > MOST_KEYS {
+            return Err(format!("it holds more than {MOST_KEYS} keys"));
+        }
+        Ok(Self(keys))
+    }
+
+    /// These and those of `other`.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.0.extend(other.0);
+        self.0.truncate(MOST_KEYS);
+        self
+    }
+
+    /// Whether there is a key of that name; a token without one may be of any.
+    #[must_use]
+    pub fn has(&self, id: Option<&str>) -> bool {
+        id.is_none_or(|id| self.0.iter().any(|key| key.id == id))
+    }
+
+    /// Whether one of the keys that `id` names (all, without one) has signed `message`.
+    #[must_use]
+    pub fn verify(&self, id: Option<&str>, alg: &str, message: &[u8], signature: &[u8]) -> bool {
+        self.0
+            .iter()
+            .filter(|key| id.is_none_or(|id| key.id == id))
+            .any(|key| key.verify(alg, message, signature))
+    }
+}
+
+impl Key {
+    fn from_jwk(jwk: Jwk) -> Option<Self> {
+        if jwk
+            .purpose
+            .as_deref()
+            .is_some_and(|purpose| purpose != "sig")
+        {
+            return None;
+        }
+        let decoded = |text: Option<String>| BASE64_URL_SAFE_NO_PAD.decode(text?).ok();
+        let material = match (jwk.kty.as_str(), jwk.crv.as_deref()) {
+            ("RSA", _) => Material::Rsa(PublicKeyComponents {
+                n: without_zeros(decoded(jwk.n)?),
+                e: without_zeros(decoded(jwk.e)?),
+            }),
+            ("EC", Some(curve)) => {
+                let curve = Curve::named(curve)?;
+                let (x, y) = (decoded(jwk.x)?, decoded(jwk.y)?);
+                if x.len() != curve.bytes() || y.len() != curve.bytes() {
+                    return None;
+                }
+                let mut point = vec![4]; // an uncompressed point (SEC 1, 2.3.3)
+                point.extend(x);
+                point.extend(y);
+                Material::Ec(curve, point)
+            }
+            _ => return None,
+        };
+        Some(Self {
+            id: jwk.kid.unwrap_or_default(),
+            only: jwk.alg,
+            material,
+        })
+    }
+
+    fn from_der(kind: SectionKind, der: Vec<u8>) -> Result<Self, String> {
+        let spki = if kind == SectionKind::PublicKey {
+            der
+        } else if kind == SectionKind::Certificate {
+            let (_, certificate) =
+                X509Certificate::from_der(&der).map_err(|why| why.to_string())?;
+            certificate.public_key().raw.to_vec()
+        } else {
+            return Err(format!(
+                "it holds a {kind:?}; give the public key (openssl pkey -pubout)"
+            ));
+        };
+        let (_, parsed) = SubjectPublicKeyInfo::from_der(&spki).map_err(|why| why.to_string())?;
+        let material = match parsed.algorithm.algorithm.to_id_string().as_str() {
+            "1.2.840.113549.1.1.1" => Material::RsaDer(spki.clone()),
+            "1.2.840.10045.2.1" => {
+                let curve = parsed
+                    .algorithm
+                    .parameters
+                    .as_ref()
+                    .and_then(|parameters| parameters.as_oid().ok())
+                    .and_then(|oid| Curve::numbered(&oid.to_id_string()))
+                    .ok_or("it holds a key on a curve that signs no token")?;
+                Material::Ec(curve, spki.clone())
+            }
+            other => return Err(format!("it holds a key of kind {other}, not RSA or EC")),
+        };
+        // As kube-apiserver names the keys of its key files (`serviceaccount.keyIDFromPublicKey`).
+        let id = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(&spki));
+        Ok(Self {
+            id,
+            only: None,
+            material,
+        })
+    }
+
+    fn verify(&self, alg: &str, message: &[u8], signature: &[u8]) -> bool {
+        if self.only.as_deref().is_some_and(|only| only != alg) {
+            return false;
+        }
+        let verified = match &self.material {
+            Material::Rsa(components) => {
+                rsa(alg).map(|algorithm| components.verify(algorithm, message, signature))
+            }
+            Material::RsaDer(der) => rsa(alg)
+                .map(|algorithm| UnparsedPublicKey::new(algorithm, der).verify(message, signature)),
+            Material::Ec(curve, key) => curve
+                .algorithm(alg)
+                .map(|algorithm| UnparsedPublicKey::new(algorithm, key).verify(message, signature)),
+        };
+        matches!(verified, Some(Ok(())))
+    }
+}
+
+fn rsa(alg: &str) -> Option<&'static signature::RsaParameters> {
+    Some(match alg {
+        "RS256" => &signature::RSA_PKCS1_2048_8192_SHA256,
+        "RS384" => &signature::RSA_PKCS1_2048_8192_SHA384,
+        "RS512" => &signature::RSA_PKCS1_2048_8192_SHA512,
+        "PS256" => &signature::RSA_PSS_2048_8192_SHA256,
+        "PS384" => &signature::RSA_PSS_2048_8192_SHA384,
+        "PS512" => &signature::RSA_PSS_2048_8192_SHA512,
+        _ => return None,
+    })
+}
+
+impl Curve {
+    fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "P-256" => Self::P256,
+            "P-384" => Self::P384,
+            "P-521" => Self::P521,
+            _ => return None,
+        })
+    }
+
+    fn numbered(oid: &str) -> Option<Self> {
+        Some(match oid {
+            "1.2.840.10045.3.1.7" => Self::P256,
+            "1.3.132.0.34" => Self::P384,
+            "1.3.132.0.35" => Self::P521,
+            _ => return None,
+        })
+    }
+
+    /// The length of a coordinate (RFC 7518, 6.2.1.2).
+    const fn bytes(self) -> usize {
+        match self {
+            Self::P256 => 32,
+            Self::P384 => 48,
+            Self::P521 => 66,
+        }
+    }
+
+    fn algorithm(self, alg: &str) -> Option<&'static dyn VerificationAlgorithm> {
+        Some(match (self, alg) {
+            (Self::P256, "ES256") => &signature::ECDSA_P256_SHA256_FIXED,
+            (Self::P384, "ES384") => &signature::ECDSA_P384_SHA384_FIXED,
+            (Self::P521, "ES512") => &signature::ECDSA_P521_SHA512_FIXED,
+            _ => return None,
+        })
+    }
+}
+
+/// The library takes numbers without leading zeros only.
+fn without_zeros(bytes: Vec<u8>) -> Vec<u8> {
+    let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+    bytes.into_iter().skip(zeros).collect()
+}

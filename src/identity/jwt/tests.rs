@@ -1,0 +1,413 @@
+//! Tokens that were really signed, and tokens that only look it.
+
+use aws_lc_rs::encoding::AsDer;
+use aws_lc_rs::encoding::PublicKeyX509Der;
+use aws_lc_rs::hmac;
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::rsa::KeySize;
+use aws_lc_rs::signature::ECDSA_P256_SHA256_FIXED_SIGNING;
+use aws_lc_rs::signature::EcdsaKeyPair;
+use aws_lc_rs::signature::KeyPair;
+use aws_lc_rs::signature::RSA_PKCS1_SHA256;
+use aws_lc_rs::signature::RSA_PSS_SHA256;
+use aws_lc_rs::signature::RsaKeyPair;
+use serde_json::json;
+
+use super::*;
+
+const NOW: f64 = 1_800_000_000.0;
+const ISSUER: &str = "https://kubernetes.default.svc";
+
+fn base64(bytes: impl AsRef<[u8]>) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(bytes)
+}
+
+struct Rsa(RsaKeyPair);
+struct Ec(EcdsaKeyPair);
+
+impl Rsa {
+    fn new() -> Self {
+        Self(RsaKeyPair::generate(KeySize::Rsa2048).unwrap())
+    }
+
+    fn sign(&self, alg: &str, message: &[u8]) -> Vec<u8> {
+        let mut signature = vec![0; self.0.public_modulus_len()];
+        let encoding = if alg.starts_with("PS") {
+            &RSA_PSS_SHA256
+        } else {
+            &RSA_PKCS1_SHA256
+        };
+        let random = SystemRandom::new();
+        self.0
+            .sign(encoding, &random, message, &mut signature)
+            .unwrap();
+        signature
+    }
+
+    fn jwk(&self, kid: &str) -> Value {
+        let key = self.0.public_key();
+        json!({"kty": "RSA", "kid": kid, "use": "sig", "alg": "RS256",
+               "n": base64(key.modulus().big_endian_without_leading_zero()),
+               "e": base64(key.exponent().big_endian_without_leading_zero())})
+    }
+}
+
+impl Ec {
+    fn new() -> Self {
+        Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap())
+    }
+
+    fn sign(&self, message: &[u8]) -> Vec<u8> {
+        let signed = self.0.sign(&SystemRandom::new(), message).unwrap();
+        signed.as_ref().to_vec()
+    }
+
+    fn jwk(&self, kid: &str) -> Value {
+        let point = self.0.public_key().as_ref();
+        json!({"kty": "EC", "crv": "P-256", "kid": kid,
+               "x": base64(&point[1..33]), "y": base64(&point[33..])})
+    }
+
+    fn pem(&self) -> String {
+        let der: PublicKeyX509Der<'_> = self.0.public_key().as_der().unwrap();
+        let text = base64::prelude::BASE64_STANDARD.encode(der.as_ref());
+        format!("-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n")
+    }
+}
+
+fn token(header: &Value, claims: &Value, sign: impl FnOnce(&[u8]) -> Vec<u8>) -> String {
+    let message = format!(
+        "{}.{}",
+        base64(header.to_string()),
+        base64(claims.to_string())
+    );
+    let signature = sign(message.as_bytes());
+    format!("{message}.{}", base64(signature))
+}
+
+fn keys(jwks: &[Value]) -> KeySet {
+    KeySet::from_jwks(json!({"keys": jwks}).to_string().as_bytes()).unwrap()
+}
+
+fn account() -> Value {
+    json!({
+        "iss": ISSUER, "aud": [ISSUER], "exp": NOW + 3600.0, "nbf": NOW, "iat": NOW, "jti": "j-1",
+        "sub": "system:serviceaccount:team:builder",
+        "kubernetes.io": {"namespace": "team", "serviceaccount": {"name": "builder", "uid": "u-1"},
+                          "pod": {"name": "p", "uid": "u-2"}, "node": {"name": "n", "uid": "u-3"}},
+    })
+}
+
+fn with(mut claims: Value, name: &str, value: Value) -> Value {
+    claims[name] = value;
+    claims
+}
+
+fn user(token: &str, keys: &KeySet) -> Option<Result<Valid, ClaimFault>> {
+    let jwt = Jwt::parse(token.as_bytes())?;
+    let claims = jwt.signed_by(keys)?;
+    Some(ServiceAccounts.user(claims, &[ISSUER.to_owned()], NOW))
+}
+
+#[test]
+fn a_service_account_is_known_by_its_token_as_upstream_knows_it() {
+    let (rsa, ec) = (Rsa::new(), Ec::new());
+    let keys = keys(&[rsa.jwk("r"), ec.jwk("e")]);
+    let by_rsa = token(&json!({"alg": "RS256", "kid": "r"}), &account(), |m| {
+        rsa.sign("RS256", m)
+    });
+    let by_ec = token(&json!({"alg": "ES256", "kid": "e"}), &account(), |m| {
+        ec.sign(m)
+    });
+    let unnamed = token(&json!({"alg": "ES256"}), &account(), |m| ec.sign(m));
+    for token in [by_rsa, by_ec, unnamed] {
+        let Valid { user, expires } = user(&token, &keys).unwrap().unwrap();
+        assert_eq!(expires, NOW + 3600.0);
+        assert_eq!(user.name, "system:serviceaccount:team:builder");
+        assert_eq!(user.uid, "u-1");
+        assert_eq!(
+            user.groups,
+            [
+                "system:serviceaccounts",
+                "system:serviceaccounts:team",
+                "system:authenticated"
+            ]
+        );
+        let told = |key: &str, value: &str| {
+            let key = format!("authentication.kubernetes.io/{key}");
+            assert!(
+                user.extra.contains(&(key, vec![value.to_owned()])),
+                "{user:?}"
+            );
+        };
+        told("credential-id", "JTI=j-1");
+        told("pod-name", "p");
+        told("pod-uid", "u-2");
+        told("node-name", "n");
+        told("node-uid", "u-3");
+    }
+}
+
+#[test]
+fn keys_come_from_pem_as_well_and_are_named_as_kube_apiserver_names_them() {
+    let ec = Ec::new();
+    let keys = KeySet::from_pem(ec.pem().as_bytes()).unwrap();
+    let der: PublicKeyX509Der<'_> = ec.0.public_key().as_der().unwrap();
+    let kid = base64(<sha2::Sha256 as sha2::Digest>::digest(der.as_ref()));
+    let named = token(&json!({"alg": "ES256", "kid": kid}), &account(), |m| {
+        ec.sign(m)
+    });
+    assert!(user(&named, &keys).unwrap().is_ok());
+    let private = rcgen::KeyPair::generate().unwrap().serialize_pem();
+    assert!(
+        KeySet::from_pem(private.as_bytes())
+            .unwrap_err()
+            .contains("public key")
+    );
+    assert!(
+        KeySet::from_pem(b"nothing")
+            .unwrap_err()
+            .contains("no public key")
+    );
+}
+
+/// Tokens that are not signed as they should be, and why.
+#[expect(clippy::too_many_lines, reason = "a table")]
+fn forged(rsa: &Rsa, ec: &Ec, other: &Ec) -> Vec<(&'static str, String)> {
+    let public = rsa.0.public_key().as_ref().to_vec();
+    let hmac = |m: &[u8]| {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &public);
+        hmac::sign(&key, m).as_ref().to_vec()
+    };
+    let header = |alg: &str, kid: &str| json!({"alg": alg, "kid": kid});
+    vec![
+        (
+            "none",
+            token(&header("none", "r"), &account(), |_| Vec::new()),
+        ),
+        (
+            "None",
+            token(&header("None", "r"), &account(), |_| Vec::new()),
+        ),
+        (
+            "no alg",
+            token(&json!({"kid": "r"}), &account(), |m| rsa.sign("RS256", m)),
+        ),
+        (
+            "HMAC with the public key",
+            token(&header("HS256", "r"), &account(), hmac),
+        ),
+        (
+            "another key",
+            token(&header("ES256", "e"), &account(), |m| other.sign(m)),
+        ),
+        (
+            "another key, unnamed",
+            token(&json!({"alg": "ES256"}), &account(), |m| other.sign(m)),
+        ),
+        (
+            "no such key",
+            token(&header("ES256", "x"), &account(), |m| ec.sign(m)),
+        ),
+        (
+            "the other's name",
+            token(&header("ES256", "r"), &account(), |m| ec.sign(m)),
+        ),
+        (
+            "another curve",
+            token(&header("ES384", "e"), &account(), |m| ec.sign(m)),
+        ),
+        (
+            "not the key's algorithm",
+            token(&header("PS256", "r"), &account(), |m| rsa.sign("PS256", m)),
+        ),
+        (
+            "crit",
+            token(
+                &json!({"alg": "ES256", "kid": "e", "crit": ["b64"]}),
+                &account(),
+                |m| ec.sign(m),
+            ),
+        ),
+        (
+            "an empty signature",
+            token(&header("ES256", "e"), &account(), |_| Vec::new()),
+        ),
+        (
+            "zeros",
+            token(&header("ES256", "e"), &account(), |_| vec![0; 64]),
+        ),
+        (
+            "a key in the token",
+            token(
+                &json!({"alg": "ES256", "jwk": other.jwk("e")}),
+                &account(),
+                |m| other.sign(m),
+            ),
+        ),
+    ]
+}
+
+#[test]
+fn a_signature_counts_by_the_right_key_and_the_right_algorithm_only() {
+    let (rsa, ec, other) = (Rsa::new(), Ec::new(), Ec::new());
+    let keys = keys(&[rsa.jwk("r"), ec.jwk("e")]);
+    let forged = forged(&rsa, &ec, &other);
+    for (what, token) in forged {
+        assert_eq!(user(&token, &keys), None, "{what}");
+    }
+}
+
+#[test]
+fn what_was_changed_after_signing_does_not_count() {
+    let ec = Ec::new();
+    let keys = keys(&[ec.jwk("e")]);
+    let good = token(&json!({"alg": "ES256", "kid": "e"}), &account(), |m| {
+        ec.sign(m)
+    });
+    assert!(user(&good, &keys).unwrap().is_ok());
+    let parts: Vec<&str> = good.split('.').collect();
+    let other = base64(with(account(), "sub", json!("system:masters")).to_string());
+    for forged in [
+        format!("{}.{other}.{}", parts[0], parts[2]),
+        format!("{}.{}", parts[0], parts[1]),
+        format!("{good}.{}", parts[2]),
+        format!("{good}="),
+        format!("{}.{}.", parts[0], parts[1]),
+        String::new(),
+        "..".to_owned(),
+        "a.b.c".to_owned(),
+    ] {
+        assert_eq!(user(&forged, &keys), None, "{forged}");
+    }
+}
+
+#[test]
+fn claims_must_hold_now_and_for_this_cluster() {
+    let ec = Ec::new();
+    let keys = keys(&[ec.jwk("e")]);
+    let of = |claims: Value| {
+        let token = token(&json!({"alg": "ES256", "kid": "e"}), &claims, |m| {
+            ec.sign(m)
+        });
+        user(&token, &keys).unwrap().map(|valid| valid.user.name)
+    };
+    let named = Ok("system:serviceaccount:team:builder".to_owned());
+    for (name, value, expected) in [
+        ("exp", json!(NOW + 0.5), named.clone()),
+        ("exp", json!(NOW), Err(ClaimFault::Expired)),
+        ("exp", json!(NOW - 1.0), Err(ClaimFault::Expired)),
+        ("exp", json!("never"), Err(ClaimFault::Malformed)),
+        ("exp", Value::Null, Err(ClaimFault::Malformed)),
+        ("nbf", json!(NOW + 60.0), named.clone()),
+        ("nbf", json!(NOW + 61.0), Err(ClaimFault::NotYet)),
+        ("iat", json!(NOW + 60.0), named.clone()),
+        ("iat", json!(NOW + 3600.0), Err(ClaimFault::NotYet)),
+        (
+            "aud",
+            json!("https://kubernetes.default.svc"),
+            named.clone(),
+        ),
+        ("aud", json!(["vault", ISSUER]), named),
+        ("aud", json!(["vault"]), Err(ClaimFault::OtherAudience)),
+        ("aud", json!([]), Err(ClaimFault::OtherAudience)),
+        ("aud", Value::Null, Err(ClaimFault::OtherAudience)),
+        (
+            "sub",
+            json!("system:serviceaccount:kube-system:admin"),
+            Err(ClaimFault::Malformed),
+        ),
+        ("sub", json!("system:masters"), Err(ClaimFault::Malformed)),
+        ("kubernetes.io", json!({}), Err(ClaimFault::Malformed)),
+        (
+            "kubernetes.io",
+            json!({"namespace": "", "serviceaccount": {"name": "x"}}),
+            Err(ClaimFault::Malformed),
+        ),
+    ] {
+        assert_eq!(
+            of(with(account(), name, value.clone())),
+            expected,
+            "{name} {value}"
+        );
+    }
+}
+
+fn oidc() -> Issuer {
+    Issuer {
+        url: "https://login.example".to_owned(),
+        audiences: vec!["kubernetes".to_owned()],
+        username: ClaimMapping {
+            claim: "email".to_owned(),
+            prefix: "oidc:".to_owned(),
+        },
+        groups: Some(ClaimMapping {
+            claim: "roles".to_owned(),
+            prefix: String::new(),
+        }),
+        uid: Some("sub".to_owned()),
+        required: vec![RequiredClaim {
+            claim: "hd".to_owned(),
+            value: "example.com".to_owned(),
+        }],
+    }
+}
+
+#[test]
+fn an_oidc_user_is_made_of_its_claims_and_never_of_kubernetes_own_names() {
+    let ec = Ec::new();
+    let keys = keys(&[ec.jwk("e")]);
+    let claims = json!({"iss": "https://login.example", "aud": "kubernetes", "exp": NOW + 60.0,
+        "email": "alice@example.com", "email_verified": true, "hd": "example.com", "sub": "7",
+        "roles": ["dev", "", "ops"]});
+    let of = |issuer: &Issuer, claims: Value| {
+        let token = token(&json!({"alg": "ES256", "kid": "e"}), &claims, |m| {
+            ec.sign(m)
+        });
+        let jwt = Jwt::parse(token.as_bytes()).unwrap();
+        issuer
+            .user(jwt.signed_by(&keys).unwrap(), NOW)
+            .map(|valid| valid.user)
+    };
+    let user = of(&oidc(), claims.clone()).unwrap();
+    assert_eq!(
+        (user.name.as_str(), user.uid.as_str()),
+        ("oidc:alice@example.com", "7")
+    );
+    assert_eq!(user.groups, ["dev", "ops", "system:authenticated"]);
+    for (name, value, expected) in [
+        ("email_verified", json!(false), ClaimFault::Refused),
+        ("email_verified", json!("true"), ClaimFault::Refused),
+        ("email", json!(""), ClaimFault::Malformed),
+        ("email", json!(7), ClaimFault::Malformed),
+        ("hd", json!("evil.example"), ClaimFault::Refused),
+        ("hd", Value::Null, ClaimFault::Refused),
+        ("aud", json!("other"), ClaimFault::OtherAudience),
+        ("exp", json!(NOW - 1.0), ClaimFault::Expired),
+        ("roles", json!(["system:masters"]), ClaimFault::Refused),
+        ("roles", json!("system:masters"), ClaimFault::Refused),
+        ("roles", json!({"a": 1}), ClaimFault::Malformed),
+    ] {
+        let told = of(&oidc(), with(claims.clone(), name, value.clone()));
+        assert_eq!(told, Err(expected), "{name} {value}");
+    }
+    let mut bare = oidc();
+    bare.username = ClaimMapping {
+        claim: "sub".to_owned(),
+        prefix: String::new(),
+    };
+    let told = of(&bare, with(claims, "sub", json!("system:kube-scheduler")));
+    assert_eq!(told, Err(ClaimFault::Refused));
+}
+
+#[test]
+fn a_key_set_is_bounded_and_takes_what_is_of_use() {
+    let ec = Ec::new();
+    let of = |keys: Vec<Value>| KeySet::from_jwks(json!({"keys": keys}).to_string().as_bytes());
+    let encryption = with(ec.jwk("e"), "use", json!("enc"));
+    let secret = json!({"kty": "oct", "k": "c2VjcmV0"});
+    assert!(of(vec![encryption.clone(), secret]).is_err());
+    assert!(of(vec![encryption, ec.jwk("e")]).unwrap().has(Some("e")));
+    assert!(of(vec![ec.jwk("e"); 65]).is_err());
+    assert!(KeySet::from_jwks(b"{}").is_err());
+}

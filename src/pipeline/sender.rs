@@ -1,0 +1,166 @@
+//! Who sends a request, by which way it goes on, and what the upstream's answer says about the two.
+
+use std::time::SystemTime;
+
+use http::HeaderMap;
+use http::StatusCode;
+use http::request;
+
+use crate::clock::Clock;
+use crate::identity::Asserted;
+use crate::identity::Client;
+use crate::identity::Credential;
+use crate::identity::Known;
+use crate::identity::Mark;
+use crate::identity::tokens::turns::Asker;
+use crate::pipeline::Peer;
+use crate::pipeline::Pipeline;
+use crate::pipeline::refusal::Refusal;
+use crate::upstream::Dressed;
+use crate::upstream::headers;
+use crate::upstream::headers::ClientAddress;
+
+/// What the upstream's answer says something about.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Told {
+    /// The token, whether the upstream takes it.
+    proves: Option<Mark>,
+    /// The token, whether what was found out about it still holds.
+    verified: Option<Mark>,
+    /// weir's own credentials, which the request went by.
+    impersonates: bool,
+}
+
+impl Peer {
+    pub(super) fn client(&self) -> Client<'_> {
+        Client {
+            certificate: self.certificate.as_ref(),
+            asker: Asker {
+                address: self.address.ip(),
+                connection: self.number,
+            },
+        }
+    }
+}
+
+impl Pipeline {
+    pub(super) async fn identify(
+        &self,
+        asserted: Asserted,
+        peer: &Peer,
+        headers: &HeaderMap,
+        wall: SystemTime,
+    ) -> Result<Known, Refusal> {
+        let (client, now) = (peer.client(), Clock.now());
+        let resolved = self.identity.resolve(asserted, client, headers, now, wall);
+        let known = resolved.await?;
+        let ends_here = matches!(
+            known.credential,
+            Credential::Certificate | Credential::FrontProxy
+        );
+        if ends_here && !self.upstream.can_assert() {
+            return Err(Refusal::NoFrontProxy);
+        }
+        Ok(known)
+    }
+
+    /// Decides by which way the request goes, and makes of it what that way carries.
+    pub(super) fn dress(
+        &self,
+        head: request::Parts,
+        peer: &Peer,
+        known: &Known,
+    ) -> Result<(Dressed, Told), Refusal> {
+        let client = ClientAddress {
+            peer: peer.address.ip(),
+            trusted: peer.trusted,
+        };
+        let names = &*self.identity_headers;
+        let told = Told {
+            verified: known.mark,
+            ..Told::default()
+        };
+        Ok(match known.credential {
+            Credential::Certificate | Credential::FrontProxy if self.upstream.impersonates() => {
+                if headers::impersonates(&head.headers) {
+                    return Err(Refusal::Impersonates);
+                }
+                let own = self.upstream.impersonator()?;
+                let head = headers::impersonating(head, client, names, &known.user, own)?;
+                let told = Told {
+                    impersonates: true,
+                    ..told
+                };
+                (Dressed::Impersonating(head), told)
+            }
+            Credential::Certificate | Credential::FrontProxy => {
+                let head = headers::asserting(head, client, names, &known.user)?;
+                (Dressed::Asserting(head), told)
+            }
+            Credential::Token => {
+                let head = headers::pass_through(head, client, names);
+                (Dressed::PassThrough(head), told)
+            }
+            Credential::SignedToken | Credential::UnverifiedToken | Credential::None => {
+                let proven = known.mark.is_some_and(|mark| self.proven.knows(mark));
+                let dressed = if proven {
+                    Dressed::PassThrough(headers::pass_through(head, client, names))
+                } else {
+                    Dressed::Stranger(headers::stranger(head, client, names))
+                };
+                let told = Told {
+                    proves: known.mark,
+                    ..told
+                };
+                (dressed, told)
+            }
+        })
+    }
+
+    /// Takes note of what the upstream has answered.
+    pub(super) fn heard(&self, status: StatusCode, told: Told) {
+        let refused = status == StatusCode::UNAUTHORIZED;
+        if let (Some(mark), Some(good)) = (told.proves, proof(status)) {
+            self.proven.note(mark, good);
+        }
+        if let (Some(mark), true) = (told.verified, refused) {
+            self.identity.doubt(mark, Clock.now());
+        }
+        if told.impersonates && refused {
+            self.upstream.impersonator_refused();
+        }
+    }
+}
+
+/// Whether an answer shows that a token is good or that it is not. Those that kube-apiserver gives before it has looked at the
+/// token show neither.
+fn proof(status: StatusCode) -> Option<bool> {
+    match status {
+        StatusCode::UNAUTHORIZED => Some(false),
+        StatusCode::SWITCHING_PROTOCOLS
+        | StatusCode::NOT_MODIFIED
+        | StatusCode::FORBIDDEN
+        | StatusCode::NOT_FOUND
+        | StatusCode::CONFLICT
+        | StatusCode::UNPROCESSABLE_ENTITY => Some(true),
+        _ if status.is_success() => Some(true),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_answers_that_come_after_authentication_prove_a_token() {
+        let proof = |code| proof(StatusCode::from_u16(code).unwrap());
+        for code in [200, 201, 101, 304, 403, 404, 409, 422] {
+            assert_eq!(proof(code), Some(true), "{code}");
+        }
+        assert_eq!(proof(401), Some(false));
+        for code in [400, 408, 413, 429, 500, 503, 504] {
+            assert_eq!(proof(code), None, "{code}");
+        }
+    }
+}

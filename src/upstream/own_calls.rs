@@ -1,0 +1,158 @@
+//! weir's own questions: to the API server with weir's own credentials, to issuers of tokens with none.
+//!
+//! Promises: an answer within [`ANSWER_WITHIN`] or an error; an answer's body is bounded; without a credential that is in force
+//! nothing is asked of the API server; what goes elsewhere carries nothing of anybody's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use http::StatusCode;
+use http::Uri;
+use http::uri::PathAndQuery;
+use http_body_util::BodyExt;
+use http_body_util::Limited;
+use rustls::RootCertStore;
+use tokio::time::timeout;
+
+use crate::identity::remote::ApiServer;
+use crate::identity::remote::Call;
+use crate::identity::remote::Reply;
+use crate::identity::remote::Replying;
+use crate::identity::remote::Unanswered;
+use crate::identity::remote::Web;
+use crate::upstream::Metrics;
+use crate::upstream::address;
+use crate::upstream::body::RequestBody;
+use crate::upstream::connector::Target;
+use crate::upstream::credentials::OwnCredentials;
+use crate::upstream::elsewhere_pool;
+use crate::upstream::headers;
+use crate::upstream::headers::Outbound;
+use crate::upstream::headers::Own;
+use crate::upstream::headers::Way;
+use crate::upstream::pool::Pool;
+
+/// The request timeout that kube-apiserver's delegating authentication has for a `TokenReview`.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// A user with ten thousand groups, or a key set with a hundred keys, takes less.
+const MOST_BYTES: usize = 1 << 20;
+
+/// The API server, by weir's own credentials.
+#[derive(Clone, Debug)]
+pub struct OwnCalls {
+    pool: Arc<Pool<Own>>,
+    own: Arc<OwnCredentials>,
+}
+
+impl OwnCalls {
+    /// Asks by way of `pool`.
+    #[must_use]
+    pub fn new(pool: Arc<Pool<Own>>, own: Arc<OwnCredentials>) -> Self {
+        Self { pool, own }
+    }
+
+    async fn call(self, call: Call) -> Result<Reply, Unanswered> {
+        let Call { path, body } = call;
+        let authorization = self
+            .own
+            .authorization()
+            .map_err(|why| Unanswered(why.to_string()))?;
+        let path = PathAndQuery::from_static(path);
+        let reply = match body {
+            Some(body) => {
+                let request = headers::own(Method::POST, path, authorization).with_json();
+                exchange(&self.pool, request, RequestBody::own(body)).await
+            }
+            None => {
+                let request = headers::own(Method::GET, path, authorization);
+                exchange(&self.pool, request, RequestBody::empty()).await
+            }
+        }?;
+        if reply.status == StatusCode::UNAUTHORIZED {
+            self.own.refused();
+        }
+        Ok(reply)
+    }
+}
+
+impl ApiServer for OwnCalls {
+    fn ask(&self, call: Call) -> Replying {
+        let calls = self.clone();
+        Box::pin(async move { timely(calls.call(call)).await })
+    }
+}
+
+/// Whatever can be reached by HTTPS.
+#[derive(Clone, Debug)]
+pub struct Elsewhere {
+    roots: RootCertStore,
+    metrics: Arc<Metrics>,
+}
+
+impl Elsewhere {
+    /// Believes whom `roots` vouch for.
+    #[must_use]
+    pub fn new(roots: RootCertStore, metrics: Arc<Metrics>) -> Self {
+        Self { roots, metrics }
+    }
+
+    /// On a connection of its own: keys are fetched every few minutes.
+    async fn call(self, url: String) -> Result<Reply, Unanswered> {
+        let uri: Uri = url.parse().map_err(|_| Unanswered("no URL".to_owned()))?;
+        let path = uri
+            .path_and_query()
+            .cloned()
+            .unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let server = uri.authority().map(|host| format!("https://{host}"));
+        let (authority, server_name) = match (uri.scheme_str(), server) {
+            (Some("https"), Some(server)) => address::server(&server).map_err(Unanswered)?,
+            _ => return Err(Unanswered("expected https://HOST[:PORT]/PATH".to_owned())),
+        };
+        let target = Target {
+            authority,
+            server_name,
+            proxy: None,
+        };
+        let pool = elsewhere_pool(target, self.roots, &self.metrics);
+        let reply = exchange(&pool, headers::elsewhere(path), RequestBody::empty()).await;
+        pool.renew();
+        reply
+    }
+}
+
+impl Web for Elsewhere {
+    fn get(&self, url: &str) -> Replying {
+        let (elsewhere, url) = (self.clone(), url.to_owned());
+        Box::pin(async move { timely(elsewhere.call(url)).await })
+    }
+}
+
+async fn timely(
+    reply: impl Future<Output = Result<Reply, Unanswered>>,
+) -> Result<Reply, Unanswered> {
+    timeout(ANSWER_WITHIN, reply).await.unwrap_or_else(|_| {
+        let limit = ANSWER_WITHIN.as_secs();
+        Err(Unanswered(format!("no answer within {limit}s")))
+    })
+}
+
+async fn exchange<W: Way>(
+    pool: &Arc<Pool<W>>,
+    request: Outbound<W>,
+    body: RequestBody,
+) -> Result<Reply, Unanswered> {
+    let (response, mut turn) = pool
+        .send(request, body)
+        .await
+        .map_err(|why| Unanswered(why.to_string()))?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), MOST_BYTES)
+        .collect()
+        .await
+        .map_err(|why| Unanswered(format!("the answer broke off: {why}")))?
+        .to_bytes();
+    turn.complete();
+    Ok(Reply { status, body })
+}
