@@ -14,6 +14,7 @@ use crate::api::flowcontrol::Object;
 use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
 use crate::limits::max_in_flight;
+use crate::limits::rates;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::credentials::Source;
@@ -26,6 +27,8 @@ pub struct Config {
     pub serving: Serving,
     /// Who asks.
     pub identity: Identity,
+    /// How much at all.
+    pub rates: rates::Config,
     /// How much at a time.
     pub limits: Limits,
     /// `--request-timeout`.

@@ -1,6 +1,8 @@
 //! From flags to a [`Config`]: reads the files, joins what belongs together, and reports every fault at once, each by its
 //! flag's name.
 
+mod rates;
+
 use std::fs;
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
@@ -79,7 +81,7 @@ impl std::fmt::Display for Faults {
 pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let ServeArgs { upstream, proxy } = args;
     let ProxyArgs {
-        config: _,
+        config: file,
         serving,
         identity,
         limits,
@@ -96,10 +98,16 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let trusted_proxies = identity.trusted_proxies;
     let serving = faults.serving(serving, client_ca.clone().flatten(), trusted_proxies);
     let how_much = faults.limits(&limits);
+    let rates = faults.rates(&limits, file.as_deref());
     let upstream = faults.upstream(&upstream, &limits);
-    let (Some(serving), Some(tokens), Some(how_much), Some((upstream, own)), true) =
-        (serving, tokens, how_much, upstream, faults.0.is_empty())
-    else {
+    let (Some(serving), Some(tokens), Some(how_much), Some((upstream, own)), Some(rates), true) = (
+        serving,
+        tokens,
+        how_much,
+        upstream,
+        rates,
+        faults.0.is_empty(),
+    ) else {
         return Err(faults);
     };
     Ok(Config {
@@ -109,6 +117,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
             tokens,
             headers,
         },
+        rates,
         limits: how_much,
         request_timeout: limits.request_timeout,
         rejection_hold: limits.rejection_hold,

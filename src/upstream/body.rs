@@ -19,6 +19,7 @@ use http_body::SizeHint;
 use hyper::body::Incoming;
 
 use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::read_body::ReadBody;
 use crate::upstream::upload::Upload;
 
 /// The body of a request that is being forwarded.
@@ -26,6 +27,8 @@ use crate::upstream::upload::Upload;
 pub struct RequestBody {
     incoming: Option<Incoming>,
     names: Option<Arc<IdentityHeaders>>,
+    /// One that was read beforehand.
+    read: Option<ReadBody>,
 }
 
 impl RequestBody {
@@ -38,6 +41,7 @@ impl RequestBody {
         Self {
             incoming: Some(incoming),
             names: Some(names),
+            read: None,
         }
     }
 
@@ -47,6 +51,16 @@ impl RequestBody {
         Self {
             incoming: None,
             names: None,
+            read: None,
+        }
+    }
+
+    /// One that was read beforehand.
+    #[must_use]
+    pub fn read(read: ReadBody) -> Self {
+        Self {
+            read: Some(read),
+            ..Self::empty()
         }
     }
 }
@@ -60,7 +74,7 @@ impl Body for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let Some(incoming) = self.incoming.as_mut() else {
-            return Poll::Ready(None);
+            return Poll::Ready(self.read.as_mut().and_then(ReadBody::frame).map(Ok));
         };
         let mut frame = ready!(Pin::new(incoming).poll_frame(cx));
         if let (Some(Ok(frame)), Some(names)) = (&mut frame, &self.names)
@@ -72,13 +86,13 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.as_ref().is_none_or(Body::is_end_stream)
+        let read = self.read.as_ref().is_none_or(ReadBody::is_over);
+        read && self.incoming.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming
-            .as_ref()
-            .map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+        let read = || SizeHint::with_exact(self.read.as_ref().map_or(0, ReadBody::left));
+        self.incoming.as_ref().map_or_else(read, Body::size_hint)
     }
 }
 

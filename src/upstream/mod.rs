@@ -12,6 +12,7 @@ pub mod headers;
 mod http2;
 pub mod kubeconfig;
 pub mod pool;
+pub mod read_body;
 mod settings;
 pub mod tls;
 pub mod upgrade;
