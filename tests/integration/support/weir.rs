@@ -17,6 +17,7 @@ use weir::config::Config;
 use weir::config::Limits;
 use weir::identity::TokenFile;
 use weir::limits::max_in_flight;
+use weir::limits::rates;
 use weir::server::tls;
 use weir::upstream;
 use weir::upstream::connector::Target;
@@ -72,6 +73,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             tokens: TokenFile::parse(TOKENS).unwrap(),
             headers: IdentityHeaders::default(),
         },
+        rates: rates::Config::default(),
         limits: Limits::MaxInFlight(max_in_flight::Config {
             read_only: 0.into(),
             mutating: 0.into(),
@@ -114,6 +116,12 @@ impl Setup {
             read_only: read_only.into(),
             mutating: mutating.into(),
         });
+        self
+    }
+
+    /// Client limits and event limits.
+    pub(crate) fn rates(mut self, rates: rates::Config) -> Self {
+        self.config.rates = rates;
         self
     }
 
