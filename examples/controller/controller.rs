@@ -22,27 +22,27 @@ const AGAIN: Duration = Duration::from_millis(20);
 
 /// What reached the API server, and when.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Reads that were served.
-    pub reads: Vec<Instant>,
+    pub(crate) reads: Vec<Instant>,
     /// Writes that were served or failed.
-    pub writes: Vec<Instant>,
+    pub(crate) writes: Vec<Instant>,
     /// The failed ones among them.
-    pub failures: Vec<Instant>,
+    pub(crate) failures: Vec<Instant>,
     /// Requests that were refused with 429.
-    pub refused: usize,
+    pub(crate) refused: usize,
 }
 
 /// A controller at work.
 #[derive(Clone)]
-pub struct Controller {
+pub(crate) struct Controller {
     maps: Api<ConfigMap>,
     seen: Arc<Mutex<Seen>>,
 }
 
 impl Controller {
     /// For objects of a namespace.
-    pub fn new(client: Client, namespace: &str) -> Self {
+    pub(crate) fn new(client: Client, namespace: &str) -> Self {
         Self {
             maps: Api::namespaced(client, namespace),
             seen: Arc::default(),
@@ -50,7 +50,7 @@ impl Controller {
     }
 
     /// What was seen so far.
-    pub fn seen(&self) -> Seen {
+    pub(crate) fn seen(&self) -> Seen {
         self.note(|seen| seen.clone())
     }
 
@@ -63,7 +63,7 @@ impl Controller {
     ///
     /// # Errors
     /// Whatever is no answer of the server's.
-    pub async fn reconcile(&self, name: &str, broken: bool) -> Result<(), Error> {
+    pub(crate) async fn reconcile(&self, name: &str, broken: bool) -> Result<(), Error> {
         loop {
             let mut object = None;
             for _ in 0..READS {

@@ -11,27 +11,27 @@ use kube::Error;
 use kube::api::PostParams;
 
 /// Writes events until it is told not to.
-pub struct Recorder {
+pub(crate) struct Recorder {
     events: Api<Event>,
     silent_until: Option<Instant>,
     /// What became of the events so far.
-    pub tally: Tally,
+    pub(crate) tally: Tally,
 }
 
 /// What became of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub(crate) struct Tally {
     /// Written.
-    pub written: usize,
+    pub(crate) written: usize,
     /// Sent, and refused.
-    pub refused: usize,
+    pub(crate) refused: usize,
     /// Not sent, for it would have been in vain.
-    pub abandoned: usize,
+    pub(crate) abandoned: usize,
 }
 
 impl Recorder {
     /// For events of a namespace.
-    pub fn new(client: Client, namespace: &str) -> Self {
+    pub(crate) fn new(client: Client, namespace: &str) -> Self {
         Self {
             events: Api::namespaced(client, namespace),
             silent_until: None,
@@ -43,7 +43,7 @@ impl Recorder {
     ///
     /// # Errors
     /// Whatever is no refusal.
-    pub async fn record(&mut self, event: &Event) -> Result<(), Error> {
+    pub(crate) async fn record(&mut self, event: &Event) -> Result<(), Error> {
         if self
             .silent_until
             .is_some_and(|until| Instant::now() < until)
