@@ -17,6 +17,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::Client;
+use kube::Config;
 use kube::api::ObjectMeta;
 use kube::api::PostParams;
 
@@ -24,7 +25,9 @@ use controller::Controller;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let client = Client::try_default().await?;
+    let mut config = Config::infer().await?;
+    config.default_retry = false; // 429 is for this program to see
+    let client = Client::try_from(config)?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
     let controller = Controller::new(client, "default");
     for n in 0..20 {

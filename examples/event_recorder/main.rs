@@ -18,13 +18,16 @@ use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::EventSource;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
+use kube::Config;
 use kube::api::ObjectMeta;
 
 use recorder::Recorder;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut recorder = Recorder::new(Client::try_default().await?, "default");
+    let mut config = Config::infer().await?;
+    config.default_retry = false; // 429 is for this program to see
+    let mut recorder = Recorder::new(Client::try_from(config)?, "default");
     let mut ticks = tokio::time::interval(Duration::from_millis(10));
     for n in 0_u64.. {
         ticks.tick().await;

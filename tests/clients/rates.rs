@@ -30,6 +30,13 @@ fn file(folder: &TempDir, name: &str, text: &str) -> String {
     path.display().to_string()
 }
 
+/// One that leaves it to its caller to come again.
+async fn client_of(playground: &Playground) -> Client {
+    let mut config = playground.config("admin").await;
+    config.default_retry = false;
+    Client::try_from(config).unwrap()
+}
+
 fn limits(lines: &str) -> String {
     format!(
         "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\nlimits:\n{lines}"
@@ -93,7 +100,7 @@ async fn the_proposal_s_example_holds_in_real_time() {
     let lines = "- {type: Server, qps: 100, burst: 1000}\n- {type: Namespace, qps: 10, burst: 100, cacheSize: 50}\n";
     let config = file(&folder, "events.yaml", &limits(lines));
     let playground = Playground::start(&[&format!("--event-rate-limit-config={config}")]).await;
-    let client = playground.client("admin").await;
+    let client = client_of(&playground).await;
     let namespaces: Vec<String> = (0..15).map(|n| format!("ns-{n}")).collect();
     let api: Api<Namespace> = Api::all(client.clone());
     for name in &namespaces {
@@ -147,7 +154,7 @@ async fn a_recorder_that_is_told_when_to_come_again_sends_next_to_nothing_in_vai
         &limits("- {type: User, qps: 1, burst: 5}\n"),
     );
     let playground = Playground::start(&[&format!("--event-rate-limit-config={config}")]).await;
-    let mut recorder = Recorder::new(playground.client("admin").await, "default");
+    let mut recorder = Recorder::new(client_of(&playground).await, "default");
     let began = Instant::now();
     for n in 0..2000 {
         within("an event", recorder.record(&event("default", n)))
@@ -192,7 +199,7 @@ async fn a_controller_that_knows_no_limit_settles_at_its_reconcile_rate() {
     let lines = "  maxReconcileRate: 10\n  requests: {burst: 50}\n  writes: {burst: 10}\n  limitResponse: Delay\n";
     let config = file(&folder, "weir.yaml", &controllers(lines));
     let playground = Playground::start(&[&format!("--config={config}")]).await;
-    let client = playground.client("admin").await;
+    let client = client_of(&playground).await;
     let names = objects(&client, 30).await;
     let controller = Controller::new(client, "default");
     let began = Instant::now();
@@ -220,7 +227,7 @@ async fn a_broken_object_is_tried_more_and_more_seldom() {
     let lines = "  maxReconcileRate: 1000\n  objectBackoff: {base: 100ms, max: 800ms}\n";
     let config = file(&folder, "weir.yaml", &controllers(lines));
     let playground = Playground::start(&[&format!("--config={config}")]).await;
-    let client = playground.client("admin").await;
+    let client = client_of(&playground).await;
     let names = objects(&client, 1).await;
     let controller = Controller::new(client, "default");
     let work = controller.reconcile(&names[0], true);
