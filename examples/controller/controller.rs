@@ -95,13 +95,11 @@ impl Controller {
     }
 
     async fn refused(&self, why: Error) -> Result<(), Error> {
-        match why {
-            Error::Api(status) if status.code == 429 => {
-                self.note(|seen| seen.refused += 1);
-                tokio::time::sleep(AGAIN).await;
-                Ok(())
-            }
-            other => Err(other),
+        if !matches!(&why, Error::Api(status) if status.code == 429) {
+            return Err(why);
         }
+        self.note(|seen| seen.refused += 1);
+        tokio::time::sleep(AGAIN).await;
+        Ok(())
     }
 }

@@ -378,6 +378,6 @@ async fn so_many_at_a_time_of_a_resource_and_so_many_watches() {
     assert_eq!(call.answer().await.status, 200);
     passes(&mut alice, &mut upstream, Ask::get("/api/v1/pods"), 200).await;
     streaming.end().await;
-    watching.answer().await;
+    watching.body().rest().await.unwrap();
     passes(&mut alice, &mut upstream, watch(), 200).await;
 }
