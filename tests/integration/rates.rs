@@ -296,6 +296,10 @@ async fn a_dry_rule_counts_and_lets_through() {
 }
 
 #[tokio::test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what a client has waited is told by its own clock"
+)]
 async fn a_delayed_request_comes_when_its_token_does_and_one_too_late_is_refused() {
     let lines = "  requests: {qps: 20, burst: 1}\n  limitResponse: Delay\n  maxDelay: 110ms\n";
     let (weir, mut upstream) = before(rule(lines)).await;
