@@ -14,7 +14,6 @@ use std::borrow::Cow;
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::thread;
 use std::time::Duration;
 use std::time::Instant;
@@ -27,6 +26,7 @@ use weir::limits::bucket::Bucket;
 use weir::limits::bucket::Rate;
 use weir::limits::events::body;
 use weir::limits::events::body::Encoding;
+use weir::limits::lock::lock;
 use weir::limits::lru::Keys;
 use weir::limits::lru::Lru;
 
@@ -48,7 +48,7 @@ impl Limit {
 
     fn take(&self, key: &[u8], now: Instant) -> bool {
         let key = self.keys.joined([key]);
-        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = lock(&self.buckets);
         let (bucket, _) = buckets.touch(key, || Bucket::full(&self.rate, now));
         bucket.take(&self.rate, now).is_ok()
     }

@@ -7,6 +7,7 @@ pub mod bucket;
 pub mod clients;
 pub mod events;
 pub mod hold;
+pub mod lock;
 pub mod lru;
 pub mod max_in_flight;
 pub mod rates;

@@ -3,8 +3,6 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -29,6 +27,7 @@ use crate::limits::clients::config::Response;
 use crate::limits::clients::config::Rule;
 use crate::limits::clients::slots::Entered;
 use crate::limits::clients::slots::Slots;
+use crate::limits::lock::lock;
 use crate::limits::lru::Key;
 use crate::limits::lru::Keys;
 use crate::limits::retry_after;
@@ -143,10 +142,6 @@ impl Metrics {
             objects: self.keys.with_label_values(&[rule, "objects"]),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Counters {

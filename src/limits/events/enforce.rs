@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 use std::sync::Mutex;
-use std::sync::MutexGuard;
-use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -22,6 +20,7 @@ use crate::limits::events::body::Encoding;
 use crate::limits::events::config;
 use crate::limits::events::config::LimitType;
 use crate::limits::events::message;
+use crate::limits::lock::lock;
 use crate::limits::lru::Keys;
 use crate::limits::lru::Lru;
 use crate::limits::lru::Was;
@@ -144,10 +143,6 @@ impl Metrics {
             keys: self.keys.with_label_values(&[&n, name]),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl EventRateLimit {
