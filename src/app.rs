@@ -37,11 +37,13 @@ use crate::identity::Tokens;
 use crate::identity::remote::ApiServer;
 use crate::limits::Admission;
 use crate::limits::MaxInFlight;
+use crate::limits::rates::Rates;
 use crate::metrics::Registry;
 use crate::observe::admin::Admin;
 use crate::observe::readiness::Readiness;
 use crate::pipeline::Pipeline;
 use crate::pipeline::holding::Holding;
+use crate::pipeline::rates::ALL_BODIES;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::trace::RequestMetrics;
 use crate::server;
@@ -62,6 +64,7 @@ use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::headers::Own;
 use crate::upstream::own_calls;
 use crate::upstream::pool::Pool;
+use crate::upstream::read_body::Budget;
 
 /// How long connections may take to close once nothing is under way on them: a GOAWAY and a few round trips.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
@@ -143,6 +146,7 @@ impl App {
         let Config {
             serving,
             identity,
+            rates,
             limits,
             request_timeout,
             rejection_hold,
@@ -171,6 +175,8 @@ impl App {
             identity_headers,
             identity,
             proven: Arc::default(),
+            rates: Arc::new(Rates::new(&rates, &registry)),
+            event_bodies: Budget::new(ALL_BODIES),
             admission: admission.clone(),
             refusals: Arc::default(),
             holding: Arc::new(Holding::new(rejection_hold, &registry)),
@@ -182,7 +188,9 @@ impl App {
             upstream_metrics,
             upstream,
         };
-        let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry, &admission)?;
+        let rates = &shared.rates;
+        let admin =
+            AdminListeners::bind(admin, Arc::new(readiness), &registry, (&admission, rates))?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
         let addresses = Addresses::of(&acceptor, &admin)?;
         Ok(Self {
@@ -246,6 +254,8 @@ struct Shared {
     identity: Arc<Identity>,
     proven: Arc<ProvenTokens>,
     identity_headers: Arc<IdentityHeaders>,
+    rates: Arc<Rates>,
+    event_bodies: Arc<Budget>,
     admission: Admission,
     refusals: Arc<Prepared>,
     holding: Arc<Holding>,
@@ -265,6 +275,8 @@ impl Shared {
             identity: Arc::clone(&self.identity),
             proven: Arc::clone(&self.proven),
             identity_headers: Arc::clone(&self.identity_headers),
+            rates: Arc::clone(&self.rates),
+            event_bodies: Arc::clone(&self.event_bodies),
             admission: self.admission.clone(),
             upstream: Upstream::new(
                 &self.upstream,
@@ -382,20 +394,21 @@ impl AdminListeners {
         admin: config::Admin,
         readiness: Arc<Readiness>,
         registry: &Registry,
-        admission: &Admission,
+        (admission, rates): (&Admission, &Arc<Rates>),
     ) -> Result<Self, StartError> {
         let fairness = match admission {
             Admission::Fairness(controller) => Some(controller),
             Admission::MaxInFlight(_) => None,
         };
-        let serve = |address, metrics: bool, dumps: bool| {
+        let serve = |address, metrics: bool, operators: bool| {
             let metrics = metrics.then(|| registry.clone());
-            let dumps = fairness.filter(|_| dumps).cloned();
+            let dumps = fairness.filter(|_| operators).cloned();
             Ok((
                 listen(address)?,
                 Arc::new(Admin {
                     readiness: Arc::clone(&readiness),
                     metrics,
+                    rates: operators.then(|| Arc::clone(rates)),
                     dumps,
                 }),
             ))

@@ -16,6 +16,7 @@ use crate::identity::TokenFile;
 use crate::identity::jwt::Issuer;
 use crate::identity::jwt::KeySet;
 use crate::limits::max_in_flight;
+use crate::limits::rates;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::credentials::Source;
@@ -28,6 +29,8 @@ pub struct Config {
     pub serving: Serving,
     /// Who asks.
     pub identity: Identity,
+    /// How much at all.
+    pub rates: rates::Config,
     /// How much at a time.
     pub limits: Limits,
     /// `--request-timeout`.

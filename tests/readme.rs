@@ -20,6 +20,10 @@ use weir::flowcontrol::controller;
 use weir::flowcontrol::controller::Controller;
 use weir::flowcontrol::controller::Enforcement;
 use weir::limits::MaxInFlight;
+use weir::limits::clients::enforce::ClientLimits;
+use weir::limits::events::Groups;
+use weir::limits::events::enforce;
+use weir::limits::events::enforce::EventRateLimit;
 use weir::limits::max_in_flight;
 use weir::metrics::Registry;
 use weir::pipeline::holding::Holding;
@@ -109,6 +113,15 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
         mutating: 1.into(),
     };
     let _limiter = MaxInFlight::new(limits, &registry);
+    let _events = EventRateLimit::new(
+        &enforce::Config {
+            limits: Vec::new(),
+            groups: Groups::All,
+            retry_after: true,
+        },
+        &registry,
+    );
+    let _clients = ClientLimits::new(&[], &registry);
     let _requests = RequestMetrics::register(&registry);
     let _holding = Holding::new(Duration::from_secs(1), &registry);
     let fairness = controller::Config {

@@ -19,7 +19,7 @@ pub struct Status {
     pub reason: &'static str,
     /// What a person reads.
     pub message: String,
-    /// Who says so, e.g. `weir/max-requests-inflight`.
+    /// Who says so, e.g. `weir/max-requests-inflight`; empty for a Status without details.
     pub cause: &'static str,
     /// Whole seconds after which another try makes sense; none where it does not.
     pub retry_after_seconds: Option<u32>,
@@ -36,13 +36,13 @@ impl Status {
             status: "Failure",
             message: &self.message,
             reason: self.reason,
-            details: json::Details {
+            details: (!self.cause.is_empty()).then(|| json::Details {
                 causes: [json::Cause {
                     reason: self.cause,
                     message: &self.message,
                 }],
                 retry_after_seconds: self.retry_after_seconds,
-            },
+            }),
             code: self.code,
         };
         // A struct of strings and numbers always serializes.
@@ -59,7 +59,7 @@ impl Status {
             status: "Failure".to_owned(),
             message: self.message.clone(),
             reason: self.reason.to_owned(),
-            details: Some(protobuf::Details {
+            details: (!self.cause.is_empty()).then(|| protobuf::Details {
                 causes: vec![protobuf::Cause {
                     reason: self.cause.to_owned(),
                     message: self.message.clone(),
@@ -94,7 +94,8 @@ mod json {
         pub(super) status: &'static str,
         pub(super) message: &'a str,
         pub(super) reason: &'static str,
-        pub(super) details: Details<'a>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub(super) details: Option<Details<'a>>,
         pub(super) code: u16,
     }
 

@@ -17,6 +17,9 @@ use crate::document::Faults;
 use crate::document::Node;
 use crate::document::Place;
 
+/// What stands in the file only.
+pub(super) const CLIENT_LIMITS: &str = "clientLimits";
+
 /// The flags that the file's entries stand for, without those that `typed` has already.
 pub(super) fn flags(
     file: &str,
@@ -57,6 +60,9 @@ pub(super) fn flags(
                 continue;
             }
             seen.push((name.clone(), &entry.place));
+            if key == CLIENT_LIMITS {
+                continue; // no flag's: `settings` reads it
+            }
             flags.extend(flag(key, &name, &entry.value, command, typed, faults));
         }
     }

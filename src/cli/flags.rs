@@ -266,6 +266,27 @@ pub struct LimitArgs {
     /// DryRun lets every request through at once, and only counts what would have become of it.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = FlowcontrolEnforcement::Enforce)]
     pub flowcontrol_enforcement: FlowcontrolEnforcement,
+    /// kube-apiserver's own AdmissionConfiguration, of which the plugin EventRateLimit is used.
+    #[arg(long, value_name = "FILE")]
+    pub admission_control_config_file: Option<PathBuf>,
+    /// The configuration of EventRateLimit by itself (eventratelimit.admission.k8s.io/v1alpha1). Without either file events
+    /// are not limited.
+    #[arg(long, value_name = "FILE")]
+    pub event_rate_limit_config: Option<PathBuf>,
+    /// Which API groups' events are limited: all (the core group and events.k8s.io), or core as kube-apiserver has it.
+    #[arg(long, value_name = "GROUPS", value_enum, default_value_t = EventGroups::All)]
+    pub event_rate_limit_groups: EventGroups,
+    /// Tell the client of an event too many when to come again. kube-apiserver does not, and client-go then drops the event.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = true,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub event_rate_limit_retry_after: bool,
     /// Longest that a request may take, unless it is a long-running one.
     #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = duration)]
     pub request_timeout: Duration,
@@ -287,6 +308,15 @@ pub enum FlowcontrolEnforcement {
     /// They hold.
     #[value(name = "Enforce")]
     Enforce,
+}
+
+/// The API groups of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EventGroups {
+    /// The core group and events.k8s.io.
+    All,
+    /// The core group.
+    Core,
 }
 
 /// Running it.

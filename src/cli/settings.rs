@@ -1,6 +1,8 @@
 //! From flags to a [`Config`]: reads the files, joins what belongs together, and reports every fault at once, each by its
 //! flag's name.
 
+mod rates;
+
 use std::fs;
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
@@ -81,7 +83,7 @@ impl std::fmt::Display for Faults {
 pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let ServeArgs { upstream, proxy } = args;
     let ProxyArgs {
-        config: _,
+        config: file,
         serving,
         identity,
         limits,
@@ -102,15 +104,17 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let serving = faults.serving(serving, asked_for, proxies);
     let how_much = faults.limits(&limits);
     let impersonate = faults.impersonation(&upstream);
+    let rates = faults.rates(&limits, file.as_deref());
     let upstream = faults.upstream(&upstream, &limits);
-    let (Some(serving), Some(who), Some(how_much), Some((upstream, own)), true) =
-        (serving, who, how_much, upstream, faults.0.is_empty())
+    let (Some(serving), Some(who), Some(how_much), Some((upstream, own)), Some(rates), true) =
+        (serving, who, how_much, upstream, rates, faults.0.is_empty())
     else {
         return Err(faults);
     };
     Ok(Config {
         serving,
         identity: who,
+        rates,
         limits: how_much,
         request_timeout: limits.request_timeout,
         rejection_hold: limits.rejection_hold,

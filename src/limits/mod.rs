@@ -3,8 +3,15 @@
 //! A permit is held until the last byte of the answer has gone, and gives itself back when it is dropped. A rejection is
 //! a decision, not an error: it names the limit, and the client is told which.
 
+pub mod bucket;
+pub mod clients;
+pub mod events;
 pub mod hold;
+pub mod lock;
+pub mod lru;
 pub mod max_in_flight;
+pub mod rates;
+pub mod top_keys;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +24,9 @@ use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::Rejected;
 use crate::flowcontrol::level::Named;
 use crate::flowcontrol::queue_set::Reason;
+use crate::limits::clients::enforce::Hold;
+use crate::limits::clients::enforce::TooMany;
+use crate::limits::events::enforce::TooManyEvents;
 use crate::limits::max_in_flight::InFlightPermit;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
@@ -28,9 +38,20 @@ pub use max_in_flight::MaxInFlight;
 /// charges every request 3 ms (`estimatedServiceDuration`), so that opening and aborting buys no free work.
 pub const LEAST_CHARGE: Duration = Duration::from_millis(3);
 
+/// `Retry-After` for a wait: whole seconds, at least one.
+#[must_use]
+pub fn retry_after(wait: Duration) -> u32 {
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    u32::try_from(seconds).unwrap_or(u32::MAX).max(1)
+}
+
 /// A limit's no.
 #[derive(Clone, Debug)]
 pub enum Rejection {
+    /// A client does more than a rule of `clientLimits` allows.
+    Clients(TooMany),
+    /// EventRateLimit has no token for the event.
+    Events(TooManyEvents),
     /// The request's priority level has neither a seat nor a place in a queue for it, or none came free in time.
     Fairness(Rejected),
     /// As many requests of the kind are being served as `limit` allows.
@@ -50,9 +71,20 @@ impl Rejection {
     #[must_use]
     pub const fn retry_after(&self) -> u32 {
         match self {
+            Self::Clients(rejected) => rejected.retry_after,
+            Self::Events(rejected) => match rejected.retry_after {
+                Some(seconds) => seconds,
+                None => 1,
+            },
             Self::Fairness(rejected) => rejected.retry_after,
             Self::MaxInFlight { .. } => RETRY_MAX_IN_FLIGHT,
         }
+    }
+
+    /// Whether the client is told when to come back: not by EventRateLimit, where upstream's silence is wanted.
+    #[must_use]
+    pub const fn says_when(&self) -> bool {
+        !matches!(self, Self::Events(rejected) if rejected.retry_after.is_none())
     }
 
     /// Which level, and why there; empty where there are no levels.
@@ -60,7 +92,7 @@ impl Rejection {
     pub fn level(&self) -> Option<(&str, Reason)> {
         match self {
             Self::Fairness(rejected) => Some((&rejected.priority_level().name, rejected.reason)),
-            Self::MaxInFlight { .. } => None,
+            Self::Clients(_) | Self::Events(_) | Self::MaxInFlight { .. } => None,
         }
     }
 
@@ -68,6 +100,8 @@ impl Rejection {
     #[must_use]
     pub fn class(&self) -> &str {
         match self {
+            Self::Clients(rejected) => &rejected.rule,
+            Self::Events(_) => "events",
             Self::Fairness(rejected) => &rejected.flow_schema().name,
             Self::MaxInFlight { kind, .. } => kind.label(),
         }
@@ -122,6 +156,7 @@ impl Admission {
         };
         Ok(Permit {
             held,
+            client: None,
             unanswered_since: None,
         })
     }
@@ -131,6 +166,8 @@ impl Admission {
 #[derive(Debug)]
 pub struct Permit {
     held: Held,
+    /// What client limits hold.
+    client: Option<Box<Hold>>,
     /// When the request went to the upstream, as long as no answer has come.
     unanswered_since: Option<Instant>,
 }
@@ -143,6 +180,22 @@ enum Held {
 }
 
 impl Permit {
+    /// Holds this as well.
+    #[must_use]
+    pub fn with(mut self, client: Option<Box<Hold>>) -> Self {
+        self.client = client;
+        self
+    }
+
+    /// The upstream has answered with this code, which client limits are told: from here on a drop gives back at once.
+    pub fn answered_with(&mut self, code: u16) {
+        if let Some(client) = &mut self.client {
+            let now = Clock.now();
+            client.answered(code, self.unanswered_since.unwrap_or(now), now);
+        }
+        self.answered();
+    }
+
     /// The request is about to be sent to the upstream.
     pub fn forwarding(&mut self, now: Instant) {
         self.unanswered_since = Some(now);

@@ -25,6 +25,7 @@ use tracing::debug;
 use tracing::warn;
 
 use crate::flowcontrol::controller::Controller;
+use crate::limits::rates::Rates;
 use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
 use crate::request_info::Query;
@@ -42,9 +43,12 @@ const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8")
 /// Where kube-apiserver has its dumps.
 const DUMPS: &str = "/debug/api_priority_and_fairness/";
 
+/// Who was refused most.
+const RATES: &str = "/debug/rate_limits";
+
 /// What a wrong path is told.
 const SERVED: &str = "served here: /livez /readyz /metrics, and under /debug/api_priority_and_fairness/ dump_priority_levels, \
-                      dump_queues and dump_requests\n";
+                      dump_queues and dump_requests; /debug/rate_limits\n";
 
 /// What is served.
 #[derive(Debug)]
@@ -53,6 +57,8 @@ pub struct Admin {
     pub readiness: Arc<Readiness>,
     /// The metrics, where they are served.
     pub metrics: Option<Registry>,
+    /// Who was refused most by client limits and event limits, where it is served.
+    pub rates: Option<Arc<Rates>>,
     /// The state of fairness, where there is fairness and where it is served.
     pub dumps: Option<Arc<Controller>>,
 }
@@ -105,6 +111,9 @@ impl Admin {
         if let Some(dump) = request.uri().path().strip_prefix(DUMPS) {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
             return Ok(self.dump(dump, query));
+        }
+        if let (RATES, Some(rates)) = (request.uri().path(), &self.rates) {
+            return Ok(response(StatusCode::OK, rates.dump()));
         }
         Ok(match (request.uri().path(), &self.metrics) {
             ("/livez", _) => response(StatusCode::OK, "ok"),

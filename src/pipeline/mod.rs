@@ -14,6 +14,7 @@ pub mod guarded;
 pub mod holding;
 mod known;
 pub mod overdue;
+pub mod rates;
 pub mod refusal;
 mod refusing;
 mod riding;
@@ -49,6 +50,7 @@ use crate::identity::ProvenTokens;
 use crate::limits::Admission;
 use crate::limits::Permit;
 use crate::limits::RequestDigest;
+use crate::limits::rates::Rates;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
 use crate::pipeline::guarded::Guarded;
@@ -78,6 +80,7 @@ use crate::upstream::body::RequestBody;
 use crate::upstream::forward::Turn;
 use crate::upstream::headers;
 use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::read_body::Budget;
 use crate::upstream::upgrade;
 
 /// The `metadata.uid` of what decided (`flowcontrol.apiserver.k8s.io`).
@@ -110,6 +113,10 @@ pub struct Pipeline {
     pub proven: Arc<ProvenTokens>,
     /// The names by which an identity travels in headers.
     pub identity_headers: Arc<IdentityHeaders>,
+    /// How many requests at all.
+    pub rates: Arc<Rates>,
+    /// What events' bodies may take that are read for them.
+    pub event_bodies: Arc<Budget>,
     /// Whether a request may go on.
     pub admission: Admission,
     /// Where it goes.
@@ -179,16 +186,20 @@ impl Pipeline {
             let time = self.time_for(&info);
             let deadline = time.map(|time| trace.arrived() + time);
             let under_way = self.under_way(&info);
+            let times = (trace.arrived(), deadline);
+            let passed = self.pass_rates(&digest, (peer, &head), body, times).await?;
             let permit = self
                 .admission
-                .admit(&digest, trace.arrived(), deadline)
+                .admit(&digest, passed.at, deadline)
                 .await
-                .map_err(|rejection| self.rejected(peer, rejection, &digest))?;
+                .map_err(|rejection| self.rejected(peer, rejection, &digest))?
+                .with(passed.hold);
             let listing = self.listing(&info, &head);
             let (request, told) = self.dress(head, peer, &known)?;
-            let body = body.take().map_or_else(RequestBody::empty, |b| {
-                RequestBody::new(b, Arc::clone(&self.identity_headers))
-            });
+            let unread = body
+                .take()
+                .map(|b| RequestBody::new(b, Arc::clone(&self.identity_headers)));
+            let body = passed.body.or(unread).unwrap_or_else(RequestBody::empty);
             let passage = Passage {
                 request,
                 body,
@@ -244,7 +255,7 @@ impl Pipeline {
                 .map_err(|_| Refusal::Timeout(time))??,
             _ => sent.await?,
         };
-        permit.answered();
+        permit.answered_with(response.status().as_u16());
         trace.answered(subject, response.status());
         self.heard(response.status(), told);
         if let Some((flow_schema, priority_level)) = permit.classified() {

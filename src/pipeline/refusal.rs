@@ -21,8 +21,12 @@ use crate::api::Status;
 use crate::flowcontrol::queue_set::Reason;
 use crate::identity::Unauthenticated;
 use crate::limits::Rejection;
+use crate::limits::clients::enforce::TooMany;
+use crate::limits::events::enforce::TooManyEvents;
 use crate::limits::hold::Flow;
 use crate::pipeline::body::Body;
+use crate::pipeline::rates::BodyFault;
+use crate::pipeline::rates::LARGEST_BODY;
 use crate::request_info::RequestKind;
 use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
@@ -37,6 +41,10 @@ const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 /// After how many seconds a request that did not reach the API server is worth another try: one, which client-go takes
 /// for "retry", and which gives a restarting server a moment.
 const RETRY_UNSENT: u32 = 1;
+
+/// The longest message about an event, in bytes: a key may be as long as a body, and client-go reads 2 KiB to keep the
+/// connection. A Status has the message twice.
+const LONGEST_MESSAGE: usize = 768;
 
 /// What `/readyz` says once weir has been told to go, in the form of kube-apiserver's.
 const SHUTTING_DOWN: &[u8] = b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
@@ -56,6 +64,8 @@ const IMPERSONATES: &str = "weir tells the API server by impersonation who you a
 pub enum Refusal {
     /// What was sent is no request that could be passed on.
     BadRequest(String),
+    /// An event's body, which had to be read, cannot be had.
+    Body(BodyFault),
     /// `CONNECT`, which the proxy does not do.
     Connect,
     /// No answer from the upstream.
@@ -120,6 +130,10 @@ impl Refusal {
     pub fn code(&self) -> StatusCode {
         match self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Self::Body(BodyFault::Broken) => StatusCode::BAD_REQUEST,
+            Self::Body(BodyFault::NoRoom) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Body(BodyFault::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Body(BodyFault::TooSlow) => StatusCode::REQUEST_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::Forward(error) if error.unsent() => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forward(_) => StatusCode::BAD_GATEWAY,
@@ -147,6 +161,7 @@ impl Refusal {
             Self::NotReady => return Err(Bytes::from_static(SHUTTING_DOWN)),
             Self::RequestInfo(text) => return Err(text.clone()),
             Self::BadRequest(why) => ("BadRequest", "weir/bad-request", why.clone(), None),
+            Self::Body(fault) => body_fault(*fault),
             Self::Panic => (
                 "InternalError",
                 "weir/panic",
@@ -214,8 +229,66 @@ fn unanswered(error: &ForwardError) -> Said {
     )
 }
 
+/// Reason, cause, message and seconds of what cannot be read; of one that is too large upstream's words.
+fn body_fault(fault: BodyFault) -> Said {
+    match fault {
+        BodyFault::Broken => (
+            "BadRequest",
+            "weir/body",
+            "the event's body broke off".to_owned(),
+            None,
+        ),
+        BodyFault::NoRoom => (
+            "TooManyRequests",
+            "weir/event-bodies",
+            "too many events are being read; please try again later".to_owned(),
+            Some(RETRY_UNSENT),
+        ),
+        BodyFault::TooLarge => (
+            "RequestEntityTooLarge",
+            "weir/body",
+            format!("Request entity too large: limit is {LARGEST_BODY}"),
+            None,
+        ),
+        BodyFault::TooSlow => (
+            "Timeout",
+            "weir/body",
+            "the event's body did not come in time".to_owned(),
+            None,
+        ),
+    }
+}
+
+/// Of an event as upstream's plugin has it; who leaves Retry-After out gets nothing but that.
+fn too_many_events(rejected: &TooManyEvents) -> Status {
+    let mut message = rejected.message.clone();
+    if message.len() > LONGEST_MESSAGE {
+        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+        message.push('…');
+    }
+    let cause = match rejected.retry_after {
+        Some(_) => "weir/event-rate-limit",
+        None => "",
+    };
+    Status {
+        code: StatusCode::TOO_MANY_REQUESTS.as_u16(),
+        reason: "TooManyRequests",
+        message,
+        cause,
+        retry_after_seconds: rejected.retry_after,
+    }
+}
+
 fn rejected(rejection: &Rejection) -> Status {
     let (cause, message) = match rejection {
+        Rejection::Events(rejected) => return too_many_events(rejected),
+        Rejection::Clients(TooMany { rule, limit, .. }) => {
+            let what = limit.name();
+            let message = format!(
+                "too many requests: rule {rule:?} of weir's clientLimits allows no more ({what}); please try again later"
+            );
+            ("weir/client-limit", message)
+        }
         Rejection::Fairness(rejected) => {
             let (cause, what) = match rejected.reason {
                 Reason::ConcurrencyLimit => ("weir/concurrency-limit", "all its seats are taken"),
@@ -320,6 +393,10 @@ impl Prepared {
     }
 
     fn rejected(&self, rejection: &Rejection, accept: Option<&HeaderValue>) -> Response<Body> {
+        if matches!(rejection, Rejection::Clients(_) | Rejection::Events(_)) {
+            // As many texts as keys: written when they are needed.
+            return Wire::of(&rejected(rejection), StatusCode::TOO_MANY_REQUESTS).respond(accept);
+        }
         let kind = self.hasher.hash_one((
             rejection.class(),
             rejection.level(),

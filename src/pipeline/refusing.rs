@@ -85,7 +85,8 @@ impl Pipeline {
         digest: &RequestDigest<'_>,
     ) -> Refusal {
         let RequestDigest { info, user } = digest;
-        let flow = (!info.long_running() && !is_lease_write(info)).then(|| {
+        let can_wait = rejection.says_when() && !info.long_running() && !is_lease_write(info);
+        let flow = can_wait.then(|| {
             let who = user.distinguisher();
             // Strangers are told apart by where they are.
             let from = (who == ANONYMOUS).then(|| peer.address.ip());

@@ -18,15 +18,22 @@ use http_body::SizeHint;
 use hyper::body::Incoming;
 
 use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::read_body::ReadBody;
 use crate::upstream::upload::Upload;
 
-/// The body of a request that is being forwarded.
+/// The body of a request to the upstream.
 #[derive(Debug)]
-pub struct RequestBody {
-    incoming: Option<Incoming>,
-    names: Option<Arc<IdentityHeaders>>,
-    /// The whole of a body of weir's own.
-    own: Option<Bytes>,
+pub struct RequestBody(Request);
+
+#[derive(Debug)]
+enum Request {
+    Empty,
+    /// A client's, as it comes, its trailers cleaned of what the names cover.
+    Client(Incoming, Arc<IdentityHeaders>),
+    /// A client's that was read beforehand.
+    Read(ReadBody),
+    /// One of weir's own, until it has gone.
+    Own(Bytes),
 }
 
 impl RequestBody {
@@ -36,30 +43,25 @@ impl RequestBody {
         if incoming.is_end_stream() {
             return Self::empty();
         }
-        Self {
-            incoming: Some(incoming),
-            names: Some(names),
-            own: None,
-        }
+        Self(Request::Client(incoming, names))
     }
 
     /// No body.
     #[must_use]
     pub fn empty() -> Self {
-        Self {
-            incoming: None,
-            names: None,
-            own: None,
-        }
+        Self(Request::Empty)
+    }
+
+    /// A client's that was read beforehand.
+    #[must_use]
+    pub fn read(read: ReadBody) -> Self {
+        Self(Request::Read(read))
     }
 
     /// A body of weir's own.
     #[must_use]
     pub fn own(body: Bytes) -> Self {
-        Self {
-            own: Some(body).filter(|body| !body.is_empty()),
-            ..Self::empty()
-        }
+        Self(Request::Own(body))
     }
 }
 
@@ -71,27 +73,41 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let Some(incoming) = self.incoming.as_mut() else {
-            return Poll::Ready(self.own.take().map(|body| Ok(Frame::data(body))));
-        };
-        let mut frame = ready!(Pin::new(incoming).poll_frame(cx));
-        if let (Some(Ok(frame)), Some(names)) = (&mut frame, &self.names)
-            && let Some(trailers) = frame.trailers_mut()
-        {
-            names.remove_from(trailers);
-        }
-        Poll::Ready(frame)
+        Poll::Ready(match &mut self.0 {
+            Request::Empty => None,
+            Request::Client(incoming, names) => {
+                let mut frame = ready!(Pin::new(incoming).poll_frame(cx));
+                if let Some(Ok(frame)) = &mut frame
+                    && let Some(trailers) = frame.trailers_mut()
+                {
+                    names.remove_from(trailers);
+                }
+                frame
+            }
+            Request::Read(read) => read.frame().map(Ok),
+            Request::Own(body) if body.is_empty() => None,
+            Request::Own(body) => Some(Ok(Frame::data(std::mem::take(body)))),
+        })
     }
 
     fn is_end_stream(&self) -> bool {
-        self.own.is_none() && self.incoming.as_ref().is_none_or(Body::is_end_stream)
+        match &self.0 {
+            Request::Empty => true,
+            Request::Client(incoming, _) => incoming.is_end_stream(),
+            Request::Read(read) => read.is_over(),
+            Request::Own(body) => body.is_empty(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.as_ref().map_or_else(
-            || SizeHint::with_exact(self.own.as_ref().map_or(0, bytes_of)),
-            Body::size_hint,
-        )
+        match &self.0 {
+            Request::Empty => SizeHint::with_exact(0),
+            Request::Client(incoming, _) => incoming.size_hint(),
+            Request::Read(read) => SizeHint::with_exact(read.left()),
+            Request::Own(body) => {
+                SizeHint::with_exact(u64::try_from(body.len()).unwrap_or(u64::MAX))
+            }
+        }
     }
 }
 
@@ -216,8 +232,4 @@ impl Body for AnswerBody {
                 .map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }
-}
-
-fn bytes_of(body: &Bytes) -> u64 {
-    u64::try_from(body.len()).unwrap_or(u64::MAX)
 }

@@ -13,6 +13,7 @@ mod http2;
 pub mod kubeconfig;
 pub mod own_calls;
 pub mod pool;
+pub mod read_body;
 mod settings;
 pub mod tls;
 pub mod upgrade;

@@ -25,6 +25,7 @@ mod in_flight;
 mod limits;
 mod operators;
 mod pool;
+mod rates;
 mod refused_bodies;
 mod retries;
 mod settings;

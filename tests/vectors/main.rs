@@ -10,6 +10,7 @@ mod allocation;
 mod apf_objects;
 mod bootstrap_objects;
 mod concurrency;
+mod event_rate_limit;
 mod flow_schema_match;
 mod queue_set;
 mod request_info;

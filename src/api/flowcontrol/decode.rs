@@ -102,7 +102,7 @@ fn flow_schema_spec(fields: &mut Fields<'_>) -> FlowSchemaSpec {
     }
 }
 
-fn rule(fields: &mut Fields<'_>) -> PolicyRulesWithSubjects {
+pub(super) fn rule(fields: &mut Fields<'_>) -> PolicyRulesWithSubjects {
     PolicyRulesWithSubjects {
         subjects: fields.objects("subjects", subject).unwrap_or_default(),
         resource_rules: fields

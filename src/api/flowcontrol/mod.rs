@@ -12,6 +12,7 @@ mod field_error;
 pub mod mandatory;
 mod manifest;
 mod names;
+mod rules;
 #[cfg(test)]
 mod tests;
 mod validation;
@@ -22,6 +23,7 @@ pub use manifest::Manifest;
 pub use manifest::Version;
 pub use manifest::decode;
 pub use manifest::read;
+pub use rules::rules;
 
 /// The API group of both kinds.
 pub const GROUP: &str = "flowcontrol.apiserver.k8s.io";

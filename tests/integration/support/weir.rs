@@ -17,6 +17,7 @@ use weir::config::Config;
 use weir::config::Limits;
 use weir::identity::TokenFile;
 use weir::limits::max_in_flight;
+use weir::limits::rates;
 use weir::server::tls;
 use weir::upstream;
 use weir::upstream::connector::Target;
@@ -82,6 +83,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
                 reviews_per_second: 50,
             },
         },
+        rates: rates::Config::default(),
         limits: Limits::MaxInFlight(max_in_flight::Config {
             read_only: 0.into(),
             mutating: 0.into(),
@@ -125,6 +127,12 @@ impl Setup {
             read_only: read_only.into(),
             mutating: mutating.into(),
         });
+        self
+    }
+
+    /// Client limits and event limits.
+    pub(crate) fn rates(mut self, rates: rates::Config) -> Self {
+        self.config.rates = rates;
         self
     }
 

@@ -84,7 +84,11 @@ fn spec(name: &str, spec: &FlowSchemaSpec, errors: &mut FieldErrors) {
     }
 }
 
-fn rule(path: &str, rule: &PolicyRulesWithSubjects, errors: &mut FieldErrors) {
+pub(in crate::api::flowcontrol) fn rule(
+    path: &str,
+    rule: &PolicyRulesWithSubjects,
+    errors: &mut FieldErrors,
+) {
     if rule.subjects.is_empty() {
         let detail = "subjects must contain at least one value";
         errors.required(format!("{path}.subjects"), detail);

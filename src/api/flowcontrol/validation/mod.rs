@@ -6,7 +6,7 @@
 //! nobody would generate one. Where upstream shows a whole spec in Go's internal form, the value is
 //! left out.
 
-mod flow_schema;
+pub(super) mod flow_schema;
 mod priority_level;
 
 use std::collections::HashSet;

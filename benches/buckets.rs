@@ -1,0 +1,174 @@
+//! What a rate limit costs an event: its buckets, and finding its key in its body.
+//!
+//! The first is one limit's decision with the key's hash and the lock around it, by one thread and by two that share the
+//! key; the time of two is that of all decisions divided by their number. The second has more keys than the table holds,
+//! so that every decision forgets one and makes another. Bodies have 1 KiB.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    reason = "a benchmark measures time, and its requests are well-formed"
+)]
+
+use std::borrow::Cow;
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+use std::time::Instant;
+
+use criterion::BenchmarkId;
+use criterion::Criterion;
+use criterion::criterion_group;
+use criterion::criterion_main;
+use weir::limits::bucket::Bucket;
+use weir::limits::bucket::Rate;
+use weir::limits::events::body;
+use weir::limits::events::body::Encoding;
+use weir::limits::lock::lock;
+use weir::limits::lru::Keys;
+use weir::limits::lru::Lru;
+
+/// A limit as a worker meets it.
+struct Limit {
+    keys: Keys,
+    rate: Rate,
+    buckets: Mutex<Lru<Bucket>>,
+}
+
+impl Limit {
+    fn new(cache_size: usize) -> Self {
+        Self {
+            keys: Keys::default(),
+            rate: Rate::new(1_000_000, 1_000_000),
+            buckets: Mutex::new(Lru::new(cache_size)),
+        }
+    }
+
+    fn take(&self, key: &[u8], now: Instant) -> bool {
+        let key = self.keys.joined([key]);
+        let mut buckets = lock(&self.buckets);
+        let (bucket, _) = buckets.touch(key, || Bucket::full(&self.rate, now));
+        bucket.take(&self.rate, now).is_ok()
+    }
+}
+
+/// How long `rounds` decisions by each of `threads` together take.
+fn time(limit: &Limit, threads: usize, rounds: u64) -> Duration {
+    let now = Instant::now();
+    let start = Barrier::new(threads + 1);
+    let began = thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                start.wait();
+                for _ in 0..rounds {
+                    black_box(limit.take(black_box(b"system:node:node-17"), now));
+                }
+            });
+        }
+        start.wait();
+        Instant::now()
+    });
+    began.elapsed()
+}
+
+fn buckets(c: &mut Criterion) {
+    let mut group = c.benchmark_group("bucket");
+    for threads in [1_usize, 2] {
+        let limit = Limit::new(4096);
+        group.bench_function(BenchmarkId::new("hot_key", threads), |b| {
+            b.iter_custom(|rounds| {
+                let each = rounds.div_ceil(u64::try_from(threads).unwrap_or(1));
+                time(&limit, threads, each)
+            });
+        });
+    }
+    let limit = Limit::new(4096);
+    let names: Vec<String> = (0..8192).map(|n| format!("system:node:node-{n}")).collect();
+    let now = Instant::now();
+    let mut n = 0;
+    group.bench_function("churn", |b| {
+        b.iter(|| {
+            n = (n + 1) % names.len();
+            limit.take(names.get(n).map_or(b"", |name| name.as_bytes()), now)
+        });
+    });
+    group.finish();
+}
+
+/// An event as the kubelet writes it, made up to 1 KiB by its message.
+fn json() -> String {
+    let event = |message: &str| {
+        format!(
+            r#"{{"kind":"Event","apiVersion":"v1","metadata":{{"name":"web-0.17a1b2c3d4e5f607","namespace":"default","creationTimestamp":null}},"involvedObject":{{"kind":"Pod","namespace":"default","name":"web-0","uid":"3f1cbb6a-9d25-4a43-8d6b-0f5f8f6b9d2e","apiVersion":"v1","resourceVersion":"123456","fieldPath":"spec.containers{{web}}"}},"reason":"BackOff","message":"{message}","source":{{"component":"kubelet","host":"node-17"}},"firstTimestamp":"2026-02-03T04:05:06Z","lastTimestamp":"2026-02-03T04:05:06Z","count":3,"type":"Warning","eventTime":null,"reportingComponent":"kubelet","reportingInstance":"node-17"}}"#
+        )
+    };
+    let rest = 1024 - event("").len();
+    event(&"Back-off restarting failed container. ".repeat(40)[..rest])
+}
+
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut field = vec![number << 3 | 2];
+    let mut length = bytes.len();
+    while length >= 0x80 {
+        field.push(u8::try_from(length & 0x7f).unwrap_or(0) | 0x80);
+        length >>= 7;
+    }
+    field.push(u8::try_from(length).unwrap_or(0));
+    [&field[..], bytes].concat()
+}
+
+fn protobuf() -> Vec<u8> {
+    let object: [(u8, &[u8]); 5] = [
+        (1, b"Pod"),
+        (2, b"default"),
+        (3, b"web-0"),
+        (4, b"3f1cbb6a-9d25-4a43-8d6b-0f5f8f6b9d2e"),
+        (5, b"v1"),
+    ];
+    let object = object.map(|(number, text)| field(number, text)).concat();
+    let source = [field(1, b"kubelet"), field(2, b"node-17")].concat();
+    let name = field(1, b"web-0.17a1b2c3d4e5f607");
+    let event = |message: &[u8]| {
+        let raw = [
+            field(1, &[&name[..], &field(3, b"default")].concat()),
+            field(2, &object),
+            field(3, b"BackOff"),
+            field(4, message),
+            field(5, &source),
+            vec![8 << 3, 3],
+            field(9, b"Warning"),
+        ]
+        .concat();
+        let meta = [field(1, b"v1"), field(2, b"Event")].concat();
+        [&b"k8s\0"[..], &field(1, &meta), &field(2, &raw)].concat()
+    };
+    let rest = 1024 - event(&[b'x'; 500]).len() + 500;
+    event(&vec![b'x'; rest])
+}
+
+fn keys(c: &mut Criterion) {
+    let (json, protobuf) = (json(), protobuf());
+    assert_eq!((json.len(), protobuf.len()), (1024, 1024));
+    let mut group = c.benchmark_group("event_key");
+    for (name, encoding, bytes) in [
+        ("json", Encoding::Json, json.as_bytes()),
+        ("protobuf", Encoding::Protobuf, &protobuf[..]),
+    ] {
+        let found = body::read(encoding, b"v1", bytes).expect("an event");
+        assert!(
+            found
+                .key
+                .iter()
+                .all(|part| matches!(part, Cow::Borrowed(text) if !text.is_empty()))
+        );
+        group.bench_function(name, |b| {
+            b.iter(|| body::read(encoding, b"v1", black_box(bytes)).is_some());
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, buckets, keys);
+criterion_main!(benches);

@@ -1,0 +1,26 @@
+//! Rules with subjects outside of a FlowSchema: whatever else picks requests as one does.
+
+use super::PolicyRulesWithSubjects;
+use super::decode;
+use super::field_error::FieldErrors;
+use super::validation;
+use crate::document::Fields;
+
+/// Reads the field `name` as a FlowSchema's `spec.rules`, and reports what Kubernetes would refuse in it.
+pub fn rules(fields: &mut Fields<'_>, name: &'static str) -> Vec<PolicyRulesWithSubjects> {
+    let rules = fields.objects(name, decode::rule).unwrap_or_default();
+    let mut errors = FieldErrors::default();
+    for (n, rule) in rules.iter().enumerate() {
+        validation::flow_schema::rule(&format!("[{n}]"), rule, &mut errors);
+    }
+    if let Some(mut value) = fields.value(name) {
+        let (node, path) = (value.node(), value.path().to_owned());
+        for error in errors.into_vec() {
+            let within = error.field.strip_prefix('[').unwrap_or(&error.field);
+            let place = node.locate(within);
+            let field = format!("{path}{}", error.field);
+            value.faults().error(place, &field, error.body());
+        }
+    }
+    rules
+}

@@ -1,0 +1,217 @@
+//! A token bucket that comes to the same decisions as upstream's, to the last bit.
+//!
+//! It is `golang.org/x/time/rate.Limiter` as `client-go/util/flowcontrol.NewTokenBucketRateLimiter` uses it: tokens are a
+//! float, capacity is applied before one is taken, and what is missing is rounded down to whole nanoseconds of waiting, so
+//! that a token that is a hair short is given. A refusal changes nothing.
+
+use std::time::Duration;
+use std::time::Instant;
+
+const NANOSECONDS: f64 = 1e9;
+
+/// How fast a bucket fills, and how much it holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    per_second: f64,
+    burst: f64,
+}
+
+impl Rate {
+    /// `qps` tokens a second, at most `burst` of them kept; both above 0. As upstream, `qps` goes through a 32-bit float.
+    #[must_use]
+    #[expect(
+        clippy::as_conversions,
+        clippy::cast_precision_loss,
+        reason = "the rounding is upstream's: rate.Limit(float32(qps))"
+    )]
+    pub fn new(qps: u32, burst: u32) -> Self {
+        Self {
+            per_second: f64::from(qps as f32),
+            burst: f64::from(burst),
+        }
+    }
+
+    /// `share` (0 to 1) of what a bucket holds.
+    #[must_use]
+    pub fn part(&self, share: f64) -> Floor {
+        Floor(self.burst * share)
+    }
+
+    /// How long it takes to get so many tokens, rounded down to whole nanoseconds as upstream does.
+    #[expect(
+        clippy::as_conversions,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "rounds down, and saturates where Go's would overflow"
+    )]
+    fn time_for(&self, tokens: f64) -> Duration {
+        Duration::from_nanos((tokens / self.per_second * NANOSECONDS) as u64)
+    }
+}
+
+/// A number of tokens below which a bucket is not to be emptied by some.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Floor(f64);
+
+/// The tokens of one key.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    tokens: f64,
+    last: Instant,
+}
+
+impl Bucket {
+    /// As every bucket begins.
+    #[must_use]
+    pub fn full(rate: &Rate, now: Instant) -> Self {
+        Self {
+            tokens: rate.burst,
+            last: now,
+        }
+    }
+
+    /// Takes a token. A clock that goes back counts as one that stands.
+    ///
+    /// # Errors
+    /// There is none; one will be there after this time, if nobody else takes it.
+    pub fn take(&mut self, rate: &Rate, now: Instant) -> Result<(), Duration> {
+        self.take_ahead(rate, now, Duration::ZERO).map(|_| ())
+    }
+
+    /// Takes a token, but leaves those below `floor` alone.
+    ///
+    /// # Errors
+    /// There are not enough; there will be after this time.
+    pub fn take_above(&mut self, rate: &Rate, floor: Floor, now: Instant) -> Result<(), Duration> {
+        let tokens = self.filled(rate, now);
+        if tokens < floor.0 {
+            return Err(rate.time_for(floor.0 - tokens));
+        }
+        self.take(rate, now)
+    }
+
+    /// Takes a token that is there now or within `most`, and tells how long to wait for it: `reserveN`. Who asks first
+    /// waits least.
+    ///
+    /// # Errors
+    /// It would take longer: this long.
+    pub fn take_ahead(
+        &mut self,
+        rate: &Rate,
+        now: Instant,
+        most: Duration,
+    ) -> Result<Duration, Duration> {
+        let tokens = self.filled(rate, now) - 1.0;
+        let wait = if tokens < 0.0 {
+            rate.time_for(-tokens)
+        } else {
+            Duration::ZERO
+        };
+        if rate.burst < 1.0 || wait > most {
+            return Err(wait);
+        }
+        *self = Self { tokens, last: now };
+        Ok(wait)
+    }
+
+    /// Whether it holds all it can: forgetting it changes no decision.
+    #[must_use]
+    pub fn is_full(&self, rate: &Rate, now: Instant) -> bool {
+        self.filled(rate, now) >= rate.burst
+    }
+
+    /// `advance`: what it holds at `now`.
+    fn filled(&self, rate: &Rate, now: Instant) -> f64 {
+        let elapsed = now.saturating_duration_since(self.last);
+        (self.tokens + seconds(elapsed) * rate.per_second).min(rate.burst)
+    }
+}
+
+/// `Duration.Seconds()`: seconds and the rest apart, which differs from one division in the last bit.
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "uptime in seconds is exact below 2^53"
+)]
+fn seconds(elapsed: Duration) -> f64 {
+    elapsed.as_secs() as f64 + f64::from(elapsed.subsec_nanos()) / NANOSECONDS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_burst_and_then_so_many_a_second() {
+        let (rate, start) = (Rate::new(10, 3), Instant::now());
+        let mut bucket = Bucket::full(&rate, start);
+        let taken = |bucket: &mut Bucket, now| {
+            (0..9)
+                .take_while(|_| bucket.take(&rate, now).is_ok())
+                .count()
+        };
+        assert_eq!(taken(&mut bucket, start), 3);
+        assert_eq!(bucket.take(&rate, start), Err(SECOND / 10));
+        assert_eq!(taken(&mut bucket, start + SECOND / 5), 2);
+        assert_eq!(
+            taken(&mut bucket, start + 60 * SECOND),
+            3,
+            "no more than the burst"
+        );
+    }
+
+    #[test]
+    fn a_token_that_is_less_than_a_nanosecond_short_is_given() {
+        let (rate, start) = (Rate::new(3, 1), Instant::now());
+        let mut bucket = Bucket::full(&rate, start);
+        bucket.take(&rate, start).unwrap();
+        // A third of a second is 333,333,333.3 ns.
+        let early = start + Duration::from_nanos(333_333_332);
+        assert_eq!(bucket.take(&rate, early), Err(Duration::from_nanos(1)));
+        assert_eq!(bucket.take(&rate, early + Duration::from_nanos(1)), Ok(()));
+    }
+
+    #[test]
+    fn what_is_reserved_is_not_for_everybody() {
+        let (rate, now) = (Rate::new(1, 10), Instant::now());
+        let floor = rate.part(0.5);
+        let mut bucket = Bucket::full(&rate, now);
+        while bucket.take_above(&rate, floor, now).is_ok() {}
+        assert!(bucket.take_above(&rate, floor, now).is_err());
+        let left = (0..9)
+            .take_while(|_| bucket.take(&rate, now).is_ok())
+            .count();
+        assert_eq!(left, 4, "the one that found exactly five took one of them");
+    }
+
+    #[test]
+    fn who_waits_gets_the_tokens_in_order_of_arrival() {
+        let (rate, now) = (Rate::new(10, 1), Instant::now());
+        let mut bucket = Bucket::full(&rate, now);
+        let waits: Vec<_> = (0..5)
+            .map(|_| bucket.take_ahead(&rate, now, SECOND / 4))
+            .collect();
+        let tenth = SECOND / 10;
+        assert_eq!(
+            waits,
+            [
+                Ok(Duration::ZERO),
+                Ok(tenth),
+                Ok(2 * tenth),
+                Err(3 * tenth),
+                Err(3 * tenth)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_full_bucket_can_be_forgotten() {
+        let (rate, now) = (Rate::new(10, 5), Instant::now());
+        let mut bucket = Bucket::full(&rate, now);
+        bucket.take(&rate, now).unwrap();
+        assert!(!bucket.is_full(&rate, now + SECOND / 11));
+        assert!(bucket.is_full(&rate, now + SECOND / 10));
+    }
+}

@@ -1,0 +1,270 @@
+//! Bodies as recorders write them, and as nobody should. What upstream makes of many more stands in `tests/vectors`.
+
+use super::*;
+
+const EVENT: &str = r#"{"kind":"Event","apiVersion":"v1","metadata":{"name":"web-0.17a","labels":{"a":"b"}},
+  "involvedObject":{"kind":"Pod","namespace":"default","name":"web-0","uid":"u","apiVersion":"v1"},
+  "source":{"component":"kubelet","host":"node-0"},"count":3,"type":"Warning","series":null}"#;
+
+fn json(text: &str) -> Option<String> {
+    key(Encoding::Json, b"v1", text.as_bytes())
+}
+
+fn key(encoding: Encoding, group_version: &[u8], body: &[u8]) -> Option<String> {
+    let event = read(encoding, group_version, body)?;
+    Some(String::from_utf8_lossy(&event.key.concat()).into_owned())
+}
+
+#[test]
+fn the_key_is_joined_without_anything_between() {
+    let event = read(Encoding::Json, b"v1", EVENT.as_bytes()).unwrap();
+    assert_eq!(event.key.concat(), b"kubeletnode-0Poddefaultweb-0uv1");
+    assert_eq!(
+        (&*event.name, &*event.event_type),
+        (&b"web-0.17a"[..], &b"Warning"[..])
+    );
+    assert!(event.version_accepted);
+    assert!(
+        event
+            .key
+            .iter()
+            .all(|part| matches!(part, Cow::Borrowed(_))),
+        "nothing is copied"
+    );
+}
+
+#[test]
+fn a_body_cut_anywhere_is_no_event() {
+    for end in 0..EVENT.len() {
+        assert_eq!(json(&EVENT[..end]), None, "{}", &EVENT[..end]);
+    }
+}
+
+#[test]
+fn a_field_of_another_type_makes_it_none() {
+    for wrong in [
+        r#"{"source":"a"}"#,
+        r#"{"source":[]}"#,
+        r#"{"involvedObject":{"name":5}}"#,
+        r#"{"involvedObject":{"fieldPath":{}}}"#,
+        r#"{"metadata":{"name":true}}"#,
+        r#"{"metadata":[]}"#,
+        r#"{"count":"3"}"#,
+        r#"{"count":3.0}"#,
+        r#"{"count":2147483648}"#,
+        r#"{"reason":{}}"#,
+        r#"{"series":"x"}"#,
+        r#"{"type":1}"#,
+        r#"{"kind":"Pod"}"#,
+        r#"{"apiVersion":"v2"}"#,
+        r#"{"apiVersion":1}"#,
+    ] {
+        assert_eq!(json(wrong), None, "{wrong}");
+    }
+    // What belongs to the other spelling is not known here.
+    for other in [
+        r#"{"regarding":5}"#,
+        r#"{"note":5}"#,
+        r#"{"deprecatedCount":"x"}"#,
+    ] {
+        assert_eq!(json(other).as_deref(), Some(""), "{other}");
+    }
+}
+
+#[test]
+fn json_that_is_none_is_no_event() {
+    for wrong in [
+        "",
+        " ",
+        "{",
+        "{,}",
+        "{\"a\":1,}",
+        "{\"a\" 1}",
+        "{\"a\":01}",
+        "{\"a\":1.}",
+        "{\"a\":.5}",
+        "{\"a\":-}",
+        "{\"a\":1e}",
+        "{\"a\":+1}",
+        "{\"a\":tru}",
+        "{\"a\":[1,]}",
+        "{\"a\":[1 2]}",
+        "{\"a\":[}",
+        "{\"a\":{]}",
+        "{\"a\":\"\u{1}\"}",
+        "{\"a\":\"\\x\"}",
+        "{\"a\":\"\\u12g4\"}",
+        "{\"a\":[[[1]]}",
+        "{} {}",
+        "{}x",
+        "[]",
+        "5",
+        "\"\"",
+        "{a:1}",
+        "{\"a\":1 \"b\":2}",
+        "{\"a\":NaN}",
+        "{\"a\":{\"b\":1,}}",
+    ] {
+        assert_eq!(json(wrong), None, "{wrong}");
+    }
+    let right =
+        r#" {"a":[0,-0.5e+10,1E5,"\u00e9\n",[],{},[{"b":[null,true]}]],"source":{"host":"h"}} "#;
+    assert_eq!(json(right).as_deref(), Some("h"));
+}
+
+#[test]
+fn depth_costs_no_stack_and_has_an_end() {
+    let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
+    assert_eq!(json(&nested(9_999)).as_deref(), Some(""));
+    assert_eq!(json(&nested(10_000)), None);
+    let cbor = |depth: usize| [&b"\xa1\x41a"[..], &b"\x81".repeat(depth), b"\xf6"].concat();
+    assert!(read(Encoding::Cbor, b"v1", &cbor(10_000)).is_some());
+    assert!(read(Encoding::Cbor, b"v1", &cbor(10_001)).is_none());
+    assert!(read(Encoding::Cbor, b"v1", &cbor(3 << 20)).is_none());
+}
+
+#[test]
+fn bytes_that_are_no_utf8_are_replaced_one_by_one_as_go_does() {
+    let body = b"{\"source\":{\"component\":\"a\xe2\x82b\",\"host\":\"\\ud800\\u0041\\ud83d\\ude00\\udc00\"}}";
+    let found = key(Encoding::Json, b"v1", body).unwrap();
+    assert_eq!(found, "a\u{fffd}\u{fffd}b\u{fffd}A\u{1f600}\u{fffd}");
+}
+
+#[test]
+fn cbor_may_have_indefinite_lengths_but_no_key_twice() {
+    let once = b"\xbf\x46source\xbf\x44host\x5f\x41a\x41b\xff\xff\x61x\x9f\x01\xff\xff";
+    assert_eq!(key(Encoding::Cbor, b"v1", once).as_deref(), Some("ab"));
+    for wrong in [
+        &b"\xa2\x41a\x01\x41a\x02"[..],
+        b"\xa1\x41a\xf9\x7e\x00",
+        b"\xa1\x41a\xfb\x7f\xf0\x00\x00\x00\x00\x00\x00",
+        b"\xa1\x41a\x61\xff",
+        b"\xa1\x01\x02",
+        b"\xa0\x00",
+        b"\xbf\x41a\xff",
+        b"\xa1\x41a\x7f\x41b\xff",
+        b"\xa1\x41a\x1c",
+    ] {
+        assert_eq!(key(Encoding::Cbor, b"v1", wrong), None, "{wrong:02x?}");
+    }
+}
+
+#[test]
+fn protobuf_is_read_as_its_type_says_and_else_as_the_url_does() {
+    let string = |number: u8, text: &[u8]| {
+        [&[number << 3 | 2, u8::try_from(text.len()).unwrap()], text].concat()
+    };
+    let core = [
+        string(2, &string(3, b"o")),
+        string(5, &string(2, b"h")),
+        string(9, b"Warning"),
+    ]
+    .concat();
+    let body = |meta: &[u8]| [&b"k8s\0"[..], &string(1, meta), &string(2, &core)].concat();
+    let typed = body(&[string(1, b"v1"), string(2, b"Event")].concat());
+    assert_eq!(
+        key(Encoding::Protobuf, b"v1", &typed).as_deref(),
+        Some("ho")
+    );
+    assert_eq!(
+        key(Encoding::Protobuf, b"v1", &body(b"")).as_deref(),
+        Some("ho")
+    );
+    let event = read(Encoding::Protobuf, b"v1", &typed).unwrap();
+    assert_eq!(&*event.event_type, b"Warning");
+    // Field 9 of the other spelling is `related`, field 2 a time.
+    let untyped = body(b"");
+    let event = read(Encoding::Protobuf, b"events.k8s.io/v1", &untyped).unwrap();
+    assert_eq!(
+        (&*event.event_type, event.key.concat().len()),
+        (&b""[..], 0)
+    );
+    let event = read(Encoding::Protobuf, b"events.k8s.io/v1", &typed).unwrap();
+    assert!(!event.version_accepted);
+}
+
+#[test]
+fn a_group_is_passed_over_and_an_illegal_tag_is_not() {
+    let body = |raw: &[u8]| [&b"k8s\0\x12"[..], &[u8::try_from(raw.len()).unwrap()], raw].concat();
+    let fine = body(b"\x83\x01\x0b\x08\x01\x0c\x84\x01\x2a\x03\x0a\x01c");
+    assert_eq!(key(Encoding::Protobuf, b"v1", &fine).as_deref(), Some("c"));
+    for wrong in [
+        &b"\x00"[..],
+        b"\x0c",
+        b"\x83\x01",
+        b"\x2f\x00",
+        b"\x28\x01",
+        b"\x2a\x05\x0a\x01c",
+    ] {
+        assert_eq!(
+            key(Encoding::Protobuf, b"v1", &body(wrong)),
+            None,
+            "{wrong:02x?}"
+        );
+    }
+}
+
+#[test]
+fn what_no_recorder_would_write_in_yaml_is_not_read() {
+    let long = format!(
+        "source: {{host: h}}\nmessage: {}\n",
+        "x".repeat(yaml::LARGEST)
+    );
+    assert_eq!(key(Encoding::Yaml, b"v1", long.as_bytes()), None);
+    let short = "source: {host: h}\nmessage: x\n---\nsource: {host: other}\n";
+    assert_eq!(
+        key(Encoding::Yaml, b"v1", short.as_bytes()).as_deref(),
+        Some("h")
+    );
+}
+
+#[test]
+fn no_bytes_make_it_panic() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let seeds: [&[u8]; 3] = [
+        EVENT.as_bytes(),
+        b"k8s\0\x0a\x0b\x0a\x02v1\x12\x05Event\x12\x0a\x2a\x03\x0a\x01c\x12\x03\x1a\x01o",
+        b"\xd9\xd9\xf7\xa2\x46source\xa1\x44host\x41h\x41x\x82\x01\xf6",
+    ];
+    for round in 0..20_000 {
+        let mut body = seeds[round % 3].to_vec();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(..body.len());
+            match random.u8(..3) {
+                0 => body[at] = random.u8(..),
+                1 => body.truncate(at + 1),
+                _ => body.insert(at, random.u8(..)),
+            }
+        }
+        for encoding in [
+            Encoding::Cbor,
+            Encoding::Json,
+            Encoding::Protobuf,
+            Encoding::Yaml,
+        ] {
+            let _ = read(encoding, b"v1", &body);
+        }
+    }
+}
+
+#[test]
+fn the_encoding_is_the_one_that_is_told() {
+    let of = |text: &'static str| Encoding::of_object(Some(text.as_bytes()));
+    assert_eq!(Encoding::of_object(None), Some(Encoding::Json));
+    assert_eq!(of("Application/JSON; charset=utf-8"), Some(Encoding::Json));
+    assert_eq!(
+        of("application/vnd.kubernetes.protobuf"),
+        Some(Encoding::Protobuf)
+    );
+    assert_eq!(of("text/plain"), None);
+    assert_eq!(
+        Encoding::of_patch(Some(b"application/apply-patch+yaml")),
+        Some(Encoding::Yaml)
+    );
+    assert_eq!(
+        Encoding::of_patch(Some(b"application/merge-patch+json")),
+        None
+    );
+}

@@ -1,0 +1,311 @@
+//! The plugin's configuration: the very files that kube-apiserver takes.
+//!
+//! `AdmissionConfiguration` names the plugin's own document, or has it inside. What upstream refuses is refused here, in its
+//! words and with the place; what it silently passes over (unknown fields, doubles, a second document) is warned of.
+
+use std::path::PathBuf;
+
+use crate::document;
+use crate::document::Faults;
+use crate::document::Fields;
+use crate::document::Node;
+use crate::document::Place;
+use crate::document::Strictness;
+
+/// The plugin's name.
+const PLUGIN: &str = "EventRateLimit";
+
+/// `defaultCacheSize` (`plugin/pkg/admission/eventratelimit/limitenforcer.go`).
+const DEFAULT_CACHE_SIZE: u32 = 4096;
+
+/// What a limit counts together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitType {
+    /// The events of a namespace.
+    Namespace,
+    /// All events.
+    Server,
+    /// Those with the same source about the same object.
+    SourceAndObject,
+    /// Those that a user writes.
+    User,
+}
+
+impl LimitType {
+    const ALL: [Self; 4] = [
+        Self::Namespace,
+        Self::Server,
+        Self::SourceAndObject,
+        Self::User,
+    ];
+
+    /// As in the configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Namespace => "Namespace",
+            Self::Server => "Server",
+            Self::SourceAndObject => "SourceAndObject",
+            Self::User => "User",
+        }
+    }
+}
+
+/// One limit, valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// The field `type`.
+    pub limit_type: LimitType,
+    /// Events a second.
+    pub qps: u32,
+    /// Events at once.
+    pub burst: u32,
+    /// How many keys are remembered; 1 for [`LimitType::Server`].
+    pub cache_size: u32,
+    /// weir's own `warningReservePercent`: the part of a bucket that only events of type `Warning` may take.
+    pub warning_reserve_percent: u8,
+}
+
+/// Where an `AdmissionConfiguration` has the plugin's document.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// In itself, at this path.
+    Inline(Node, String),
+    /// In another file; relative to its own.
+    Path(PathBuf),
+}
+
+/// Reads an `AdmissionConfiguration` (`apiserver.config.k8s.io/v1`). `None`, and faults, if it does not tell where the
+/// plugin's configuration is.
+pub fn admission_configuration(file: &str, text: &str, faults: &mut Faults) -> Option<Source> {
+    const VERSIONS: &[&str] = &["apiserver.config.k8s.io/v1", "apiserver.k8s.io/v1alpha1"];
+    let document = first_document(file, text, faults)?;
+    let read = |fields: &mut Fields<'_>| {
+        type_meta(fields, VERSIONS, "AdmissionConfiguration");
+        let mut n = 0;
+        let plugin = |fields: &mut Fields<'_>| {
+            let inline = fields.path("configuration");
+            let plugin = (
+                fields.string("name"),
+                fields.node("configuration").cloned(),
+                fields.string("path"),
+            );
+            n += 1;
+            (plugin, inline)
+        };
+        let plugins = fields.objects("plugins", plugin).unwrap_or_default();
+        let found = plugins
+            .into_iter()
+            .find(|((name, ..), _)| name.as_deref() == Some(PLUGIN));
+        let Some(((_, configuration, path), inline)) = found else {
+            fields.error("plugins", format!("no plugin is named {PLUGIN}"));
+            return None;
+        };
+        match (configuration, path.filter(|path| !path.is_empty())) {
+            (Some(node), _) => Some(Source::Inline(node, inline)),
+            (None, Some(path)) => Some(Source::Path(path.into())),
+            (None, None) => {
+                // What upstream says of a plugin without any configuration.
+                fields.error("plugins", format!("{PLUGIN} needs a path or a configuration: limits: Invalid value: null: must not be empty"));
+                None
+            }
+        }
+    };
+    document.decode(faults, "", Strictness::Warn, read)?
+}
+
+/// Reads the plugin's own document (`eventratelimit.admission.k8s.io/v1alpha1`, kind `Configuration`).
+pub fn configuration(file: &str, text: &str, faults: &mut Faults) -> Option<Vec<Limit>> {
+    let document = first_document(file, text, faults)?;
+    limits(&document, "", faults)
+}
+
+/// Likewise from a part of another document, at this path.
+pub fn limits(node: &Node, path: &str, faults: &mut Faults) -> Option<Vec<Limit>> {
+    const VERSIONS: &[&str] = &[
+        "eventratelimit.admission.k8s.io/v1alpha1",
+        "eventratelimit.admission.k8s.io/__internal",
+    ];
+    let before = faults.errors().count();
+    let limits = node.decode(faults, path, Strictness::Warn, |fields| {
+        type_meta(fields, VERSIONS, "Configuration");
+        fields.known(&["metadata"]);
+        let mut seen: Vec<LimitType> = Vec::new();
+        let given = fields.objects("limits", |fields| limit(fields, &mut seen));
+        if fields.node("limits").is_none() || given.as_ref().is_some_and(Vec::is_empty) {
+            fields.error("limits", "Invalid value: []: must not be empty");
+        }
+        given.unwrap_or_default()
+    })?;
+    let sound = faults.errors().count() == before;
+    sound.then(|| limits.into_iter().flatten().collect())
+}
+
+/// Upstream reads no more than the first.
+fn first_document(file: &str, text: &str, faults: &mut Faults) -> Option<Node> {
+    let before = faults.errors().count();
+    let mut documents = document::parse_all(file, text, faults).into_iter();
+    let first = documents.next();
+    if first.is_none() && faults.errors().count() == before {
+        faults.error(&Place::whole(file), "", "the file is empty");
+    }
+    for further in documents {
+        faults.warning(&further.place, "", "only the first document is read");
+    }
+    first.filter(|_| faults.errors().count() == before)
+}
+
+/// A document without `apiVersion` and `kind`, or with others, cannot be read at all.
+fn type_meta(fields: &mut Fields<'_>, versions: &[&str], expected: &str) {
+    fields.require(&["apiVersion", "kind"]);
+    if let Some(version) = fields.string("apiVersion")
+        && !versions.contains(&version.as_str())
+    {
+        let right = versions.first().copied().unwrap_or_default();
+        fields.error("apiVersion", format!("expected {right}, got {version:?}"));
+    }
+    if let Some(kind) = fields.string("kind")
+        && kind != expected
+    {
+        fields.error("kind", format!("expected {expected}, got {kind:?}"));
+    }
+}
+
+/// `None` if it is not valid (`validation.go`: type, burst, qps, cacheSize, all of them).
+fn limit(fields: &mut Fields<'_>, seen: &mut Vec<LimitType>) -> Option<Limit> {
+    let name = match fields.node("type") {
+        Some(_) => fields.string("type"),
+        None => Some(String::new()),
+    };
+    let qps = int32(fields, "qps");
+    let burst = int32(fields, "burst");
+    let cache_size = int32(fields, "cacheSize");
+    let reserve = match fields.node("warningReservePercent") {
+        Some(_) => fields.integer("warningReservePercent", 0..=100_u8),
+        None => Some(0),
+    };
+    // With a value that cannot be read upstream comes no further.
+    let (name, qps, burst, cache_size, reserve) = (name?, qps?, burst?, cache_size?, reserve?);
+    let limit_type = LimitType::ALL.into_iter().find(|t| t.name() == name);
+    if limit_type.is_none() {
+        let names = LimitType::ALL.map(|t| format!("{:?}", t.name())).join(", ");
+        let message = format!("Unsupported value: {name:?}: supported values: {names}");
+        fields.error("type", message);
+    }
+    let burst = positive(fields, "burst", burst);
+    let qps = positive(fields, "qps", qps);
+    let server = limit_type == Some(LimitType::Server);
+    let cache_size = match u32::try_from(cache_size) {
+        _ if server => Some(1),
+        Ok(0) => Some(DEFAULT_CACHE_SIZE),
+        Ok(size) => Some(size),
+        Err(_) => {
+            let message = format!("Invalid value: {cache_size}: must not be negative");
+            fields.error("cacheSize", message);
+            None
+        }
+    };
+    let limit_type = limit_type?;
+    if seen.contains(&limit_type) {
+        let message = format!("a limit of type {name} stands above already; both hold");
+        fields.warning("type", message);
+    }
+    seen.push(limit_type);
+    Some(Limit {
+        limit_type,
+        qps: qps?,
+        burst: burst?,
+        cache_size: cache_size?,
+        warning_reserve_percent: reserve,
+    })
+}
+
+/// `None` if it cannot be read; 0 if it is absent, as Go has it.
+fn int32(fields: &mut Fields<'_>, name: &'static str) -> Option<i32> {
+    match fields.node(name) {
+        Some(_) => fields.integer(name, i32::MIN..=i32::MAX),
+        None => Some(0),
+    }
+}
+
+fn positive(fields: &mut Fields<'_>, name: &str, value: i32) -> Option<u32> {
+    let valid = u32::try_from(value).ok().filter(|value| *value > 0);
+    if valid.is_none() {
+        fields.error(name, format!("Invalid value: {value}: must be positive"));
+    }
+    valid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admission(text: &str) -> (Option<Source>, String) {
+        let mut faults = Faults::default();
+        let source = admission_configuration("admission.yaml", text, &mut faults);
+        (source, faults.to_string())
+    }
+
+    #[test]
+    fn the_plugin_is_found_by_its_name_inline_or_by_path() {
+        let text = |rest: &str| {
+            format!(
+                "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n\
+                 - name: ImagePolicyWebhook\n  path: a.yaml\n- name: EventRateLimit\n{rest}"
+            )
+        };
+        let (source, faults) = admission(&text("  path: events.yaml\n"));
+        assert_eq!(
+            (source, faults.as_str()),
+            (Some(Source::Path("events.yaml".into())), "")
+        );
+        let (source, faults) = admission(&text(
+            "  path: ignored.yaml\n  configuration:\n    apiVersion: eventratelimit.admission.k8s.io/v1alpha1\n    \
+             kind: Configuration\n    limits:\n    - {type: Server, qps: 0, burst: 1}\n",
+        ));
+        assert_eq!(faults, "");
+        let Some(Source::Inline(node, path)) = source else {
+            panic!("{source:?}")
+        };
+        let mut faults = Faults::default();
+        assert_eq!(limits(&node, &path, &mut faults), None);
+        assert_eq!(
+            faults.to_string(),
+            "admission.yaml:12:27: plugins[1].configuration.limits[0].qps: Invalid value: 0: must be positive"
+        );
+        assert!(admission(&text("")).1.contains("must not be empty"));
+    }
+
+    #[test]
+    fn a_file_without_the_plugin_is_at_fault() {
+        let (source, faults) =
+            admission("apiVersion: v1\nkind: AdmissionConfiguration\nplugins: []\n");
+        assert_eq!(source, None);
+        assert_eq!(
+            faults,
+            "admission.yaml:1:13: apiVersion: expected apiserver.config.k8s.io/v1, got \"v1\"\n\
+             admission.yaml:3:10: plugins: no plugin is named EventRateLimit"
+        );
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_told_at_once_and_what_is_odd_is_warned_of() {
+        let text = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\nlimits:\n\
+                    - {type: Server, qps: 1, burst: 2, brust: 3}\n- {type: Server, qps: 1, qps: 2, burst: 0}\n\
+                    - {type: Pod, qps: x, burst: 1}\n- {type: User, qps: 1, burst: 1, warningReservePercent: 101}\n";
+        let mut faults = Faults::default();
+        assert_eq!(configuration("e.yaml", text, &mut faults), None);
+        let lines: Vec<_> = faults.to_string().lines().map(str::to_owned).collect();
+        for (line, expected) in lines.iter().zip([
+            "e.yaml:4:36: warning: limits[0].brust: unknown field",
+            "e.yaml:5:41: limits[1].burst: Invalid value: 0: must be positive",
+            "e.yaml:5:10: warning: limits[1].type: a limit of type Server stands above already",
+            "e.yaml:5:26: warning: limits[1].qps: given twice",
+            "e.yaml:6:20: limits[2].qps: expected a whole number",
+            "e.yaml:7:57: limits[3].warningReservePercent: expected a whole number from 0 to 100",
+        ]) {
+            assert!(line.starts_with(expected), "{faults}");
+        }
+        assert_eq!(lines.len(), 6, "{faults}");
+    }
+}

@@ -1,0 +1,58 @@
+//! How many at all: client limits and event limits, which come before how many at a time.
+
+use crate::limits::clients;
+use crate::limits::clients::enforce::ClientLimits;
+use crate::limits::events;
+use crate::limits::events::enforce::EventRateLimit;
+use crate::metrics::Registry;
+
+/// Which limits there are.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// EventRateLimit.
+    pub events: Option<events::enforce::Config>,
+    /// `clientLimits`.
+    pub clients: Vec<clients::config::Rule>,
+}
+
+/// The limits that are configured.
+#[derive(Debug, Default)]
+pub struct Rates {
+    /// EventRateLimit.
+    pub events: Option<EventRateLimit>,
+    /// `clientLimits`.
+    pub clients: Option<ClientLimits>,
+}
+
+impl Rates {
+    /// What is configured, showing itself in `registry`.
+    #[must_use]
+    pub fn new(config: &Config, registry: &Registry) -> Self {
+        let Config { events, clients } = config;
+        let clients = Some(clients).filter(|rules| !rules.is_empty());
+        Self {
+            events: events
+                .as_ref()
+                .map(|config| EventRateLimit::new(config, registry)),
+            clients: clients.map(|rules| ClientLimits::new(rules, registry)),
+        }
+    }
+
+    /// Who was refused most, for operators: a line each, its parts apart by tabs.
+    #[must_use]
+    pub fn dump(&self) -> String {
+        let mut lines = vec!["LIMIT\tREJECTIONS\tTOO HIGH BY AT MOST\tKEY".to_owned()];
+        let events = self.events.iter().flat_map(EventRateLimit::top_keys);
+        let events = events.map(|(kind, keys)| (format!("EventRateLimit/{}", kind.name()), keys));
+        let clients = self.clients.iter().flat_map(ClientLimits::top_keys);
+        let clients = clients.map(|(rule, keys)| (format!("clientLimits/{rule}"), keys));
+        for (limit, keys) in events.chain(clients) {
+            for top in keys {
+                let (n, error) = (top.rejections, top.error);
+                lines.push(format!("{limit}\t{n}\t{error}\t{:?}", top.key));
+            }
+        }
+        lines.push(String::new());
+        lines.join("\n")
+    }
+}

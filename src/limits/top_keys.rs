@@ -1,0 +1,109 @@
+//! Who is refused most, in bounded memory: Metwally's "space saving".
+//!
+//! Each key in the table has a count that is too high by at most what it says. A key that is refused more often than all
+//! refusals divided by the table's size is in it for sure.
+
+/// So many keys are told apart: more than anyone reads.
+const MOST: usize = 64;
+
+/// So much is kept of a key, in bytes.
+const LONGEST: usize = 256;
+
+/// The keys that are refused most.
+#[derive(Clone, Debug, Default)]
+pub struct TopKeys(Vec<TopKey>);
+
+/// A key and how often it was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopKey {
+    /// Its beginning, as text.
+    pub key: String,
+    /// How often, at most.
+    pub rejections: u64,
+    /// By how much that may be too high.
+    pub error: u64,
+}
+
+impl TopKeys {
+    /// One more refusal.
+    pub fn add(&mut self, key: &[u8]) {
+        let key = key.get(..LONGEST).unwrap_or(key);
+        let known = |top: &&mut TopKey| top.key.as_bytes() == key;
+        if let Some(top) = self.0.iter_mut().find(known) {
+            top.rejections = top.rejections.saturating_add(1);
+            return;
+        }
+        let text = String::from_utf8_lossy(key).into_owned();
+        if let Some(top) = self.0.iter_mut().find(|top| top.key == text) {
+            top.rejections = top.rejections.saturating_add(1);
+            return;
+        }
+        let mut new = TopKey {
+            key: text,
+            rejections: 1,
+            error: 0,
+        };
+        if self.0.len() < MOST {
+            self.0.push(new);
+        } else if let Some(least) = self.0.iter_mut().min_by_key(|top| top.rejections) {
+            new.rejections = least.rejections.saturating_add(1);
+            new.error = least.rejections;
+            *least = new;
+        }
+    }
+
+    /// All that are known, the most refused first.
+    #[must_use]
+    pub fn sorted(&self) -> Vec<TopKey> {
+        let mut keys = self.0.clone();
+        keys.sort_by(|a, b| {
+            b.rejections
+                .cmp(&a.rejections)
+                .then_with(|| a.key.cmp(&b.key))
+        });
+        keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_refused_are_known_however_many_there_are() {
+        let mut top = TopKeys::default();
+        for round in 0..10_000_u32 {
+            top.add(format!("noise-{round}").as_bytes());
+            if round % 4 == 0 {
+                top.add(b"loud");
+            }
+            if round % 8 == 0 {
+                top.add(b"louder-than-noise");
+            }
+        }
+        let sorted = top.sorted();
+        assert_eq!(sorted.len(), MOST);
+        let names: Vec<_> = sorted.iter().take(2).map(|top| top.key.as_str()).collect();
+        assert_eq!(names, ["loud", "louder-than-noise"]);
+        let loud = &sorted[0];
+        assert!(
+            loud.rejections >= 2500 && loud.rejections - loud.error <= 2500,
+            "{loud:?}"
+        );
+    }
+
+    #[test]
+    fn a_key_costs_no_more_than_its_beginning() {
+        let mut top = TopKeys::default();
+        top.add(&[b'a'; 3 << 20]);
+        top.add(&[b'a'; 1 << 20]);
+        top.add(&[0xff; 1000]);
+        top.add(&[0xff; 1000]);
+        let sorted = top.sorted();
+        assert_eq!(
+            (sorted.len(), sorted[0].rejections, sorted[0].key.len()),
+            (2, 2, LONGEST)
+        );
+        assert_eq!(sorted[1].rejections, 2);
+    }
+}

@@ -1,0 +1,243 @@
+//! Rate limits in real time: the playground behind weir holds what was accepted, and no more.
+
+use std::fs;
+use std::time::Duration;
+use std::time::Instant;
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::EventSource;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Api;
+use kube::Client;
+use kube::Error;
+use kube::api::ListParams;
+use kube::api::ObjectMeta;
+use kube::api::PostParams;
+use tempfile::TempDir;
+
+use crate::controller::Controller;
+use crate::playground::Playground;
+use crate::playground::within;
+use crate::recorder::Recorder;
+
+fn file(folder: &TempDir, name: &str, text: &str) -> String {
+    let path = folder.path().join(name);
+    fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+/// One that leaves it to its caller to come again.
+async fn client_of(playground: &Playground) -> Client {
+    let mut config = playground.config("admin").await;
+    config.default_retry = false;
+    Client::try_from(config).unwrap()
+}
+
+fn limits(lines: &str) -> String {
+    format!(
+        "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\nlimits:\n{lines}"
+    )
+}
+
+fn meta(namespace: Option<&str>, name: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        namespace: namespace.map(str::to_owned),
+        ..ObjectMeta::default()
+    }
+}
+
+fn event(namespace: &str, n: usize) -> Event {
+    Event {
+        metadata: meta(Some(namespace), &format!("e.{n}")),
+        involved_object: ObjectReference {
+            kind: Some("Pod".to_owned()),
+            namespace: Some(namespace.to_owned()),
+            name: Some(format!("pod-{n}")),
+            ..ObjectReference::default()
+        },
+        source: Some(EventSource {
+            component: Some("test".to_owned()),
+            host: None,
+        }),
+        reason: Some("Tested".to_owned()),
+        type_: Some("Normal".to_owned()),
+        ..Event::default()
+    }
+}
+
+/// Writes so many events over all namespaces, as fast as goes; how many were accepted.
+async fn storm(client: &Client, namespaces: &[String], events: std::ops::Range<usize>) -> usize {
+    let sent = stream::iter(events).map(|n| {
+        let namespace = &namespaces[n % namespaces.len()];
+        let api: Api<Event> = Api::namespaced(client.clone(), namespace);
+        async move {
+            match api
+                .create(&PostParams::default(), &event(namespace, n))
+                .await
+            {
+                Ok(_) => 1,
+                Err(Error::Api(status)) if status.code == 429 => 0,
+                Err(other) => panic!("{other}"),
+            }
+        }
+    });
+    let sent = sent.buffer_unordered(32).collect::<Vec<usize>>();
+    within("all events", sent).await.into_iter().sum()
+}
+
+fn whole(tokens: f64) -> usize {
+    format!("{tokens:.0}").parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_proposal_s_example_holds_in_real_time() {
+    let folder = TempDir::new().unwrap();
+    let lines = "- {type: Server, qps: 100, burst: 1000}\n- {type: Namespace, qps: 10, burst: 100, cacheSize: 50}\n";
+    let config = file(&folder, "events.yaml", &limits(lines));
+    let playground = Playground::start(&[&format!("--event-rate-limit-config={config}")]).await;
+    let client = client_of(&playground).await;
+    let namespaces: Vec<String> = (0..15).map(|n| format!("ns-{n}")).collect();
+    let api: Api<Namespace> = Api::all(client.clone());
+    for name in &namespaces {
+        let namespace = Namespace {
+            metadata: meta(None, name),
+            ..Namespace::default()
+        };
+        within(
+            "a namespace",
+            api.create(&PostParams::default(), &namespace),
+        )
+        .await
+        .unwrap();
+    }
+    let began = Instant::now();
+    let first = storm(&client, &namespaces, 0..1500).await;
+    let middle = began.elapsed();
+    // Each was asked for 100, its burst, so that the server's bucket alone decides.
+    let most = 1000 + whole(100.0 * middle.as_secs_f64()) + 1;
+    assert!((1000..=most).contains(&first), "{first} in {middle:?}");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let second = storm(&client, &namespaces, 1500..2000).await;
+    let all = began.elapsed();
+    let (least, most) = (1000 + 100 - 1, 1000 + whole(100.0 * all.as_secs_f64()) + 1);
+    let accepted = first + second;
+    assert!(
+        (least..=most.min(2000)).contains(&accepted),
+        "{accepted} in {all:?}"
+    );
+    let held: Api<Event> = Api::all(client);
+    let held = within("a list", held.list(&ListParams::default()))
+        .await
+        .unwrap();
+    let held = held
+        .items
+        .iter()
+        .filter(|event| event.reason.as_deref() == Some("Tested"))
+        .count();
+    assert_eq!(
+        held, accepted,
+        "the API server holds just what was accepted"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recorder_that_is_told_when_to_come_again_sends_next_to_nothing_in_vain() {
+    let folder = TempDir::new().unwrap();
+    let config = file(
+        &folder,
+        "events.yaml",
+        &limits("- {type: User, qps: 1, burst: 5}\n"),
+    );
+    let playground = Playground::start(&[&format!("--event-rate-limit-config={config}")]).await;
+    let mut recorder = Recorder::new(client_of(&playground).await, "default");
+    let began = Instant::now();
+    for n in 0..2000 {
+        within("an event", recorder.record(&event("default", n)))
+            .await
+            .unwrap();
+    }
+    let seconds = whole(began.elapsed().as_secs_f64().ceil());
+    let tally = recorder.tally;
+    assert_eq!(tally.written + tally.refused + tally.abandoned, 2000);
+    assert!((5..=6 + seconds).contains(&tally.written), "{tally:?}");
+    assert!((1..=1 + seconds).contains(&tally.refused), "{tally:?}");
+}
+
+fn controllers(lines: &str) -> String {
+    format!(
+        "clientLimits:\n- name: controllers\n  rules:\n  - subjects: [{{kind: User, user: {{name: admin}}}}]\n    \
+         resourceRules: [{{verbs: [get, update], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}}]\n{lines}"
+    )
+}
+
+async fn objects(client: &Client, count: usize) -> Vec<String> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
+    let mut names = Vec::new();
+    for n in 0..count {
+        let name = format!("object-{n}");
+        let map = ConfigMap {
+            metadata: meta(None, &name),
+            ..ConfigMap::default()
+        };
+        within("a map", maps.create(&PostParams::default(), &map))
+            .await
+            .unwrap();
+        names.push(name);
+    }
+    names
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_knows_no_limit_settles_at_its_reconcile_rate() {
+    let folder = TempDir::new().unwrap();
+    // The bursts of one second, that it settles soon.
+    let lines = "  maxReconcileRate: 10\n  requests: {burst: 50}\n  writes: {burst: 10}\n  limitResponse: Delay\n";
+    let config = file(&folder, "weir.yaml", &controllers(lines));
+    let playground = Playground::start(&[&format!("--config={config}")]).await;
+    let client = client_of(&playground).await;
+    let names = objects(&client, 30).await;
+    let controller = Controller::new(client, "default");
+    let began = Instant::now();
+    let work =
+        futures_util::future::join_all(names.iter().map(|name| controller.reconcile(name, false)));
+    let ended = tokio::time::timeout(Duration::from_secs(4), work).await;
+    assert!(ended.is_err(), "it never ends by itself: {ended:?}");
+    let (seen, elapsed) = (controller.seen(), began.elapsed().as_secs_f64());
+    let requests = seen.reads.len() + seen.writes.len();
+    assert!(
+        requests <= 51 + whole(50.0 * elapsed),
+        "{requests} in {elapsed} s"
+    );
+    assert!(
+        seen.writes.len() <= 11 + whole(10.0 * elapsed),
+        "{} in {elapsed} s",
+        seen.writes.len()
+    );
+    assert!(requests > 60, "and it gets that much: {requests}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_object_is_tried_more_and_more_seldom() {
+    let folder = TempDir::new().unwrap();
+    let lines = "  maxReconcileRate: 1000\n  objectBackoff: {base: 100ms, max: 800ms}\n";
+    let config = file(&folder, "weir.yaml", &controllers(lines));
+    let playground = Playground::start(&[&format!("--config={config}")]).await;
+    let client = client_of(&playground).await;
+    let names = objects(&client, 1).await;
+    let controller = Controller::new(client, "default");
+    let work = controller.reconcile(&names[0], true);
+    let ended = tokio::time::timeout(Duration::from_secs(4), work).await;
+    assert!(ended.is_err(), "it never ends by itself: {ended:?}");
+    let failures = controller.seen().failures;
+    let gaps: Vec<Duration> = failures.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!((4..=8).contains(&gaps.len()), "{gaps:?}");
+    for (gap, least) in gaps.iter().zip([100, 200, 400, 800, 800, 800, 800, 800]) {
+        // The client's clock starts when it has the answer, weir's when weir has it.
+        assert!(*gap >= Duration::from_millis(least - 50), "{gaps:?}");
+    }
+}

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# A real storm of events: what is accepted stays at the limit, the API server holds just that, and others hardly notice.
+
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname "$0")/lib.sh"
+need awk curl wrk
+
+QPS=500
+ALLOWED='weir_event_rate_limit_requests_total{decision="allowed",limit="0",type="Server"}'
+REJECTED='weir_event_rate_limit_requests_total{decision="rejected",limit="0",type="Server"}'
+
+cat >"$WORK/events.yaml" <<END
+apiVersion: eventratelimit.admission.k8s.io/v1alpha1
+kind: Configuration
+limits:
+- {type: Server, qps: $QPS, burst: 100}
+- {type: SourceAndObject, qps: 100000, burst: 100000}
+END
+
+# p99 NAME: of the others' requests, in microseconds.
+p99() {
+    wrk -t 1 -c 4 -d 5s --latency -H "$(bearer alice)" "$URL/api/v1/nodes" >"$WORK/$1.out"
+    awk '$1 == "99%" {
+        n = $2 + 0
+        if ($2 ~ /us$/) print int(n); else if ($2 ~ /ms$/) print int(n * 1000); else print int(n * 1000000)
+    }' "$WORK/$1.out"
+}
+
+# sample: how many events were accepted, and when, in milliseconds.
+sample() {
+    printf '%s %s\n' "$(metric "$ALLOWED")" "$(date +%s%3N)"
+}
+
+held() {
+    get -H "$(bearer admin)" /api/v1/namespaces/default/events | grep -o '"reason":"BackOff"' | wc -l
+}
+
+# shellcheck disable=SC2317,SC2329 # called by `within`
+burst_is_spent() {
+    (($(metric "$REJECTED") > 0))
+}
+
+playground play --event-rate-limit-config "$WORK/events.yaml"
+quiet=$(p99 quiet)
+WEIR_TOKEN=$(token alice) start storm wrk -t 1 -c 64 -d 9s -s "$ROOT/examples/wrk/event-storm.lua" "$URL"
+check_ok 'the burst is spent' within "$LIMIT" burst_is_spent
+read -r from began < <(sample)
+loud=$(p99 loud)
+read -r to ended < <(sample)
+finish storm
+check 'wrk ends' 0 "$STATUS"
+# In events a thousand seconds.
+check_between 'events accepted in 1000 s stay at the limit' $((QPS * 980)) $((QPS * 1020)) \
+    $(((to - from) * 1000000 / (ended - began)))
+check_ok 'all connections end' within "$LIMIT" at_zero 'weir_client_connections'
+accepted=$(metric "$ALLOWED")
+check_between 'a storm it was' 1000 100000000 "$(metric "$REJECTED")"
+check 'the API server holds what was accepted' "$accepted" "$(held)"
+check_between "the others' 99th percentile is at most 3 times what it was ($quiet us)" 0 $((3 * quiet)) "$loud"
+grep -E '^(ok|refused|other)' "$WORK/storm.out" || true
+stopped play
+summary

@@ -1,0 +1,237 @@
+//! `event_rate_limit_config`, `event_rate_limit_sequences`, `event_bodies`: what the plugin's configuration means, which
+//! events it refuses and in which words, and which key an event has.
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "what does not come as it should fails the test; the clock is only a beginning"
+)]
+
+use std::borrow::Cow;
+use std::time::Duration;
+use std::time::Instant;
+
+use serde_json::Value;
+use weir::document::Faults;
+use weir::limits::events::Charge;
+use weir::limits::events::Event;
+use weir::limits::events::Groups;
+use weir::limits::events::Limits;
+use weir::limits::events::Write;
+use weir::limits::events::body;
+use weir::limits::events::body::Encoding;
+use weir::limits::events::body::Schema;
+use weir::limits::events::config;
+use weir::limits::events::config::Limit;
+use weir::limits::events::config::LimitType;
+use weir::limits::events::message;
+use weir::limits::lru::Keys;
+use weir::request_info::RequestInfo;
+
+use crate::support;
+
+const CACHE_SIZE: u64 = 4096;
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn small(value: &Value) -> u32 {
+    u32::try_from(value.as_u64().unwrap()).unwrap()
+}
+
+fn shown(limit: &Limit) -> Value {
+    let mut shown = serde_json::json!({
+        "type": limit.limit_type.name(), "qps": limit.qps, "burst": limit.burst
+    });
+    if limit.limit_type != LimitType::Server {
+        shown["cache_size"] = limit.cache_size.into();
+    }
+    shown
+}
+
+/// An error as upstream prints it, without the field.
+fn printed(error: &Value) -> String {
+    let value = match text(&error["type"]) {
+        "FieldValueNotSupported" => format!("{:?}", text(&error["bad_value"])),
+        _ => text(&error["bad_value"]).to_owned(),
+    };
+    format!(
+        "{}: {value}: {}",
+        text(&error["type_text"]),
+        text(&error["detail"])
+    )
+}
+
+#[test]
+fn configurations_mean_what_they_mean_to_upstream() {
+    for case in support::cases("event_rate_limit_config") {
+        let (name, expected) = (&case["name"], &case["expected"]);
+        let Some(document) = case["input"]["document"].as_str() else {
+            // No document at all: the program says so, where it finds none.
+            assert_eq!(expected["accepted"], false);
+            continue;
+        };
+        let mut faults = Faults::default();
+        let read = config::configuration("f", document, &mut faults);
+        assert_eq!(expected["accepted"], read.is_some(), "{name}: {faults}");
+        match read {
+            Some(limits) => {
+                let shown: Vec<_> = limits.iter().map(shown).collect();
+                assert_eq!(expected["effective"], Value::from(shown), "{name}");
+                assert!(!faults.has_errors(), "{name}: {faults}");
+            }
+            None if expected.get("load_error").is_some() => assert!(faults.has_errors(), "{name}"),
+            None => {
+                let told: Vec<_> = faults
+                    .errors()
+                    .map(|fault| (fault.field.clone(), fault.message.clone()))
+                    .collect();
+                let errors = expected["errors"].as_array().unwrap().iter();
+                let errors: Vec<_> = errors
+                    .map(|error| (text(&error["field"]).to_owned(), printed(error)))
+                    .collect();
+                assert_eq!(told, errors, "{name}");
+            }
+        }
+    }
+}
+
+fn limits(given: &Value) -> Vec<Limit> {
+    let limit = |given: &Value| Limit {
+        limit_type: match text(&given["type"]) {
+            "Namespace" => LimitType::Namespace,
+            "Server" => LimitType::Server,
+            "SourceAndObject" => LimitType::SourceAndObject,
+            "User" => LimitType::User,
+            other => panic!("{other}"),
+        },
+        qps: small(&given["qps"]),
+        burst: small(&given["burst"]),
+        cache_size: match given["cache_size"].as_u64() {
+            None | Some(0) => u32::try_from(CACHE_SIZE).unwrap(),
+            Some(size) => u32::try_from(size).unwrap(),
+        },
+        warning_reserve_percent: 0,
+    };
+    given.as_array().unwrap().iter().map(limit).collect()
+}
+
+/// The request that would bring such an event.
+fn request(event: &Value) -> (&'static str, String) {
+    let group = match text(&event["kind_group"]) {
+        "" => "api/v1".to_owned(),
+        group => format!("apis/{group}/v1"),
+    };
+    let resource = format!("{}s", text(&event["kind"]).to_lowercase());
+    let collection = format!(
+        "/{group}/namespaces/{}/{resource}",
+        text(&event["namespace"])
+    );
+    let (method, mut target) = match text(&event["operation"]) {
+        "CONNECT" => ("POST", format!("{collection}/x/proxy")),
+        "CREATE" => ("POST", collection),
+        "DELETE" => ("DELETE", format!("{collection}/x")),
+        "UPDATE" => ("PUT", format!("{collection}/x")),
+        other => panic!("{other}"),
+    };
+    if event["dry_run"] == true {
+        target.push_str("?dryRun=All");
+    }
+    (method, target)
+}
+
+fn source_and_object(event: &Value) -> Vec<u8> {
+    if event["no_object"] == true {
+        return Vec::new();
+    }
+    let parts = [
+        "source_component",
+        "source_host",
+        "involved_kind",
+        "involved_namespace",
+        "involved_name",
+        "involved_uid",
+        "involved_api_version",
+    ];
+    parts.map(|part| text(&event[part]).as_bytes()).concat()
+}
+
+#[test]
+fn every_event_is_decided_as_upstream_does() {
+    let base = Instant::now() + Duration::from_secs(3600);
+    for case in support::cases("event_rate_limit_sequences") {
+        let (name, input) = (&case["name"], &case["input"]);
+        let given = limits(&input["limits"]);
+        let (keys, mut limits) = (Keys::default(), Limits::new(&given));
+        let expected = case["expected"].as_array().unwrap();
+        let events = input["events"].as_array().unwrap();
+        assert_eq!(expected.len(), events.len());
+        for (n, (event, expected)) in events.iter().zip(expected).enumerate() {
+            let (method, target) = request(event);
+            let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+            let mut refused = Vec::new();
+            let described = Event {
+                namespace: info.namespace(),
+                user: text(&event["user"]).as_bytes(),
+                source_and_object: Cow::Owned(source_and_object(event)),
+                warning: false,
+            };
+            if Write::of(&info, Groups::Core).is_some() {
+                let now = base + Duration::from_nanos(event["t_ns"].as_u64().unwrap());
+                let charge = Charge::of(&described, &keys);
+                limits.charge(&charge, now, |n, answer| {
+                    if answer.token.is_err() {
+                        refused.push(given[n].limit_type);
+                    }
+                });
+            }
+            let told = if refused.is_empty() {
+                Value::Bool(true)
+            } else {
+                message(&described, refused).into()
+            };
+            assert_eq!(told, *expected, "{name}, event {n}: {event}");
+        }
+    }
+}
+
+fn hex(text: &str) -> Vec<u8> {
+    let digits = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+    (0..text.len()).step_by(2).map(digits).collect()
+}
+
+#[test]
+fn every_body_has_the_key_that_upstream_finds() {
+    for case in support::cases("event_bodies") {
+        let (name, input, expected) = (&case["name"], &case["input"], &case["expected"]);
+        let body = match input["body_hex"].as_str() {
+            Some(digits) => hex(digits),
+            None => text(&input["body"]).as_bytes().to_vec(),
+        };
+        let encoding =
+            Encoding::of_object(input["content_type"].as_str().map(str::as_bytes)).unwrap();
+        let found = body::read(encoding, text(&input["group_version"]).as_bytes(), &body);
+        assert_eq!(
+            found.is_none(),
+            expected.get("decode_error").is_some(),
+            "{name}: {found:?}"
+        );
+        let Some(found) = found else { continue };
+        let parts = found
+            .key
+            .map(|part| String::from_utf8(part.into_owned()).unwrap());
+        assert_eq!(expected["parts"], serde_json::json!(parts), "{name}");
+        assert_eq!(expected["source_and_object_key"], parts.concat(), "{name}");
+        assert_eq!(
+            expected["body_version_accepted"], found.version_accepted,
+            "{name}"
+        );
+        let kind = match found.schema {
+            Schema::Core => "/v1, Kind=Event",
+            Schema::Events => "events.k8s.io/v1, Kind=Event",
+        };
+        assert_eq!(expected["decoded_kind"], kind, "{name}");
+    }
+}
