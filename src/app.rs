@@ -164,12 +164,7 @@ impl App {
         let upstream_metrics = upstream::Metrics::register(&registry);
         let (own_calls, readiness, server) =
             OwnCalls::start(own, &upstream, &upstream_metrics, &drain).await?;
-        let ground = Ground {
-            server,
-            upstream_metrics: &upstream_metrics,
-            registry: &registry,
-            provider: Arc::clone(&provider),
-        };
+        let ground = Ground::new(server, &upstream_metrics, &registry, &provider);
         let (identity, tokens, identity_headers) = who_asks(identity, ground)?;
         let shared = Shared {
             identity_headers,
@@ -189,8 +184,8 @@ impl App {
             upstream,
         };
         let rates = &shared.rates;
-        let admin =
-            AdminListeners::bind(admin, Arc::new(readiness), &registry, (&admission, rates))?;
+        let limits = (&admission, rates);
+        let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry, limits)?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
         let addresses = Addresses::of(&acceptor, &admin)?;
         Ok(Self {

@@ -28,10 +28,26 @@ use crate::upstream::own_calls::Elsewhere;
 /// What identity is made of besides its configuration.
 pub(super) struct Ground<'a> {
     /// The API server, where weir has credentials for it.
-    pub(super) server: Option<Arc<dyn ApiServer>>,
-    pub(super) upstream_metrics: &'a Arc<upstream::Metrics>,
-    pub(super) registry: &'a Registry,
-    pub(super) provider: Arc<CryptoProvider>,
+    server: Option<Arc<dyn ApiServer>>,
+    upstream_metrics: &'a Arc<upstream::Metrics>,
+    registry: &'a Registry,
+    provider: Arc<CryptoProvider>,
+}
+
+impl<'a> Ground<'a> {
+    pub(super) fn new(
+        server: Option<Arc<dyn ApiServer>>,
+        upstream_metrics: &'a Arc<upstream::Metrics>,
+        registry: &'a Registry,
+        provider: &Arc<CryptoProvider>,
+    ) -> Self {
+        Self {
+            server,
+            upstream_metrics,
+            registry,
+            provider: Arc::clone(provider),
+        }
+    }
 }
 
 /// The authenticators, what they do behind requests (to be run), and the names of headers that they go by.

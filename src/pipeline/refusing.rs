@@ -149,6 +149,9 @@ impl Asked {
         }
         // One that was on its way upstream is not looked after any more.
         let Some(mut body) = body else { return false };
+        if body.is_end_stream() {
+            return true;
+        }
         if self.expects_continue || body.size_hint().lower() > SKIP_AT_MOST {
             return false;
         }

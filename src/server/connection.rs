@@ -31,6 +31,7 @@ use tokio::io::AsyncWrite;
 use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tracing::debug;
@@ -118,43 +119,18 @@ impl Serving {
 
 /// Serves a connection to its end.
 pub async fn serve(
-    mut tcp: TcpStream,
+    tcp: TcpStream,
     mut address: SocketAddr,
     held: Held,
     tls: TlsAcceptor,
     serving: Arc<Serving>,
 ) {
-    let handshake = async {
-        let mut origin = Origin::of(address.ip());
-        if serving.trusts(address) {
-            origin = Origin::Trusted(address.ip());
-            if serving.proxy_protocol
-                && let Some(client) = proxied::client(&mut tcp).await?
-            {
-                address = client;
-                origin = Origin::of(client.ip());
-            }
-        }
-        tcp.readable().await?; // who says nothing takes no turn
-        let turn = serving.turns.take(origin).await;
-        let turn = turn.ok_or_else(|| io::Error::other("too many wait for the handshake"))?;
-        let mut accepting = pin!(tls.accept(tcp));
-        tokio::select! {
-            shaken = accepting.as_mut() => return shaken,
-            () = tokio::time::sleep(TURN) => drop(turn), // it waits for its peer, not for us
-        }
-        accepting.await
-    };
-    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(why)) => {
+    let shaken = timeout(HANDSHAKE_TIMEOUT, shake(tcp, &mut address, &tls, &serving)).await;
+    let stream = match shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        Ok(stream) => stream,
+        Err(why) => {
             serving.metrics.handshake_errors.inc();
             debug!(client = %address, %why, "TLS handshake error");
-            return;
-        }
-        Err(_) => {
-            serving.metrics.handshake_errors.inc();
-            debug!(client = %address, "TLS handshake timed out");
             return;
         }
     };
@@ -187,6 +163,34 @@ pub async fn serve(
         };
         serve_http1(stream, peer, &serving).await;
     }
+}
+
+/// The TLS handshake, when its turn has come; `address` becomes the client's where a proxy tells it.
+async fn shake(
+    mut tcp: TcpStream,
+    address: &mut SocketAddr,
+    tls: &TlsAcceptor,
+    serving: &Serving,
+) -> io::Result<TlsStream<TcpStream>> {
+    let mut origin = Origin::of(address.ip());
+    if serving.trusts(*address) {
+        origin = Origin::Trusted(address.ip());
+        if serving.proxy_protocol
+            && let Some(client) = proxied::client(&mut tcp).await?
+        {
+            *address = client;
+            origin = Origin::of(client.ip());
+        }
+    }
+    tcp.readable().await?; // who says nothing takes no turn
+    let turn = serving.turns.take(origin).await;
+    let turn = turn.ok_or_else(|| io::Error::other("too many wait for the handshake"))?;
+    let mut accepting = pin!(tls.accept(tcp));
+    tokio::select! {
+        shaken = accepting.as_mut() => return shaken,
+        () = tokio::time::sleep(TURN) => drop(turn), // it waits for its peer, not for us
+    }
+    accepting.await
 }
 
 async fn serve_http1(stream: LookedOver, peer: Arc<Peer>, serving: &Arc<Serving>) {

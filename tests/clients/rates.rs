@@ -226,7 +226,9 @@ async fn a_broken_object_is_tried_more_and_more_seldom() {
     let folder = TempDir::new().unwrap();
     let lines = "  maxReconcileRate: 1000\n  objectBackoff: {base: 100ms, max: 800ms}\n";
     let config = file(&folder, "weir.yaml", &controllers(lines));
-    let playground = Playground::start(&[&format!("--config={config}")]).await;
+    // It does not wait as it is told, a second at least, and is to hear of each back-off.
+    let flags = [&format!("--config={config}"), "--rejection-hold=0"];
+    let playground = Playground::start(&flags).await;
     let client = client_of(&playground).await;
     let names = objects(&client, 1).await;
     let controller = Controller::new(client, "default");

@@ -247,9 +247,24 @@ async fn a_token_that_weir_knows_shares_http2_from_its_first_request() {
 }
 
 #[tokio::test]
+async fn an_answer_that_comes_before_authentication_proves_no_token() {
+    for near in Http::BOTH {
+        let (weir, mut upstream) = serving().await;
+        let mut client = weir.bearing(near, UNKNOWN);
+        for code in [400, 429, 500, 503, 200] {
+            assert_eq!(served(&mut client, &mut upstream, code).await.1, Http::One);
+        }
+        let mut nobody = weir.bearing(near, ("authorization", "Basic c2VjcmV0"));
+        for _ in 0..3 {
+            assert_eq!(served(&mut nobody, &mut upstream, 200).await.1, Http::One);
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_unknown_token_goes_by_http1_until_the_upstream_has_taken_it() {
     for near in Http::BOTH {
-        for taken in [200, 403, 404, 429, 500] {
+        for taken in [200, 403, 404, 409] {
             let (weir, mut upstream) = serving().await;
             let mut client = weir.bearing(near, UNKNOWN);
             assert_eq!(served(&mut client, &mut upstream, 401).await.1, Http::One);
