@@ -18,12 +18,13 @@ use crate::server::gate::Gate;
 use crate::server::gate::Origin;
 
 /// Handshakes at a time: enough to keep the cores busy over a distance; from one address a quarter of them, so that a storm
-/// from there leaves the rest to others; and as many connections that wait as the system itself would keep.
+/// from there leaves the rest to others. Those that wait are open connections, which --max-connections bounds; who is turned
+/// away comes back at once, and costs more than who waits.
 fn bounds(longest_wait: Duration) -> Bounds {
     Bounds {
         in_all: 128,
         by_address: 32,
-        waiting: 4096,
+        waiting: 16_384,
         longest_wait,
     }
 }

@@ -39,12 +39,13 @@ few_tasks() {
 
 # storm NAME: PEAK is weir's memory while all connections are open.
 storm() {
-    start "$1" wrk -c "$CROWD" -t 2 -d 20s --timeout 20s -H "$(bearer alice)" "$URL/api/v1/namespaces/default"
+    start "$1" wrk -c "$CROWD" -t 2 -d 120s --timeout 20s -H "$(bearer alice)" "$URL/api/v1/namespaces/default"
     check_ok "$1: $CROWD connections are open" within 60 at_least 'weir_client_connections' "$CROWD"
     check_ok "$1: refusals are held" within 60 at_least 'weir_rejection_holds' 1000
     PEAK=$(resident)
     check_between "$1: no more are held than may be" 1 10000 "$(metric 'weir_rejection_holds')"
-    finish "$1" 90
+    signal "$1" INT # its own end
+    finish "$1"
     check "$1 ends" 0 "$STATUS"
     check_ok "$1: all connections end" within "$LIMIT" at_zero 'weir_client_connections'
     check_ok "$1: nothing is held any more" within "$LIMIT" at_zero 'weir_rejection_holds'
