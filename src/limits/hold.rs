@@ -37,6 +37,15 @@ const TIMES: usize = 4;
 /// refused. The oldest goes first.
 const FLOWS_A_CONNECTION: usize = 16;
 
+/// How long a client is to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// From when it hears the refusal.
+    pub time: Duration,
+    /// Those of its flow that are held already go first, each this long after the one before.
+    pub in_turn: bool,
+}
+
 /// When a refusal is to be said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
@@ -93,7 +102,7 @@ impl<T> Holds<T> {
         }
     }
 
-    /// A request of `flow` is refused at `now`, and will be told to come back after `retry_after`.
+    /// A request of `flow` is refused at `now`, and is to wait.
     ///
     /// `told` is its connection's, on which at most `at_a_time` are held.
     pub fn refuse(
@@ -101,9 +110,13 @@ impl<T> Holds<T> {
         told: &mut Told,
         flow: Flow,
         now: Instant,
-        retry_after: Duration,
+        wait: Wait,
         at_a_time: usize,
     ) -> When {
+        let before = match self.held_by_flow.get(&flow) {
+            Some(held) if wait.in_turn => u32::try_from(*held).unwrap_or(u32::MAX),
+            _ => 0,
+        };
         let known = self.known(flow, now);
         let room = told.held < at_a_time;
         let times = told.times(flow);
@@ -117,7 +130,10 @@ impl<T> Holds<T> {
             None => None,
         };
         let when = match until {
-            Some(until) if until > now && room => When::At(until.min(now + self.longest)),
+            Some(until) if until > now && room => {
+                let turn = now + wait.time.saturating_mul(before).min(self.longest);
+                When::At(until.max(turn).min(now + self.longest))
+            }
             _ => When::AtOnce,
         };
         let said = match when {
@@ -128,9 +144,9 @@ impl<T> Holds<T> {
         if !times.is_empty() && (when == When::AtOnce || times.len() >= TIMES) {
             times.remove(0);
         }
-        insert(times, said + retry_after);
+        insert(times, said + wait.time);
         let known = self.known(flow, now);
-        known.until = known.until.max(said + retry_after);
+        known.until = known.until.max(said + wait.time);
         when
     }
 
@@ -260,6 +276,10 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const MS: Duration = Duration::from_millis(1);
     const ONE: Flow = Flow(1);
+    const WAIT: Wait = Wait {
+        time: SECOND,
+        in_turn: false,
+    };
 
     fn holds() -> Holds<u32> {
         Holds::new(SECOND, 3)
@@ -269,7 +289,7 @@ mod tests {
     fn who_waits_as_told_never_notices() {
         let (mut holds, mut told, mut now) = (holds(), Told::default(), Instant::now());
         for _ in 0..100 {
-            assert_eq!(holds.refuse(&mut told, ONE, now, SECOND, 1), When::AtOnce);
+            assert_eq!(holds.refuse(&mut told, ONE, now, WAIT, 1), When::AtOnce);
             now += SECOND;
         }
     }
@@ -277,13 +297,13 @@ mod tests {
     #[test]
     fn who_comes_back_early_is_told_when_its_time_is_over_and_not_before_every_time() {
         let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
-        assert_eq!(holds.refuse(&mut told, ONE, now, SECOND, 1), When::AtOnce);
-        let when = holds.refuse(&mut told, ONE, now + MS, SECOND, 1);
+        assert_eq!(holds.refuse(&mut told, ONE, now, WAIT, 1), When::AtOnce);
+        let when = holds.refuse(&mut told, ONE, now + MS, WAIT, 1);
         assert_eq!(when, When::At(now + SECOND));
         // Again and again at once: not told more often than several who wait would be.
         let (mut at, mut times) = (now + SECOND, 0);
         while at < now + 100 * SECOND {
-            at = match holds.refuse(&mut told, ONE, at + MS, SECOND, 1) {
+            at = match holds.refuse(&mut told, ONE, at + MS, WAIT, 1) {
                 When::At(at) => at,
                 When::AtOnce => at + MS,
             };
@@ -296,7 +316,7 @@ mod tests {
     fn who_waits_is_not_held_because_another_of_his_flow_came_in_between() {
         let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
         let refuse = |holds: &mut Holds<u32>, told: &mut Told, at| match holds
-            .refuse(told, ONE, at, SECOND, 4)
+            .refuse(told, ONE, at, WAIT, 4)
         {
             When::AtOnce => at,
             When::At(at) => at,
@@ -317,29 +337,33 @@ mod tests {
     #[test]
     fn who_was_told_early_may_come_early() {
         let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
-        holds.refuse(&mut told, ONE, now, SECOND, 1);
-        let When::At(at) = holds.refuse(&mut told, ONE, now + MS, SECOND, 1) else {
+        holds.refuse(&mut told, ONE, now, WAIT, 1);
+        let When::At(at) = holds.refuse(&mut told, ONE, now + MS, WAIT, 1) else {
             panic!("it came early");
         };
-        holds.refuse(&mut told, ONE, now + SECOND, SECOND, 1); // the first one, as told
+        holds.refuse(&mut told, ONE, now + SECOND, WAIT, 1); // the first one, as told
         Holds::<u32>::told_early(&mut told, ONE, at, now + 10 * MS, SECOND);
-        let when = holds.refuse(&mut told, ONE, now + 10 * MS + SECOND, SECOND, 1);
+        let when = holds.refuse(&mut told, ONE, now + 10 * MS + SECOND, WAIT, 1);
         assert_eq!(when, When::AtOnce);
     }
 
     #[test]
     fn no_hold_is_longer_than_the_longest() {
         let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
-        holds.refuse(&mut told, ONE, now, 20 * SECOND, 1);
-        let when = holds.refuse(&mut told, ONE, now + MS, 20 * SECOND, 1);
+        let wait = Wait {
+            time: 20 * SECOND,
+            in_turn: false,
+        };
+        holds.refuse(&mut told, ONE, now, wait, 1);
+        let when = holds.refuse(&mut told, ONE, now + MS, wait, 1);
         assert_eq!(when, When::At(now + MS + SECOND));
     }
 
     #[test]
     fn another_flow_of_the_connection_is_another_client() {
         let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
-        holds.refuse(&mut told, ONE, now, SECOND, 1);
-        let when = holds.refuse(&mut told, Flow(2), now + MS, SECOND, 1);
+        holds.refuse(&mut told, ONE, now, WAIT, 1);
+        let when = holds.refuse(&mut told, Flow(2), now + MS, WAIT, 1);
         assert_eq!(when, When::AtOnce);
     }
 
@@ -347,26 +371,23 @@ mod tests {
     fn a_flow_is_known_on_new_connections_once_it_has_used_more_than_eight() {
         let (mut holds, now) = (holds(), Instant::now());
         for n in 0..8 {
-            let when = holds.refuse(&mut Told::default(), ONE, now + n * MS, SECOND, 1);
+            let when = holds.refuse(&mut Told::default(), ONE, now + n * MS, WAIT, 1);
             assert_eq!(when, When::AtOnce, "connection {n}");
         }
-        let ninth = holds.refuse(&mut Told::default(), ONE, now + 8 * MS, SECOND, 1);
+        let ninth = holds.refuse(&mut Told::default(), ONE, now + 8 * MS, WAIT, 1);
         assert_eq!(ninth, When::At(now + 7 * MS + SECOND));
-        let other = holds.refuse(&mut Told::default(), Flow(2), now + 8 * MS, SECOND, 1);
+        let other = holds.refuse(&mut Told::default(), Flow(2), now + 8 * MS, WAIT, 1);
         assert_eq!(other, When::AtOnce);
     }
 
     #[test]
     fn on_a_connection_of_its_own_who_waits_is_not_held_for_what_its_flow_does_elsewhere() {
         let (mut holds, mut patient, now) = (holds(), Told::default(), Instant::now());
-        assert_eq!(
-            holds.refuse(&mut patient, ONE, now, SECOND, 1),
-            When::AtOnce
-        );
+        assert_eq!(holds.refuse(&mut patient, ONE, now, WAIT, 1), When::AtOnce);
         for n in 0..100 {
-            holds.refuse(&mut Told::default(), ONE, now + n * MS, SECOND, 1);
+            holds.refuse(&mut Told::default(), ONE, now + n * MS, WAIT, 1);
         }
-        let when = holds.refuse(&mut patient, ONE, now + SECOND, SECOND, 1);
+        let when = holds.refuse(&mut patient, ONE, now + SECOND, WAIT, 1);
         assert_eq!(when, When::AtOnce);
     }
 
@@ -374,11 +395,11 @@ mod tests {
     fn a_flow_that_was_quiet_for_long_begins_anew() {
         let (mut holds, now) = (holds(), Instant::now());
         for _ in 0..20 {
-            holds.refuse(&mut Told::default(), ONE, now, SECOND, 1);
+            holds.refuse(&mut Told::default(), ONE, now, WAIT, 1);
         }
         let later = now + 2 * SECOND + FORGOTTEN_AFTER + MS;
         for _ in 0..8 {
-            let when = holds.refuse(&mut Told::default(), ONE, later, SECOND, 1);
+            let when = holds.refuse(&mut Told::default(), ONE, later, WAIT, 1);
             assert_eq!(when, When::AtOnce);
         }
     }
@@ -386,17 +407,17 @@ mod tests {
     #[test]
     fn only_so_many_of_a_connection_are_held() {
         let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
-        holds.refuse(&mut told, ONE, now, SECOND, 2);
+        holds.refuse(&mut told, ONE, now, WAIT, 2);
         let mut tickets = Vec::new();
         for n in 1..=2 {
-            let when = holds.refuse(&mut told, ONE, now + MS, SECOND, 2);
+            let when = holds.refuse(&mut told, ONE, now + MS, WAIT, 2);
             assert_ne!(when, When::AtOnce);
             tickets.push(holds.enter(&mut told, ONE, n).0);
         }
-        let when = holds.refuse(&mut told, ONE, now + MS, SECOND, 2);
+        let when = holds.refuse(&mut told, ONE, now + MS, WAIT, 2);
         assert_eq!(when, When::AtOnce);
         holds.leave(&mut told, tickets[0]);
-        let when = holds.refuse(&mut told, ONE, now + MS, SECOND, 2);
+        let when = holds.refuse(&mut told, ONE, now + MS, WAIT, 2);
         assert_ne!(when, When::AtOnce);
     }
 
@@ -419,11 +440,32 @@ mod tests {
     }
 
     #[test]
+    fn of_a_rate_one_goes_after_the_other() {
+        let (mut holds, now) = (Holds::new(SECOND, 100), Instant::now());
+        let wait = Wait {
+            time: 2 * MS,
+            in_turn: true,
+        };
+        let mut connections: Vec<_> = (0..8).map(|_| Told::default()).collect();
+        let mut said = Vec::new();
+        for told in &mut connections {
+            holds.refuse(told, ONE, now, wait, 1);
+            match holds.refuse(told, ONE, now, wait, 1) {
+                When::At(at) => said.push(at - now),
+                When::AtOnce => panic!("it came early"),
+            }
+            holds.enter(told, ONE, 0);
+        }
+        let expected: Vec<_> = [1, 1, 2, 3, 4, 5, 6, 7].map(|n| n * 2 * MS).into();
+        assert_eq!(said, expected);
+    }
+
+    #[test]
     fn what_is_remembered_is_bounded_however_many_flows_come() {
         let (mut holds, now) = (holds(), Instant::now());
         let mut told = Told::default();
         for n in 0..200_000 {
-            holds.refuse(&mut told, Flow(n), now, SECOND, 1);
+            holds.refuse(&mut told, Flow(n), now, WAIT, 1);
         }
         let remembered: usize = holds.flows.iter().map(HashMap::len).sum();
         assert!(remembered <= 2 * FLOWS, "{remembered}");

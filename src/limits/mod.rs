@@ -27,6 +27,7 @@ use crate::flowcontrol::queue_set::Reason;
 use crate::limits::clients::enforce::Hold;
 use crate::limits::clients::enforce::TooMany;
 use crate::limits::events::enforce::TooManyEvents;
+use crate::limits::hold::Wait;
 use crate::limits::max_in_flight::InFlightPermit;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
@@ -66,6 +67,10 @@ pub enum Rejection {
 /// The `Retry-After` of max-in-flight (`server/filters/maxinflight.go`: constant 1).
 const RETRY_MAX_IN_FLIGHT: u32 = 1;
 
+/// How long one that is refused by a rate is held at least: in 10 ms a rate has tokens for as many requests as whoever goes
+/// next makes of them, and who is refused at once comes back thirty times in it.
+const LEAST_TURN: Duration = Duration::from_millis(10);
+
 impl Rejection {
     /// The seconds of `Retry-After`; at least 1.
     #[must_use]
@@ -78,6 +83,25 @@ impl Rejection {
             },
             Self::Fairness(rejected) => rejected.retry_after,
             Self::MaxInFlight { .. } => RETRY_MAX_IN_FLIGHT,
+        }
+    }
+
+    /// When it is worth coming back, and how to hold who comes back before. A rate has a token after a part of a second, which
+    /// `Retry-After` cannot say: who does not wait is held for that long only, and one after the other, or the tokens that
+    /// come meanwhile would be nobody's.
+    #[must_use]
+    pub fn patience(&self) -> Wait {
+        match self {
+            Self::Clients(TooMany { wait, .. }) | Self::Events(TooManyEvents { wait, .. }) => {
+                Wait {
+                    time: (*wait).max(LEAST_TURN),
+                    in_turn: true,
+                }
+            }
+            Self::Fairness(_) | Self::MaxInFlight { .. } => Wait {
+                time: Duration::from_secs(self.retry_after().into()),
+                in_turn: false,
+            },
         }
     }
 

@@ -24,6 +24,7 @@ use crate::limits::hold::Flow;
 use crate::limits::hold::Holds;
 use crate::limits::hold::Ticket;
 use crate::limits::hold::Told;
+use crate::limits::hold::Wait;
 use crate::limits::hold::When;
 use crate::metrics::Registry;
 
@@ -102,15 +103,15 @@ impl Holding {
         Flow(self.hasher.hash_one(marks))
     }
 
-    /// Waits until a refusal of `flow` may be said that tells its client to come back after `retry_after`.
+    /// Waits until a refusal of `flow` may be said whose client is to wait.
     ///
     /// # Cancel safety
     /// See the module's.
-    pub async fn hold(&self, patience: &Patience, flow: Flow, retry_after: Duration) {
+    pub async fn hold(&self, patience: &Patience, flow: Flow, wait: Wait) {
         if self.longest.is_zero() {
             return;
         }
-        let Some((until, held, let_go)) = self.enter(patience, flow, retry_after) else {
+        let Some((until, held, let_go)) = self.enter(patience, flow, wait) else {
             return;
         };
         let end = match timeout_at(until.into(), let_go).await {
@@ -124,12 +125,12 @@ impl Holding {
         &'h self,
         patience: &'h Patience,
         flow: Flow,
-        retry_after: Duration,
+        wait: Wait,
     ) -> Option<(Instant, Held<'h>, oneshot::Receiver<()>)> {
         let since = Clock.now();
         let mut told = lock(&patience.told);
         let mut holds = lock(&self.holds);
-        let when = holds.refuse(&mut told, flow, since, retry_after, patience.most);
+        let when = holds.refuse(&mut told, flow, since, wait, patience.most);
         let When::At(until) = when else {
             return None;
         };
@@ -147,7 +148,7 @@ impl Holding {
             flow,
             since,
             until,
-            retry_after,
+            wait,
             end: End::Gone,
         };
         Some((until, held, let_go))
@@ -183,7 +184,7 @@ struct Held<'h> {
     flow: Flow,
     since: Instant,
     until: Instant,
-    retry_after: Duration,
+    wait: Wait,
     end: End,
 }
 
@@ -202,7 +203,7 @@ impl Drop for Held<'_> {
             flow,
             since,
             until,
-            retry_after,
+            wait,
             end,
         } = self;
         let now = Clock.now();
@@ -210,7 +211,7 @@ impl Drop for Held<'_> {
         let mut holds = lock(&holding.holds);
         holds.leave(&mut told, *ticket);
         if matches!(end, End::LetGo) {
-            Holds::<oneshot::Sender<()>>::told_early(&mut told, *flow, *until, now, *retry_after);
+            Holds::<oneshot::Sender<()>>::told_early(&mut told, *flow, *until, now, wait.time);
         }
         holding.publish(&holds);
         drop((holds, told));

@@ -50,9 +50,8 @@ impl Pipeline {
             flow: Some(flow),
         } = refusal
         {
-            let retry_after = Duration::from_secs(rejection.retry_after().into());
             tokio::select! {
-                () = self.holding.hold(&peer.patience, *flow, retry_after) => {}
+                () = self.holding.hold(&peer.patience, *flow, rejection.patience()) => {}
                 () = self.drain.reached(Stage::Closing) => {}
             }
         }

@@ -61,6 +61,8 @@ pub struct TooMany {
     pub limit: Limit,
     /// Whole seconds until it makes sense to come again.
     pub retry_after: u32,
+    /// The same, not rounded.
+    pub wait: Duration,
 }
 
 /// All rules.
@@ -390,6 +392,7 @@ impl Working {
             rule: Arc::clone(&self.name),
             limit,
             retry_after: retry_after(wait),
+            wait,
         })
     }
 

@@ -55,6 +55,8 @@ pub struct TooManyEvents {
     pub message: String,
     /// Whole seconds until every limit that refused has a token, if that is to be said.
     pub retry_after: Option<u32>,
+    /// The same, not rounded.
+    pub wait: Duration,
 }
 
 /// A request that writes an event.
@@ -306,6 +308,7 @@ impl EventRateLimit {
         Err(TooManyEvents {
             message: message(event, types),
             retry_after: self.retry_after.then(|| retry_after(wait)),
+            wait,
         })
     }
 
