@@ -73,6 +73,7 @@ impl<W: Way> Pool<W> {
         mut head: Outbound<W>,
         mut body: RequestBody,
     ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
+        self.budget().earn();
         let (mut tries, mut left) = (1, 0);
         loop {
             let lease = self.lease().await?;
@@ -88,7 +89,7 @@ impl<W: Way> Pool<W> {
                     (head, body) = *again;
                 }
                 Failed::Leaving(_) => return Err(ForwardError::Closed),
-                Failed::Unsent(again, _) if tries < TRIES => {
+                Failed::Unsent(again, _) if tries < TRIES && self.budget().spend() => {
                     self.metrics().retries.inc();
                     tries += 1;
                     (head, body) = *again;

@@ -14,6 +14,7 @@ pub mod kubeconfig;
 pub mod own_calls;
 pub mod pool;
 pub mod read_body;
+mod retry_budget;
 mod settings;
 pub mod tls;
 pub mod upgrade;

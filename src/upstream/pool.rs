@@ -31,6 +31,7 @@ use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
 use crate::upstream::headers::Way;
 use crate::upstream::http2::Shared;
+use crate::upstream::retry_budget::RetryBudget;
 use crate::upstream::settings;
 
 /// An idle HTTP/1.1 connection is closed after this long: well below the 90 s after which kube-apiserver closes it
@@ -56,6 +57,7 @@ pub struct Pool<W> {
     /// Something became free, was opened, or failed.
     changed: Notify,
     waiting: AtomicUsize,
+    budget: RetryBudget,
     /// Connections for upgrades that may be opened at a time: each costs the API server a handshake, whoever asks.
     upgrades: Semaphore,
     metrics: Arc<Metrics>,
@@ -144,6 +146,7 @@ impl<W: Way> Pool<W> {
             state: Mutex::default(),
             changed: Notify::new(),
             waiting: AtomicUsize::new(0),
+            budget: RetryBudget::default(),
             upgrades: Semaphore::new(UPGRADES_AT_A_TIME),
             metrics,
         })
@@ -151,6 +154,10 @@ impl<W: Way> Pool<W> {
 
     pub(super) fn connector(&self) -> &Connector<W> {
         &self.connector
+    }
+
+    pub(super) fn budget(&self) -> &RetryBudget {
+        &self.budget
     }
 
     /// A turn to open a connection for an upgrade; given back by its drop.
