@@ -128,7 +128,7 @@ apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: FlowSchema
 metadata: {name: one-seat}
 spec:
-  matchingPrecedence: 1
+  matchingPrecedence: 2
   priorityLevelConfiguration: {name: one-seat}
   rules:
   - subjects: [{kind: User, user: {name: bench}}]
