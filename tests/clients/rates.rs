@@ -121,6 +121,7 @@ async fn the_proposal_s_example_holds_in_real_time() {
     // Each was asked for 100, its burst, so that the server's bucket alone decides.
     let most = 1000 + whole(100.0 * middle.as_secs_f64()) + 1;
     assert!((1000..=most).contains(&first), "{first} in {middle:?}");
+    // The example's own second, in which buckets fill; nothing is waited for.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let second = storm(&client, &namespaces, 1500..2000).await;
     let all = began.elapsed();
