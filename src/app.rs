@@ -44,6 +44,7 @@ use crate::observe::readiness::Readiness;
 use crate::pipeline::Pipeline;
 use crate::pipeline::holding::Holding;
 use crate::pipeline::rates::ALL_BODIES;
+use crate::pipeline::record::Witnesses;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::trace::RequestMetrics;
 use crate::server;
@@ -176,6 +177,7 @@ impl App {
             refusals: Arc::default(),
             holding: Arc::new(Holding::new(rejection_hold, &registry)),
             metrics: RequestMetrics::register(&registry),
+            witnesses: Arc::default(),
             upstream_log: Arc::default(),
             request_timeout,
             drain: Arc::clone(&drain),
@@ -255,6 +257,7 @@ struct Shared {
     refusals: Arc<Prepared>,
     holding: Arc<Holding>,
     metrics: Arc<RequestMetrics>,
+    witnesses: Witnesses,
     upstream_log: Arc<Sparingly>,
     request_timeout: Duration,
     drain: Arc<Drain>,
@@ -284,6 +287,7 @@ impl Shared {
             drain: Arc::clone(&self.drain),
             overdue: Arc::default(),
             metrics: Arc::clone(&self.metrics),
+            witnesses: Arc::clone(&self.witnesses),
             upstream_log: Arc::clone(&self.upstream_log),
         }
     }

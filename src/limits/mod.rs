@@ -21,6 +21,7 @@ use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::Admitted;
 use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::controller::Decision;
 use crate::flowcontrol::controller::Rejected;
 use crate::flowcontrol::level::Named;
 use crate::flowcontrol::queue_set::Reason;
@@ -117,6 +118,26 @@ impl Rejection {
         match self {
             Self::Fairness(rejected) => Some((&rejected.priority_level().name, rejected.reason)),
             Self::Clients(_) | Self::Events(_) | Self::MaxInFlight { .. } => None,
+        }
+    }
+
+    /// What fairness decided, where it did.
+    #[must_use]
+    pub fn decision(&self) -> Option<Decision> {
+        match self {
+            Self::Fairness(rejected) => Some(rejected.decision()),
+            Self::Clients(_) | Self::Events(_) | Self::MaxInFlight { .. } => None,
+        }
+    }
+
+    /// The limit, in a word: of fairness, the reason as Kubernetes spells it.
+    #[must_use]
+    pub const fn limit(&self) -> &'static str {
+        match self {
+            Self::Clients(_) => "client-limit",
+            Self::Events(_) => "event-rate-limit",
+            Self::Fairness(rejected) => rejected.reason.label(),
+            Self::MaxInFlight { .. } => "max-in-flight",
         }
     }
 
@@ -240,6 +261,15 @@ impl Permit {
     pub fn initialized(&mut self) {
         if let Held::Seat(admitted) = &mut self.held {
             admitted.initialized();
+        }
+    }
+
+    /// What fairness decided, where it did.
+    #[must_use]
+    pub fn decision(&self) -> Option<Decision> {
+        match &self.held {
+            Held::Seat(admitted) => Some(admitted.decision()),
+            Held::Nothing | Held::Slot(_) => None,
         }
     }
 

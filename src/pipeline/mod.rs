@@ -15,6 +15,7 @@ pub mod holding;
 mod known;
 pub mod overdue;
 pub mod rates;
+pub mod record;
 pub mod refusal;
 mod refusing;
 mod riding;
@@ -58,6 +59,8 @@ use crate::pipeline::guarded::Until;
 use crate::pipeline::holding::Holding;
 use crate::pipeline::holding::Patience;
 use crate::pipeline::overdue::Overdue;
+use crate::pipeline::record::Recorded;
+use crate::pipeline::record::Witnesses;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusing::Asked;
@@ -133,6 +136,8 @@ pub struct Pipeline {
     pub overdue: Arc<Overdue>,
     /// What is counted.
     pub metrics: Arc<RequestMetrics>,
+    /// Who looks on.
+    pub witnesses: Witnesses,
     /// What is said of an upstream that fails.
     pub upstream_log: Arc<Sparingly>,
 }
@@ -171,7 +176,12 @@ impl Pipeline {
             labels,
             info: &info,
         };
-        trace.classified();
+        trace.classified(Recorded::of(
+            &self.witnesses,
+            (peer, &head),
+            (&target, &info),
+            trace.arrived(),
+        ));
 
         let answered = async {
             self.own_readiness(&info)?;
@@ -179,6 +189,7 @@ impl Pipeline {
             let asserted = self.identity.asserted(peer.client(), &head.headers, wall);
             let upgrade = upgrade_of(&mut head);
             let known = self.identify(asserted, peer, &head.headers, wall).await?;
+            trace.known(&known.user);
             let digest = RequestDigest {
                 info: &info,
                 user: &known.user,
@@ -194,6 +205,7 @@ impl Pipeline {
                 .await
                 .map_err(|rejection| self.rejected(peer, rejection, &digest))?
                 .with(passed.hold);
+            trace.admitted(&permit);
             let listing = self.listing(&info, &head);
             let (request, told) = self.dress(head, peer, &known)?;
             let unread = body
@@ -214,7 +226,7 @@ impl Pipeline {
             Box::pin(self.forward(subject, passage, trace)).await
         };
         answered.await.inspect_err(|refusal| {
-            trace.refused(subject, refusal.code(), refusal.in_self_defense());
+            trace.refused(subject, refusal);
         })
     }
 
@@ -265,7 +277,7 @@ impl Pipeline {
         let list = listing.and_then(|listing| listing.of(&response));
         let riding = Riding {
             turn,
-            _trace: trace.hand_over(),
+            trace: trace.hand_over(),
             held,
             list,
             _under_way: under_way,

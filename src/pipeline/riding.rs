@@ -45,7 +45,7 @@ const INITIAL_EVENTS_END: &[u8] = b"k8s.io/initial-events-end";
 /// Dropped in this order: the turn, the record, what it held.
 pub(super) struct Riding {
     pub(super) turn: Option<Box<dyn Turn>>,
-    pub(super) _trace: Trace,
+    pub(super) trace: Trace,
     pub(super) held: Held,
     pub(super) list: Option<Box<Counting>>,
     pub(super) _under_way: Option<UnderWay>,
@@ -61,6 +61,7 @@ pub(super) enum Held {
 
 impl Guard for Riding {
     fn passed(&mut self, data: &[u8]) {
+        self.trace.passed(data.len());
         if let Held::UntilInitialized(watch) = &mut self.held {
             watch.passed(data);
         }

@@ -20,12 +20,16 @@ use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
+use crate::api::UserInfo;
 use crate::clock::Clock;
+use crate::limits::Permit;
 use crate::metrics::Counted;
 use crate::metrics::Registry;
 use crate::pipeline::known::OTHER;
 use crate::pipeline::known::built_in;
 use crate::pipeline::known::known_path;
+use crate::pipeline::record::Recorded;
+use crate::pipeline::refusal::Refusal;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
@@ -316,6 +320,8 @@ pub struct Trace {
     metrics: Arc<RequestMetrics>,
     started: Instant,
     noted: Noted,
+    /// Told to those who look on when it is dropped.
+    recorded: Option<Box<Recorded>>,
 }
 
 enum Noted {
@@ -349,6 +355,7 @@ impl Trace {
             metrics,
             started: now,
             noted: Noted::Unclassified,
+            recorded: None,
         }
     }
 
@@ -359,8 +366,30 @@ impl Trace {
     }
 
     /// It is known what is asked: from here on it counts.
-    pub fn classified(&mut self) {
+    pub(super) fn classified(&mut self, recorded: Option<Box<Recorded>>) {
         self.noted = Noted::Nothing;
+        self.recorded = recorded;
+    }
+
+    /// It is known who asks.
+    pub(super) fn known(&mut self, user: &Arc<UserInfo>) {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.record.user = Some(Arc::clone(user));
+        }
+    }
+
+    /// It may go on.
+    pub(super) fn admitted(&mut self, permit: &Permit) {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.record.decision = permit.decision();
+        }
+    }
+
+    /// So many more bytes of the answer have gone out.
+    pub(super) fn passed(&mut self, bytes: usize) {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.record.sent += u64::try_from(bytes).unwrap_or_default();
+        }
     }
 
     /// Leaves what is noted to the value returned, which goes on with the answer's body.
@@ -371,6 +400,7 @@ impl Trace {
             metrics: Arc::clone(&self.metrics),
             started: self.started,
             noted,
+            recorded: self.recorded.take(),
         }
     }
 
@@ -389,12 +419,19 @@ impl Trace {
             code,
             _open: open,
         };
+        if let Some(recorded) = &mut self.recorded {
+            recorded.answered(code);
+        }
     }
 
-    /// weir answers itself. `in_self_defense`: because of a limit, or because its time is up.
-    pub fn refused(&mut self, subject: Subject<'_>, code: StatusCode, in_self_defense: bool) {
+    /// weir answers itself.
+    pub(super) fn refused(&mut self, subject: Subject<'_>, refusal: &Refusal) {
+        let code = refusal.code();
+        if let Some(recorded) = &mut self.recorded {
+            recorded.refused(refusal);
+        }
         let series = self.metrics.series(subject, false);
-        if in_self_defense {
+        if refusal.in_self_defense() {
             self.metrics.terminated(&series, subject.info, code);
             if code == StatusCode::TOO_MANY_REQUESTS {
                 let kind = RequestKind::of(subject.info);
@@ -442,6 +479,7 @@ impl fmt::Debug for Trace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::Rejection;
 
     fn trace_of(metrics: &Arc<RequestMetrics>, target: &str, code: u16, answered: bool) {
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
@@ -455,7 +493,12 @@ mod tests {
         if answered {
             trace.answered(subject, code);
         } else {
-            trace.refused(subject, code, true);
+            let rejection = Rejection::MaxInFlight {
+                kind: RequestKind::ReadOnly,
+                limit: 1,
+            };
+            let flow = None;
+            trace.refused(subject, &Refusal::Rejected { rejection, flow });
         }
     }
 

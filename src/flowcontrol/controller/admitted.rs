@@ -10,6 +10,7 @@ use super::dry_run::Played;
 use crate::flowcontrol::level::Named;
 use crate::flowcontrol::level::Place;
 use crate::flowcontrol::level::Route;
+use crate::flowcontrol::matching::FlowsBy;
 use crate::flowcontrol::queue_set::Reason;
 use crate::flowcontrol::seats::WorkEstimate;
 use crate::flowcontrol::watch_tracker::Registration;
@@ -33,6 +34,48 @@ pub struct Rejected {
     pub reason: Reason,
     /// The seconds of `Retry-After`.
     pub retry_after: u32,
+    /// What it was estimated to cost.
+    pub work: WorkEstimate,
+    /// How long it was in the queue.
+    pub queue_wait: Duration,
+}
+
+/// What was decided about a request, for those who are told of it afterwards.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    route: Arc<Route>,
+    /// The most seats that it was estimated to take at a time.
+    pub seats: u32,
+    /// How long it was in the queue.
+    pub queue_wait: Duration,
+}
+
+impl Decision {
+    fn new(route: &Arc<Route>, work: WorkEstimate, queue_wait: Duration) -> Self {
+        Self {
+            route: Arc::clone(route),
+            seats: work.initial_seats.max(work.final_seats),
+            queue_wait,
+        }
+    }
+
+    /// The schema that matched.
+    #[must_use]
+    pub fn flow_schema(&self) -> &Named {
+        &self.route.flow_schema
+    }
+
+    /// What tells the flows of that schema apart.
+    #[must_use]
+    pub fn flows_by(&self) -> FlowsBy {
+        self.route.flows_by
+    }
+
+    /// The level that it leads to.
+    #[must_use]
+    pub fn priority_level(&self) -> &Named {
+        &self.route.priority_level
+    }
 }
 
 /// How a request fares that runs all the same.
@@ -64,6 +107,12 @@ impl Admitted {
     #[must_use]
     pub fn priority_level(&self) -> &Named {
         &self.place.route().priority_level
+    }
+
+    /// What was decided.
+    #[must_use]
+    pub fn decision(&self) -> Decision {
+        Decision::new(self.place.route(), self.work, self.queue_wait)
     }
 
     /// What the request was estimated to cost.
@@ -109,6 +158,12 @@ impl Admitted {
 }
 
 impl Rejected {
+    /// What was decided.
+    #[must_use]
+    pub fn decision(&self) -> Decision {
+        Decision::new(&self.route, self.work, self.queue_wait)
+    }
+
     /// The schema that matched.
     #[must_use]
     pub fn flow_schema(&self) -> &Named {

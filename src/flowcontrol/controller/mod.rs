@@ -66,6 +66,7 @@ use crate::request_info::Verb;
 use crate::sparingly::Sparingly;
 
 pub use self::admitted::Admitted;
+pub use self::admitted::Decision;
 pub use self::admitted::Rejected;
 
 /// No request waits longer, whatever its deadline (Kubernetes 1.36,
@@ -174,8 +175,9 @@ impl Controller {
         let until = self.wait_limit(arrived, deadline);
         let Led { arrived, work } = match (self.lead(now, info, user), self.config.enforcement) {
             (Ok(led), _) => led,
-            (Err((rejected, _)), Enforcement::Enforce) => return Err(rejected),
-            (Err((rejected, work)), Enforcement::DryRun) => {
+            (Err(rejected), Enforcement::Enforce) => return Err(rejected),
+            (Err(rejected), Enforcement::DryRun) => {
+                let work = rejected.work;
                 dry_run::tell(&self.paper_log, now, &rejected.route, rejected.reason);
                 let on_paper = OnPaper::Refused(rejected.reason);
                 let place = Place::none(rejected.route);
@@ -185,8 +187,15 @@ impl Controller {
         let (place, on_paper, queue_wait) = match (arrived, self.config.enforcement) {
             (Arrived::Seated(place), _) => (place, OnPaper::Same, Duration::ZERO),
             (Arrived::Queued(place), Enforcement::Enforce) => {
-                let place = await_turn(place, until).await?;
+                let turn = await_turn(place, until).await;
                 let waited = Clock.now().saturating_duration_since(now);
+                let place = turn.map_err(|(route, retry_after)| Rejected {
+                    route,
+                    reason: Reason::TimeOut,
+                    retry_after,
+                    work,
+                    queue_wait: waited,
+                })?;
                 (place, OnPaper::Same, waited)
             }
             (Arrived::Queued(place), Enforcement::DryRun) => {
@@ -264,12 +273,7 @@ impl Controller {
     }
 
     /// Classifies and estimates a request and brings it to its level.
-    fn lead(
-        &self,
-        now: Instant,
-        info: &RequestInfo<'_>,
-        user: &UserInfo,
-    ) -> Result<Led, (Rejected, WorkEstimate)> {
+    fn lead(&self, now: Instant, info: &RequestInfo<'_>, user: &UserInfo) -> Result<Led, Rejected> {
         let digest = RequestDigest::new(info, user);
         loop {
             let snapshot = self.snapshot.load();
@@ -295,12 +299,13 @@ impl Controller {
                     retry_after,
                 }) => {
                     let route = Arc::clone(route);
-                    let rejected = Rejected {
+                    return Err(Rejected {
                         route,
                         reason,
                         retry_after,
-                    };
-                    return Err((rejected, work));
+                        work,
+                        queue_wait: Duration::ZERO,
+                    });
                 }
                 // The configuration was swapped while the request was on its way.
                 Err(Refused::Closed) => {}
@@ -355,16 +360,12 @@ impl Surroundings for Asked<'_> {
     }
 }
 
-/// Waits for the turn, but not past `until`.
-async fn await_turn(mut place: Place, until: Instant) -> Result<Place, Rejected> {
+/// Waits for the turn, but not past `until`: then it is the `Retry-After` in seconds.
+async fn await_turn(mut place: Place, until: Instant) -> Result<Place, (Arc<Route>, u32)> {
     if timeout_at(until.into(), place.turn()).await.is_err()
         && let Some(retry_after) = place.cancel(Clock.now())
     {
-        return Err(Rejected {
-            route: Arc::clone(place.route()),
-            reason: Reason::TimeOut,
-            retry_after,
-        });
+        return Err((Arc::clone(place.route()), retry_after));
     }
     Ok(place)
 }

@@ -29,6 +29,7 @@ impl Snapshot {
             let known = levels.get(&level.spec.name)?;
             Some(Arc::new(Route {
                 flow_schema: named("FlowSchema", &schema.name, &schema.uid),
+                flows_by: schema.flows_by(),
                 priority_level: named("PriorityLevelConfiguration", &level.spec.name, &known.uid),
                 row: known.level.row_of(&schema.name),
                 level: Arc::clone(&known.level),

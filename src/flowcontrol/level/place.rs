@@ -13,6 +13,7 @@ use super::Arriving;
 use super::PriorityLevel;
 use super::Refused;
 use crate::clock::Clock;
+use crate::flowcontrol::matching::FlowsBy;
 use crate::flowcontrol::queue_set::Ticket;
 
 /// An object, as clients and logs are told of it.
@@ -29,6 +30,8 @@ pub struct Named {
 pub struct Route {
     /// The schema.
     pub flow_schema: Named,
+    /// What tells its flows apart.
+    pub flows_by: FlowsBy,
     /// The level it leads to.
     pub priority_level: Named,
     /// The same, at work.

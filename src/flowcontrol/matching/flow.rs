@@ -5,6 +5,17 @@ use crate::api::flowcontrol::FlowDistinguisherMethodType;
 use crate::flowcontrol::shuffle_sharding::SchemaHash;
 use crate::flowcontrol::shuffle_sharding::flow_hash;
 
+/// What tells the flows of a schema apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowsBy {
+    /// Nothing: all its requests are one flow.
+    Nothing,
+    /// The namespace that is asked for.
+    Namespace,
+    /// The user who asks.
+    User,
+}
+
 /// How the flows of a schema are told apart.
 #[derive(Clone, Debug)]
 pub(super) enum Flows {
@@ -28,6 +39,15 @@ impl Flows {
             Some(FlowDistinguisherMethodType::Other(_)) | None => Self::One {
                 hash: flow_hash(schema, ""),
             },
+        }
+    }
+
+    /// The same, without the hashes.
+    pub(super) const fn by(&self) -> FlowsBy {
+        match self {
+            Self::One { .. } => FlowsBy::Nothing,
+            Self::ByNamespace(_) => FlowsBy::Namespace,
+            Self::ByUser(_) => FlowsBy::User,
         }
     }
 

@@ -23,6 +23,7 @@ mod tests;
 
 use flow::Flows;
 
+pub use flow::FlowsBy;
 pub use levels::Level;
 pub use policies::Policies;
 pub use rules::Rules;
@@ -195,6 +196,12 @@ impl Matcher {
 }
 
 impl Schema {
+    /// What tells its flows apart.
+    #[must_use]
+    pub const fn flows_by(&self) -> FlowsBy {
+        self.flows.by()
+    }
+
     /// `None` if it leads nowhere.
     fn new(schema: &FlowSchema, levels: &[Level]) -> Option<Self> {
         let FlowSchema { metadata, spec, .. } = schema;

@@ -1,0 +1,278 @@
+//! What became of one request, for those who look on: the audit log, the top talkers, the log of refusals.
+//!
+//! A [`Record`] is made when it is known what is asked, if anybody looks on at all, and goes the request's way with it: it is
+//! told who asks, what was decided, what was answered, and how much of it went out.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+use std::time::SystemTime;
+
+use http::HeaderValue;
+use http::Method;
+use http::StatusCode;
+use http::header;
+use http::request;
+use http::uri::PathAndQuery;
+
+use crate::api::UserInfo;
+use crate::clock::Clock;
+use crate::flowcontrol::controller::Decision;
+use crate::limits::Rejection;
+use crate::pipeline::Peer;
+use crate::pipeline::refusal::Refusal;
+use crate::request_info::RequestInfo;
+use crate::request_info::TargetError;
+
+/// One request, as far as it has come.
+#[derive(Debug)]
+pub struct Record {
+    /// Its method.
+    pub method: Method,
+    /// Its target, byte for byte.
+    pub target: PathAndQuery,
+    /// Whether it runs for as long as it likes: a watch, a tunnel, a log that is followed.
+    pub long_running: bool,
+    /// Where the connection is from.
+    pub peer: SocketAddr,
+    /// What was said on the way of where it is from, if who said it is trusted.
+    pub forwarded_for: Option<HeaderValue>,
+    /// What the client calls itself.
+    pub user_agent: Option<HeaderValue>,
+    /// When it came.
+    pub arrived: Instant,
+    /// The same, by the calendar.
+    pub arrived_wall: SystemTime,
+    /// Who asks; `None` for who was turned away before that was known.
+    pub user: Option<Arc<UserInfo>>,
+    /// What fairness decided, once it did.
+    pub decision: Option<Decision>,
+    /// The rule of `clientLimits` that said no.
+    pub rule: Option<Arc<str>>,
+    /// What it was told.
+    pub outcome: Outcome,
+    /// How much of the answer's body has gone out, in bytes.
+    pub sent: u64,
+}
+
+/// What a request was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing: its client has gone away, or has not been answered yet.
+    Unanswered,
+    /// What the API server said.
+    Answered(StatusCode),
+    /// A limit said no, 429: see [`Rejection::limit`].
+    Rejected(&'static str),
+    /// weir said no for another reason.
+    Refused(StatusCode),
+    /// A defect of weir's.
+    Panicked,
+}
+
+impl Outcome {
+    /// The code that the client got.
+    #[must_use]
+    pub const fn code(self) -> Option<StatusCode> {
+        match self {
+            Self::Unanswered => None,
+            Self::Answered(code) | Self::Refused(code) => Some(code),
+            Self::Rejected(_) => Some(StatusCode::TOO_MANY_REQUESTS),
+            Self::Panicked => Some(StatusCode::INTERNAL_SERVER_ERROR),
+        }
+    }
+}
+
+/// Who looks on. Called in a request's way, on the workers: what takes time is to be done elsewhere.
+pub trait Witness: fmt::Debug + Send + Sync {
+    /// The answer to a request that runs long has begun.
+    fn answering(&self, record: &Record) {
+        let _ = record;
+    }
+
+    /// The last byte has gone, or the client has, at `now`.
+    fn ended(&self, record: &Record, now: Instant);
+}
+
+/// All who look on.
+pub type Witnesses = Arc<[Arc<dyn Witness>]>;
+
+/// A record that is told to the witnesses when it is dropped.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    witnesses: Witnesses,
+    pub(super) record: Record,
+}
+
+impl Record {
+    /// What is asked, parsed once more.
+    ///
+    /// # Errors
+    /// None, as it was parsed before.
+    pub fn info(&self) -> Result<RequestInfo<'_>, TargetError<'_>> {
+        RequestInfo::parse(self.method.as_str(), self.target.as_str().as_bytes())
+    }
+}
+
+impl Recorded {
+    /// Of a request of which no more is known than what it asks for; nothing where nobody looks on.
+    pub(super) fn of(
+        witnesses: &Witnesses,
+        (peer, head): (&Peer, &request::Parts),
+        (target, info): (&PathAndQuery, &RequestInfo<'_>),
+        arrived: Instant,
+    ) -> Option<Box<Self>> {
+        if witnesses.is_empty() {
+            return None;
+        }
+        let forwarded_for = || head.headers.get("x-forwarded-for").cloned();
+        Some(Box::new(Self {
+            witnesses: Arc::clone(witnesses),
+            record: Record {
+                method: head.method.clone(),
+                target: target.clone(),
+                long_running: info.long_running(),
+                peer: peer.address,
+                forwarded_for: peer.trusted.then(forwarded_for).flatten(),
+                user_agent: head.headers.get(header::USER_AGENT).cloned(),
+                arrived,
+                arrived_wall: Clock.wall(),
+                user: None,
+                decision: None,
+                rule: None,
+                outcome: Outcome::Unanswered,
+                sent: 0,
+            },
+        }))
+    }
+
+    pub(super) fn answered(&mut self, code: StatusCode) {
+        self.record.outcome = Outcome::Answered(code);
+        if self.record.long_running {
+            for witness in &*self.witnesses {
+                witness.answering(&self.record);
+            }
+        }
+    }
+
+    pub(super) fn refused(&mut self, refusal: &Refusal) {
+        self.record.outcome = match refusal {
+            Refusal::Rejected { rejection, .. } => {
+                self.record.decision = rejection.decision();
+                if let Rejection::Clients(rejected) = rejection {
+                    self.record.rule = Some(Arc::clone(&rejected.rule));
+                }
+                Outcome::Rejected(rejection.limit())
+            }
+            _ => Outcome::Refused(refusal.code()),
+        };
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.record.outcome = Outcome::Panicked;
+        }
+        let now = Clock.now();
+        for witness in &*self.witnesses {
+            witness.ended(&self.record, now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::AssertUnwindSafe;
+    use std::panic::catch_unwind;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::request_info::RequestKind;
+
+    /// Notes how requests ended, and whether their answers were told of when they began.
+    #[derive(Debug, Default)]
+    struct Onlooker(Mutex<Vec<(&'static str, Outcome, u64)>>);
+
+    impl Witness for Onlooker {
+        fn answering(&self, record: &Record) {
+            let note = ("answering", record.outcome, record.sent);
+            self.0.lock().unwrap().push(note);
+        }
+
+        fn ended(&self, record: &Record, _: Instant) {
+            let note = ("ended", record.outcome, record.sent);
+            self.0.lock().unwrap().push(note);
+        }
+    }
+
+    fn recorded(onlooker: &Arc<Onlooker>, long_running: bool) -> Recorded {
+        let witness: Arc<dyn Witness> = Arc::<Onlooker>::clone(onlooker);
+        Recorded {
+            witnesses: Arc::from([witness]),
+            record: Record {
+                method: Method::GET,
+                target: PathAndQuery::from_static("/api/v1/pods"),
+                long_running,
+                peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+                forwarded_for: None,
+                user_agent: None,
+                arrived: Clock.now(),
+                arrived_wall: Clock.wall(),
+                user: None,
+                decision: None,
+                rule: None,
+                outcome: Outcome::Unanswered,
+                sent: 0,
+            },
+        }
+    }
+
+    #[test]
+    fn those_who_look_on_are_told_the_beginning_of_a_long_answer_and_every_end() {
+        let onlooker = Arc::new(Onlooker::default());
+        for long_running in [true, false] {
+            let mut recorded = recorded(&onlooker, long_running);
+            recorded.answered(StatusCode::OK);
+            recorded.record.sent += 7;
+        }
+        drop(recorded(&onlooker, false)); // the client went away
+        let ok = Outcome::Answered(StatusCode::OK);
+        let told = [
+            ("answering", ok, 0),
+            ("ended", ok, 7),
+            ("ended", ok, 7),
+            ("ended", Outcome::Unanswered, 0),
+        ];
+        assert_eq!(*onlooker.0.lock().unwrap(), told);
+    }
+
+    #[test]
+    fn a_rejection_is_told_by_its_limit() {
+        let onlooker = Arc::new(Onlooker::default());
+        let rejection = Rejection::MaxInFlight {
+            kind: RequestKind::Mutating,
+            limit: 1,
+        };
+        let flow = None;
+        recorded(&onlooker, false).refused(&Refusal::Rejected { rejection, flow });
+        let [(_, outcome, _)] = onlooker.0.lock().unwrap()[..] else {
+            panic!("one request");
+        };
+        assert_eq!(outcome, Outcome::Rejected("max-in-flight"));
+        assert_eq!(outcome.code(), Some(StatusCode::TOO_MANY_REQUESTS));
+    }
+
+    #[test]
+    fn a_panic_is_told_as_one() {
+        let onlooker = Arc::new(Onlooker::default());
+        let recorded = recorded(&onlooker, false);
+        let panicked = catch_unwind(AssertUnwindSafe(move || {
+            let _recorded = recorded;
+            panic!("on purpose");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(onlooker.0.lock().unwrap()[0].1, Outcome::Panicked);
+    }
+}
