@@ -71,7 +71,6 @@ use crate::pipeline::sender::Told;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::Subject;
 use crate::pipeline::trace::Trace;
-use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 use crate::sparingly::Sparingly;
@@ -167,19 +166,12 @@ impl Pipeline {
     ) -> Result<Response<Body>, Refusal> {
         let target = target(peer, &head)?;
         let info = RequestInfo::parse(head.method.as_str(), target.as_str().as_bytes())?;
-        let content_type = head
-            .headers
-            .get(header::CONTENT_TYPE)
-            .map(HeaderValue::as_bytes);
-        let labels = MetricLabels::of(head.method.as_str(), &info, content_type);
-        let subject = Subject {
-            labels,
-            info: &info,
-        };
+        let subject = Subject::of(&head, &info);
+        let asked = (&target, &info);
         trace.classified(Recorded::of(
             &self.witnesses,
             (peer, &head),
-            (&target, &info),
+            asked,
             trace.arrived(),
         ));
 

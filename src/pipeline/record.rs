@@ -157,16 +157,15 @@ impl Recorded {
     }
 
     pub(super) fn refused(&mut self, refusal: &Refusal) {
-        self.record.outcome = match refusal {
-            Refusal::Rejected { rejection, .. } => {
-                self.record.decision = rejection.decision();
-                if let Rejection::Clients(rejected) = rejection {
-                    self.record.rule = Some(Arc::clone(&rejected.rule));
-                }
-                Outcome::Rejected(rejection.limit())
-            }
-            _ => Outcome::Refused(refusal.code()),
+        let Refusal::Rejected { rejection, .. } = refusal else {
+            self.record.outcome = Outcome::Refused(refusal.code());
+            return;
         };
+        self.record.outcome = Outcome::Rejected(rejection.limit());
+        self.record.decision = rejection.decision();
+        if let Rejection::Clients(rejected) = rejection {
+            self.record.rule = Some(Arc::clone(&rejected.rule));
+        }
     }
 }
 

@@ -12,7 +12,10 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use dashmap::DashMap;
+use http::HeaderValue;
 use http::StatusCode;
+use http::header;
+use http::request;
 use prometheus::Histogram;
 use prometheus::HistogramVec;
 use prometheus::IntCounter;
@@ -345,6 +348,17 @@ pub struct Subject<'a> {
     pub labels: MetricLabels,
     /// The rest.
     pub info: &'a RequestInfo<'a>,
+}
+
+impl<'a> Subject<'a> {
+    /// Of a request with this head.
+    #[must_use]
+    pub fn of(head: &request::Parts, info: &'a RequestInfo<'a>) -> Self {
+        let content_type = head.headers.get(header::CONTENT_TYPE);
+        let content_type = content_type.map(HeaderValue::as_bytes);
+        let labels = MetricLabels::of(head.method.as_str(), info, content_type);
+        Self { labels, info }
+    }
 }
 
 impl Trace {
