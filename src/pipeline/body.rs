@@ -29,6 +29,12 @@ impl Body {
         Self(Inner::Fixed(bytes))
     }
 
+    /// Whether all of it is here.
+    #[must_use]
+    pub const fn is_fixed(&self) -> bool {
+        matches!(self.0, Inner::Fixed(_))
+    }
+
     pub(super) fn forwarded(body: Guarded<AnswerBody, Riding>) -> Self {
         Self(Inner::Forwarded(Box::new(body)))
     }

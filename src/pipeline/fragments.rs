@@ -13,6 +13,10 @@ use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 
+use memchr::memchr;
+use memchr::memchr2;
+use memchr::memrchr;
+
 /// The longest request line that is followed over several reads; the HTTP library refuses longer targets.
 const LONGEST_LINE: usize = 64 << 10;
 
@@ -41,8 +45,28 @@ impl Fragments {
     /// Looks over what was read next.
     pub fn look(&self, bytes: &[u8]) {
         let mut state = self.state();
+        let rest = if memchr(b'#', bytes).is_some() {
+            self.note(&mut state, bytes)
+        } else if let Some(end) = memrchr(b'\n', bytes) {
+            // As nearly always: only the line that is not over yet is of interest.
+            state.line.clear();
+            state.too_long = false;
+            bytes.get(end + 1..).unwrap_or_default()
+        } else {
+            bytes
+        };
+        if state.line.len() + rest.len() > LONGEST_LINE {
+            state.too_long = true;
+            state.line = Vec::new();
+        } else if !state.too_long {
+            state.line.extend_from_slice(rest);
+        }
+    }
+
+    /// Notes the request lines that are cut, and returns what is left of the last line.
+    fn note<'b>(&self, state: &mut State, bytes: &'b [u8]) -> &'b [u8] {
         let mut rest = bytes;
-        while let Some(end) = rest.iter().position(|b| matches!(b, b'#' | b'\n')) {
+        while let Some(end) = memchr2(b'#', b'\n', rest) {
             let (line, ended) = rest.split_at(end);
             if ended.first() == Some(&b'#') && !state.too_long {
                 let cut = [state.line.as_slice(), line].concat();
@@ -57,12 +81,7 @@ impl Fragments {
             state.line.clear();
             rest = ended.get(1..).unwrap_or_default();
         }
-        if state.line.len() + rest.len() > LONGEST_LINE {
-            state.too_long = true;
-            state.line = Vec::new();
-        } else if !state.too_long {
-            state.line.extend_from_slice(rest);
-        }
+        rest
     }
 
     /// Whether a `#` cut the target of this request; its note is used up by that.

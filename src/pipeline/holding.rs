@@ -5,6 +5,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
+use std::future::Future;
 use std::hash::BuildHasher;
 use std::hash::Hash;
 use std::sync::Mutex;
@@ -103,22 +104,27 @@ impl Holding {
         Flow(self.hasher.hash_one(marks))
     }
 
-    /// Waits until a refusal of `flow` may be said whose client is to wait.
+    /// What waits until a refusal of `flow` may be said whose client is to wait; `None` where it may be said at once.
     ///
     /// # Cancel safety
     /// See the module's.
-    pub async fn hold(&self, patience: &Patience, flow: Flow, wait: Wait) {
+    pub fn hold<'h>(
+        &'h self,
+        patience: &'h Patience,
+        flow: Flow,
+        wait: Wait,
+    ) -> Option<impl Future<Output = ()> + 'h> {
         if self.longest.is_zero() {
-            return;
+            return None;
         }
-        let Some((until, held, let_go)) = self.enter(patience, flow, wait) else {
-            return;
-        };
-        let end = match timeout_at(until.into(), let_go).await {
-            Ok(_) => End::LetGo,
-            Err(_) => End::Elapsed,
-        };
-        held.end(end);
+        let (until, held, let_go) = self.enter(patience, flow, wait)?;
+        Some(async move {
+            let end = match timeout_at(until.into(), let_go).await {
+                Ok(_) => End::LetGo,
+                Err(_) => End::Elapsed,
+            };
+            held.end(end);
+        })
     }
 
     fn enter<'h>(

@@ -167,20 +167,14 @@ impl Pipeline {
         let target = target(peer, &head)?;
         let info = RequestInfo::parse(head.method.as_str(), target.as_str().as_bytes())?;
         let subject = Subject::of(&head, &info);
-        let asked = (&target, &info);
-        trace.classified(Recorded::of(
-            &self.witnesses,
-            (peer, &head),
-            asked,
-            trace.arrived(),
-        ));
+        let (asked, now) = ((&target, &info), (trace.arrived(), Clock.wall()));
+        trace.classified(Recorded::of(&self.witnesses, (peer, &head), asked, now));
 
         let answered = async {
             self.own_readiness(&info)?;
-            let wall = Clock.wall();
-            let asserted = self.identity.asserted(peer.client(), &head.headers, wall);
+            let asserted = self.identity.asserted(peer.client(), &head.headers, now.1);
             let upgrade = upgrade_of(&mut head);
-            let known = self.identify(asserted, peer, &head.headers, wall).await?;
+            let known = self.identify(asserted, peer, &head.headers, now).await?;
             trace.known(&known.user);
             let digest = RequestDigest {
                 info: &info,
@@ -333,9 +327,7 @@ impl Pipeline {
                 .send(request, body)
                 .await
                 .map(|(answer, turn)| (answer, Some(turn))),
-            Some(protocol) => self
-                .upstream
-                .send_upgrade(request, body, protocol)
+            Some(protocol) => Box::pin(self.upstream.send_upgrade(request, body, protocol))
                 .await
                 .map(|answer| (answer, None)),
         }
@@ -381,9 +373,7 @@ fn name_decision(headers: &mut HeaderMap, flow_schema: &Named, priority_level: &
         (FLOW_SCHEMA_UID, flow_schema),
         (PRIORITY_LEVEL_UID, priority_level),
     ] {
-        if let (false, Ok(uid)) = (headers.contains_key(&name), HeaderValue::from_str(&of.uid)) {
-            headers.insert(name, uid);
-        }
+        headers.entry(name).or_insert_with(|| of.uid.clone());
     }
 }
 

@@ -121,7 +121,7 @@ impl Recorded {
         witnesses: &Witnesses,
         (peer, head): (&Peer, &request::Parts),
         (target, info): (&PathAndQuery, &RequestInfo<'_>),
-        arrived: Instant,
+        (arrived, arrived_wall): (Instant, SystemTime),
     ) -> Option<Box<Self>> {
         if witnesses.is_empty() {
             return None;
@@ -137,7 +137,7 @@ impl Recorded {
                 forwarded_for: peer.trusted.then(forwarded_for).flatten(),
                 user_agent: head.headers.get(header::USER_AGENT).cloned(),
                 arrived,
-                arrived_wall: Clock.wall(),
+                arrived_wall,
                 user: None,
                 decision: None,
                 rule: None,

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dashmap::DashMap;
+use http::HeaderMap;
 use http::HeaderValue;
 use http::Response;
 use http::StatusCode;
@@ -37,6 +38,9 @@ const PROTOBUF: HeaderValue = HeaderValue::from_static("application/vnd.kubernet
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache, private");
 const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
+
+/// Room for those of a refusal, with what decided and what the HTTP library adds.
+const HEADERS: usize = 8;
 
 /// After how many seconds a request that did not reach the API server is worth another try: one, which client-go takes
 /// for "retry", and which gives a restarting server a moment.
@@ -344,38 +348,37 @@ pub struct Prepared {
 /// Most kinds that are kept, if levels are changed all the time; beyond it they are written anew.
 const MOST_KINDS: usize = 4096;
 
-/// A Status as it goes out.
-#[derive(Clone, Debug)]
+/// A Status as it goes out, in both encodings.
+#[derive(Debug)]
 struct Wire {
     code: StatusCode,
-    json: Bytes,
-    protobuf: Bytes,
-    retry_after: Option<HeaderValue>,
+    json: (HeaderMap, Bytes),
+    protobuf: (HeaderMap, Bytes),
 }
 
 impl Wire {
     fn of(status: &Status, code: StatusCode) -> Self {
+        let headers = |content_type| {
+            let mut headers = usual_headers(content_type);
+            if let Some(seconds) = status.retry_after_seconds {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            }
+            headers
+        };
         Self {
             code,
-            json: status.to_json(),
-            protobuf: status.to_protobuf(),
-            retry_after: status.retry_after_seconds.map(HeaderValue::from),
+            json: (headers(JSON), status.to_json()),
+            protobuf: (headers(PROTOBUF), status.to_protobuf()),
         }
     }
 
     fn respond(&self, accept: Option<&HeaderValue>) -> Response<Body> {
-        let (body, content_type) = if wants_protobuf(accept) {
-            (self.protobuf.clone(), PROTOBUF)
+        let (headers, body) = if wants_protobuf(accept) {
+            &self.protobuf
         } else {
-            (self.json.clone(), JSON)
+            &self.json
         };
-        let mut response = plain(self.code, body, content_type);
-        if let Some(seconds) = &self.retry_after {
-            response
-                .headers_mut()
-                .insert(header::RETRY_AFTER, seconds.clone());
-        }
-        response
+        answer(self.code, headers.clone(), body.clone())
     }
 }
 
@@ -388,7 +391,7 @@ impl Prepared {
         }
         match refusal.status() {
             Ok(status) => Wire::of(&status, refusal.code()).respond(accept),
-            Err(text) => plain(refusal.code(), text, PLAIN),
+            Err(text) => answer(refusal.code(), usual_headers(PLAIN), text),
         }
     }
 
@@ -414,13 +417,18 @@ impl Prepared {
     }
 }
 
-fn plain(code: StatusCode, body: Bytes, content_type: HeaderValue) -> Response<Body> {
-    let mut response = Response::new(Body::fixed(body));
-    *response.status_mut() = code;
-    let headers = response.headers_mut();
+fn usual_headers(content_type: HeaderValue) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(HEADERS);
     headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(header::CACHE_CONTROL, NO_CACHE);
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, NOSNIFF);
+    headers
+}
+
+fn answer(code: StatusCode, headers: HeaderMap, body: Bytes) -> Response<Body> {
+    let mut response = Response::new(Body::fixed(body));
+    *response.status_mut() = code;
+    *response.headers_mut() = headers;
     response
 }
 

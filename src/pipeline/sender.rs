@@ -1,5 +1,6 @@
 //! Who sends a request, by which way it goes on, and what the upstream's answer says about the two.
 
+use std::time::Instant;
 use std::time::SystemTime;
 
 use http::HeaderMap;
@@ -49,9 +50,9 @@ impl Pipeline {
         asserted: Asserted,
         peer: &Peer,
         headers: &HeaderMap,
-        wall: SystemTime,
+        (now, wall): (Instant, SystemTime),
     ) -> Result<Known, Refusal> {
-        let (client, now) = (peer.client(), Clock.now());
+        let client = peer.client();
         let resolved = self.identity.resolve(asserted, client, headers, now, wall);
         let known = resolved.await?;
         let ends_here = matches!(

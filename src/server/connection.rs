@@ -4,6 +4,7 @@
 //! the constant says so. A panic ends one request.
 
 use std::convert::Infallible;
+use std::future::Future;
 use std::io;
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -51,6 +52,9 @@ use crate::pipeline::refusal::Refusal;
 use crate::server::Metrics;
 use crate::server::gate::Origin;
 use crate::server::proxied;
+use crate::server::quiet::Answering;
+use crate::server::quiet::Begun;
+use crate::server::quiet::Requests;
 use crate::server::turns::Turns;
 use crate::server::worker::Held;
 
@@ -59,10 +63,6 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a handshake keeps its turn: what it takes of the cores is a few milliseconds.
 const TURN: Duration = Duration::from_secs(1);
-
-/// How long an HTTP/1.1 connection may idle (kube-apiserver's `IdleTimeout`). The library has one timer for idling and
-/// for a slow head, for which kube-apiserver allows 32 s; the longer one is taken, and the number of connections is bounded.
-const HTTP1_HEAD_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Go's `http.DefaultMaxHeaderBytes`.
 const HEADER_BYTES: u32 = 1 << 20;
@@ -195,11 +195,14 @@ async fn shake(
 }
 
 async fn serve_http1(stream: LookedOver, peer: Arc<Peer>, serving: &Arc<Serving>) {
-    let service = service_fn(|request| answer(Arc::clone(serving), Arc::clone(&peer), request));
+    let requests = Arc::new(Requests::default());
+    let service = service_fn(|request| {
+        let answer = answer(Arc::clone(serving), Arc::clone(&peer), request);
+        under_way(requests.begin(), answer)
+    });
     let mut connection = pin!(
         http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HTTP1_HEAD_TIMEOUT)
+            .header_read_timeout(None)
             .max_headers(HEADERS)
             .max_buf_size(HTTP1_BUFFER)
             .serve_connection(TokioIo::new(stream), service)
@@ -207,6 +210,7 @@ async fn serve_http1(stream: LookedOver, peer: Arc<Peer>, serving: &Arc<Serving>
     );
     tokio::select! {
         ended = connection.as_mut() => return log_end(&peer, ended),
+        () = requests.quiet_for_too_long() => return,
         () = serving.drain.reached(Stage::Closing) => connection.as_mut().graceful_shutdown(),
     }
     log_end(&peer, connection.await);
@@ -260,6 +264,18 @@ async fn answer(
         serving.metrics.panics.inc();
         error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
         serving.pipeline.refusals.respond(&Refusal::Panic, None)
+    }))
+}
+
+/// The answer, and with it the request: until the last byte, where it is not all here.
+async fn under_way(
+    begun: Begun,
+    answer: impl Future<Output = Result<Response<Body>, Infallible>>,
+) -> Result<Response<Answering>, Infallible> {
+    let answer = answer.await?;
+    Ok(answer.map(|body| {
+        let _begun = (!body.is_fixed()).then_some(begun);
+        Answering { body, _begun }
     }))
 }
 

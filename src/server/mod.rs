@@ -7,6 +7,7 @@ pub mod accept;
 pub mod connection;
 pub mod gate;
 mod proxied;
+mod quiet;
 pub mod tls;
 pub mod turns;
 pub mod worker;

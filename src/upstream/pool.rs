@@ -184,9 +184,14 @@ impl<W: Way> Pool<W> {
         let asked = Clock.now();
         match self.choose(asked) {
             Choice::Take(lease) => return Ok(lease),
-            Choice::Open => return self.open_http1().await,
+            // In boxes: who takes what is there does not pay for the room.
+            Choice::Open => return Box::pin(self.open_http1()).await,
             Choice::Wait => {}
         }
+        Box::pin(self.wait_for_lease(asked)).await
+    }
+
+    async fn wait_for_lease(self: &Arc<Self>, asked: Instant) -> Result<Lease<W>, ForwardError> {
         let _waiting = Waiting::enter(&self.waiting, &self.metrics)?;
         let give_up = (asked + LONGEST_WAIT).into();
         loop {
@@ -195,7 +200,7 @@ impl<W: Way> Pool<W> {
             changed.as_mut().enable();
             match self.choose(asked) {
                 Choice::Take(lease) => return Ok(lease),
-                Choice::Open => return self.open_http1().await,
+                Choice::Open => return Box::pin(self.open_http1()).await,
                 Choice::Wait => {}
             }
             if let Some(failure) = self.state().failed_since(asked) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use http::HeaderValue;
 use sha2::Digest;
 use sha2::Sha256;
 
@@ -45,18 +46,15 @@ impl Snapshot {
 /// An object from a file has no UID. Clients are told one all the same, always the same for the
 /// same object: a UUID of version 8 made of its kind and name.
 fn named(kind: &str, name: &str, uid: &str) -> Named {
-    let uid = if uid.is_empty() {
-        derived_uid(kind, name)
-    } else {
-        uid.to_owned()
-    };
+    let given = Some(uid).filter(|uid| !uid.is_empty());
+    let given = given.and_then(|uid| HeaderValue::from_str(uid).ok());
     Named {
         name: name.to_owned(),
-        uid,
+        uid: given.unwrap_or_else(|| derived_uid(kind, name)),
     }
 }
 
-fn derived_uid(kind: &str, name: &str) -> String {
+fn derived_uid(kind: &str, name: &str) -> HeaderValue {
     let digest = Sha256::digest(format!("{GROUP}/{kind}/{name}"));
     let mut uid = String::new();
     for (at, byte) in digest.iter().take(16).enumerate() {
@@ -72,7 +70,7 @@ fn derived_uid(kind: &str, name: &str) -> String {
         };
         let _ = write!(uid, "{dash}{byte:02x}"); // a string takes anything
     }
-    uid
+    HeaderValue::try_from(uid).unwrap_or_else(|_| HeaderValue::from_static("")) // never: hex and dashes
 }
 
 #[cfg(test)]
@@ -81,12 +79,13 @@ mod tests {
 
     #[test]
     fn a_derived_uid_is_a_uuid_and_each_object_has_its_own() {
-        let uid = derived_uid("FlowSchema", "exempt");
+        let derived = derived_uid("FlowSchema", "exempt");
+        let uid = derived.to_str().unwrap();
         let lengths: Vec<_> = uid.split('-').map(str::len).collect();
         assert_eq!(lengths, [8, 4, 4, 4, 12]);
         assert_eq!((&uid[14..15], "89ab".contains(&uid[19..20])), ("8", true));
-        assert_eq!(uid, derived_uid("FlowSchema", "exempt"));
-        assert_ne!(uid, derived_uid("PriorityLevelConfiguration", "exempt"));
+        assert_eq!(derived, derived_uid("FlowSchema", "exempt"));
+        assert_ne!(derived, derived_uid("PriorityLevelConfiguration", "exempt"));
         assert_eq!(named("FlowSchema", "exempt", "u").uid, "u");
     }
 }

@@ -7,6 +7,7 @@ use std::task::Context;
 use std::task::Poll;
 use std::time::Instant;
 
+use http::HeaderValue;
 use tokio::runtime::Handle;
 
 use super::Arriving;
@@ -22,7 +23,7 @@ pub struct Named {
     /// Its name.
     pub name: String,
     /// Its UID.
-    pub uid: String,
+    pub uid: HeaderValue,
 }
 
 /// Where the requests of a flow schema go: everything that is known of it beforehand.
