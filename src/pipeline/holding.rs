@@ -113,7 +113,7 @@ impl Holding {
         patience: &'h Patience,
         flow: Flow,
         wait: Wait,
-    ) -> Option<impl Future<Output = ()> + 'h> {
+    ) -> Option<impl Future<Output = ()> + use<'h>> {
         if self.longest.is_zero() {
             return None;
         }
