@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use weir::config::Limits;
-use weir::flowcontrol::bootstrap;
-use weir::flowcontrol::controller;
-use weir::flowcontrol::controller::Enforcement;
-use weir::observe::talkers::Row;
-use weir::observe::talkers::Top;
+use ::weir::config::Limits;
+use ::weir::flowcontrol::bootstrap;
+use ::weir::flowcontrol::controller;
+use ::weir::flowcontrol::controller::Enforcement;
+use ::weir::observe::talkers::Row;
+use ::weir::observe::talkers::Top;
 
 use crate::support::Http;
 use crate::support::client::Ask;
@@ -23,7 +23,7 @@ async fn top(weir: &Weir, parameters: &str) -> Top {
         .operator(&format!("/debug/top_talkers?{parameters}"))
         .await;
     assert_eq!(answer.status, 200, "{}", answer.text());
-    assert_eq!(answer.headers["content-type"], "application/json");
+    assert_eq!(&answer.headers["content-type"], "application/json");
     serde_json::from_str(answer.text()).unwrap()
 }
 
