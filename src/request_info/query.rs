@@ -50,6 +50,11 @@ impl<'a> Query<'a> {
             .filter_map(|pair| pair.value())
     }
 
+    /// Name and value of each parameter, in order; `None` for one that Go drops.
+    pub fn decoded(&self) -> impl Iterator<Item = Option<(Cow<'a, [u8]>, Cow<'a, [u8]>)>> {
+        self.pairs().map(|pair| pair.key().zip(pair.value()))
+    }
+
     pub(super) fn pairs(&self) -> impl Iterator<Item = Pair<'a>> + use<'a> {
         self.readable
             .split(|&b| b == b'&')
