@@ -27,6 +27,8 @@ const MOST: usize = 224;
 /// One worker's counts since they were last carried together.
 pub struct Desk {
     common: Arc<Common>,
+    /// What a request takes that no priority level decided on, and that a limit let pass.
+    pub(super) seats_without_decision: u64,
     /// Contended only while they are taken, which is a move of a few words.
     pub(super) sheets: Mutex<[Sheet; KINDS]>,
     /// What could not be written down because the sheets were just being taken. Relaxed: sums, and nothing else hangs on them.
@@ -46,9 +48,10 @@ struct Tally {
 }
 
 impl Desk {
-    pub(super) fn new(common: Arc<Common>) -> Self {
+    pub(super) fn new(common: Arc<Common>, seats_without_decision: u64) -> Self {
         Self {
             common,
+            seats_without_decision,
             sheets: Mutex::default(),
             missed: Default::default(),
         }

@@ -16,6 +16,7 @@ mod table;
 mod tests;
 mod weights;
 mod windows;
+mod witness;
 
 use std::fmt;
 use std::hash::RandomState;
@@ -53,6 +54,7 @@ const KINDS: usize = By::ALL.len();
 /// Who does most.
 pub struct Talkers {
     common: Arc<Common>,
+    seats_without_decision: u64,
     /// One for each worker; they stay.
     desks: Mutex<Vec<Arc<Desk>>>,
 }
@@ -66,15 +68,17 @@ struct Common {
 }
 
 impl Talkers {
-    /// Nobody has done anything yet.
+    /// Nobody has done anything yet. `seats_without_decision`: what a request takes that no priority level decided on; 1 where
+    /// requests are only counted, 0 where there is fairness.
     #[must_use]
-    pub fn new(now: Instant) -> Arc<Self> {
+    pub fn new(now: Instant, seats_without_decision: u64) -> Arc<Self> {
         let common = Common {
             secret: RandomState::new(),
             windows: Mutex::new(By::ALL.map(|_| Windows::new(now))),
         };
         Arc::new(Self {
             common: Arc::new(common),
+            seats_without_decision,
             desks: Mutex::default(),
         })
     }
@@ -82,7 +86,8 @@ impl Talkers {
     /// Where one worker counts.
     #[must_use]
     pub fn desk(&self) -> Arc<Desk> {
-        let desk = Arc::new(Desk::new(Arc::clone(&self.common)));
+        let common = Arc::clone(&self.common);
+        let desk = Arc::new(Desk::new(common, self.seats_without_decision));
         locked(&self.desks).push(Arc::clone(&desk));
         desk
     }

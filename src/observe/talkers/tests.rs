@@ -164,8 +164,7 @@ fn one_request() -> Weights {
         100,
         Duration::from_millis(2),
         false,
-        3,
-        Duration::from_millis(500),
+        (3, Duration::from_millis(500)),
     )
 }
 
@@ -190,7 +189,7 @@ fn count(desk: &Desk, user: &str, weights: Weights) {
 #[test]
 fn windows_show_what_they_cover_and_nothing_older() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin);
+    let talkers = Talkers::new(begin, 1);
     let desk = talkers.desk();
     let mut random = seed();
     let mut done = Vec::new();
@@ -237,7 +236,7 @@ fn windows_show_what_they_cover_and_nothing_older() {
 #[test]
 fn a_long_silence_leaves_nothing_behind() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin);
+    let talkers = Talkers::new(begin, 1);
     let desk = talkers.desk();
     count(&desk, "alice", one_request());
     let at = |seconds| begin + Duration::from_secs(seconds);
@@ -275,7 +274,7 @@ fn a_long_silence_leaves_nothing_behind() {
 #[test]
 fn who_is_first_in_one_measure_is_not_lost_to_those_who_are_in_another() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin);
+    let talkers = Talkers::new(begin, 1);
     let desk = talkers.desk();
     let mut expected = HashMap::new();
     for n in 0..50_000_u32 {
@@ -283,7 +282,7 @@ fn who_is_first_in_one_measure_is_not_lost_to_those_who_are_in_another() {
         count(
             &desk,
             &format!("noise-{n}"),
-            Weights::of_a_request(10, Duration::ZERO, false, 1, Duration::from_millis(1)),
+            Weights::of_a_request(10, Duration::ZERO, false, (1, Duration::from_millis(1))),
         );
         if n % 5000 == 0 {
             let much = [
@@ -293,8 +292,7 @@ fn who_is_first_in_one_measure_is_not_lost_to_those_who_are_in_another() {
                         1 << 30,
                         Duration::ZERO,
                         false,
-                        1,
-                        Duration::from_millis(1),
+                        (1, Duration::from_millis(1)),
                     ),
                 ),
                 (
@@ -303,17 +301,16 @@ fn who_is_first_in_one_measure_is_not_lost_to_those_who_are_in_another() {
                         10,
                         Duration::from_secs(9),
                         false,
-                        1,
-                        Duration::from_millis(1),
+                        (1, Duration::from_millis(1)),
                     ),
                 ),
                 (
                     "refused",
-                    Weights::of_a_request(10, Duration::ZERO, true, 0, Duration::ZERO),
+                    Weights::of_a_request(10, Duration::ZERO, true, (0, Duration::ZERO)),
                 ),
                 (
                     "holder",
-                    Weights::of_a_request(10, Duration::ZERO, false, 10, Duration::from_secs(30)),
+                    Weights::of_a_request(10, Duration::ZERO, false, (10, Duration::from_secs(30))),
                 ),
             ];
             for (who, weights) in much {
@@ -360,7 +357,7 @@ fn who_is_first_in_one_measure_is_not_lost_to_those_who_are_in_another() {
 #[test]
 fn desks_of_many_workers_come_together() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin);
+    let talkers = Talkers::new(begin, 1);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             let desk = talkers.desk();
@@ -404,7 +401,7 @@ fn desks_of_many_workers_come_together() {
 #[test]
 fn what_a_desk_has_no_room_for_is_part_of_the_error() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin);
+    let talkers = Talkers::new(begin, 1);
     let desk = talkers.desk();
     let busy = locked(&talkers.common.windows); // somebody looks at a window
     for n in 0..1000 {
@@ -431,7 +428,7 @@ fn what_a_desk_has_no_room_for_is_part_of_the_error() {
 #[test]
 fn a_name_costs_no_more_than_its_beginning() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin);
+    let talkers = Talkers::new(begin, 1);
     let desk = talkers.desk();
     let long = |last: &str| format!("{}{last}", "é".repeat(1 << 18));
     for (times, user) in [
@@ -537,7 +534,7 @@ fn bad_parameters_are_told_what_would_be_right_all_at_once() {
 #[test]
 fn json_says_what_was_asked_and_how_exact_the_answer_is() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin);
+    let talkers = Talkers::new(begin, 1);
     count(&talkers.desk(), "alice", one_request());
     let top = talkers.top_at(
         &asked(Window::FiveMinutes, Sort::SeatSeconds),

@@ -11,23 +11,23 @@ pub(super) const MEASURES: usize = 5;
 pub struct Weights(pub(super) [u64; MEASURES]);
 
 impl Weights {
-    /// One request, and what it took.
+    /// One request, and what it took: so many seats for so long.
     #[must_use]
     pub fn of_a_request(
         bytes: u64,
         queue_wait: Duration,
         rejected: bool,
-        seats: u64,
-        held: Duration,
+        (seats, held): (u64, Duration),
     ) -> Self {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        Self([
-            bytes,
-            nanos(queue_wait),
-            u64::from(rejected),
-            1,
-            nanos(held).saturating_mul(seats),
-        ])
+        let held = nanos(held).saturating_mul(seats);
+        Self([bytes, nanos(queue_wait), u64::from(rejected), 1, held])
+    }
+
+    /// More bytes of a request that was counted before.
+    #[must_use]
+    pub const fn of_bytes(bytes: u64) -> Self {
+        Self([bytes, 0, 0, 0, 0])
     }
 
     /// Nothing at all.
