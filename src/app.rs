@@ -189,8 +189,7 @@ impl App {
             upstream_metrics,
             upstream,
         };
-        let talkers = Arc::clone(&shared.talkers);
-        let limits = (&admission, &shared.rates, &talkers);
+        let limits = (&admission, &shared.rates, &shared.talkers);
         let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry, limits)?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
         let addresses = Addresses::of(&acceptor, &admin)?;
@@ -199,7 +198,7 @@ impl App {
             admin,
             own_calls,
             tokens,
-            talkers,
+            talkers: shared.talkers,
             admission,
             drain,
             shutdown,

@@ -17,6 +17,8 @@ mod tests;
 mod weights;
 mod windows;
 mod witness;
+#[cfg(test)]
+mod witness_tests;
 
 use std::fmt;
 use std::hash::RandomState;
@@ -122,7 +124,8 @@ impl Talkers {
         }
     }
 
-    fn gather(&self, now: Instant) {
+    /// Carries together what lies on the desks.
+    pub fn gather(&self, now: Instant) {
         let desks = locked(&self.desks).clone();
         for desk in desks {
             let sheets = desk.take();
