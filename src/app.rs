@@ -41,9 +41,11 @@ use crate::limits::rates::Rates;
 use crate::metrics::Registry;
 use crate::observe::admin::Admin;
 use crate::observe::readiness::Readiness;
+use crate::observe::talkers::Talkers;
 use crate::pipeline::Pipeline;
 use crate::pipeline::holding::Holding;
 use crate::pipeline::rates::ALL_BODIES;
+use crate::pipeline::record::Witness;
 use crate::pipeline::record::Witnesses;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::trace::RequestMetrics;
@@ -77,6 +79,7 @@ pub struct App {
     admin: AdminListeners,
     own_calls: OwnCalls,
     tokens: Arc<Tokens>,
+    talkers: Arc<Talkers>,
     admission: Admission,
     drain: Arc<Drain>,
     shutdown: Shutdown,
@@ -178,6 +181,7 @@ impl App {
             holding: Arc::new(Holding::new(rejection_hold, &registry)),
             metrics: RequestMetrics::register(&registry),
             witnesses: Arc::default(),
+            talkers: who_does_most(&admission),
             upstream_log: Arc::default(),
             request_timeout,
             drain: Arc::clone(&drain),
@@ -185,8 +189,7 @@ impl App {
             upstream_metrics,
             upstream,
         };
-        let rates = &shared.rates;
-        let limits = (&admission, rates);
+        let limits = (&admission, &shared.rates, &shared.talkers);
         let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry, limits)?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
         let addresses = Addresses::of(&acceptor, &admin)?;
@@ -195,6 +198,7 @@ impl App {
             admin,
             own_calls,
             tokens,
+            talkers: shared.talkers,
             admission,
             drain,
             shutdown,
@@ -220,6 +224,7 @@ impl App {
             admin,
             own_calls,
             tokens,
+            talkers,
             admission,
             drain,
             shutdown,
@@ -229,6 +234,7 @@ impl App {
         admin.run();
         own_calls.run();
         tokio::spawn(tokens.run());
+        tokio::spawn(talkers.run());
         tokio::spawn(keep_limits(admission));
         let accepting = tokio::spawn(acceptor.run());
         stop.await;
@@ -258,6 +264,7 @@ struct Shared {
     holding: Arc<Holding>,
     metrics: Arc<RequestMetrics>,
     witnesses: Witnesses,
+    talkers: Arc<Talkers>,
     upstream_log: Arc<Sparingly>,
     request_timeout: Duration,
     drain: Arc<Drain>,
@@ -268,6 +275,12 @@ struct Shared {
 }
 
 impl Shared {
+    /// Those of one worker, who counts on a desk of its own.
+    fn witnesses(&self) -> Witnesses {
+        let desk: Arc<dyn Witness> = self.talkers.desk();
+        self.witnesses.iter().cloned().chain([desk]).collect()
+    }
+
     fn pipeline(&self) -> Pipeline {
         Pipeline {
             identity: Arc::clone(&self.identity),
@@ -287,7 +300,7 @@ impl Shared {
             drain: Arc::clone(&self.drain),
             overdue: Arc::default(),
             metrics: Arc::clone(&self.metrics),
-            witnesses: Arc::clone(&self.witnesses),
+            witnesses: self.witnesses(),
             upstream_log: Arc::clone(&self.upstream_log),
         }
     }
@@ -393,7 +406,7 @@ impl AdminListeners {
         admin: config::Admin,
         readiness: Arc<Readiness>,
         registry: &Registry,
-        (admission, rates): (&Admission, &Arc<Rates>),
+        (admission, rates, talkers): (&Admission, &Arc<Rates>, &Arc<Talkers>),
     ) -> Result<Self, StartError> {
         let fairness = match admission {
             Admission::Fairness(controller) => Some(controller),
@@ -408,6 +421,7 @@ impl AdminListeners {
                     readiness: Arc::clone(&readiness),
                     metrics,
                     rates: operators.then(|| Arc::clone(rates)),
+                    talkers: operators.then(|| Arc::clone(talkers)),
                     dumps,
                 }),
             ))
@@ -427,6 +441,14 @@ impl AdminListeners {
             tokio::spawn(admin.run(listener));
         }
     }
+}
+
+fn who_does_most(admission: &Admission) -> Arc<Talkers> {
+    let seats_without_decision = match admission {
+        Admission::Fairness(_) => 0,
+        Admission::MaxInFlight(_) => 1,
+    };
+    Talkers::new(Clock.now(), seats_without_decision)
 }
 
 async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) {

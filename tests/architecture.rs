@@ -62,6 +62,11 @@ const PURE: &[&str] = &[
     "limits/events/mod.rs",
     "limits/lru.rs",
     "limits/top_keys.rs",
+    "observe/talkers/name.rs",
+    "observe/talkers/query.rs",
+    "observe/talkers/table.rs",
+    "observe/talkers/weights.rs",
+    "observe/talkers/windows.rs",
     "request_info",
     "upstream/headers.rs",
 ];

@@ -1,5 +1,5 @@
 //! What priority and fairness takes of memory: nothing for a request that need not wait, less than 1 KiB for one that does, and
-//! less than 64 KiB for a level in which nothing happens.
+//! less than 64 KiB for a level in which nothing happens. And what the top talkers take at most.
 
 #![expect(
     clippy::as_conversions,
@@ -28,6 +28,9 @@ use weir::flowcontrol::controller::Config;
 use weir::flowcontrol::controller::Controller;
 use weir::flowcontrol::controller::Enforcement;
 use weir::metrics::Registry;
+use weir::observe::talkers::Name;
+use weir::observe::talkers::Talkers;
+use weir::observe::talkers::Weights;
 use weir::request_info::RequestInfo;
 
 fn controller(seats: u32, objects: &[Object]) -> Arc<Controller> {
@@ -186,4 +189,33 @@ fn an_idle_level_takes_less_than_64_kib() {
     let each = taken.bytes_current / i64::try_from(LEVELS).unwrap();
     println!("{each} bytes an idle level, with its schema");
     assert!((1..64 << 10).contains(&each), "{taken:?}");
+}
+
+/// More names than could ever matter, each longer than what is kept of it, and others at the top of each measure all the time.
+#[test]
+fn the_top_talkers_take_no_more_memory_however_many_there_are() {
+    const MOST: i64 = 24 << 20;
+    let begin = Instant::now();
+    let taken = measure(|| {
+        let talkers = Talkers::new(begin, 1);
+        let desk = talkers.desk();
+        let long = "x".repeat(1000);
+        for tick in 0..800_u32 {
+            for n in 0..1000_u32 {
+                let loud = n / 4 + 1;
+                let name = format!("{tick}-{n}-{long}");
+                let of = |measure| u64::from(if n % 4 == measure { loud * 1000 } else { 1 });
+                let held = Duration::from_secs(of(0));
+                let wait = Duration::from_secs(of(1));
+                let weights = Weights::of_a_request(of(2), wait, of(3) > 1, (1, held));
+                let parts = [name.as_bytes()];
+                desk.count([Some(Name::new(&parts)); 5], weights);
+            }
+            talkers.gather(begin + Duration::from_secs(5) * tick);
+        }
+        // The hour is full; what is held now is what it takes.
+        std::mem::forget((talkers, desk));
+    });
+    println!("{} bytes of the top talkers", taken.bytes_current);
+    assert!((1 << 20..MOST).contains(&taken.bytes_current), "{taken:?}");
 }

@@ -28,6 +28,8 @@ use crate::flowcontrol::controller::Controller;
 use crate::limits::rates::Rates;
 use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
+use crate::observe::talkers;
+use crate::observe::talkers::Talkers;
 use crate::request_info::Query;
 
 /// Most connections at a time: probes and scrapers are few, and these listeners must not eat the clients' descriptors.
@@ -38,6 +40,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 const METRICS_TYPE: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
 /// Where kube-apiserver has its dumps.
@@ -46,9 +49,12 @@ const DUMPS: &str = "/debug/api_priority_and_fairness/";
 /// Who was refused most.
 const RATES: &str = "/debug/rate_limits";
 
+/// Who does most.
+const TOP_TALKERS: &str = "/debug/top_talkers";
+
 /// What a wrong path is told.
 const SERVED: &str = "served here: /livez /readyz /metrics, and under /debug/api_priority_and_fairness/ dump_priority_levels, \
-                      dump_queues and dump_requests; /debug/rate_limits\n";
+                      dump_queues and dump_requests; /debug/rate_limits /debug/top_talkers\n";
 
 /// What is served.
 #[derive(Debug)]
@@ -61,6 +67,8 @@ pub struct Admin {
     pub rates: Option<Arc<Rates>>,
     /// The state of fairness, where there is fairness and where it is served.
     pub dumps: Option<Arc<Controller>>,
+    /// Who does most, where it is served.
+    pub talkers: Option<Arc<Talkers>>,
 }
 
 impl Admin {
@@ -115,6 +123,10 @@ impl Admin {
         if let (RATES, Some(rates)) = (request.uri().path(), &self.rates) {
             return Ok(response(StatusCode::OK, rates.dump()));
         }
+        if let (TOP_TALKERS, Some(talkers)) = (request.uri().path(), &self.talkers) {
+            let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
+            return Ok(top_talkers(talkers, query));
+        }
         Ok(match (request.uri().path(), &self.metrics) {
             ("/livez", _) => response(StatusCode::OK, "ok"),
             ("/readyz", _) => {
@@ -155,6 +167,21 @@ impl Admin {
             _ => return response(StatusCode::NOT_FOUND, SERVED),
         };
         response(StatusCode::OK, text)
+    }
+}
+
+fn top_talkers(talkers: &Talkers, query: Query<'_>) -> Response<Full<Bytes>> {
+    let query = match talkers::Query::parse(query) {
+        Ok(query) => query,
+        Err(faults) => return response(StatusCode::BAD_REQUEST, faults.to_string()),
+    };
+    match serde_json::to_vec(&talkers.top(&query)) {
+        Ok(text) => {
+            let mut top = response(StatusCode::OK, text);
+            top.headers_mut().insert(header::CONTENT_TYPE, JSON);
+            top
+        }
+        Err(why) => response(StatusCode::INTERNAL_SERVER_ERROR, why.to_string()),
     }
 }
 

@@ -40,6 +40,7 @@ pub use error::TimeoutError;
 pub use error::Unresolvable;
 pub use kind::RequestKind;
 pub use labels::MetricLabels;
+pub use query::Parameter;
 pub use query::Query;
 pub use target::Malformed;
 pub use verb::Verb;

@@ -13,6 +13,9 @@ use super::escape::Plus;
 /// parameter that kube-apiserver does not see.
 const MAX_PAIRS: usize = 10_000;
 
+/// A parameter's name and its value, decoded.
+pub type Parameter<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
+
 /// What stood after the `?` of a request target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Query<'a> {
@@ -48,6 +51,11 @@ impl<'a> Query<'a> {
         self.pairs()
             .filter(move |pair| pair.key().is_some_and(|name| *name == *key.as_bytes()))
             .filter_map(|pair| pair.value())
+    }
+
+    /// Name and value of each parameter, in order; `None` for one that Go drops.
+    pub fn decoded(&self) -> impl Iterator<Item = Option<Parameter<'a>>> {
+        self.pairs().map(|pair| pair.key().zip(pair.value()))
     }
 
     pub(super) fn pairs(&self) -> impl Iterator<Item = Pair<'a>> + use<'a> {

@@ -32,6 +32,7 @@ mod settings;
 mod shutdown;
 mod streaming;
 mod support;
+mod talkers;
 mod targets;
 mod tls;
 mod upgrade;

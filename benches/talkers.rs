@@ -1,0 +1,76 @@
+//! What a request costs that is counted for the top talkers, by how many users and user agents there are: nanoseconds on its
+//! worker, for all that it is counted by. "parsed" is the part of it that reads the request's target again.
+
+use std::hint::black_box;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+use std::time::SystemTime;
+
+use criterion::Criterion;
+use criterion::criterion_group;
+use criterion::criterion_main;
+use http::HeaderValue;
+use http::Method;
+use http::StatusCode;
+use http::uri::PathAndQuery;
+use weir::api::UserInfo;
+use weir::observe::talkers::Query;
+use weir::observe::talkers::Talkers;
+use weir::pipeline::record::Outcome;
+use weir::pipeline::record::Record;
+use weir::pipeline::record::Witness;
+
+#[expect(clippy::disallowed_methods, reason = "a time to begin at")]
+fn now() -> (Instant, SystemTime) {
+    (Instant::now(), SystemTime::now())
+}
+
+#[expect(clippy::unwrap_used, reason = "these texts are in order")]
+fn record(n: u32) -> Record {
+    let user = UserInfo {
+        name: format!("system:serviceaccount:kube-system:controller-{n}"),
+        ..UserInfo::default()
+    };
+    let agent = format!("controller-{n}/v1.36.0 (linux/amd64) kubernetes/0123abc/leader-election");
+    let target = "/apis/apps/v1/namespaces/kube-system/deployments/web";
+    let (arrived, arrived_wall) = now();
+    Record {
+        method: Method::GET,
+        target: PathAndQuery::from_static(target),
+        long_running: false,
+        peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+        forwarded_for: None,
+        user_agent: Some(HeaderValue::from_str(&agent).unwrap()),
+        arrived,
+        arrived_wall,
+        user: Some(Arc::new(user)),
+        decision: None,
+        rule: None,
+        outcome: Outcome::Answered(StatusCode::OK),
+        sent: 1000,
+    }
+}
+
+fn talkers(c: &mut Criterion) {
+    let mut group = c.benchmark_group("talkers");
+    for many in [1, 100, 100_000] {
+        let records: Vec<_> = (0..many).map(record).collect();
+        let talkers = Talkers::new(now().0, 1);
+        let desk = talkers.desk();
+        let (end, _) = now();
+        let mut next = records.iter().cycle();
+        group.bench_function(format!("{many} users"), |b| {
+            b.iter(|| next.next().map(|record| desk.ended(black_box(record), end)));
+        });
+        group.bench_function(format!("{many} users, shown"), |b| {
+            b.iter(|| talkers.top(black_box(&Query::default())));
+        });
+    }
+    let one = record(0);
+    group.bench_function("parsed", |b| b.iter(|| black_box(&one).info().is_ok()));
+    group.finish();
+}
+
+criterion_group!(benches, talkers);
+criterion_main!(benches);

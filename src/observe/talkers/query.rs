@@ -1,0 +1,325 @@
+//! What can be asked of the top talkers, and what the answer looks like.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::Serialize;
+
+use super::weights::Weights;
+use crate::request_info;
+
+/// How far back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Window {
+    /// `1m`
+    #[default]
+    #[serde(rename = "1m")]
+    OneMinute,
+    /// `5m`
+    #[serde(rename = "5m")]
+    FiveMinutes,
+    /// `60m`
+    #[serde(rename = "60m")]
+    SixtyMinutes,
+}
+
+/// Who or what is told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum By {
+    /// Flow schema and flow distinguisher: `SCHEMA/DISTINGUISHER`. Of what a priority level decided on.
+    Flow,
+    /// The namespace of what is asked.
+    Namespace,
+    /// Verb and resource: `list deployments.apps`, `get nodes/status`, `get /version`.
+    Resource,
+    /// The user's name.
+    #[default]
+    User,
+    /// What the client calls itself.
+    UserAgent,
+}
+
+/// Which of them are the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Sort {
+    /// Bytes of the answers' bodies.
+    Bytes,
+    /// Time spent in queues.
+    QueueWait,
+    /// Requests that a limit refused.
+    Rejections,
+    /// All requests.
+    #[default]
+    Requests,
+    /// Seats × time that they were held.
+    SeatSeconds,
+}
+
+impl Window {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::OneMinute, Self::FiveMinutes, Self::SixtyMinutes];
+
+    /// How far back it goes.
+    #[must_use]
+    pub const fn length(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::OneMinute => 60,
+            Self::FiveMinutes => 300,
+            Self::SixtyMinutes => 3600,
+        })
+    }
+
+    /// As it is asked for.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OneMinute => "1m",
+            Self::FiveMinutes => "5m",
+            Self::SixtyMinutes => "60m",
+        }
+    }
+}
+
+impl By {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Flow,
+        Self::Namespace,
+        Self::Resource,
+        Self::User,
+        Self::UserAgent,
+    ];
+
+    /// As it is asked for.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Flow => "flow",
+            Self::Namespace => "namespace",
+            Self::Resource => "resource",
+            Self::User => "user",
+            Self::UserAgent => "userAgent",
+        }
+    }
+}
+
+impl Sort {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Bytes,
+        Self::QueueWait,
+        Self::Rejections,
+        Self::Requests,
+        Self::SeatSeconds,
+    ];
+
+    /// As it is asked for.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::QueueWait => "queueWait",
+            Self::Rejections => "rejections",
+            Self::Requests => "requests",
+            Self::SeatSeconds => "seatSeconds",
+        }
+    }
+
+    /// Its place among the [`Weights`].
+    pub(super) fn place(self) -> usize {
+        Self::ALL.iter().take_while(|sort| **sort != self).count()
+    }
+}
+
+/// A question. By default: the ten users with the most requests of the last minute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Query {
+    /// How far back.
+    pub window: Window,
+    /// Who or what is told apart.
+    pub by: By,
+    /// Which of them are the first.
+    pub sort: Sort,
+    /// Most rows; 1 to [`Self::MOST`].
+    pub limit: usize,
+}
+
+impl Default for Query {
+    fn default() -> Self {
+        Self {
+            window: Window::default(),
+            by: By::default(),
+            sort: Sort::default(),
+            limit: 10,
+        }
+    }
+}
+
+/// Everything that is wrong with a question, a line each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadQuery(String);
+
+impl fmt::Display for BadQuery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Query {
+    /// Most rows that can be asked for: so many of each are kept.
+    pub const MOST: usize = super::table::KEPT;
+
+    /// From the parameters of a URL.
+    ///
+    /// # Errors
+    /// All that is wrong, with what would be right.
+    pub fn parse(parameters: request_info::Query<'_>) -> Result<Self, BadQuery> {
+        let mut faults = String::new();
+        let mut query = Self::default();
+        for parameter in parameters.decoded() {
+            let Some((name, value)) = parameter else {
+                faults.push_str("a parameter cannot be decoded: must be NAME=VALUE, with %XX for what is special in a URL\n");
+                continue;
+            };
+            let value = String::from_utf8_lossy(&value);
+            match &*name {
+                b"by" => choose(
+                    &mut query.by,
+                    &By::ALL,
+                    By::name,
+                    ("by", &value),
+                    &mut faults,
+                ),
+                b"limit" => match value.parse() {
+                    Ok(limit @ 1..=Self::MOST) => query.limit = limit,
+                    _ => faults.push_str(&fault(
+                        "limit",
+                        &value,
+                        &format!("a number from 1 to {}", Self::MOST),
+                    )),
+                },
+                b"sort" => choose(
+                    &mut query.sort,
+                    &Sort::ALL,
+                    Sort::name,
+                    ("sort", &value),
+                    &mut faults,
+                ),
+                b"window" => choose(
+                    &mut query.window,
+                    &Window::ALL,
+                    Window::name,
+                    ("window", &value),
+                    &mut faults,
+                ),
+                other => {
+                    let other = String::from_utf8_lossy(other);
+                    faults.push_str(&format!(
+                        "{}: unknown; there are by, limit, sort and window\n",
+                        shown(&other)
+                    ));
+                }
+            }
+        }
+        if faults.is_empty() {
+            Ok(query)
+        } else {
+            Err(BadQuery(faults))
+        }
+    }
+}
+
+fn choose<T: Copy>(
+    chosen: &mut T,
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+    (parameter, value): (&str, &str),
+    faults: &mut String,
+) {
+    match all.iter().find(|one| name(**one) == value) {
+        Some(one) => *chosen = *one,
+        None => {
+            let names: Vec<_> = all.iter().map(|one| name(*one)).collect();
+            faults.push_str(&fault(
+                parameter,
+                value,
+                &format!("one of {}", names.join(", ")),
+            ));
+        }
+    }
+}
+
+fn fault(parameter: &str, value: &str, right: &str) -> String {
+    format!("{parameter}={}: must be {right}\n", shown(value))
+}
+
+/// Nobody needs the whole of a long mistake.
+fn shown(value: &str) -> String {
+    value
+        .chars()
+        .take(60)
+        .flat_map(char::escape_debug)
+        .collect()
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Amounts {
+    /// All requests: when they have ended, long-running ones when their answer has begun.
+    pub requests: u64,
+    /// Seats × seconds that they were held.
+    pub seat_seconds: f64,
+    /// Bytes of the answers' bodies.
+    pub bytes: u64,
+    /// Requests that a limit refused.
+    pub rejections: u64,
+    /// Seconds spent in queues.
+    pub queue_wait_seconds: f64,
+}
+
+impl From<Weights> for Amounts {
+    fn from(weights: Weights) -> Self {
+        let [bytes, queue_wait, rejections, requests, seats] = weights.0;
+        Self {
+            requests,
+            seat_seconds: Duration::from_nanos(seats).as_secs_f64(),
+            bytes,
+            rejections,
+            queue_wait_seconds: Duration::from_nanos(queue_wait).as_secs_f64(),
+        }
+    }
+}
+
+/// One of those who did most.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Who or what; the beginning of it, if it is long.
+    pub name: String,
+    /// What was done at least.
+    #[serde(flatten)]
+    pub amounts: Amounts,
+    /// So much more may have been done, at most; mostly nothing.
+    pub error: Amounts,
+}
+
+/// Those who did most.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Top {
+    /// What was asked.
+    #[serde(flatten)]
+    pub query: Query,
+    /// How far back it goes in truth, in seconds: at most a tenth more than was asked for, or since weir started.
+    pub covered_seconds: f64,
+    /// What all have done together, whether they are shown or not. Exact.
+    pub total: Amounts,
+    /// What anybody who is not known any more can have done at most. By it, no count is too low by more than this.
+    pub max_error: Amounts,
+    /// Who did most, the first first.
+    pub rows: Vec<Row>,
+}

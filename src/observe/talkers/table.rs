@@ -1,0 +1,231 @@
+//! Who does most, in bounded memory: a table that forgets the least of each measure when it is full.
+//!
+//! It is Misra and Gries' algorithm of 1982 for several measures at once, made to keep what it has counted, in batches. The
+//! table keeps a *floor* for each measure: whoever is not in the table has done no more than that. When the table is full, the
+//! floor rises to what the nth of the measure may have done, and whoever is above no floor goes; n is as large as leaves half
+//! of the table free, and never less than [`KEPT`]. Who comes anew may have done as much as the floor before: that is the new
+//! entry's *error*. What is counted for an entry is so never too much, and too little by at most its error.
+//!
+//! **The bound.** No floor is higher than all that was done, divided by [`KEPT`]. For, call an entry's excess how far count
+//! and error together are above the floor. Whatever is done adds at most itself to the sum of all excesses, and a rise of the
+//! floor by `d` takes `d` from each of at least [`KEPT`] of them; a sum does not fall below 0. Tables that are added up
+//! keep this: floors add up, and so do sums.
+//!
+//! **Exact where it can be**: until the table is full for the first time, floors and errors are 0. Few clusters fill it.
+//!
+//! Each measure has its own floor, and one is enough to stay: who reads much with few requests is kept for the bytes.
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::hash::Hasher;
+use std::sync::Arc;
+
+use super::weights::MEASURES;
+use super::weights::Weights;
+
+/// So many of each measure are kept at least when there are too many: more than anyone reads, and an error of at most 2 %.
+pub(super) const KEPT: usize = 50;
+
+/// Most entries: what a hash table of 1024 places takes. Half of them are free again after each clearance, so that its cost is
+/// shared by at least 448 newcomers.
+pub(super) const MOST: usize = 896;
+
+/// So many are kept of a table that is closed: each measure's share is [`KEPT`].
+const FEW: usize = MEASURES * KEPT;
+
+/// A keyed hash of a name. It has 64 bits: among a million names, two meet with a probability of 3 in 100 million; and who
+/// does not know the secret cannot look for such.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key(pub(super) u64);
+
+/// A key is a hash already.
+#[derive(Debug, Default)]
+pub(super) struct Itself(u64);
+
+impl Hasher for Itself {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+/// A map by [`Key`].
+pub(super) type ByKey<V> = HashMap<Key, V, BuildHasherDefault<Itself>>;
+
+/// Somebody, and what was done.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// Who.
+    pub(super) name: Arc<str>,
+    /// At least.
+    pub(super) seen: Weights,
+    /// So much more at most.
+    pub(super) error: Weights,
+}
+
+impl Entry {
+    fn at_most(&self) -> Weights {
+        self.seen.plus(self.error)
+    }
+}
+
+/// Some time's entries.
+#[derive(Clone, Debug)]
+pub(super) struct Table {
+    most: usize,
+    entries: ByKey<Entry>,
+    floor: Weights,
+    total: Weights,
+}
+
+impl Table {
+    /// An empty one of at most `most` entries, which must have room for [`KEPT`] of each measure in its half.
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            most,
+            entries: ByKey::default(),
+            floor: Weights::ZERO,
+            total: Weights::ZERO,
+        }
+    }
+
+    /// All entries, in no order.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values()
+    }
+
+    /// What anybody else has done at most.
+    pub(super) const fn floor(&self) -> Weights {
+        self.floor
+    }
+
+    /// What all have done together; exact.
+    pub(super) const fn total(&self) -> Weights {
+        self.total
+    }
+
+    /// More was done, by the one of that name.
+    pub(super) fn add(&mut self, key: Key, name: Arc<str>, more: Weights) {
+        self.total.add(more);
+        let new = Entry {
+            name,
+            seen: more,
+            error: Weights::ZERO,
+        };
+        self.put(key, new, Weights::ZERO);
+    }
+
+    /// More was done, and it is not known by whom.
+    pub(super) fn add_unknown(&mut self, more: Weights) {
+        self.total.add(more);
+        self.raise(more);
+    }
+
+    /// Everything that another table has.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.total.add(other.total);
+        // Whoever is not in the other may have done as much as its floor there; who is, as much as is said there.
+        self.raise(other.floor);
+        for (key, entry) in &other.entries {
+            self.put(*key, entry.clone(), other.floor);
+        }
+    }
+
+    /// Empty again, for the next.
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+        self.floor = Weights::ZERO;
+        self.total = Weights::ZERO;
+    }
+
+    /// To be kept: without those who matter in no measure, unless they are few.
+    pub(super) fn closed(&self) -> Self {
+        let few = self.entries.len() <= FEW;
+        let floor = if few {
+            self.floor
+        } else {
+            self.next_floor(FEW)
+        };
+        let staying = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| few || entry.at_most().passes(floor));
+        Self {
+            most: self.most,
+            entries: staying.map(|(key, entry)| (*key, entry.clone())).collect(),
+            floor,
+            total: self.total,
+        }
+    }
+
+    fn raise(&mut self, by: Weights) {
+        if by == Weights::ZERO {
+            return;
+        }
+        self.floor.add(by);
+        for entry in self.entries.values_mut() {
+            entry.error.add(by);
+        }
+    }
+
+    /// `raised` of the floor and of all errors stands for what this very entry says.
+    fn put(&mut self, key: Key, new: Entry, raised: Weights) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.seen.add(new.seen);
+            entry.error = entry.error.minus(raised).plus(new.error);
+            return;
+        }
+        if self.entries.len() >= self.most {
+            self.make_room();
+        }
+        let error = self.floor.minus(raised).plus(new.error);
+        self.entries.insert(key, Entry { error, ..new });
+    }
+
+    fn make_room(&mut self) {
+        let floor = self.next_floor(self.most / 2);
+        self.floor = floor;
+        self.entries
+            .retain(|_, entry| entry.at_most().passes(floor));
+    }
+
+    /// The lowest floors found above which there are no more than `room` entries. The measures mostly have the same entries on
+    /// top, so that there is room for more of each than its share.
+    fn next_floor(&self, room: usize) -> Weights {
+        let share = room / MEASURES;
+        let mut each = room;
+        loop {
+            let floor = self.floor_of_the(each);
+            let above = |entry: &&Entry| entry.at_most().passes(floor);
+            if each <= share || self.entries.values().filter(above).count() <= room {
+                return floor;
+            }
+            each = (each / 2).max(share);
+        }
+    }
+
+    /// For each measure, what the `n`th may have done.
+    fn floor_of_the(&self, n: usize) -> Weights {
+        let mut floor = self.floor;
+        let mut all = Vec::with_capacity(self.entries.len());
+        for (measure, floor) in floor.0.iter_mut().enumerate() {
+            all.clear();
+            let of = |entry: &Entry| entry.at_most().of(measure);
+            all.extend(self.entries.values().map(of));
+            if (1..=all.len()).contains(&n) {
+                let (_, nth, _) = all.select_nth_unstable_by(n - 1, |a, b| b.cmp(a));
+                *floor = (*floor).max(*nth);
+            }
+        }
+        floor
+    }
+}

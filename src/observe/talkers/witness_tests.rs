@@ -1,0 +1,143 @@
+//! What a request counts for, by its record.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderValue;
+use http::Method;
+use http::StatusCode;
+use http::uri::PathAndQuery;
+
+use super::*;
+use crate::api::UserInfo;
+use crate::pipeline::record::Outcome;
+use crate::pipeline::record::Record;
+use crate::pipeline::record::Witness;
+
+const OK: Outcome = Outcome::Answered(StatusCode::OK);
+
+fn record(target: &'static str, arrived: Instant) -> Record {
+    let user = UserInfo {
+        name: "alice".to_owned(),
+        ..UserInfo::default()
+    };
+    Record {
+        method: Method::GET,
+        target: PathAndQuery::from_static(target),
+        long_running: target.contains("watch=1"),
+        peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+        forwarded_for: None,
+        user_agent: Some(HeaderValue::from_static("kubectl/v1.36.0")),
+        arrived,
+        arrived_wall: Clock.wall(),
+        user: Some(Arc::new(user)),
+        decision: None,
+        rule: None,
+        outcome: OK,
+        sent: 100,
+    }
+}
+
+fn top(talkers: &Talkers, by: By, now: Instant) -> Vec<(String, Amounts)> {
+    let query = Query {
+        by,
+        ..Query::default()
+    };
+    let top = talkers.top_at(&query, now);
+    let rows = top.rows.into_iter();
+    rows.map(|row| (row.name, row.amounts)).collect()
+}
+
+#[test]
+fn a_request_counts_for_everything_that_it_is_known_by() {
+    let begin = Clock.now();
+    let talkers = Talkers::new(begin, 1);
+    let desk = talkers.desk();
+    let now = begin + Duration::from_secs(2);
+    for target in [
+        "/apis/apps/v1/namespaces/shop/deployments?limit=5",
+        "/api/v1/nodes/n1/status",
+        "/version",
+    ] {
+        desk.ended(&record(target, begin), now);
+    }
+    let mut nameless = record("/api/v1/nodes/n1/status", begin);
+    (nameless.user, nameless.user_agent) = (None, None);
+    desk.ended(&nameless, now);
+
+    let names = |by| {
+        let names = top(&talkers, by, now).into_iter();
+        names
+            .map(|(name, did)| format!("{name} {}", did.requests))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names(By::User), ["alice 3", "<unknown> 1"]);
+    assert_eq!(names(By::UserAgent), ["kubectl/v1.36.0 3", "<none> 1"]);
+    assert_eq!(names(By::Namespace), ["<none> 3", "shop 1"]);
+    assert_eq!(
+        names(By::Resource),
+        [
+            "get nodes/status 2",
+            "get /version 1",
+            "list deployments.apps 1"
+        ]
+    );
+    assert_eq!(names(By::Flow), [""; 0], "no priority level decided");
+    let all = Amounts {
+        requests: 3,
+        seat_seconds: 6.0,
+        bytes: 300,
+        rejections: 0,
+        queue_wait_seconds: 0.0,
+    };
+    assert_eq!(top(&talkers, By::User, now)[0], ("alice".to_owned(), all));
+}
+
+#[test]
+fn a_rejection_holds_no_seats() {
+    let begin = Clock.now();
+    let talkers = Talkers::new(begin, 1);
+    let now = begin + Duration::from_secs(2);
+    let mut rejected = record("/api/v1/pods", begin);
+    rejected.outcome = Outcome::Rejected("max-in-flight");
+    talkers.desk().ended(&rejected, now);
+    let expected = Amounts {
+        requests: 1,
+        rejections: 1,
+        bytes: 100,
+        ..Amounts::default()
+    };
+    assert_eq!(
+        top(&talkers, By::User, now),
+        [("alice".to_owned(), expected)]
+    );
+}
+
+#[test]
+fn a_watch_counts_when_it_begins_and_its_bytes_when_it_ends() {
+    let begin = Clock.now();
+    let talkers = Talkers::new(begin, 1);
+    let desk = talkers.desk();
+    let mut watch = record("/api/v1/pods?watch=1", begin);
+    let did = |requests, bytes| {
+        let did = Amounts {
+            requests,
+            bytes,
+            ..Amounts::default()
+        };
+        [("watch pods".to_owned(), did)]
+    };
+    watch.sent = 0;
+    desk.answering(&watch);
+    let now = begin + Duration::from_secs(50);
+    assert_eq!(top(&talkers, By::Resource, now), did(1, 0));
+    watch.sent = 7000;
+    desk.ended(&watch, now);
+    assert_eq!(top(&talkers, By::Resource, now), did(1, 7000));
+
+    // One that was refused has no beginning.
+    watch.outcome = Outcome::Refused(StatusCode::SERVICE_UNAVAILABLE);
+    desk.ended(&watch, now);
+    assert_eq!(top(&talkers, By::Resource, now), did(2, 14_000));
+}
