@@ -193,3 +193,40 @@ fn event(name: &str, data: &impl Serialize) -> Bytes {
     let data = serde_json::to_string(data).unwrap_or_default();
     format!("event: {name}\ndata: {data}\n\n").into()
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_reads_slowly_gets_the_newest_and_holds_nothing() {
+        let (events, receiver) = watch::channel(Bytes::new());
+        let places = Arc::new(Semaphore::new(1));
+        let listener = Listener {
+            first: Some(Bytes::from_static(b"first")),
+            events: receiver,
+            _place: Arc::clone(&places).try_acquire_owned().unwrap(),
+        };
+        let data = |item: Item| item.unwrap().into_data().unwrap();
+        for n in 0..1000 {
+            events.send_replace(n.to_string().into());
+        }
+        let (item, listener) = listener.next().await.unwrap();
+        assert_eq!(data(item), "first");
+        let (item, listener) = listener.next().await.unwrap();
+        assert_eq!(data(item), "999");
+        assert_eq!(places.available_permits(), 0);
+        assert!(listener.next().now_or_never().is_none(), "nothing is new");
+        assert_eq!(places.available_permits(), 1, "a place comes back");
+    }
+
+    #[test]
+    fn an_event_is_one_line_of_data_whatever_is_in_it() {
+        let text = event("snapshot", &"two\nlines\r\n\nevent: forged\u{2028}");
+        let text = std::str::from_utf8(&text).unwrap();
+        assert_eq!(text.lines().count(), 3, "{text:?}");
+        assert!(text.starts_with("event: snapshot\ndata: \"two\\nlines") && text.ends_with("\n\n"));
+    }
+}
