@@ -193,8 +193,7 @@ impl App {
             upstream_metrics,
             upstream,
         };
-        let most = serving.max_connections;
-        let admin = AdminListeners::bind(admin, readiness, &registry, &shared, most)?;
+        let admin = AdminListeners::bind(admin, readiness, &registry, &shared, &serving)?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
         let addresses = Addresses::of(&acceptor, &admin)?;
         Ok(Self {
@@ -430,9 +429,9 @@ impl AdminListeners {
         readiness: Arc<Readiness>,
         registry: &Registry,
         shared: &Shared,
-        most_connections: usize,
+        serving: &config::Serving,
     ) -> Result<Self, StartError> {
-        let status = shared.status(&readiness, most_connections);
+        let status = shared.status(&readiness, serving.max_connections);
         let fairness = match &shared.admission {
             Admission::Fairness(controller) => Some(controller),
             Admission::MaxInFlight(_) => None,
