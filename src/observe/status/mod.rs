@@ -2,9 +2,10 @@
 //! minutes.
 //!
 //! weir keeps the history itself, so that a page that is opened when something is wrong shows how it began. It costs a
-//! snapshot every five seconds when nobody looks and one a second when somebody does, on the control runtime: see
-//! ARCHITECTURE.md for what one takes. However many look, they share it; one who reads too slowly misses some, and holds
-//! nothing.
+//! snapshot every five seconds when nobody looks and one a second when somebody does, on the control runtime. Measured
+//! without the compiler's full optimization: with 58 levels a thousandth of a core either way; with 100,000 users and as many
+//! user agents, when the talkers' tables are full, six thousandths while somebody looks. An event is 20 KB with 58 levels.
+//! However many look, they share it; one who reads too slowly misses some, and holds nothing.
 
 pub mod counts;
 pub mod history;
