@@ -41,6 +41,9 @@ use crate::limits::rates::Rates;
 use crate::metrics::Registry;
 use crate::observe::admin::Admin;
 use crate::observe::readiness::Readiness;
+use crate::observe::status::Status;
+use crate::observe::status::counts::Counts;
+use crate::observe::status::sources::Sources;
 use crate::observe::talkers::Talkers;
 use crate::pipeline::Pipeline;
 use crate::pipeline::holding::Holding;
@@ -181,6 +184,7 @@ impl App {
             holding: Arc::new(Holding::new(rejection_hold, &registry)),
             metrics: RequestMetrics::register(&registry),
             witnesses: Arc::default(),
+            counts: Arc::default(),
             talkers: who_does_most(&admission),
             upstream_log: Arc::default(),
             request_timeout,
@@ -189,8 +193,7 @@ impl App {
             upstream_metrics,
             upstream,
         };
-        let limits = (&admission, &shared.rates, &shared.talkers);
-        let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry, limits)?;
+        let admin = AdminListeners::bind(admin, readiness, &registry, &shared, &serving)?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
         let addresses = Addresses::of(&acceptor, &admin)?;
         Ok(Self {
@@ -264,6 +267,7 @@ struct Shared {
     holding: Arc<Holding>,
     metrics: Arc<RequestMetrics>,
     witnesses: Witnesses,
+    counts: Arc<Counts>,
     talkers: Arc<Talkers>,
     upstream_log: Arc<Sparingly>,
     request_timeout: Duration,
@@ -278,7 +282,9 @@ impl Shared {
     /// Those of one worker, who counts on a desk of its own.
     fn witnesses(&self) -> Witnesses {
         let desk: Arc<dyn Witness> = self.talkers.desk();
-        self.witnesses.iter().cloned().chain([desk]).collect()
+        let counts: Arc<dyn Witness> = Arc::<Counts>::clone(&self.counts);
+        let own = [desk, counts];
+        self.witnesses.iter().cloned().chain(own).collect()
     }
 
     fn pipeline(&self) -> Pipeline {
@@ -303,6 +309,21 @@ impl Shared {
             witnesses: self.witnesses(),
             upstream_log: Arc::clone(&self.upstream_log),
         }
+    }
+
+    fn status(&self, readiness: &Arc<Readiness>, most_connections: usize) -> Arc<Status> {
+        Status::new(Sources {
+            started: Clock.now(),
+            drain: Arc::clone(&self.drain),
+            readiness: Arc::clone(readiness),
+            upstream: Arc::clone(&self.upstream_metrics),
+            admission: self.admission.clone(),
+            rates: Arc::clone(&self.rates),
+            holding: Arc::clone(&self.holding),
+            counts: Arc::clone(&self.counts),
+            talkers: Arc::clone(&self.talkers),
+            most_connections,
+        })
     }
 
     fn acceptor(
@@ -358,7 +379,7 @@ impl OwnCalls {
         upstream: &upstream::Config,
         metrics: &Arc<upstream::Metrics>,
         drain: &Arc<Drain>,
-    ) -> Result<(Self, Readiness, Option<Arc<dyn ApiServer>>), StartError> {
+    ) -> Result<(Self, Arc<Readiness>, Option<Arc<dyn ApiServer>>), StartError> {
         let nobody = own.is_nobody();
         let (own, renewal) = OwnCredentials::start(own, Clock)
             .await
@@ -375,7 +396,7 @@ impl OwnCalls {
             renewal,
         };
         // An anonymous caller may not ask about others.
-        Ok((calls, readiness, Some(server).filter(|_| !nobody)))
+        Ok((calls, Arc::new(readiness), Some(server).filter(|_| !nobody)))
     }
 
     fn run(self) {
@@ -399,6 +420,7 @@ impl OwnCalls {
 struct AdminListeners {
     operators: (TcpListener, Arc<Admin>),
     probes: Option<(TcpListener, Arc<Admin>)>,
+    status: Arc<Status>,
 }
 
 impl AdminListeners {
@@ -406,9 +428,11 @@ impl AdminListeners {
         admin: config::Admin,
         readiness: Arc<Readiness>,
         registry: &Registry,
-        (admission, rates, talkers): (&Admission, &Arc<Rates>, &Arc<Talkers>),
+        shared: &Shared,
+        serving: &config::Serving,
     ) -> Result<Self, StartError> {
-        let fairness = match admission {
+        let status = shared.status(&readiness, serving.max_connections);
+        let fairness = match &shared.admission {
             Admission::Fairness(controller) => Some(controller),
             Admission::MaxInFlight(_) => None,
         };
@@ -420,9 +444,10 @@ impl AdminListeners {
                 Arc::new(Admin {
                     readiness: Arc::clone(&readiness),
                     metrics,
-                    rates: operators.then(|| Arc::clone(rates)),
-                    talkers: operators.then(|| Arc::clone(talkers)),
+                    rates: operators.then(|| Arc::clone(&shared.rates)),
+                    talkers: operators.then(|| Arc::clone(&shared.talkers)),
                     dumps,
+                    status: operators.then(|| Arc::clone(&status)),
                 }),
             ))
         };
@@ -432,11 +457,17 @@ impl AdminListeners {
                 .health
                 .map(|address| serve(address, admin.health_metrics, false))
                 .transpose()?,
+            status,
         })
     }
 
     fn run(self) {
-        let Self { operators, probes } = self;
+        let Self {
+            operators,
+            probes,
+            status,
+        } = self;
+        tokio::spawn(status.run());
         for (listener, admin) in std::iter::once(operators).chain(probes) {
             tokio::spawn(admin.run(listener));
         }

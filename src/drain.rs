@@ -114,6 +114,12 @@ impl Drain {
         self.watches.count.load(Ordering::Acquire)
     }
 
+    /// The requests under way that are not long-running.
+    #[must_use]
+    pub fn open_requests(&self) -> usize {
+        self.requests.count.load(Ordering::Acquire)
+    }
+
     /// Comes when a watch that began before is to end: at a moment of its own within the grace period.
     pub fn watch_end(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut end = self.watches_end.subscribe();

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::path::PathBuf;
 
 const LAYERS: &[&[&str]] = &[
-    &["clock", "corked", "document", "metrics", "sparingly"],
+    &["clock", "document", "metrics", "sparingly"],
     &["api", "drain", "playground", "request_info"],
     &["identity"],
     &["flowcontrol", "upstream"],
@@ -32,6 +32,10 @@ const APART: &[&str] = &["playground"];
 /// Files and folders that decide: no I/O, no clock, no locks, no logs.
 const PURE: &[&str] = &[
     "api",
+    "cli/top/model.rs",
+    "cli/top/once.rs",
+    "cli/top/view.rs",
+    "cli/top/words.rs",
     "document",
     "flowcontrol/allocation.rs",
     "flowcontrol/borrowing.rs",
@@ -62,6 +66,8 @@ const PURE: &[&str] = &[
     "limits/events/mod.rs",
     "limits/lru.rs",
     "limits/top_keys.rs",
+    "observe/status/history.rs",
+    "observe/status/snapshot.rs",
     "observe/talkers/name.rs",
     "observe/talkers/query.rs",
     "observe/talkers/table.rs",

@@ -31,6 +31,8 @@ pub struct Cli {
 pub enum Command {
     /// Stand in front of an API server.
     Serve(Box<ServeArgs>),
+    /// Show what an operator sees, live, from weir's admin address.
+    Top(crate::cli::top::TopArgs),
     /// Stand in front of a small API server in memory, with certificates and a kubeconfig made on the spot.
     #[cfg(feature = "playground")]
     Playground(Box<crate::cli::playground::PlaygroundArgs>),

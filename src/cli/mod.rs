@@ -8,6 +8,7 @@ mod logging;
 pub mod playground;
 mod serve;
 mod settings;
+pub mod top;
 
 use std::ffi::OsString;
 use std::fs;
@@ -32,6 +33,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     match parsed.command {
         Command::Serve(args) => serve::run(*args),
+        Command::Top(args) => top::run(args),
         #[cfg(feature = "playground")]
         Command::Playground(args) => playground::run(*args),
     }

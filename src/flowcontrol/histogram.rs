@@ -64,6 +64,14 @@ impl Histogram {
         self.bounds.iter().copied().zip(counts)
     }
 
+    /// Counts all that another one of the same bounds has counted, too.
+    pub fn include(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+        self.sum += other.sum;
+    }
+
     fn add(&mut self, value: f64, weight: u64, weighted: f64) {
         let bucket = self.bounds.iter().position(|&bound| value <= bound);
         let bucket = bucket.unwrap_or(self.bounds.len());

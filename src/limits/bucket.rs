@@ -31,6 +31,18 @@ impl Rate {
         }
     }
 
+    /// Tokens a second.
+    #[must_use]
+    pub const fn per_second(&self) -> f64 {
+        self.per_second
+    }
+
+    /// The most tokens that are kept.
+    #[must_use]
+    pub const fn burst(&self) -> f64 {
+        self.burst
+    }
+
     /// `share` (0 to 1) of what a bucket holds.
     #[must_use]
     pub fn part(&self, share: f64) -> Floor {

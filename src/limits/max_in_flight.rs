@@ -7,6 +7,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
 use crate::api::user::GROUP_MASTERS;
@@ -74,6 +75,8 @@ impl MaxInFlight {
                 kind,
                 limit,
                 in_use: AtomicU32::new(0),
+                admitted: AtomicU64::new(0),
+                refused: AtomicU64::new(0),
                 shown: Arc::clone(&shown),
             })
         };
@@ -102,11 +105,29 @@ impl MaxInFlight {
         match slots.take(limit.get()) {
             Some(permit) => Ok(Some(permit)),
             None if digest.user.in_group(GROUP_MASTERS) => Ok(None),
-            None => Err(Rejection::MaxInFlight {
-                kind: slots.kind,
-                limit: limit.get(),
-            }),
+            None => {
+                slots.refused.fetch_add(1, Ordering::Relaxed);
+                Err(Rejection::MaxInFlight {
+                    kind: slots.kind,
+                    limit: limit.get(),
+                })
+            }
         }
+    }
+
+    /// Both kinds, as they are now.
+    #[must_use]
+    pub fn shown(&self) -> [Shown; 2] {
+        [&self.read_only, &self.mutating].map(|slots| Shown {
+            kind: slots.kind,
+            in_use: slots.in_use.load(Ordering::Relaxed),
+            limit: match slots.limit {
+                InFlightLimit::AtMost(limit) => Some(limit),
+                InFlightLimit::Unlimited => None,
+            },
+            admitted: slots.admitted.load(Ordering::Relaxed),
+            refused: slots.refused.load(Ordering::Relaxed),
+        })
     }
 
     /// Publishes the peak since the last call; to be called once a second, as `maintainReadOnlyWatermark` does.
@@ -115,12 +136,30 @@ impl MaxInFlight {
     }
 }
 
+/// A kind of requests, as it is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Which.
+    pub kind: RequestKind,
+    /// Requests that have a slot.
+    pub in_use: u32,
+    /// The slots there are; none: no limit, and nothing is counted.
+    pub limit: Option<NonZeroU32>,
+    /// Requests that ever had a slot.
+    pub admitted: u64,
+    /// Requests that were refused one.
+    pub refused: u64,
+}
+
 /// One kind's slots.
 #[derive(Debug)]
 struct Slots {
     kind: RequestKind,
     limit: InFlightLimit,
     in_use: AtomicU32,
+    /// Only shown: relaxed.
+    admitted: AtomicU64,
+    refused: AtomicU64,
     /// Never shows more than are in use: told after a slot is taken and before it is given back.
     shown: Arc<InFlight>,
 }
@@ -133,6 +172,7 @@ impl Slots {
                 (n < limit).then_some(n + 1)
             })
             .ok()?;
+        self.admitted.fetch_add(1, Ordering::Relaxed);
         self.shown.start(self.kind, Clock.now());
         Some(InFlightPermit(Arc::clone(self)))
     }

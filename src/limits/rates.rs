@@ -4,6 +4,7 @@ use crate::limits::clients;
 use crate::limits::clients::enforce::ClientLimits;
 use crate::limits::events;
 use crate::limits::events::enforce::EventRateLimit;
+use crate::limits::top_keys::TopKey;
 use crate::metrics::Registry;
 
 /// Which limits there are.
@@ -38,6 +39,14 @@ impl Rates {
         }
     }
 
+    /// Every limit as it stands, in the order of the configuration.
+    #[must_use]
+    pub fn shown(&self) -> Vec<Shown> {
+        let events = self.events.iter().flat_map(EventRateLimit::shown);
+        let clients = self.clients.iter().flat_map(ClientLimits::shown);
+        events.chain(clients).collect()
+    }
+
     /// Who was refused most, for operators: a line each, its parts apart by tabs.
     #[must_use]
     pub fn dump(&self) -> String {
@@ -55,4 +64,27 @@ impl Rates {
         lines.push(String::new());
         lines.join("\n")
     }
+}
+
+/// A limit as it stands, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// `EventRateLimit/Namespace`, `clientLimits/NAME`.
+    pub name: String,
+    /// What it allows, in few words.
+    pub allows: String,
+    /// It counts only.
+    pub dry_run: bool,
+    /// Requests that it let through at once.
+    pub passed: u64,
+    /// Requests that it made wait.
+    pub delayed: u64,
+    /// Requests that it refused.
+    pub rejected: u64,
+    /// Keys that it remembers.
+    pub keys: u64,
+    /// The most that it may.
+    pub most_keys: u64,
+    /// Whom it refused most.
+    pub top: Vec<TopKey>,
 }

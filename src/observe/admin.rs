@@ -1,4 +1,4 @@
-//! The listeners for operators: `/livez`, `/readyz`, `/metrics`, in plain HTTP.
+//! The listeners for operators: `/livez`, `/readyz`, `/metrics` and the status page, in plain HTTP.
 //!
 //! They run on a runtime of their own, so that a flood of clients does not keep a probe or a scrape waiting.
 
@@ -13,13 +13,18 @@ use http::Request;
 use http::Response;
 use http::StatusCode;
 use http::header;
+use http_body_util::BodyExt;
 use http_body_util::Full;
+use http_body_util::StreamBody;
+use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use hyper_util::rt::TokioTimer;
+use socket2::SockRef;
 use tokio::net::TcpListener;
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tracing::debug;
 use tracing::warn;
@@ -28,6 +33,8 @@ use crate::flowcontrol::controller::Controller;
 use crate::limits::rates::Rates;
 use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
+use crate::observe::status::Status;
+use crate::observe::status::page;
 use crate::observe::talkers;
 use crate::observe::talkers::Talkers;
 use crate::request_info::Query;
@@ -38,10 +45,21 @@ const MOST_CONNECTIONS: usize = 64;
 /// How long an idle connection is kept, or a slow request waited for.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long an operator's machine may leave what was sent to it unread or unconfirmed: who listens and has gone to sleep
+/// gives its place back then.
+const UNREAD_FOR: Duration = Duration::from_secs(30);
+
+/// What the kernel keeps of answers that are not read yet, in bytes: some seconds of events, not the megabytes that it would
+/// grow to.
+const SEND_BUFFER: usize = 256 << 10;
+
 const METRICS_TYPE: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// Where kube-apiserver has its dumps.
 const DUMPS: &str = "/debug/api_priority_and_fairness/";
@@ -53,8 +71,9 @@ const RATES: &str = "/debug/rate_limits";
 const TOP_TALKERS: &str = "/debug/top_talkers";
 
 /// What a wrong path is told.
-const SERVED: &str = "served here: /livez /readyz /metrics, and under /debug/api_priority_and_fairness/ dump_priority_levels, \
-                      dump_queues and dump_requests; /debug/rate_limits /debug/top_talkers\n";
+const SERVED: &str = "served here: /livez /readyz /metrics, the page / (/status), its data /status.json and /status/events, \
+                      and under /debug/api_priority_and_fairness/ dump_priority_levels, dump_queues and dump_requests; \
+                      /debug/rate_limits /debug/top_talkers\n";
 
 /// What is served.
 #[derive(Debug)]
@@ -69,7 +88,12 @@ pub struct Admin {
     pub dumps: Option<Arc<Controller>>,
     /// Who does most, where it is served.
     pub talkers: Option<Arc<Talkers>>,
+    /// The status page's data, where it is served.
+    pub status: Option<Arc<Status>>,
 }
+
+/// The body of an answer.
+type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
 
 impl Admin {
     /// Serves `listener` until it is dropped.
@@ -83,7 +107,10 @@ impl Admin {
                 return; // never: the semaphore is not closed
             };
             let tcp = match listener.accept().await {
-                Ok((tcp, _)) => tcp,
+                Ok((tcp, _)) => {
+                    bound(&tcp);
+                    tcp
+                }
                 Err(why) => {
                     warn!(%why, "cannot accept connections of operators");
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -106,10 +133,7 @@ impl Admin {
         }
     }
 
-    async fn answer(
-        &self,
-        request: Request<Incoming>,
-    ) -> Result<Response<Full<Bytes>>, Infallible> {
+    async fn answer(&self, request: Request<Incoming>) -> Result<Response<AdminBody>, Infallible> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return Ok(response(
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -126,6 +150,11 @@ impl Admin {
         if let (TOP_TALKERS, Some(talkers)) = (request.uri().path(), &self.talkers) {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
             return Ok(top_talkers(talkers, query));
+        }
+        if let Some(status) = &self.status
+            && let Some(answer) = shown(status, &request).await
+        {
+            return Ok(answer);
         }
         Ok(match (request.uri().path(), &self.metrics) {
             ("/livez", _) => response(StatusCode::OK, "ok"),
@@ -150,7 +179,7 @@ impl Admin {
     }
 
     /// The dump endpoints of kube-apiserver (`apf_controller_debug.go`).
-    fn dump(&self, which: &str, query: Query<'_>) -> Response<Full<Bytes>> {
+    fn dump(&self, which: &str, query: Query<'_>) -> Response<AdminBody> {
         let Some(controller) = &self.dumps else {
             return response(
                 StatusCode::NOT_FOUND,
@@ -170,23 +199,95 @@ impl Admin {
     }
 }
 
-fn top_talkers(talkers: &Talkers, query: Query<'_>) -> Response<Full<Bytes>> {
+fn top_talkers(talkers: &Talkers, query: Query<'_>) -> Response<AdminBody> {
     let query = match talkers::Query::parse(query) {
         Ok(query) => query,
         Err(faults) => return response(StatusCode::BAD_REQUEST, faults.to_string()),
     };
     match serde_json::to_vec(&talkers.top(&query)) {
-        Ok(text) => {
-            let mut top = response(StatusCode::OK, text);
-            top.headers_mut().insert(header::CONTENT_TYPE, JSON);
-            top
-        }
+        Ok(text) => typed(JSON, text),
         Err(why) => response(StatusCode::INTERNAL_SERVER_ERROR, why.to_string()),
     }
 }
 
-fn response(code: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(text.into()));
+/// The status page and its data; none for any other path.
+async fn shown(status: &Arc<Status>, request: &Request<Incoming>) -> Option<Response<AdminBody>> {
+    let mut answer = match request.uri().path() {
+        "/" | "/status" => {
+            let mut answer = typed(HTML, page::PAGE);
+            let policy = page::content_security_policy();
+            let headers = answer.headers_mut();
+            headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+            headers.insert(
+                header::REFERRER_POLICY,
+                HeaderValue::from_static("no-referrer"),
+            );
+            answer
+        }
+        "/status.json" => typed(JSON, status.json().await),
+        "/status/events" => events(status, request),
+        _ => return None,
+    };
+    let headers = answer.headers_mut();
+    headers.insert(header::CACHE_CONTROL, NO_STORE);
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    Some(answer)
+}
+
+/// The stream of events. A page from elsewhere could not read it, but would take places: it gets none.
+fn events(status: &Arc<Status>, request: &Request<Incoming>) -> Response<AdminBody> {
+    let site = request.headers().get("sec-fetch-site");
+    if site.is_some_and(|site| site != "same-origin" && site != "none") {
+        return response(StatusCode::FORBIDDEN, "events are for weir's own page\n");
+    }
+    if request.method() == Method::HEAD {
+        return typed(EVENTS, "");
+    }
+    let Some(events) = status.listen() else {
+        return response(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "as many listen already as may; /status.json is there for everybody\n",
+        );
+    };
+    let mut answer = Response::new(StreamBody::new(events).boxed_unsync());
+    answer.headers_mut().insert(header::CONTENT_TYPE, EVENTS);
+    answer
+}
+
+/// Bounds what a connection can hold. Where the system does not know how, it is as it was.
+fn bound(tcp: &TcpStream) {
+    let socket = SockRef::from(tcp);
+    let bounded = socket
+        .set_send_buffer_size(SEND_BUFFER)
+        .and_then(|()| unread_for(&socket));
+    if let Err(why) = bounded {
+        debug!(%why, "an operator's connection is not bounded");
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn unread_for(socket: &SockRef<'_>) -> std::io::Result<()> {
+    socket.set_tcp_user_timeout(Some(UNREAD_FOR))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn unread_for(_: &SockRef<'_>) -> std::io::Result<()> {
+    Ok(())
+}
+
+fn typed(content_type: HeaderValue, text: impl Into<Bytes>) -> Response<AdminBody> {
+    let mut response = response(StatusCode::OK, text);
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, content_type);
+    response
+}
+
+fn response(code: StatusCode, text: impl Into<Bytes>) -> Response<AdminBody> {
+    let mut response = Response::new(Full::new(text.into()).boxed_unsync());
     *response.status_mut() = code;
     response.headers_mut().insert(header::CONTENT_TYPE, PLAIN);
     response

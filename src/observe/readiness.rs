@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
+use arc_swap::ArcSwapOption;
 use http::Method;
 use http::StatusCode;
 use http::uri::PathAndQuery;
@@ -17,6 +18,7 @@ use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
+use crate::observe::status::snapshot;
 use crate::upstream::body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::headers;
@@ -25,6 +27,9 @@ use crate::upstream::pool::Pool;
 
 /// How long an answer is good for: probes of any frequency cost the API server one request a second.
 const FRESH_FOR: Duration = Duration::from_secs(1);
+
+/// How long an answer is shown to who does not ask: longer than an answer may take.
+const SHOWN_FOR: Duration = Duration::from_secs(15);
 
 /// How long the API server may take; the kubelet's probes give up after a second or a few.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -40,6 +45,8 @@ pub struct Readiness {
     drain: Arc<Drain>,
     /// The last answer. Held while asking, so that many askers cause one question.
     last: Mutex<Option<(Instant, Result<(), String>)>>,
+    /// The same, for who does not want to wait for the next.
+    shown: ArcSwapOption<(Instant, Result<(), String>)>,
 }
 
 impl Readiness {
@@ -51,6 +58,7 @@ impl Readiness {
             own,
             drain,
             last: Mutex::default(),
+            shown: ArcSwapOption::empty(),
         }
     }
 
@@ -84,6 +92,32 @@ impl Readiness {
         (ready, text)
     }
 
+    /// Whether the last answer is too old to be given to another asker.
+    #[must_use]
+    pub fn is_stale(&self, now: Instant) -> bool {
+        // Held: somebody asks at the moment.
+        self.last.try_lock().is_ok_and(|last| {
+            last.as_ref()
+                .is_none_or(|(at, _)| now.saturating_duration_since(*at) >= FRESH_FOR)
+        })
+    }
+
+    /// What is known without asking; an answer of long ago is none.
+    #[must_use]
+    pub fn shown(&self, now: Instant) -> snapshot::Readiness {
+        let shutting_down = !self.drain.ready();
+        let answer = self.shown.load();
+        let upstream = answer
+            .as_deref()
+            .filter(|(at, _)| now.saturating_duration_since(*at) < SHOWN_FOR)
+            .map(|(_, answer)| answer);
+        snapshot::Readiness {
+            ready: upstream.map(|answer| answer.is_ok() && !shutting_down),
+            shutting_down,
+            upstream_failure: upstream.and_then(|answer| answer.clone().err()),
+        }
+    }
+
     async fn upstream_answers(&self) -> Result<(), String> {
         let mut last = self.last.lock().await;
         if let Some((at, answer)) = &*last
@@ -95,6 +129,8 @@ impl Readiness {
             .await
             .unwrap_or_else(|_| Err(format!("no answer within {}s", ANSWER_WITHIN.as_secs())));
         *last = Some((Clock.now(), answer.clone()));
+        self.shown
+            .store(Some(Arc::new((Clock.now(), answer.clone()))));
         answer
     }
 

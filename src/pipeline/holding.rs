@@ -127,6 +127,13 @@ impl Holding {
         })
     }
 
+    /// How many refusals are held now, of how many flows, and how many were held before.
+    #[must_use]
+    pub fn shown(&self) -> (usize, usize, u64) {
+        let (held, flows) = lock(&self.holds).held();
+        (held, flows, self.time.get_sample_count())
+    }
+
     fn enter<'h>(
         &'h self,
         patience: &'h Patience,

@@ -7,6 +7,7 @@ pub mod address;
 pub mod body;
 pub mod connector;
 pub mod credentials;
+pub mod failures;
 pub mod forward;
 pub mod headers;
 mod http2;
@@ -20,6 +21,7 @@ pub mod tls;
 pub mod upgrade;
 mod upload;
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -35,12 +37,15 @@ use http::StatusCode;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
 use prometheus::IntGaugeVec;
+use prometheus::core::Collector;
+use prometheus::proto::MetricFamily;
 use rustls::RootCertStore;
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use rustls::sign::SingleCertAndKey;
 use tokio::sync::watch;
 
+use crate::clock::Clock;
 use crate::metrics::Counted;
 use crate::metrics::Registry;
 use crate::upstream::body::AnswerBody;
@@ -50,6 +55,7 @@ use crate::upstream::connector::Protocol;
 use crate::upstream::connector::Target;
 use crate::upstream::credentials::Expired;
 use crate::upstream::credentials::OwnCredentials;
+use crate::upstream::failures::Failures;
 use crate::upstream::forward::Turn;
 use crate::upstream::headers::Asserting;
 use crate::upstream::headers::Elsewhere;
@@ -81,6 +87,7 @@ pub struct Upstream {
     impersonating: Option<Impersonators>,
     pass_through: Arc<Pool<PassThrough>>,
     stranger: Arc<Pool<Stranger>>,
+    metrics: Arc<Metrics>,
 }
 
 /// A client's request, dressed for its way.
@@ -118,6 +125,7 @@ impl Upstream {
             }),
             pass_through: pool(config, None, metrics),
             stranger: pool(config, None, metrics),
+            metrics: Arc::clone(metrics),
         }
     }
 
@@ -160,12 +168,13 @@ impl Upstream {
         request: Dressed,
         body: RequestBody,
     ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
-        match request {
+        let sent = match request {
             Dressed::Asserting(head) => self.asserting()?.send(head, body).await,
             Dressed::Impersonating(head) => self.impersonating()?.send(head, body).await,
             Dressed::PassThrough(head) => self.pass_through.send(head, body).await,
             Dressed::Stranger(head) => self.stranger.send(head, body).await,
-        }
+        };
+        sent.inspect_err(|why| self.metrics.failures.note(why, Clock.now()))
     }
 
     /// Sends a client's request that asks for another protocol; see [`Pool::send_upgrade`].
@@ -178,7 +187,7 @@ impl Upstream {
         body: RequestBody,
         protocol: HeaderValue,
     ) -> Result<Response<AnswerBody>, ForwardError> {
-        match request {
+        let sent = match request {
             Dressed::Asserting(head) => self.asserting()?.send_upgrade(head, body, protocol).await,
             Dressed::Impersonating(head) => {
                 self.impersonating()?
@@ -189,7 +198,8 @@ impl Upstream {
                 self.pass_through.send_upgrade(head, body, protocol).await
             }
             Dressed::Stranger(head) => self.stranger.send_upgrade(head, body, protocol).await,
-        }
+        };
+        sent.inspect_err(|why| self.metrics.failures.note(why, Clock.now()))
     }
 
     /// Closes connections that have been idle for long.
@@ -401,6 +411,7 @@ pub struct Metrics {
     connects: IntCounterVec,
     retries: IntCounter,
     stream_waits: IntCounter,
+    failures: Failures,
 }
 
 impl Metrics {
@@ -426,7 +437,35 @@ impl Metrics {
                 "weir_upstream_stream_waits_total",
                 "Requests that had to wait for a connection or a free HTTP/2 stream to the API server.",
             ),
+            failures: Failures::default(),
         })
+    }
+
+    /// Requests of clients that got no answer.
+    #[must_use]
+    pub const fn failures(&self) -> &Failures {
+        &self.failures
+    }
+
+    /// Open connections, by the way that they serve.
+    #[must_use]
+    pub fn connections(&self) -> BTreeMap<String, u64> {
+        let mut open = BTreeMap::new();
+        for metric in self
+            .connections
+            .collect()
+            .iter()
+            .flat_map(MetricFamily::get_metric)
+        {
+            for label in metric.get_label() {
+                let count = self.connections.with_label_values(&[label.value()]).get();
+                open.insert(
+                    label.value().to_owned(),
+                    count.try_into().unwrap_or_default(),
+                );
+            }
+        }
+        open
     }
 
     fn connected(&self, way: &str, protocol: Option<Protocol>) {

@@ -49,6 +49,7 @@ use crate::flowcontrol::level::Place;
 use crate::flowcontrol::level::PriorityLevel;
 use crate::flowcontrol::level::Refused;
 use crate::flowcontrol::level::Route;
+use crate::flowcontrol::level::Summary;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::matching::RequestDigest;
 use crate::flowcontrol::metrics;
@@ -251,6 +252,13 @@ impl Controller {
                 }
             }
         }
+    }
+
+    /// Each level that is in use in a few numbers, by name.
+    #[must_use]
+    pub fn summaries(&self) -> Vec<Summary> {
+        let levels = self.levels().into_iter();
+        levels.map(|level| level.summary()).collect()
     }
 
     /// The levels that are in use, by name.

@@ -14,6 +14,7 @@
 mod details;
 mod place;
 mod state;
+mod summary;
 mod tally;
 
 use std::fmt;
@@ -51,6 +52,7 @@ pub use self::place::Arrived;
 pub use self::place::Named;
 pub use self::place::Place;
 pub use self::place::Route;
+pub use self::summary::Summary;
 pub use self::tally::Ratios;
 pub use self::tally::Row;
 pub use self::tally::Tally;

@@ -25,11 +25,13 @@ use crate::limits::clients::Verdict;
 use crate::limits::clients::config::Identity;
 use crate::limits::clients::config::Response;
 use crate::limits::clients::config::Rule;
+use crate::limits::clients::shown::allows;
 use crate::limits::clients::slots::Entered;
 use crate::limits::clients::slots::Slots;
 use crate::limits::lock::lock;
 use crate::limits::lru::Key;
 use crate::limits::lru::Keys;
+use crate::limits::rates::Shown;
 use crate::limits::retry_after;
 use crate::limits::top_keys::TopKey;
 use crate::limits::top_keys::TopKeys;
@@ -261,6 +263,12 @@ impl ClientLimits {
         Ok(Some(hold))
     }
 
+    /// Each rule as it stands.
+    #[must_use]
+    pub fn shown(&self) -> Vec<Shown> {
+        self.rules.iter().map(|rule| rule.shown()).collect()
+    }
+
     /// Who was refused most, rule by rule.
     #[must_use]
     pub fn top_keys(&self) -> Vec<(Arc<str>, Vec<TopKey>)> {
@@ -315,6 +323,22 @@ impl Client {
 }
 
 impl Working {
+    fn shown(&self) -> Shown {
+        let sum = |counters: &[IntCounter]| counters.iter().map(IntCounter::get).sum();
+        let counters = &self.counters;
+        Shown {
+            name: format!("clientLimits/{}", self.name),
+            allows: allows(&self.rule),
+            dry_run: self.rule.dry_run,
+            passed: counters.passed.get(),
+            delayed: sum(&counters.delayed),
+            rejected: sum(&counters.rejected),
+            keys: u64::try_from(counters.clients.get()).unwrap_or_default(),
+            most_keys: self.rule.max_clients.into(),
+            top: lock(&self.top).sorted(),
+        }
+    }
+
     /// How long a request may wait here.
     fn most_wait(&self, arrived: Instant, deadline: Option<Instant>) -> Duration {
         match self.rule.response {

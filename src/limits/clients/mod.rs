@@ -10,6 +10,7 @@
 
 pub mod config;
 pub mod enforce;
+mod shown;
 mod slots;
 
 use std::time::Duration;

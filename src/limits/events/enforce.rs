@@ -20,6 +20,7 @@ use crate::limits::events::body::Encoding;
 use crate::limits::events::config;
 use crate::limits::events::config::LimitType;
 use crate::limits::events::message;
+use crate::limits::events::shown::Counted;
 use crate::limits::lock::lock;
 use crate::limits::lru::Keys;
 use crate::limits::lru::Lru;
@@ -82,6 +83,7 @@ pub struct EventRateLimit {
     limits: Mutex<Limits>,
     keys: Keys,
     types: Box<[LimitType]>,
+    configured: Box<[config::Limit]>,
     groups: Groups,
     retry_after: bool,
     /// Some limit goes by source and object, or spares warnings.
@@ -160,6 +162,7 @@ impl EventRateLimit {
             limits: Mutex::new(Limits::new(limits)),
             keys: Keys::default(),
             types: limits.iter().map(|limit| limit.limit_type).collect(),
+            configured: limits.clone().into(),
             groups: config.groups,
             retry_after: config.retry_after,
             looks_inside: limits.iter().any(looks_inside),
@@ -309,6 +312,18 @@ impl EventRateLimit {
             message: message(event, types),
             retry_after: self.retry_after.then(|| retry_after(wait)),
             wait,
+        })
+    }
+
+    pub(super) fn configured(&self) -> &[config::Limit] {
+        &self.configured
+    }
+
+    pub(super) fn counted(&self) -> impl Iterator<Item = Counted> {
+        self.counters.iter().map(|counters| Counted {
+            allowed: counters.allowed.get(),
+            rejected: counters.rejected.get(),
+            keys: u64::try_from(counters.keys.get()).unwrap_or_default(),
         })
     }
 

@@ -10,6 +10,7 @@
 pub mod body;
 pub mod config;
 pub mod enforce;
+mod shown;
 #[cfg(test)]
 mod tests;
 

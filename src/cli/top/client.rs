@@ -1,0 +1,277 @@
+//! Asks weir's admin listener: one answer, or the events for as long as they come, and again when they end.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http::Response;
+use http::StatusCode;
+use http::Uri;
+use http::header;
+use http_body_util::BodyExt;
+use http_body_util::Empty;
+use http_body_util::Limited;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::cli::top::model::Message;
+use crate::observe::status::snapshot::Snapshot;
+
+/// weir sends an event each second; five without one, or without a connection, and it is taken for lost.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// How long until it is tried again.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// More than a history of a thousand levels, in bytes.
+const MOST_BYTES: usize = 32 << 20;
+
+/// Where an admin listener is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// As it was typed, without a `/` at its end.
+    base: String,
+    authority: String,
+    host: String,
+    port: u16,
+}
+
+impl Address {
+    /// Reads `http://HOST[:PORT][/PATH]`; the path for who comes through another proxy.
+    ///
+    /// # Errors
+    /// What it should look like.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong =
+            |why: &str| format!("{text:?}: {why}; it should look like http://127.0.0.1:6480");
+        let with_scheme = match text.contains("://") {
+            true => text.to_owned(),
+            false => format!("http://{text}"),
+        };
+        let uri: Uri = with_scheme
+            .parse()
+            .map_err(|why| wrong(&format!("{why}")))?;
+        if uri.scheme_str() != Some("http") {
+            return Err(wrong("the admin listener speaks plain http"));
+        }
+        if uri.query().is_some() {
+            return Err(wrong("it has no query"));
+        }
+        let authority = uri.authority().ok_or_else(|| wrong("there is no host"))?;
+        let port = match authority.as_str().strip_prefix(authority.host()) {
+            Some("") => 80,
+            Some(port) => port
+                .strip_prefix(':')
+                .and_then(|port| port.parse().ok())
+                .ok_or_else(|| wrong("its port is no number from 1 to 65535"))?,
+            None => return Err(wrong("it takes no user")),
+        };
+        let host = authority
+            .host()
+            .trim_start_matches('[')
+            .trim_end_matches(']');
+        Ok(Self {
+            base: with_scheme.trim_end_matches('/').to_owned(),
+            authority: authority.to_string(),
+            host: host.to_owned(),
+            port,
+        })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.base)
+    }
+}
+
+/// One snapshot.
+///
+/// # Errors
+/// Why there is none.
+///
+/// # Cancel safety
+/// Nothing is lost.
+pub async fn snapshot(address: &Address) -> Result<Snapshot, String> {
+    let answer = soon(get(address, "/status.json")).await?;
+    let body = Limited::new(answer.into_body(), MOST_BYTES).collect();
+    let body = soon(async { body.await.map_err(|why| why.to_string()) }).await?;
+    serde_json::from_slice(&body.to_bytes()).map_err(|why| format!("not a status: {why}"))
+}
+
+/// Tells `to` what comes, and when nothing does, until nobody listens to that.
+///
+/// # Cancel safety
+/// The connection ends with the future.
+pub async fn listen(address: Address, to: mpsc::Sender<Message>) {
+    loop {
+        let Err(why) = events(&address, &to).await else {
+            return;
+        };
+        if to.send(Message::Lost(why)).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(AGAIN_AFTER).await;
+    }
+}
+
+/// Until the connection ends; `Ok` if nobody listens any more.
+async fn events(address: &Address, to: &mpsc::Sender<Message>) -> Result<(), String> {
+    let mut body = soon(get(address, "/status/events")).await?.into_body();
+    let mut reader = Reader::default();
+    loop {
+        let frame = timeout(SILENCE, body.frame())
+            .await
+            .map_err(|_| "it has gone silent".to_owned())?
+            .ok_or_else(|| "it closed the connection".to_owned())?
+            .map_err(|why| why.to_string())?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        for message in reader.read(&data)? {
+            if to.send(message).await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+async fn get(address: &Address, path: &str) -> Result<Response<Incoming>, String> {
+    let tcp = TcpStream::connect((address.host.as_str(), address.port))
+        .await
+        .map_err(|why| why.to_string())?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(tcp))
+        .await
+        .map_err(|why| why.to_string())?;
+    tokio::spawn(async move {
+        let _ = connection.await; // whoever reads the answer is told
+    });
+    let base: Uri = address.base.parse().map_err(|why| format!("{why}"))?;
+    let request = Request::get(format!("{}{path}", base.path().trim_end_matches('/')))
+        .header(header::HOST, &address.authority)
+        .body(Empty::<Bytes>::new())
+        .map_err(|why| why.to_string())?;
+    let answer = sender.send_request(request).await;
+    let answer = answer.map_err(|why| why.to_string())?;
+    match answer.status() {
+        StatusCode::OK => Ok(answer),
+        StatusCode::NOT_FOUND => {
+            Err("it has no status page: is this weir's admin address?".to_owned())
+        }
+        StatusCode::SERVICE_UNAVAILABLE => Err("too many listen to it already".to_owned()),
+        code => Err(format!("it answers {code}")),
+    }
+}
+
+async fn soon<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let answer = timeout(SILENCE, work).await;
+    answer.unwrap_or_else(|_| Err(format!("no answer within {}s", SILENCE.as_secs())))
+}
+
+/// Puts events together from what arrives, however it is cut.
+#[derive(Debug, Default)]
+struct Reader {
+    /// The beginning of a line.
+    line: Vec<u8>,
+    event: String,
+    data: String,
+}
+
+impl Reader {
+    /// The events that are whole now. Those that are not known are passed over.
+    fn read(&mut self, bytes: &[u8]) -> Result<Vec<Message>, String> {
+        let mut messages = Vec::new();
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.line.extend_from_slice(piece);
+            if self.line.len() + self.data.len() > MOST_BYTES {
+                return Err("an event without end".to_owned());
+            }
+            if piece.last() == Some(&b'\n') {
+                let line = std::mem::take(&mut self.line);
+                let line = String::from_utf8_lossy(&line);
+                messages.extend(self.end_of_line(line.trim_end_matches(['\r', '\n']))?);
+            }
+        }
+        Ok(messages)
+    }
+
+    fn end_of_line(&mut self, line: &str) -> Result<Option<Message>, String> {
+        if let Some(event) = line.strip_prefix("event: ") {
+            event.clone_into(&mut self.event);
+        } else if let Some(data) = line.strip_prefix("data: ") {
+            self.data.push_str(data);
+        }
+        if !line.is_empty() {
+            return Ok(None);
+        }
+        let (event, data) = (
+            std::mem::take(&mut self.event),
+            std::mem::take(&mut self.data),
+        );
+        let wrong = |why: serde_json::Error| format!("not a status: {why}");
+        Ok(match event.as_str() {
+            "history" => Some(Message::History(
+                serde_json::from_str(&data).map_err(wrong)?,
+            )),
+            "snapshot" => Some(Message::Snapshot(
+                serde_json::from_str(&data).map_err(wrong)?,
+            )),
+            _ => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_url_or_host_and_port() {
+        let address = Address::parse("10.0.0.1:6480").unwrap();
+        assert_eq!((address.host.as_str(), address.port), ("10.0.0.1", 6480));
+        let address = Address::parse("http://[::1]:81/weir/").unwrap();
+        assert_eq!((address.host.as_str(), address.port), ("::1", 81));
+        assert_eq!(address.to_string(), "http://[::1]:81/weir");
+        for wrong in [
+            "https://weir:6480",
+            "http://",
+            "http://a:b",
+            "http://a/?x",
+            "http://me@a",
+        ] {
+            let why = Address::parse(wrong).unwrap_err();
+            assert!(why.contains("http://127.0.0.1:6480"), "{why}");
+        }
+    }
+
+    #[test]
+    fn events_come_whole_however_they_are_cut() {
+        let text = b"retry: 2000\n\nevent: history\ndata: {\"everySeconds\":5}\n\nevent: news\ndata: 1\n\nevent: snapshot\ndata: {\"version\":\"1\"}\n\n";
+        for size in 1..text.len() {
+            let mut reader = Reader::default();
+            let chunks = text.chunks(size);
+            let messages: Vec<_> = chunks
+                .flat_map(|chunk| reader.read(chunk).unwrap())
+                .collect();
+            assert!(
+                matches!(&messages[..], [Message::History(history), Message::Snapshot(snapshot)]
+                    if history.every_seconds == 5 && snapshot.version == "1"),
+                "in pieces of {size}: {messages:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_event_without_end_is_given_up() {
+        let mut reader = Reader::default();
+        let piece = vec![b'x'; 1 << 20];
+        assert!((0..64).any(|_| reader.read(&piece).is_err()));
+        assert!(reader.line.len() <= MOST_BYTES + piece.len());
+    }
+}

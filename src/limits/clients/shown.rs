@@ -1,0 +1,29 @@
+//! The rules as operators see them.
+
+use crate::limits::bucket::Rate;
+use crate::limits::clients::config::Identity;
+use crate::limits::clients::config::Rule;
+
+/// What a rule allows, in few words.
+#[must_use]
+pub(super) fn allows(rule: &Rule) -> String {
+    let rate = |rate: &Rate| format!("{}/s, burst {}", rate.per_second(), rate.burst());
+    let who = match rule.client {
+        Identity::Namespace => "namespace",
+        Identity::SourceAddress => "address",
+        Identity::User => "user",
+        Identity::UserAndAgent => "user and agent",
+    };
+    let running = &rule.long_running;
+    let parts = [
+        rule.requests.as_ref().map(rate),
+        rule.writes
+            .as_ref()
+            .map(|writes| format!("writes of all {}", rate(writes))),
+        rule.concurrency.map(|most| format!("{most} at a time")),
+        running.watches.map(|most| format!("{most} watches")),
+        running.streams.map(|most| format!("{most} streams")),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    format!("each {who}: {}", parts.join("; "))
+}

@@ -1,0 +1,112 @@
+//! How requests ended: by code, and by the limit that refused them. Plain counters in memory of a fixed size.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use crate::pipeline::record::Outcome;
+use crate::pipeline::record::Record;
+use crate::pipeline::record::Witness;
+
+/// HTTP has codes from 100 to 599; what comes beyond is counted as the last.
+const FIRST_CODE: u16 = 100;
+const CODES: usize = 500;
+
+/// Totals since the start. Relaxed: each number stands for itself.
+#[derive(Debug)]
+pub struct Counts {
+    by_code: Box<[AtomicU64]>,
+    aborted: AtomicU64,
+    /// Rejected by a limit of how many at all; what levels reject they count themselves.
+    by_rates: [(&'static str, AtomicU64); 2],
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            by_code: (0..CODES).map(|_| AtomicU64::new(0)).collect(),
+            aborted: AtomicU64::new(0),
+            by_rates: ["client-limit", "event-rate-limit"].map(|limit| (limit, AtomicU64::new(0))),
+        }
+    }
+}
+
+impl Counts {
+    fn count(&self, outcome: Outcome) {
+        if let Outcome::Rejected(by) = outcome {
+            let known = self.by_rates.iter().find(|(limit, _)| *limit == by);
+            known.inspect(|(_, count)| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        let Some(code) = outcome.code() else {
+            self.aborted.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let at = usize::from(code.as_u16().saturating_sub(FIRST_CODE));
+        if let Some(count) = self.by_code.get(at.min(CODES - 1)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Those codes that there were.
+    #[must_use]
+    pub fn by_code(&self) -> BTreeMap<u16, u64> {
+        let counts = self
+            .by_code
+            .iter()
+            .map(|count| count.load(Ordering::Relaxed));
+        let counts = (FIRST_CODE..).zip(counts);
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Requests that a limit of how many at all rejected, by the limit; those that there were.
+    pub fn by_rates(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.by_rates.iter();
+        let counts = counts.map(|(limit, count)| (*limit, count.load(Ordering::Relaxed)));
+        counts.filter(|(_, count)| *count > 0)
+    }
+
+    /// Requests whose clients went away before there was an answer.
+    #[must_use]
+    pub fn aborted(&self) -> u64 {
+        self.aborted.load(Ordering::Relaxed)
+    }
+}
+
+impl Witness for Counts {
+    fn ended(&self, record: &Record, _: Instant) {
+        self.count(record.outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    #[test]
+    fn a_code_is_counted_under_its_number_whatever_it_is() {
+        let counts = Counts::default();
+        for code in [200, 429, 429, 100, 599, 999] {
+            let code = StatusCode::from_u16(code).unwrap();
+            counts.count(Outcome::Answered(code));
+        }
+        counts.count(Outcome::Unanswered);
+        let codes = counts.by_code();
+        assert_eq!(codes, [(100, 1), (200, 1), (429, 2), (599, 2)].into());
+        assert_eq!(counts.aborted(), 1);
+    }
+
+    #[test]
+    fn rejections_of_rates_are_counted_by_limit_and_those_of_levels_elsewhere() {
+        let counts = Counts::default();
+        for limit in ["client-limit", "queue-full", "client-limit"] {
+            counts.count(Outcome::Rejected(limit));
+        }
+        assert_eq!(counts.by_rates().collect::<Vec<_>>(), [("client-limit", 2)]);
+        assert_eq!(counts.by_code(), [(429, 3)].into());
+    }
+}

@@ -1,0 +1,305 @@
+//! What an operator sees, as data: one moment of weir, and what was before it.
+//!
+//! Whatever grows is a running total since the start; who shows it makes rates from the difference of two snapshots. Names
+//! may come from clients: they are cut to a length where they are counted, and are for the viewer to show as text and
+//! nothing else. Fields that a reader does not know are for it to pass over, and what is missing is empty.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::Serialize;
+
+/// One moment of weir.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Snapshot {
+    /// weir's version.
+    pub version: String,
+    /// When this was: milliseconds since 1970.
+    pub unix_ms: u64,
+    /// How long weir runs.
+    pub uptime_seconds: f64,
+    /// Whether it can do its work.
+    pub readiness: Readiness,
+    /// The way to the API server.
+    pub upstream: Upstream,
+    /// Requests of clients.
+    pub requests: Requests,
+    /// Requests that a limit refused, by the limit: `queue-full`, `time-out`, `client-limit` ...
+    pub rejections: BTreeMap<String, u64>,
+    /// How it is decided how many requests go on at a time.
+    pub mode: Mode,
+    /// Priority levels by name; with max-in-flight its two kinds of requests.
+    pub levels: Vec<Level>,
+    /// Event limits and client limits, in the order of the configuration.
+    pub rate_limits: Vec<RateLimit>,
+    /// Refusals that are held back.
+    pub holds: Holds,
+    /// Connections of clients.
+    pub connections: Connections,
+    /// Who asks most.
+    pub talkers: Vec<Talkers>,
+}
+
+/// Whether weir can do its work.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Readiness {
+    /// What `/readyz` says; none where nobody has asked yet.
+    pub ready: Option<bool>,
+    /// Whether it has been told to go.
+    pub shutting_down: bool,
+    /// Why the API server does not answer.
+    pub upstream_failure: Option<String>,
+}
+
+/// The way to the API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Upstream {
+    /// Open connections, by the way that they serve.
+    pub connections: BTreeMap<String, u64>,
+    /// Requests of clients that got no answer, by cause.
+    pub failures: BTreeMap<String, u64>,
+    /// The last of them.
+    pub last_failure: Option<Failure>,
+}
+
+/// A request that got no answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Failure {
+    /// When: milliseconds since 1970.
+    pub unix_ms: u64,
+    /// Why.
+    pub why: String,
+}
+
+/// Requests of clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Requests {
+    /// Under way now, those that wait among them; without long-running ones.
+    pub in_flight: u64,
+    /// Open watches.
+    pub watches: u64,
+    /// Ended, by HTTP code.
+    pub by_code: BTreeMap<u16, u64>,
+    /// Ended by their clients before there was an answer.
+    pub aborted: u64,
+}
+
+/// How it is decided how many requests go on at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// Two counters.
+    MaxInFlight,
+    /// API Priority and Fairness.
+    #[default]
+    PriorityAndFairness,
+}
+
+/// A priority level, or one of the two kinds of max-in-flight.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Level {
+    /// Its name.
+    pub name: String,
+    /// What it does with a request too many.
+    pub kind: LevelKind,
+    /// Not in the configuration any more; goes with its last request.
+    pub quiescing: bool,
+    /// Seats taken; with max-in-flight one a request.
+    pub seats_in_use: u64,
+    /// Requests that have them.
+    pub executing: u64,
+    /// Seats there are now, with what is borrowed and without what is lent; none: no bound.
+    pub current_limit: Option<u32>,
+    /// Seats by its shares.
+    pub nominal_limit: Option<u32>,
+    /// Fewest seats that it can come to have.
+    pub lower_limit: Option<u32>,
+    /// Most seats that it can come to have.
+    pub upper_limit: Option<u32>,
+    /// Requests that wait.
+    pub waiting: u64,
+    /// Seats that these will take.
+    pub waiting_seats: u64,
+    /// Its queues, and in how many of them somebody waits.
+    pub queues: u64,
+    /// See `queues`.
+    pub active_queues: u64,
+    /// How many requests a queue may hold.
+    pub queue_length_limit: u64,
+    /// Requests that were let through.
+    pub dispatched: u64,
+    /// Requests that were refused, by reason.
+    pub rejected: BTreeMap<String, u64>,
+    /// How long requests waited that were let through or gave up.
+    pub waits: Waits,
+}
+
+/// What a level does with a request too many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LevelKind {
+    /// There is none.
+    Exempt,
+    /// It is one of max-in-flight's.
+    InFlight,
+    /// It waits.
+    #[default]
+    Queue,
+    /// It is refused.
+    Reject,
+}
+
+/// Times that requests waited.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Waits {
+    /// Requests.
+    pub count: u64,
+    /// The sum of their times.
+    pub seconds: f64,
+    /// Upper bounds in seconds, and how many did not wait longer.
+    pub buckets: Vec<(f64, u64)>,
+}
+
+/// A limit of how many requests at all.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RateLimit {
+    /// `EventRateLimit/Namespace`, `clientLimits/NAME`.
+    pub name: String,
+    /// What it allows, in few words.
+    pub allows: String,
+    /// It refuses nobody, and counts only.
+    pub dry_run: bool,
+    /// Requests that passed.
+    pub passed: u64,
+    /// Requests that were delayed.
+    pub delayed: u64,
+    /// Requests that were refused.
+    pub rejected: u64,
+    /// Clients that are remembered.
+    pub keys: u64,
+    /// The most that are.
+    pub most_keys: u64,
+    /// Whom it refused most.
+    pub top: Vec<TopKey>,
+}
+
+/// Whom a limit refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TopKey {
+    /// The key's beginning.
+    pub key: String,
+    /// How often, at most.
+    pub rejections: u64,
+    /// By how much that may be too high.
+    pub error: u64,
+}
+
+/// Refusals that are held back, because their clients did not wait as they were told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Holds {
+    /// Held now.
+    pub now: u64,
+    /// The flows that these are of.
+    pub flows: u64,
+    /// Held since the start, those of now left out.
+    pub ended: u64,
+}
+
+/// Connections of clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Connections {
+    /// Open now.
+    pub open: u64,
+    /// The most there may be.
+    pub most: u64,
+}
+
+/// Who asks most, by one of the things that tell requests apart.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Talkers {
+    /// `user`, `userAgent`, `namespace` ...
+    pub by: String,
+    /// Over how long.
+    pub window_seconds: u64,
+    /// What all have asked together, shown or not.
+    pub requests: u64,
+    /// Those who are first by any measure; by requests first.
+    pub rows: Vec<Talker>,
+}
+
+/// One who asks much, in the window.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Talker {
+    /// The name's beginning.
+    pub name: String,
+    /// Requests.
+    pub requests: u64,
+    /// Seats, by how long they were taken.
+    pub seat_seconds: f64,
+    /// Bytes of answers.
+    pub bytes: u64,
+    /// Requests that were refused.
+    pub rejections: u64,
+    /// Time in queues.
+    pub queue_wait_seconds: f64,
+    /// So many requests more it may have made, at most.
+    pub error: u64,
+}
+
+/// The last minutes, a column for each thing that is plotted; all have as many values, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct History {
+    /// How far the values are apart, unless weir was busy.
+    pub every_seconds: u64,
+    /// When each was: milliseconds since 1970.
+    pub unix_ms: Vec<u64>,
+    /// Requests a second that ended, by the class of their code: `2xx` ...
+    pub codes: BTreeMap<String, Vec<f32>>,
+    /// Requests a second that a limit refused.
+    pub rejected: Vec<f32>,
+    /// By the level's name.
+    pub levels: BTreeMap<String, LevelHistory>,
+}
+
+/// The last minutes of a level.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LevelHistory {
+    /// Seats there were; 0 where there was no bound.
+    pub limit: Vec<u32>,
+    /// Seats taken.
+    pub seats: Vec<u32>,
+    /// Requests that waited.
+    pub waiting: Vec<u32>,
+    /// Requests a second that were refused.
+    pub rejected: Vec<f32>,
+}
+
+impl Level {
+    /// All that were refused.
+    #[must_use]
+    pub fn rejections(&self) -> u64 {
+        self.rejected.values().sum()
+    }
+
+    /// Seats that it has of others (or, below zero, that others have of it).
+    #[must_use]
+    pub fn borrowed(&self) -> i64 {
+        match (self.current_limit, self.nominal_limit) {
+            (Some(current), Some(nominal)) => i64::from(current) - i64::from(nominal),
+            _ => 0,
+        }
+    }
+}

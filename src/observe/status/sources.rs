@@ -1,0 +1,239 @@
+//! Where a snapshot's numbers come from. Nothing is counted for it alone but codes: each part is asked for what it knows.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+use std::time::SystemTime;
+
+use crate::drain::Drain;
+use crate::flowcontrol::level;
+use crate::flowcontrol::queue_set::Queuing;
+use crate::limits::Admission;
+use crate::limits::max_in_flight;
+use crate::limits::rates;
+use crate::limits::rates::Rates;
+use crate::observe::readiness::Readiness;
+use crate::observe::status::counts::Counts;
+use crate::observe::status::snapshot::Connections;
+use crate::observe::status::snapshot::Failure;
+use crate::observe::status::snapshot::Holds;
+use crate::observe::status::snapshot::Level;
+use crate::observe::status::snapshot::LevelKind;
+use crate::observe::status::snapshot::Mode;
+use crate::observe::status::snapshot::RateLimit;
+use crate::observe::status::snapshot::Requests;
+use crate::observe::status::snapshot::Snapshot;
+use crate::observe::status::snapshot::TopKey;
+use crate::observe::status::snapshot::Upstream;
+use crate::observe::status::snapshot::Waits;
+use crate::observe::talkers::Talkers;
+use crate::pipeline::holding::Holding;
+use crate::upstream;
+
+/// How many of those whom a limit refused are shown.
+const TOP_KEYS: usize = 5;
+
+/// The parts of weir that are asked.
+#[derive(Debug)]
+pub struct Sources {
+    /// When weir began.
+    pub started: Instant,
+    /// Whether it is told to go, and what is under way.
+    pub drain: Arc<Drain>,
+    /// Whether the API server answers.
+    pub readiness: Arc<Readiness>,
+    /// The way to it.
+    pub upstream: Arc<upstream::Metrics>,
+    /// Levels, or counters.
+    pub admission: Admission,
+    /// Event limits and client limits.
+    pub rates: Arc<Rates>,
+    /// Refusals that are held.
+    pub holding: Arc<Holding>,
+    /// How requests ended.
+    pub counts: Arc<Counts>,
+    /// Who does most.
+    pub talkers: Arc<Talkers>,
+    /// The most connections there may be.
+    pub most_connections: usize,
+}
+
+impl Sources {
+    /// All of it at one moment, or nearly: each part waits for nobody.
+    #[must_use]
+    pub fn snapshot(&self, now: Instant, wall: SystemTime) -> Snapshot {
+        let (mode, levels): (_, Vec<_>) = match &self.admission {
+            Admission::Fairness(controller) => (
+                Mode::PriorityAndFairness,
+                controller.summaries().into_iter().map(level).collect(),
+            ),
+            Admission::MaxInFlight(limit) => (Mode::MaxInFlight, limit.shown().map(kind).to_vec()),
+        };
+        let rate_limits: Vec<_> = self.rates.shown().into_iter().map(rate_limit).collect();
+        let (held, flows, ended) = self.holding.shown();
+        Snapshot {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            unix_ms: unix_ms(wall),
+            uptime_seconds: now.saturating_duration_since(self.started).as_secs_f64(),
+            readiness: self.readiness.shown(now),
+            upstream: self.upstream(now, wall),
+            requests: Requests {
+                in_flight: count(self.drain.open_requests()),
+                watches: count(self.drain.open_watches()),
+                by_code: self.counts.by_code(),
+                aborted: self.counts.aborted(),
+            },
+            rejections: rejections(&levels, &self.counts),
+            mode,
+            levels,
+            rate_limits,
+            holds: Holds {
+                now: count(held),
+                flows: count(flows),
+                ended,
+            },
+            connections: Connections {
+                open: count(self.drain.open_connections()),
+                most: count(self.most_connections),
+            },
+            ..Snapshot::default()
+        }
+    }
+
+    fn upstream(&self, now: Instant, wall: SystemTime) -> Upstream {
+        let noted = self.upstream.failures().noted();
+        let failures = noted.by_cause.into_iter();
+        Upstream {
+            connections: self.upstream.connections(),
+            failures: failures.map(|(cause, n)| (cause.to_owned(), n)).collect(),
+            last_failure: noted.last.map(|(at, why)| {
+                let ago = now.saturating_duration_since(at);
+                Failure {
+                    unix_ms: unix_ms(wall.checked_sub(ago).unwrap_or(wall)),
+                    why: why.to_string(),
+                }
+            }),
+        }
+    }
+}
+
+/// By reason: levels count at once, and what rates reject never comes to one.
+fn rejections(levels: &[Level], counts: &Counts) -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    let by_levels = levels.iter().flat_map(|level| &level.rejected);
+    for (reason, count) in by_levels {
+        *all.entry(reason.clone()).or_default() += count;
+    }
+    all.extend(counts.by_rates().map(|(limit, n)| (limit.to_owned(), n)));
+    all
+}
+
+fn level(summary: level::Summary) -> Level {
+    let level::Summary {
+        name,
+        totals,
+        seats,
+        active_queues,
+        is_quiescing,
+        rejected,
+        waits,
+    } = summary;
+    let queuing = seats.as_ref().map(|seats| seats.spec.queuing);
+    let (kind, queues, queue_length_limit) = match queuing {
+        Some(Queuing::Queue {
+            dealer,
+            queue_length_limit,
+        }) => (LevelKind::Queue, dealer.deck_size(), queue_length_limit),
+        Some(Queuing::Exempt) => (LevelKind::Exempt, 0, 0),
+        Some(Queuing::Reject) | None => (LevelKind::Reject, 0, 0),
+    };
+    let seats = seats.as_ref();
+    Level {
+        name,
+        kind,
+        quiescing: is_quiescing,
+        seats_in_use: totals.seats_in_use,
+        executing: count(totals.requests_executing),
+        current_limit: seats
+            .map(|seats| seats.current_limit)
+            .filter(|_| kind != LevelKind::Exempt),
+        nominal_limit: seats.map(|seats| seats.limits.nominal),
+        lower_limit: seats.map(|seats| seats.limits.lower),
+        upper_limit: seats.map(|seats| seats.limits.upper),
+        waiting: count(totals.requests_waiting),
+        waiting_seats: totals.seats_waiting,
+        queues: count(queues),
+        active_queues: count(active_queues),
+        queue_length_limit: count(queue_length_limit),
+        dispatched: totals.dispatched,
+        rejected: rejected
+            .into_iter()
+            .filter(|(_, times)| *times > 0)
+            .map(|(reason, times)| (reason.label().to_owned(), times))
+            .collect(),
+        waits: waits.map_or_else(Waits::default, |waits| Waits {
+            count: waits.count(),
+            seconds: waits.sum(),
+            buckets: waits.buckets().collect(),
+        }),
+    }
+}
+
+fn kind(shown: max_in_flight::Shown) -> Level {
+    let limit = shown.limit.map(std::num::NonZeroU32::get);
+    let refused = (shown.refused > 0).then(|| ("max-in-flight".to_owned(), shown.refused));
+    Level {
+        name: shown.kind.label().to_owned(),
+        kind: LevelKind::InFlight,
+        seats_in_use: shown.in_use.into(),
+        executing: shown.in_use.into(),
+        current_limit: limit,
+        nominal_limit: limit,
+        lower_limit: limit,
+        upper_limit: limit,
+        dispatched: shown.admitted,
+        rejected: refused.into_iter().collect(),
+        ..Level::default()
+    }
+}
+
+fn rate_limit(shown: rates::Shown) -> RateLimit {
+    let rates::Shown {
+        name,
+        allows,
+        dry_run,
+        passed,
+        delayed,
+        rejected,
+        keys,
+        most_keys,
+        top,
+    } = shown;
+    let top = top.into_iter().take(TOP_KEYS).map(|top| TopKey {
+        key: top.key,
+        rejections: top.rejections,
+        error: top.error,
+    });
+    RateLimit {
+        name,
+        allows,
+        dry_run,
+        passed,
+        delayed,
+        rejected,
+        keys,
+        most_keys,
+        top: top.collect(),
+    }
+}
+
+fn unix_ms(wall: SystemTime) -> u64 {
+    let since = wall.duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    })
+}
+
+fn count(of: usize) -> u64 {
+    u64::try_from(of).unwrap_or(u64::MAX)
+}

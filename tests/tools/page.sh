@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# The status page in a real browser (Debian's chromium, without a screen): it loads and complains of nothing, asks nobody
+# else, shows a flood, holds 50 levels, is dark and light, works by keyboard, and says when weir is gone. What clients call
+# themselves stays text. Then its data as programs read them.
+#
+# PICTURES   a folder for pictures of what is seen (default: none are kept)
+
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname "$0")/lib.sh"
+need chromium curl jq python3 wrk
+PATH=/usr/bin:$PATH # Debian's python, which has Debian's packages
+python3 -c 'import websocket' || die 'python3-websocket is missing (.ci/run installs it)'
+
+PICTURES=${PICTURES:-$WORK}
+# Most who listen at a time.
+LISTENERS=16
+# It is one of these levels that the flood meets: twenty may wait, the rest is rejected.
+FLOODED=team-07
+
+levels() {
+    jq -n --arg flooded "$FLOODED" '
+        {apiVersion: "flowcontrol.apiserver.k8s.io/v1"} as $api
+        | [range(50) | ("team-" + (100 + . | tostring)[1:]) as $name
+            | $api + {kind: "PriorityLevelConfiguration", metadata: {name: $name}, spec: {type: "Limited", limited: {
+                nominalConcurrencyShares: 10, lendablePercent: 50,
+                limitResponse: {type: "Queue", queuing: {queues: 16, handSize: 4, queueLengthLimit: 5}}}}},
+              $api + {kind: "FlowSchema", metadata: {name: $name}, spec: {
+                priorityLevelConfiguration: {name: $name}, matchingPrecedence: 500, distinguisherMethod: {type: "ByUser"},
+                rules: [{subjects: [{kind: "User", user: {name: (if $name == $flooded then "alice" else $name end)}}],
+                    resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], clusterScope: true, namespaces: ["*"]}]}]}}
+        ] | {apiVersion: "v1", kind: "List", items: .}'
+}
+
+levels >"$WORK/levels.json"
+playground front --flowcontrol-config "$WORK/levels.json" --max-requests-inflight 100 --max-mutating-requests-inflight 50 \
+    --service-time 20ms
+PAGE=http://$ADMIN/
+AGENT='<script>document.title = "owned"</script><img src=x onerror=alert(1)>'
+
+# --- in a browser --------------------------------------------------------------------------------------------------------
+
+cat >"$WORK/steps" <<STEPS
+open light 1320x900
+until $LIMIT document.querySelectorAll('#t-levels tbody tr').length === 58
+until $LIMIT document.getElementById('ready').textContent === 'ready'
+eval document.documentElement.scrollWidth <= innerWidth
+eval getComputedStyle(document.documentElement).backgroundColor
+eval document.getElementById('no-now').classList.contains('hot')
+run wrk -t 1 -c 100 -d 60 -H '$(bearer alice)' -H 'User-Agent: $AGENT' $URL/api/v1/nodes
+until $LIMIT document.getElementById('no-now').classList.contains('hot')
+until $LIMIT document.querySelector('#t-levels tbody th').textContent === '$FLOODED'
+until $LIMIT document.getElementById('full').textContent === '$FLOODED'
+until $LIMIT document.getElementById('who').textContent === 'alice'
+until $LIMIT document.getElementById('who-agent').textContent.includes('<script>')
+eval [...document.querySelectorAll('#by button')].find(b => b.textContent === 'Agent').click()
+until $LIMIT document.querySelector('#t-talkers tbody th').textContent.includes('<img src=x')
+eval [document.title, document.scripts.length, document.images.length]
+picture $PICTURES/light.png
+eval document.querySelector('#t-levels thead button').focus()
+key Enter
+until $LIMIT document.querySelector('#t-levels tbody th').textContent.startsWith('catch-all')
+eval document.querySelector('#t-levels thead th').getAttribute('aria-sort')
+key Enter
+until $LIMIT document.querySelector('#t-levels tbody th').textContent.startsWith('workload-low')
+eval document.querySelector('#t-levels thead th').getAttribute('aria-sort')
+eval getComputedStyle(document.activeElement).outlineStyle
+open dark 400x900
+until $LIMIT document.querySelectorAll('#t-levels tbody tr').length === 58
+eval getComputedStyle(document.documentElement).backgroundColor
+eval document.documentElement.scrollWidth <= innerWidth
+key Tab
+eval [document.activeElement.className, document.activeElement.getBoundingClientRect().top >= 0]
+key Enter
+eval location.hash
+until $LIMIT document.getElementById('no-now').classList.contains('hot')
+picture $PICTURES/dark.png
+errors
+stop
+run kill -STOP ${PIDS[front]}
+until $LIMIT !document.getElementById('lost').hidden
+run kill -CONT ${PIDS[front]}
+until $LIMIT document.getElementById('lost').hidden
+requests
+STEPS
+start browser python3 "$ROOT/tests/tools/page.py" "$PAGE" "$WORK/steps"
+finish browser 240
+kill -CONT "${PIDS[front]}"
+check 'the browser comes to its end' 0 "$STATUS"
+mapfile -t SAID <"$WORK/browser.out"
+at=0
+
+# said WHAT REGEX: what the next step said.
+said() {
+    check_match "$1" "^($2)\$" "${SAID[at]:-nothing}"
+    at=$((at + 1))
+}
+done_in='[0-9.]+'
+
+said 'the page loads' "$done_in"
+said 'it shows all levels' "$done_in"
+said 'weir is ready' "$done_in"
+said 'nothing stands over its edge' true
+light=${SAID[at]:-nothing}
+said 'it is light' '"rgb\((2[0-9]{2}(, )?){3}\)"'
+said 'nothing is rejected yet' false
+said 'a flood begins' true
+seen=${SAID[at]:-null}
+said 'the flood is seen' "$done_in"
+check_ok "... within 2 s ($seen)" jq -en "$seen != null and $seen <= 2"
+said 'its level is the first' "$done_in"
+said 'its level is the fullest' "$done_in"
+said 'who floods is named' "$done_in"
+said 'what it calls itself is shown' "$done_in"
+said 'talkers can be told apart by agent' null
+said 'the agent is in the table' "$done_in"
+said 'and it is text: no title, script or image came from it' '\["weir", 1, 0\]'
+said 'a picture is taken' true
+said 'a heading can be focused' null
+said 'Enter' true
+said 'levels are sorted by name' "$done_in"
+said '... which is said' '"ascending"'
+said 'Enter again' true
+said 'levels are sorted the other way round' "$done_in"
+said '... which is said' '"descending"'
+said 'where the focus is is seen' '"(solid|auto)"'
+said 'it loads once more' "$done_in"
+said 'on a narrow screen it shows all levels' "$done_in"
+check_no_match 'it is dark' "$light" "${SAID[at]:-$light}"
+said '... really' '"rgb\(([0-9]{1,2}(, )?){3}\)"'
+said 'nothing stands over the edge' true
+said 'Tab' true
+said 'comes to a link that skips, and shows it' '\["skip", true\]'
+said 'Enter' true
+said 'it leads to the levels' '"#levels"'
+said 'the flood is seen in the dark' "$done_in"
+said 'a picture is taken' true
+said 'the console says nothing' '\[\]'
+said 'the flood ends' true
+said 'weir stands still' true
+said 'the page says so' "$done_in"
+said 'weir goes on' true
+said 'so does the page' "$done_in"
+said 'it asks nobody else' '\[\]'
+
+# --- what programs read --------------------------------------------------------------------------------------------------
+
+curl -sS "${PAGE}status.json" >"$WORK/status.json"
+check 'a snapshot names the flood' alice \
+    "$(jq -r '[.talkers[] | select(.by == "user" and .windowSeconds == 60)][0].rows[0].name' "$WORK/status.json")"
+check 'its level counts as metrics do' \
+    "$(metric "apiserver_flowcontrol_rejected_requests_total{flow_schema=\"$FLOODED\",priority_level=\"$FLOODED\",reason=\"queue-full\"}")" \
+    "$(jq --arg level "$FLOODED" '.levels[] | select(.name == $level).rejected["queue-full"]' "$WORK/status.json")"
+check '... and codes do' "$(metric 'weir_upstream_responses_total{code="200"}')" "$(jq '.requests.byCode["200"]' "$WORK/status.json")"
+headers=$(curl -sSI "${PAGE}status")
+check_match 'a strict policy goes with the page' "content-security-policy: default-src 'none'; script-src 'sha256-[^']+'; style-src 'sha256-[^']+'" "$headers"
+
+start listener curl -sSN "${PAGE}status/events"
+within "$LIMIT" eval "(( \$(grep -c '^event: snapshot' '$WORK/listener.out') >= 3 ))" || die 'no events come'
+check 'events begin with the history, and snapshots follow' 'history snapshot snapshot' \
+    "$(sed -n 's/^event: //p' "$WORK/listener.out" | head -n 3 | paste -sd ' ')"
+# shellcheck disable=SC2016 # jq's variable
+check_ok 'the history has a column for each level' jq -en --argjson history "$(sed -n '/^event: history/{n;s/^data: //p;q}' "$WORK/listener.out")" \
+    '$history | .everySeconds == 5 and (.unixMs | length) > 0 and (.levels | length) == 58 and
+        ([.levels[].seats, .codes[], .rejected | length] | unique) == [.unixMs | length]'
+
+code() {
+    curl -sS -o /dev/null -w '%{http_code}' --max-time 1 "$@" 2>/dev/null || true
+}
+check 'a page from elsewhere may not listen' 403 "$(code -H 'Sec-Fetch-Site: cross-site' "${PAGE}status/events")"
+for n in $(seq 2 $LISTENERS); do start "listener-$n" curl -sSN "${PAGE}status/events"; done
+# shellcheck disable=SC2317,SC2329 # called by `within`
+no_place() { [[ $(code "${PAGE}status/events") == 503 ]]; }
+# shellcheck disable=SC2317,SC2329 # called by `within`
+a_place() { [[ $(code "${PAGE}status/events") == 200 ]]; }
+check_ok 'so many listen, and one more is told so' within "$LIMIT" no_place
+check 'everybody may still ask once' 200 "$(code "${PAGE}status.json")"
+signal listener TERM
+check_ok 'who goes leaves its place to another' within "$LIMIT" a_place
+for n in $(seq 2 $LISTENERS); do signal "listener-$n" TERM; done
+stopped front
+summary
