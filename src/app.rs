@@ -5,6 +5,8 @@
 //! requests end; watches end, spread over the grace period; what is left is cut off.
 
 mod authentication;
+mod facts;
+mod onlookers;
 
 use std::fmt;
 use std::future::Future;
@@ -22,6 +24,7 @@ use tracing::info;
 
 use crate::app::authentication::Ground;
 use crate::app::authentication::who_asks;
+use crate::app::onlookers::Onlookers;
 use crate::clock::Clock;
 use crate::config;
 use crate::config::Config;
@@ -45,8 +48,6 @@ use crate::observe::talkers::Talkers;
 use crate::pipeline::Pipeline;
 use crate::pipeline::holding::Holding;
 use crate::pipeline::rates::ALL_BODIES;
-use crate::pipeline::record::Witness;
-use crate::pipeline::record::Witnesses;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::trace::RequestMetrics;
 use crate::server;
@@ -81,6 +82,7 @@ pub struct App {
     tokens: Arc<Tokens>,
     talkers: Arc<Talkers>,
     admission: Admission,
+    onlookers: Onlookers,
     drain: Arc<Drain>,
     shutdown: Shutdown,
     request_timeout: Duration,
@@ -159,6 +161,7 @@ impl App {
             impersonate,
             shutdown,
             admin,
+            spans,
             workers,
             provider,
         } = config;
@@ -168,6 +171,7 @@ impl App {
         let upstream_metrics = upstream::Metrics::register(&registry);
         let (own_calls, readiness, server) =
             OwnCalls::start(own, &upstream, &upstream_metrics, &drain).await?;
+        facts::show(&serving, &upstream, &own_calls.own, &readiness, &registry);
         let ground = Ground::new(server, &upstream_metrics, &registry, &provider);
         let (identity, tokens, identity_headers) = who_asks(identity, ground)?;
         let shared = Shared {
@@ -180,8 +184,8 @@ impl App {
             refusals: Arc::default(),
             holding: Arc::new(Holding::new(rejection_hold, &registry)),
             metrics: RequestMetrics::register(&registry),
-            witnesses: Arc::default(),
             talkers: who_does_most(&admission),
+            onlookers: Onlookers::start(spans, &registry),
             upstream_log: Arc::default(),
             request_timeout,
             drain: Arc::clone(&drain),
@@ -190,20 +194,20 @@ impl App {
             upstream,
         };
         let limits = (&admission, &shared.rates, &shared.talkers);
-        let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry, limits)?;
+        let admin = AdminListeners::bind(admin, readiness, &registry, limits)?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
-        let addresses = Addresses::of(&acceptor, &admin)?;
         Ok(Self {
+            addresses: Addresses::of(&acceptor, &admin)?,
             acceptor,
             admin,
             own_calls,
             tokens,
             talkers: shared.talkers,
             admission,
+            onlookers: shared.onlookers,
             drain,
             shutdown,
             request_timeout,
-            addresses,
         })
     }
 
@@ -226,6 +230,7 @@ impl App {
             tokens,
             talkers,
             admission,
+            onlookers,
             drain,
             shutdown,
             request_timeout,
@@ -236,6 +241,7 @@ impl App {
         tokio::spawn(tokens.run());
         tokio::spawn(talkers.run());
         tokio::spawn(keep_limits(admission));
+        tokio::spawn(onlookers.clone().run());
         let accepting = tokio::spawn(acceptor.run());
         stop.await;
         let ended = tokio::select! {
@@ -248,6 +254,7 @@ impl App {
                 tokio::task::spawn_blocking(|| workers.into_iter().for_each(Worker::stop));
             let _ = timeout(CLOSE_WITHIN, stopping).await;
         }
+        onlookers.finish().await;
         ended
     }
 }
@@ -263,8 +270,8 @@ struct Shared {
     refusals: Arc<Prepared>,
     holding: Arc<Holding>,
     metrics: Arc<RequestMetrics>,
-    witnesses: Witnesses,
     talkers: Arc<Talkers>,
+    onlookers: Onlookers,
     upstream_log: Arc<Sparingly>,
     request_timeout: Duration,
     drain: Arc<Drain>,
@@ -275,12 +282,6 @@ struct Shared {
 }
 
 impl Shared {
-    /// Those of one worker, who counts on a desk of its own.
-    fn witnesses(&self) -> Witnesses {
-        let desk: Arc<dyn Witness> = self.talkers.desk();
-        self.witnesses.iter().cloned().chain([desk]).collect()
-    }
-
     fn pipeline(&self) -> Pipeline {
         Pipeline {
             identity: Arc::clone(&self.identity),
@@ -300,7 +301,8 @@ impl Shared {
             drain: Arc::clone(&self.drain),
             overdue: Arc::default(),
             metrics: Arc::clone(&self.metrics),
-            witnesses: self.witnesses(),
+            witnesses: self.onlookers.witnesses(self.talkers.desk()),
+            sampler: self.onlookers.sampler,
             upstream_log: Arc::clone(&self.upstream_log),
         }
     }
@@ -358,7 +360,7 @@ impl OwnCalls {
         upstream: &upstream::Config,
         metrics: &Arc<upstream::Metrics>,
         drain: &Arc<Drain>,
-    ) -> Result<(Self, Readiness, Option<Arc<dyn ApiServer>>), StartError> {
+    ) -> Result<(Self, Arc<Readiness>, Option<Arc<dyn ApiServer>>), StartError> {
         let nobody = own.is_nobody();
         let (own, renewal) = OwnCredentials::start(own, Clock)
             .await
@@ -368,6 +370,7 @@ impl OwnCalls {
         let calls = own_calls::OwnCalls::new(Arc::clone(&pool), Arc::clone(&own));
         let server: Arc<dyn ApiServer> = Arc::new(calls);
         let readiness = Readiness::new(Arc::clone(&pool), Arc::clone(&own), Arc::clone(drain));
+        let readiness = Arc::new(readiness);
         let calls = Self {
             own,
             pool,
@@ -422,6 +425,7 @@ impl AdminListeners {
                     metrics,
                     rates: operators.then(|| Arc::clone(rates)),
                     talkers: operators.then(|| Arc::clone(talkers)),
+                    log_level: admin.log_level.clone().filter(|_| operators),
                     dumps,
                 }),
             ))

@@ -4,6 +4,7 @@
 //! whether the API server is well is its own `/readyz`'s to say, and a load balancer in front asks for that through weir.
 
 use std::sync::Arc;
+use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -29,6 +30,9 @@ const FRESH_FOR: Duration = Duration::from_secs(1);
 /// How long the API server may take; the kubelet's probes give up after a second or a few.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
+/// How long it is believed, if nobody asks any more, that the API server does not answer.
+const FAILURE_IS_NEWS_FOR: Duration = Duration::from_secs(60);
+
 /// More than `/readyz` ever says.
 const MOST_BYTES: usize = 64 << 10;
 
@@ -40,6 +44,8 @@ pub struct Readiness {
     drain: Arc<Drain>,
     /// The last answer. Held while asking, so that many askers cause one question.
     last: Mutex<Option<(Instant, Result<(), String>)>>,
+    /// When it did not answer, unless it has since. Held for a look.
+    failed: std::sync::Mutex<Option<Instant>>,
 }
 
 impl Readiness {
@@ -51,6 +57,7 @@ impl Readiness {
             own,
             drain,
             last: Mutex::default(),
+            failed: std::sync::Mutex::default(),
         }
     }
 
@@ -84,6 +91,14 @@ impl Readiness {
         (ready, text)
     }
 
+    /// What `/readyz` would say, as far as is known without asking.
+    #[must_use]
+    pub fn last_known(&self) -> bool {
+        let failed = *self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = failed.map(|at| Clock.now().saturating_duration_since(at));
+        self.drain.ready() && since.is_none_or(|since| since >= FAILURE_IS_NEWS_FOR)
+    }
+
     async fn upstream_answers(&self) -> Result<(), String> {
         let mut last = self.last.lock().await;
         if let Some((at, answer)) = &*last
@@ -94,7 +109,10 @@ impl Readiness {
         let answer = timeout(ANSWER_WITHIN, self.ask())
             .await
             .unwrap_or_else(|_| Err(format!("no answer within {}s", ANSWER_WITHIN.as_secs())));
-        *last = Some((Clock.now(), answer.clone()));
+        let now = Clock.now();
+        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) =
+            answer.is_err().then_some(now);
+        *last = Some((now, answer.clone()));
         answer
     }
 
@@ -108,7 +126,7 @@ impl Readiness {
         );
         let (response, mut turn) = self
             .upstream
-            .send(request, RequestBody::empty())
+            .ask(request, RequestBody::empty())
             .await
             .map_err(|why| why.to_string())?;
         if response.status() == StatusCode::UNAUTHORIZED {

@@ -401,6 +401,7 @@ pub struct Metrics {
     connects: IntCounterVec,
     retries: IntCounter,
     stream_waits: IntCounter,
+    own_requests: IntCounterVec,
 }
 
 impl Metrics {
@@ -425,6 +426,11 @@ impl Metrics {
             stream_waits: registry.counter(
                 "weir_upstream_stream_waits_total",
                 "Requests that had to wait for a connection or a free HTTP/2 stream to the API server.",
+            ),
+            own_requests: registry.counters(
+                "rest_client_requests_total",
+                "[ALPHA] Requests of weir's own to the API server, by status code, method, and host; <error> where no answer came.",
+                &["code", "host", "method"],
             ),
         })
     }
