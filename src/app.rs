@@ -5,6 +5,8 @@
 //! requests end; watches end, spread over the grace period; what is left is cut off.
 
 mod authentication;
+mod facts;
+mod onlookers;
 
 use std::fmt;
 use std::future::Future;
@@ -22,6 +24,7 @@ use tracing::info;
 
 use crate::app::authentication::Ground;
 use crate::app::authentication::who_asks;
+use crate::app::onlookers::Onlookers;
 use crate::clock::Clock;
 use crate::config;
 use crate::config::Config;
@@ -84,6 +87,7 @@ pub struct App {
     tokens: Arc<Tokens>,
     talkers: Arc<Talkers>,
     admission: Admission,
+    onlookers: Onlookers,
     drain: Arc<Drain>,
     shutdown: Shutdown,
     request_timeout: Duration,
@@ -162,6 +166,7 @@ impl App {
             impersonate,
             shutdown,
             admin,
+            spans,
             workers,
             provider,
         } = config;
@@ -171,6 +176,7 @@ impl App {
         let upstream_metrics = upstream::Metrics::register(&registry);
         let (own_calls, readiness, server) =
             OwnCalls::start(own, &upstream, &upstream_metrics, &drain).await?;
+        facts::show(&serving, &upstream, &own_calls.own, &readiness, &registry);
         let ground = Ground::new(server, &upstream_metrics, &registry, &provider);
         let (identity, tokens, identity_headers) = who_asks(identity, ground)?;
         let shared = Shared {
@@ -183,9 +189,9 @@ impl App {
             refusals: Arc::default(),
             holding: Arc::new(Holding::new(rejection_hold, &registry)),
             metrics: RequestMetrics::register(&registry),
-            witnesses: Arc::default(),
             counts: Arc::default(),
             talkers: who_does_most(&admission),
+            onlookers: Onlookers::start(spans, &registry),
             upstream_log: Arc::default(),
             request_timeout,
             drain: Arc::clone(&drain),
@@ -195,18 +201,18 @@ impl App {
         };
         let admin = AdminListeners::bind(admin, readiness, &registry, &shared, &serving)?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
-        let addresses = Addresses::of(&acceptor, &admin)?;
         Ok(Self {
+            addresses: Addresses::of(&acceptor, &admin)?,
             acceptor,
             admin,
             own_calls,
             tokens,
             talkers: shared.talkers,
             admission,
+            onlookers: shared.onlookers,
             drain,
             shutdown,
             request_timeout,
-            addresses,
         })
     }
 
@@ -229,6 +235,7 @@ impl App {
             tokens,
             talkers,
             admission,
+            onlookers,
             drain,
             shutdown,
             request_timeout,
@@ -239,6 +246,7 @@ impl App {
         tokio::spawn(tokens.run());
         tokio::spawn(talkers.run());
         tokio::spawn(keep_limits(admission));
+        tokio::spawn(onlookers.clone().run());
         let accepting = tokio::spawn(acceptor.run());
         stop.await;
         let ended = tokio::select! {
@@ -251,6 +259,7 @@ impl App {
                 tokio::task::spawn_blocking(|| workers.into_iter().for_each(Worker::stop));
             let _ = timeout(CLOSE_WITHIN, stopping).await;
         }
+        onlookers.finish().await;
         ended
     }
 }
@@ -266,9 +275,9 @@ struct Shared {
     refusals: Arc<Prepared>,
     holding: Arc<Holding>,
     metrics: Arc<RequestMetrics>,
-    witnesses: Witnesses,
     counts: Arc<Counts>,
     talkers: Arc<Talkers>,
+    onlookers: Onlookers,
     upstream_log: Arc<Sparingly>,
     request_timeout: Duration,
     drain: Arc<Drain>,
@@ -281,10 +290,8 @@ struct Shared {
 impl Shared {
     /// Those of one worker, who counts on a desk of its own.
     fn witnesses(&self) -> Witnesses {
-        let desk: Arc<dyn Witness> = self.talkers.desk();
         let counts: Arc<dyn Witness> = Arc::<Counts>::clone(&self.counts);
-        let own = [desk, counts];
-        self.witnesses.iter().cloned().chain(own).collect()
+        self.onlookers.witnesses([self.talkers.desk(), counts])
     }
 
     fn pipeline(&self) -> Pipeline {
@@ -307,6 +314,7 @@ impl Shared {
             overdue: Arc::default(),
             metrics: Arc::clone(&self.metrics),
             witnesses: self.witnesses(),
+            sampler: self.onlookers.sampler,
             upstream_log: Arc::clone(&self.upstream_log),
         }
     }
@@ -389,6 +397,7 @@ impl OwnCalls {
         let calls = own_calls::OwnCalls::new(Arc::clone(&pool), Arc::clone(&own));
         let server: Arc<dyn ApiServer> = Arc::new(calls);
         let readiness = Readiness::new(Arc::clone(&pool), Arc::clone(&own), Arc::clone(drain));
+        let readiness = Arc::new(readiness);
         let calls = Self {
             own,
             pool,
@@ -396,7 +405,7 @@ impl OwnCalls {
             renewal,
         };
         // An anonymous caller may not ask about others.
-        Ok((calls, Arc::new(readiness), Some(server).filter(|_| !nobody)))
+        Ok((calls, readiness, Some(server).filter(|_| !nobody)))
     }
 
     fn run(self) {
@@ -446,6 +455,7 @@ impl AdminListeners {
                     metrics,
                     rates: operators.then(|| Arc::clone(&shared.rates)),
                     talkers: operators.then(|| Arc::clone(&shared.talkers)),
+                    log_level: admin.log_level.clone().filter(|_| operators),
                     dumps,
                     status: operators.then(|| Arc::clone(&status)),
                 }),

@@ -17,6 +17,8 @@ use crate::identity::jwt::Issuer;
 use crate::identity::jwt::KeySet;
 use crate::limits::max_in_flight;
 use crate::limits::rates;
+use crate::observe::log_level::LogLevel;
+use crate::observe::spans;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::credentials::Source;
@@ -47,6 +49,8 @@ pub struct Config {
     pub shutdown: Shutdown,
     /// For operators.
     pub admin: Admin,
+    /// `--tracing-config-file`.
+    pub spans: Option<spans::config::Config>,
     /// `--workers`.
     pub workers: usize,
     /// The cryptography that every part uses.
@@ -164,7 +168,7 @@ pub struct Shutdown {
 }
 
 /// For operators.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Admin {
     /// `--admin-address`.
     pub address: SocketAddr,
@@ -172,4 +176,6 @@ pub struct Admin {
     pub health: Option<SocketAddr>,
     /// `--health-metrics`.
     pub health_metrics: bool,
+    /// What is logged, where that can be changed.
+    pub log_level: Option<Arc<LogLevel>>,
 }

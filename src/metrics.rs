@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
+use prometheus::CounterVec;
+use prometheus::Histogram;
 use prometheus::HistogramOpts;
 use prometheus::HistogramVec;
 use prometheus::IntCounter;
@@ -50,6 +52,12 @@ impl Registry {
         self.add(IntCounterVec::new(Opts::new(name, help), labels))
     }
 
+    /// A counter of seconds per combination of `labels`.
+    #[must_use]
+    pub fn seconds(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
+        self.add(CounterVec::new(Opts::new(name, help), labels))
+    }
+
     /// A single counter.
     #[must_use]
     pub fn counter(&self, name: &str, help: &str) -> IntCounter {
@@ -66,6 +74,13 @@ impl Registry {
     #[must_use]
     pub fn gauge(&self, name: &str, help: &str) -> IntGauge {
         self.add(IntGauge::with_opts(Opts::new(name, help)))
+    }
+
+    /// A single histogram; `buckets` are upper bounds in the metric's unit.
+    #[must_use]
+    pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+        let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        self.add(Histogram::with_opts(opts))
     }
 
     /// A histogram per combination of `labels`; `buckets` are upper bounds in the metric's unit.

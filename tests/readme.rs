@@ -26,6 +26,9 @@ use weir::limits::events::enforce;
 use weir::limits::events::enforce::EventRateLimit;
 use weir::limits::max_in_flight;
 use weir::metrics::Registry;
+use weir::observe::facts::Facts;
+use weir::observe::process;
+use weir::observe::spans;
 use weir::pipeline::holding::Holding;
 use weir::pipeline::trace::RequestMetrics;
 
@@ -135,6 +138,9 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
     let apart = Registry::new(); // the two limiters share names and never run together
     let _controller = Controller::new(fairness, &bootstrap::complete(Vec::new()), &apart);
     let _server = weir::server::Metrics::register(&registry);
+    Facts::register(None, Vec::new(), &registry);
+    process::register(&registry);
+    let _spans = spans::Metrics::register(&registry);
     let _upstream = weir::upstream::Metrics::register(&registry);
     let _tokens = weir::identity::tokens::Metrics::register(&registry);
     let mut made = String::from("\n| metric | labels | |\n|---|---|---|\n");

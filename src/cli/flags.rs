@@ -351,6 +351,10 @@ pub struct OperationArgs {
     /// Threads that serve; by default one for each core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
+    /// Traces by OpenTelemetry: kube-apiserver's TracingConfiguration, which says where the collector is (OTLP by gRPC) and how
+    /// many requests are traced whose client has not begun a trace.
+    #[arg(long, value_name = "FILE")]
+    pub tracing_config_file: Option<PathBuf>,
     /// How logs are written.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LoggingFormat::Text)]
     pub logging_format: LoggingFormat,

@@ -14,6 +14,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ use crate::cli::logging;
 use crate::cli::misuse;
 use crate::cli::serve;
 use crate::cli::settings;
+use crate::observe::log_level::LogLevel;
 use crate::playground::ApiServer;
 use crate::playground::Certificates;
 use crate::playground::ISSUER;
@@ -87,9 +89,10 @@ pub struct ServerArgs {
 
 /// Runs the command.
 pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
-    if let Err(why) = logging::begin(&args.proxy.operation) {
-        return misuse(&why);
-    }
+    let log_level = match logging::begin(&args.proxy.operation) {
+        Ok(log_level) => log_level,
+        Err(why) => return misuse(&why),
+    };
     serve::raise_open_files();
     let PlaygroundArgs { server, mut proxy } = args;
     // Its tokens are for everybody who reads the folder: not for the network, unless it is asked for.
@@ -102,7 +105,7 @@ pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
         if server.apiserver_only {
             alone(made, address)
         } else {
-            behind_weir(made, proxy)
+            behind_weir(made, proxy, log_level)
         }
     }) {
         Ok(code) => code,
@@ -238,10 +241,16 @@ fn alone(made: Made, address: SocketAddr) -> Result<ExitCode, Failure> {
 }
 
 /// The API server on a runtime of its own and weir in front of it, each as if the other were far away.
-fn behind_weir(made: Made, proxy: ProxyArgs) -> Result<ExitCode, Failure> {
+fn behind_weir(
+    made: Made,
+    proxy: ProxyArgs,
+    log_level: Arc<LogLevel>,
+) -> Result<ExitCode, Failure> {
     let listener = accept::bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0))?;
     let args = front(&made.folder, listener.local_addr()?, proxy);
-    let config = settings::resolve(args).map_err(|faults| Failure::Misuse(faults.to_string()))?;
+    let mut config =
+        settings::resolve(args).map_err(|faults| Failure::Misuse(faults.to_string()))?;
+    config.admin.log_level = Some(log_level);
 
     let server = made.server.clone();
     let (end, ended) = oneshot::channel::<()>();

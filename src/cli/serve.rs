@@ -18,15 +18,17 @@ use crate::cli::settings;
 
 /// Runs the command.
 pub(super) fn run(args: ServeArgs) -> ExitCode {
-    if let Err(why) = logging::begin(&args.proxy.operation) {
-        return misuse(&why);
-    }
+    let log_level = match logging::begin(&args.proxy.operation) {
+        Ok(log_level) => log_level,
+        Err(why) => return misuse(&why),
+    };
     raise_open_files();
     let token_file = args.proxy.identity.token_auth_file.is_some();
-    let config = match settings::resolve(args) {
+    let mut config = match settings::resolve(args) {
         Ok(config) => config,
         Err(faults) => return misuse(&faults.to_string()),
     };
+    config.admin.log_level = Some(log_level);
     if !config.verifies_tokens() {
         let which = if token_file {
             "bearer tokens that are not in --token-auth-file"

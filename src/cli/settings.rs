@@ -35,6 +35,7 @@ use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
 use crate::limits::max_in_flight;
+use crate::observe::spans;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::address;
@@ -105,6 +106,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let how_much = faults.limits(&limits);
     let impersonate = faults.impersonation(&upstream);
     let rates = faults.rates(&limits, file.as_deref());
+    let spans = faults.spans(operation.tracing_config_file.as_deref());
     let upstream = faults.upstream(&upstream, &limits);
     let (Some(serving), Some(who), Some(how_much), Some((upstream, own)), Some(rates), true) =
         (serving, who, how_much, upstream, rates, faults.0.is_empty())
@@ -126,6 +128,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
             watch_grace: operation.shutdown_watch_termination_grace_period,
         },
         admin: admin(&operation),
+        spans,
         workers: operation.workers.map_or_else(cores, usize::from),
         provider,
     })
@@ -136,6 +139,7 @@ fn admin(operation: &OperationArgs) -> config::Admin {
         address: operation.admin_address,
         health: operation.health_address,
         health_metrics: operation.health_metrics,
+        log_level: None, // `logging` knows
     }
 }
 
@@ -192,6 +196,20 @@ impl Faults {
         }
         let objects = flowcontrol::read(&nodes, &mut faults);
         self.take(FLAG, &faults).then_some(objects)
+    }
+
+    /// Where traces go, if they go anywhere.
+    fn spans(&mut self, file: Option<&Path>) -> Option<spans::config::Config> {
+        const FLAG: &str = "tracing-config-file";
+        let file = file?;
+        let text = String::from_utf8_lossy(&self.read(FLAG, file)?).into_owned();
+        let mut faults = document::Faults::default();
+        let nodes = document::parse_all(&file.display().to_string(), &text, &mut faults);
+        let read = spans::config::read(&nodes, &mut faults);
+        if read.is_none() && !faults.has_errors() {
+            self.add(FLAG, format!("{}: there is nothing in it", file.display()));
+        }
+        read.filter(|_| self.take(FLAG, &faults))
     }
 
     /// Takes a file's faults over; whether there was no error among them.

@@ -93,6 +93,7 @@ impl ClientCertificates {
         Ok(Verified {
             user: Arc::new(user(&parsed, own)?),
             expires,
+            ends: not_after(&parsed),
         })
     }
 
@@ -133,7 +134,10 @@ pub struct PeerCertificate {
 #[derive(Clone)]
 struct Verified {
     user: Arc<UserInfo>,
+    /// With the first of the chain.
     expires: SystemTime,
+    /// By itself.
+    ends: SystemTime,
 }
 
 impl PeerCertificate {
@@ -176,6 +180,14 @@ impl PeerCertificate {
             });
         *verdict = Some(fresh.clone());
         fresh.map(|_| ())
+    }
+
+    /// When the client's own certificate ends, if it named a user.
+    #[must_use]
+    pub fn ends(&self) -> Option<SystemTime> {
+        let verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        let verified = verdict.as_ref()?.as_ref().ok()?;
+        Some(verified.ends)
     }
 
     pub(super) fn user(

@@ -61,6 +61,11 @@ impl MaxInFlight {
             mutating,
         } = config;
         let shown = InFlight::new(registry);
+        let most = registry.gauges(
+            "weir_requests_inflight_limit",
+            "Most requests in flight per request kind, where max-in-flight is what limits; 0 is no limit.",
+            &["request_kind"],
+        );
         let slots = |kind: RequestKind, limit| {
             let running = match limit {
                 InFlightLimit::AtMost(limit) => limit.get().into(),
@@ -71,6 +76,8 @@ impl MaxInFlight {
                 waiting: None,
             };
             shown.set_limits(kind, Clock.now(), limits);
+            let most = most.with_label_values(&[kind.label()]);
+            most.set(i64::try_from(running).unwrap_or(i64::MAX));
             Arc::new(Slots {
                 kind,
                 limit,

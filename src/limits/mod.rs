@@ -273,6 +273,15 @@ impl Permit {
         }
     }
 
+    /// How long it was in a queue, where fairness decided.
+    #[must_use]
+    pub const fn queue_wait(&self) -> Option<Duration> {
+        match &self.held {
+            Held::Seat(admitted) => Some(admitted.queue_wait()),
+            Held::Nothing | Held::Slot(_) => None,
+        }
+    }
+
     /// The flow schema and the priority level, where fairness decided.
     #[must_use]
     pub fn classified(&self) -> Option<(&Named, &Named)> {

@@ -26,6 +26,12 @@ pub struct Rates {
 }
 
 impl Rates {
+    /// Whether there are any.
+    #[must_use]
+    pub const fn any(&self) -> bool {
+        self.events.is_some() || self.clients.is_some()
+    }
+
     /// What is configured, showing itself in `registry`.
     #[must_use]
     pub fn new(config: &Config, registry: &Registry) -> Self {

@@ -32,6 +32,8 @@ use tracing::warn;
 use crate::flowcontrol::controller::Controller;
 use crate::limits::rates::Rates;
 use crate::metrics::Registry;
+use crate::observe::log_level;
+use crate::observe::log_level::LogLevel;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::Status;
 use crate::observe::status::page;
@@ -72,8 +74,8 @@ const TOP_TALKERS: &str = "/debug/top_talkers";
 
 /// What a wrong path is told.
 const SERVED: &str = "served here: /livez /readyz /metrics, the page / (/status), its data /status.json and /status/events, \
-                      and under /debug/api_priority_and_fairness/ dump_priority_levels, dump_queues and dump_requests; \
-                      /debug/rate_limits /debug/top_talkers\n";
+                       and under /debug/api_priority_and_fairness/ dump_priority_levels, dump_queues and dump_requests; \
+                       /debug/rate_limits /debug/top_talkers /debug/log_level\n";
 
 /// What is served.
 #[derive(Debug)]
@@ -84,6 +86,8 @@ pub struct Admin {
     pub metrics: Option<Registry>,
     /// Who was refused most by client limits and event limits, where it is served.
     pub rates: Option<Arc<Rates>>,
+    /// What is logged, where that may be changed.
+    pub log_level: Option<Arc<LogLevel>>,
     /// The state of fairness, where there is fairness and where it is served.
     pub dumps: Option<Arc<Controller>>,
     /// Who does most, where it is served.
@@ -134,6 +138,10 @@ impl Admin {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Result<Response<AdminBody>, Infallible> {
+        if let (log_level::PATH, Some(level)) = (request.uri().path(), &self.log_level) {
+            let (code, text) = level.answer(request).await;
+            return Ok(response(code, text));
+        }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return Ok(response(
                 StatusCode::METHOD_NOT_ALLOWED,

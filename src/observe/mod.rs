@@ -1,6 +1,11 @@
 //! What an operator sees: health, metrics and the status page, on listeners of their own, apart from the clients' port.
 
 pub mod admin;
+pub mod facts;
+pub mod log_level;
+pub mod process;
 pub mod readiness;
+pub mod request_log;
+pub mod spans;
 pub mod status;
 pub mod talkers;

@@ -34,6 +34,9 @@ const SHOWN_FOR: Duration = Duration::from_secs(15);
 /// How long the API server may take; the kubelet's probes give up after a second or a few.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
+/// How long it is believed, if nobody asks any more, that the API server does not answer.
+const FAILURE_IS_NEWS_FOR: Duration = Duration::from_secs(60);
+
 /// More than `/readyz` ever says.
 const MOST_BYTES: usize = 64 << 10;
 
@@ -118,6 +121,16 @@ impl Readiness {
         }
     }
 
+    /// What `/readyz` would say, as far as is known without asking.
+    #[must_use]
+    pub fn last_known(&self) -> bool {
+        let now = Clock.now();
+        let failed = self.shown.load().as_deref().is_some_and(|(at, answer)| {
+            answer.is_err() && now.saturating_duration_since(*at) < FAILURE_IS_NEWS_FOR
+        });
+        self.drain.ready() && !failed
+    }
+
     async fn upstream_answers(&self) -> Result<(), String> {
         let mut last = self.last.lock().await;
         if let Some((at, answer)) = &*last
@@ -128,9 +141,9 @@ impl Readiness {
         let answer = timeout(ANSWER_WITHIN, self.ask())
             .await
             .unwrap_or_else(|_| Err(format!("no answer within {}s", ANSWER_WITHIN.as_secs())));
-        *last = Some((Clock.now(), answer.clone()));
-        self.shown
-            .store(Some(Arc::new((Clock.now(), answer.clone()))));
+        let now = Clock.now();
+        *last = Some((now, answer.clone()));
+        self.shown.store(Some(Arc::new((now, answer.clone()))));
         answer
     }
 
@@ -144,7 +157,7 @@ impl Readiness {
         );
         let (response, mut turn) = self
             .upstream
-            .send(request, RequestBody::empty())
+            .ask(request, RequestBody::empty())
             .await
             .map_err(|why| why.to_string())?;
         if response.status() == StatusCode::UNAUTHORIZED {

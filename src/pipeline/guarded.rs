@@ -32,6 +32,8 @@ pub trait Guard: Send + Unpin + 'static {
     fn idle(&mut self, cx: &mut Context<'_>);
     /// It has come to its end, all of it.
     fn complete(&mut self);
+    /// It breaks off: its time is up, or what it is read from fails.
+    fn broken(&mut self);
 }
 
 /// When a body is cut short if it has not ended by itself.
@@ -67,9 +69,12 @@ impl<B, G> Held<B, G> {
     }
 }
 
-impl<B: Send, G: Send> Expire for Held<B, G> {
+impl<B: Send, G: Guard> Expire for Held<B, G> {
     fn expire(&self) {
-        let inner = self.inner().take();
+        let mut inner = self.inner().take();
+        if let Some((_, guard)) = &mut inner {
+            guard.broken();
+        }
         drop(inner); // after the lock: it may wake others
         self.reader.wake();
     }
@@ -182,7 +187,7 @@ where
         match &polled {
             Some(Ok(_)) if !body.is_end_stream() => return Poll::Ready(polled),
             Some(Ok(_)) => guard.complete(),
-            Some(Err(_)) => {}
+            Some(Err(_)) => guard.broken(),
             None if this.ended => {} // stopped: the connection below is in the middle of something
             None => guard.complete(),
         }

@@ -31,6 +31,9 @@ impl Guard for Noting {
     fn complete(&mut self) {
         self.0.0.lock().unwrap().push("complete".to_owned());
     }
+    fn broken(&mut self) {
+        self.0.0.lock().unwrap().push("broken".to_owned());
+    }
 }
 
 impl Drop for Noting {
@@ -79,7 +82,7 @@ async fn a_body_that_nobody_reads_lets_go_at_its_deadline_and_then_fails() {
     overdue.expire(deadline - Duration::from_millis(1));
     assert!(body.frame().await.unwrap().is_ok());
     overdue.expire(deadline);
-    assert_eq!(log.lines(), ["passed 1", "let go"]);
+    assert_eq!(log.lines(), ["passed 1", "broken", "let go"]);
     assert!(feed.is_closed(), "the source is let go as well");
     assert!(matches!(body.frame().await, Some(Err(Broken::Deadline))));
     assert!(body.frame().await.is_none());

@@ -9,6 +9,7 @@
 //! is reset first, then the permit goes.
 
 pub mod body;
+mod filters;
 pub mod fragments;
 pub mod guarded;
 pub mod holding;
@@ -18,9 +19,11 @@ pub mod rates;
 pub mod record;
 pub mod refusal;
 mod refusing;
+mod request_metrics;
 mod riding;
 mod sender;
 pub mod trace;
+pub mod traced;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,6 +41,7 @@ use http::Version;
 use http::header;
 use http::request;
 use http::uri::PathAndQuery;
+use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 
@@ -71,6 +75,7 @@ use crate::pipeline::sender::Told;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::Subject;
 use crate::pipeline::trace::Trace;
+use crate::pipeline::traced::Sampler;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 use crate::sparingly::Sparingly;
@@ -137,6 +142,8 @@ pub struct Pipeline {
     pub metrics: Arc<RequestMetrics>,
     /// Who looks on.
     pub witnesses: Witnesses,
+    /// Which requests are traced, if any are.
+    pub sampler: Option<Sampler>,
     /// What is said of an upstream that fails.
     pub upstream_log: Arc<Sparingly>,
 }
@@ -174,8 +181,10 @@ impl Pipeline {
             self.own_readiness(&info)?;
             let asserted = self.identity.asserted(peer.client(), &head.headers, now.1);
             let upgrade = upgrade_of(&mut head);
-            let known = self.identify(asserted, peer, &head.headers, now).await?;
-            trace.known(&known.user);
+            trace.sample(self.sampler, &mut head.headers);
+            let known = self
+                .identify(asserted, peer, &head.headers, now, trace)
+                .await?;
             let digest = RequestDigest {
                 info: &info,
                 user: &known.user,
@@ -185,13 +194,16 @@ impl Pipeline {
             let under_way = self.under_way(&info);
             let times = (trace.arrived(), deadline);
             let passed = self.pass_rates(&digest, (peer, &head), body, times).await?;
+            if self.rates.any() {
+                trace.counted(Clock.now());
+            }
             let permit = self
                 .admission
                 .admit(&digest, passed.at, deadline)
                 .await
                 .map_err(|rejection| self.rejected(peer, rejection, &digest))?
                 .with(passed.hold);
-            trace.admitted(&permit);
+            trace.admitted(&permit, Clock.now());
             let listing = self.listing(&info, &head);
             let (request, told) = self.dress(head, peer, &known)?;
             let unread = body
@@ -242,6 +254,7 @@ impl Pipeline {
         } = passage;
         let deadline = time.map(|time| trace.arrived() + time);
         permit.forwarding(Clock.now());
+        let size = body.size_hint().exact();
         let sent = self.send(
             request,
             body,
@@ -254,7 +267,7 @@ impl Pipeline {
             _ => sent.await?,
         };
         permit.answered_with(response.status().as_u16());
-        trace.answered(subject, response.status());
+        trace.answered(subject, response.status(), size);
         self.heard(response.status(), told);
         if let Some((flow_schema, priority_level)) = permit.classified() {
             name_decision(response.headers_mut(), flow_schema, priority_level);

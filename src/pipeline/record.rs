@@ -22,6 +22,7 @@ use crate::flowcontrol::controller::Decision;
 use crate::limits::Rejection;
 use crate::pipeline::Peer;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::traced::Traced;
 use crate::request_info::RequestInfo;
 use crate::request_info::TargetError;
 
@@ -50,6 +51,8 @@ pub struct Record {
     pub decision: Option<Decision>,
     /// The rule of `clientLimits` that said no.
     pub rule: Option<Arc<str>>,
+    /// The trace that it is part of, if it is traced.
+    pub traced: Option<Box<Traced>>,
     /// What it was told.
     pub outcome: Outcome,
     /// How much of the answer's body has gone out, in bytes.
@@ -141,6 +144,7 @@ impl Recorded {
                 user: None,
                 decision: None,
                 rule: None,
+                traced: None,
                 outcome: Outcome::Unanswered,
                 sent: 0,
             },
@@ -222,6 +226,7 @@ mod tests {
                 user: None,
                 decision: None,
                 rule: None,
+                traced: None,
                 outcome: Outcome::Unanswered,
                 sent: 0,
             },

@@ -20,6 +20,7 @@ use http::uri::PathAndQuery;
 use tokio::time::Sleep;
 
 use crate::api::list_scan::ListScan;
+use crate::clock::Clock;
 use crate::drain::UnderWay;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::object_counts::ListAnswer;
@@ -62,8 +63,10 @@ pub(super) enum Held {
 impl Guard for Riding {
     fn passed(&mut self, data: &[u8]) {
         self.trace.passed(data.len());
-        if let Held::UntilInitialized(watch) = &mut self.held {
-            watch.passed(data);
+        if let Held::UntilInitialized(watch) = &mut self.held
+            && watch.passed(data)
+        {
+            self.trace.watch_listed(Clock.now());
         }
         if let Some(list) = &mut self.list {
             list.scan.feed(data);
@@ -83,6 +86,10 @@ impl Guard for Riding {
         if let Some(list) = self.list.take() {
             list.learn();
         }
+    }
+
+    fn broken(&mut self) {
+        self.trace.cut_off();
     }
 }
 
@@ -145,7 +152,9 @@ impl Held {
         } else {
             Evidence::Seen // the headers are
         };
-        if !well || !permit.holds() || matches!(evidence, Evidence::Seen) {
+        // The mark is looked for in any case: when it comes is measured.
+        let waits = permit.holds() || matches!(evidence, Evidence::Bookmark(_));
+        if !well || !waits || matches!(evidence, Evidence::Seen) {
             permit.initialized();
             return Self::ToTheEnd { _permit: permit };
         }
@@ -166,18 +175,21 @@ fn is_true(value: &[u8]) -> bool {
 }
 
 impl Initializing {
-    fn passed(&mut self, data: &[u8]) {
+    /// Whether its mark has come with these.
+    fn passed(&mut self, data: &[u8]) -> bool {
         match &mut self.evidence {
             Evidence::Bookmark(seen) => {
                 if let Some(now_seen) = follow(INITIAL_EVENTS_END, *seen, data) {
                     *seen = now_seen;
                 } else {
                     self.seen();
+                    return true;
                 }
             }
             Evidence::Lull(timer) => *timer = None,
             Evidence::Seen => {}
         }
+        false
     }
 
     fn idle(&mut self, cx: &mut Context<'_>) {

@@ -13,10 +13,12 @@ use crate::identity::Client;
 use crate::identity::Credential;
 use crate::identity::Known;
 use crate::identity::Mark;
+use crate::identity::PeerCertificate;
 use crate::identity::tokens::turns::Asker;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::trace::Trace;
 use crate::upstream::Dressed;
 use crate::upstream::headers;
 use crate::upstream::headers::ClientAddress;
@@ -50,11 +52,37 @@ impl Pipeline {
         asserted: Asserted,
         peer: &Peer,
         headers: &HeaderMap,
-        (now, wall): (Instant, SystemTime),
+        (began, wall): (Instant, SystemTime),
+        trace: &mut Trace,
     ) -> Result<Known, Refusal> {
         let client = peer.client();
-        let resolved = self.identity.resolve(asserted, client, headers, now, wall);
-        let known = resolved.await?;
+        let resolved = self
+            .identity
+            .resolve(asserted, client, headers, began, wall);
+        let resolved = resolved.await;
+        let now = Clock.now();
+        let took = now.saturating_duration_since(began);
+        let filters = &self.metrics.filters;
+        let known = match resolved {
+            Ok(known) if known.credential == Credential::UnverifiedToken => {
+                filters.unauthenticated(took);
+                known
+            }
+            Ok(known) => {
+                filters.authenticated(&known.user.name, took);
+                known
+            }
+            Err(why) => {
+                filters.unauthenticated(took);
+                return Err(why.into());
+            }
+        };
+        if known.credential == Credential::Certificate
+            && let Some(ends) = peer.certificate.as_ref().and_then(PeerCertificate::ends)
+        {
+            filters.by_certificate(ends.duration_since(wall).unwrap_or_default());
+        }
+        trace.known(&known.user, now);
         let ends_here = matches!(
             known.credential,
             Credential::Certificate | Credential::FrontProxy

@@ -1,330 +1,52 @@
-//! What is noted about a request: the metrics of kube-apiserver that count requests, and what they are labelled with.
+//! What is noted about a request, and counted at its end.
 //!
 //! A [`Trace`] begins with the request and is told its outcome once; what becomes of it is written when it is dropped: with
-//! the answer's last byte, or when the client goes away before. Series are looked up once a request and never by more
-//! label values than a bound: a client can choose a path, not a label.
+//! the answer's last byte, or when the client goes away before. What is counted, and by which labels, is
+//! [`RequestMetrics`]'.
 
-use std::collections::hash_map::RandomState;
 use std::fmt;
-use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::sync::OnceLock;
+use std::time::Duration;
 use std::time::Instant;
 
-use dashmap::DashMap;
-use http::HeaderValue;
 use http::StatusCode;
-use http::header;
-use http::request;
-use prometheus::Histogram;
-use prometheus::HistogramVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::limits::Permit;
 use crate::metrics::Counted;
-use crate::metrics::Registry;
-use crate::pipeline::known::OTHER;
-use crate::pipeline::known::built_in;
-use crate::pipeline::known::known_path;
+use crate::pipeline::filters::Stage;
 use crate::pipeline::record::Recorded;
 use crate::pipeline::refusal::Refusal;
-use crate::request_info::MetricLabels;
-use crate::request_info::RequestInfo;
-use crate::request_info::RequestKind;
+use crate::pipeline::request_metrics::End;
+use crate::pipeline::request_metrics::Series;
+use crate::pipeline::traced::Traced;
 
-/// The labels of `apiserver_request_duration_seconds`, and in this order those of the others, each with its own left out.
-const LABELS: [&str; 8] = [
-    "verb",
-    "dry_run",
-    "group",
-    "version",
-    "resource",
-    "subresource",
-    "scope",
-    "component",
-];
-
-/// `apiserver_request_duration_seconds`' upper bounds (`endpoints/metrics/metrics.go`).
-const DURATION_BUCKETS: [f64; 23] = [
-    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0,
-    10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
-];
-
-/// Most sets of label values: a cluster with 200 resource types uses about 10 of them each; beyond it, all is `other`.
-const MOST_SERIES: usize = 4096;
-
-/// The codes that are counted without a look-up by text; the others are rare.
-const USUAL_CODES: [u16; 12] = [200, 201, 304, 400, 401, 403, 404, 409, 422, 429, 500, 503];
-
-/// kube-apiserver's name for itself in these metrics.
-const COMPONENT: &str = "apiserver";
-
-/// The metrics of requests.
-pub struct RequestMetrics {
-    total: IntCounterVec,
-    duration: HistogramVec,
-    terminations: IntCounterVec,
-    long_running: IntGaugeVec,
-    dropped: [(RequestKind, IntCounter); 2],
-    upstream_responses: IntCounterVec,
-    aborted: IntCounter,
-    /// By a keyed hash of the label values. 64 keyed bits: two sets of values that meet are not to be expected.
-    series: DashMap<u64, Arc<Series>>,
-    hasher: RandomState,
-}
-
-/// One set of label values, resolved.
-struct Series {
-    values: [Box<str>; 8],
-    duration: Histogram,
-    usual: [OnceLock<IntCounter>; USUAL_CODES.len()],
-    /// Refused by a limit; of resources, whose labels are all here.
-    refused: OnceLock<IntCounter>,
-    long_running: OnceLock<IntGauge>,
-}
-
-impl RequestMetrics {
-    /// Registers them.
-    #[must_use]
-    pub fn register(registry: &Registry) -> Arc<Self> {
-        let [
-            verb,
-            dry_run,
-            group,
-            version,
-            resource,
-            subresource,
-            scope,
-            component,
-        ] = LABELS;
-        let dropped = registry.counters(
-                "apiserver_dropped_requests_total",
-                "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
-                &["request_kind"],
-            );
-        let dropped =
-            RequestKind::ALL.map(|kind| (kind, dropped.with_label_values(&[kind.label()])));
-        Arc::new(Self {
-            total: registry.counters(
-                "apiserver_request_total",
-                "[STABLE] Requests by verb, dry run value, group, version, resource, scope, component and HTTP code.",
-                &[verb, dry_run, group, version, resource, subresource, scope, component, "code"],
-            ),
-            duration: registry.histograms(
-                "apiserver_request_duration_seconds",
-                "[STABLE] Time from a request's arrival to the end of its answer, in seconds.",
-                &LABELS,
-                &DURATION_BUCKETS,
-            ),
-            terminations: registry.counters(
-                "apiserver_request_terminations_total",
-                "[ALPHA] Requests that were ended in self-defense.",
-                &[verb, group, version, resource, subresource, scope, component, "code"],
-            ),
-            long_running: registry.gauges(
-                "apiserver_longrunning_requests",
-                "[STABLE] Long-running requests that are open.",
-                &[verb, group, version, resource, subresource, scope, component],
-            ),
-            dropped,
-            upstream_responses: registry.counters(
-                "weir_upstream_responses_total",
-                "Answers of the API server, by HTTP code.",
-                &["code"],
-            ),
-            aborted: registry.counter(
-                "weir_aborted_requests_total",
-                "Requests whose client went away before there was an answer.",
-            ),
-            series: DashMap::new(),
-            hasher: RandomState::new(),
-        })
-    }
-
-    fn series(&self, subject: Subject<'_>, exists: bool) -> Arc<Series> {
-        let Subject {
-            labels: common,
-            info,
-        } = subject;
-        let names = [
-            info.api_group(),
-            info.api_version(),
-            info.resource(),
-            info.subresource(),
-        ];
-        let key = self.hasher.hash_one((common, names));
-        if let Some(series) = self.series.get(&key) {
-            return Arc::clone(&series);
-        }
-        let known = !info.is_resource_request() || exists || built_in(info);
-        if !known || self.series.len() >= MOST_SERIES {
-            return Arc::new(self.resolve([
-                common.verb,
-                common.dry_run,
-                OTHER,
-                OTHER,
-                OTHER,
-                OTHER,
-                common.scope,
-            ]));
-        }
-        let [group, version, resource, subresource] = names.map(String::from_utf8_lossy);
-        let values = [
-            common.verb,
-            common.dry_run,
-            &*group,
-            &*version,
-            &*resource,
-            &*subresource,
-            common.scope,
-        ];
-        let series = Arc::new(self.resolve(values));
-        self.series.insert(key, Arc::clone(&series));
-        series
-    }
-
-    fn resolve(&self, values: [&str; 7]) -> Series {
-        let [verb, dry_run, group, version, resource, subresource, scope] = values;
-        let values = [
-            verb,
-            dry_run,
-            group,
-            version,
-            resource,
-            subresource,
-            scope,
-            COMPONENT,
-        ];
-        Series {
-            duration: self.duration.with_label_values(&values),
-            usual: Default::default(),
-            refused: OnceLock::new(),
-            long_running: OnceLock::new(),
-            values: values.map(Into::into),
-        }
-    }
-
-    fn count(&self, series: &Series, code: StatusCode) {
-        let resolve = || {
-            let [
-                verb,
-                dry_run,
-                group,
-                version,
-                resource,
-                subresource,
-                scope,
-                component,
-            ] = series.values.each_ref().map(|value| &**value);
-            self.total.with_label_values(&[
-                verb,
-                dry_run,
-                group,
-                version,
-                resource,
-                subresource,
-                scope,
-                component,
-                code.as_str(),
-            ])
-        };
-        let usual = USUAL_CODES
-            .iter()
-            .zip(&series.usual)
-            .find(|(usual, _)| **usual == code.as_u16());
-        match usual {
-            Some((_, counter)) => counter.get_or_init(resolve).inc(),
-            None => resolve().inc(),
-        }
-    }
-
-    /// Upstream labels these by the path where it is no resource (`RecordRequestTermination`).
-    fn terminated(&self, series: &Series, info: &RequestInfo<'_>, code: StatusCode) {
-        let resolve = || self.termination(series, info, code);
-        if code == StatusCode::TOO_MANY_REQUESTS && info.is_resource_request() {
-            series.refused.get_or_init(resolve).inc();
-        } else {
-            resolve().inc();
-        }
-    }
-
-    fn termination(&self, series: &Series, info: &RequestInfo<'_>, code: StatusCode) -> IntCounter {
-        let [
-            verb,
-            _,
-            group,
-            version,
-            resource,
-            subresource,
-            scope,
-            component,
-        ] = series.values.each_ref().map(|value| &**value);
-        let subresource = if info.is_resource_request() {
-            subresource
-        } else {
-            known_path(info)
-        };
-        self.terminations.with_label_values(&[
-            verb,
-            group,
-            version,
-            resource,
-            subresource,
-            scope,
-            component,
-            code.as_str(),
-        ])
-    }
-
-    fn long_running(&self, series: &Series, info: &RequestInfo<'_>) -> IntGauge {
-        let gauge = series.long_running.get_or_init(|| {
-            let [
-                verb,
-                _,
-                group,
-                version,
-                resource,
-                subresource,
-                scope,
-                component,
-            ] = series.values.each_ref().map(|value| &**value);
-            let subresource = if info.is_resource_request() {
-                subresource
-            } else {
-                known_path(info)
-            };
-            self.long_running.with_label_values(&[
-                verb,
-                group,
-                version,
-                resource,
-                subresource,
-                scope,
-                component,
-            ])
-        });
-        gauge.clone()
-    }
-}
-
-impl fmt::Debug for RequestMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RequestMetrics({} series)", self.series.len())
-    }
-}
+pub use crate::pipeline::request_metrics::RequestMetrics;
+pub use crate::pipeline::request_metrics::Subject;
 
 /// What is known of one request, from its first byte to the last of its answer.
 pub struct Trace {
     metrics: Arc<RequestMetrics>,
     started: Instant,
+    times: Times,
+    /// The bytes of the answer that have gone out.
+    sent: u64,
     noted: Noted,
     /// Told to those who look on when it is dropped.
     recorded: Option<Box<Recorded>>,
+}
+
+/// When a request came to which step; as long as it has not, when it came to the one before.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    known: Instant,
+    /// No rate stands in its way any more.
+    counted: Instant,
+    admitted: Instant,
+    answered: Option<Instant>,
+    /// In a queue of fairness.
+    queued: Duration,
 }
 
 enum Noted {
@@ -337,28 +59,8 @@ enum Noted {
         series: Arc<Series>,
         code: StatusCode,
         /// A long-running request is open for as long as this is there.
-        _open: Option<Counted>,
+        open: Option<Counted>,
     },
-}
-
-/// What is asked, as far as metrics tell it apart.
-#[derive(Clone, Copy, Debug)]
-pub struct Subject<'a> {
-    /// Verb, scope and dry run.
-    pub labels: MetricLabels,
-    /// The rest.
-    pub info: &'a RequestInfo<'a>,
-}
-
-impl<'a> Subject<'a> {
-    /// Of a request with this head.
-    #[must_use]
-    pub fn of(head: &request::Parts, info: &'a RequestInfo<'a>) -> Self {
-        let content_type = head.headers.get(header::CONTENT_TYPE);
-        let content_type = content_type.map(HeaderValue::as_bytes);
-        let labels = MetricLabels::of(head.method.as_str(), info, content_type);
-        Self { labels, info }
-    }
 }
 
 impl Trace {
@@ -368,6 +70,14 @@ impl Trace {
         Self {
             metrics,
             started: now,
+            times: Times {
+                known: now,
+                counted: now,
+                admitted: now,
+                answered: None,
+                queued: Duration::ZERO,
+            },
+            sent: 0,
             noted: Noted::Unclassified,
             recorded: None,
         }
@@ -386,14 +96,41 @@ impl Trace {
     }
 
     /// It is known who asks.
-    pub(super) fn known(&mut self, user: &Arc<UserInfo>) {
+    pub(super) fn known(&mut self, user: &Arc<UserInfo>, now: Instant) {
+        self.times = Times {
+            known: now,
+            counted: now,
+            ..self.times
+        };
         if let Some(recorded) = &mut self.recorded {
             recorded.record.user = Some(Arc::clone(user));
         }
     }
 
+    pub(super) fn recorded_mut(&mut self) -> Option<&mut Recorded> {
+        self.recorded.as_deref_mut()
+    }
+
+    fn traced(&mut self) -> Option<&mut Traced> {
+        self.recorded.as_mut()?.record.traced.as_deref_mut()
+    }
+
+    /// No rate stands in its way.
+    pub(super) fn counted(&mut self, now: Instant) {
+        self.times.counted = now;
+    }
+
     /// It may go on.
-    pub(super) fn admitted(&mut self, permit: &Permit) {
+    pub(super) fn admitted(&mut self, permit: &Permit, now: Instant) {
+        self.times.admitted = now;
+        if let Some(traced) = self.traced() {
+            traced.forwarded = Some(now);
+        }
+        if let Some(queued) = permit.queue_wait() {
+            self.times.queued = queued;
+            let took = now.saturating_duration_since(self.times.counted);
+            self.metrics.filters.passed_fairness(took);
+        }
         if let Some(recorded) = &mut self.recorded {
             recorded.record.decision = permit.decision();
         }
@@ -401,6 +138,7 @@ impl Trace {
 
     /// So many more bytes of the answer have gone out.
     pub(super) fn passed(&mut self, bytes: usize) {
+        self.sent += u64::try_from(bytes).unwrap_or_default();
         if let Some(recorded) = &mut self.recorded {
             recorded.record.sent += u64::try_from(bytes).unwrap_or_default();
         }
@@ -413,26 +151,29 @@ impl Trace {
         Self {
             metrics: Arc::clone(&self.metrics),
             started: self.started,
+            times: self.times,
+            sent: self.sent,
             noted,
             recorded: self.recorded.take(),
         }
     }
 
-    /// The upstream has begun to answer.
-    pub fn answered(&mut self, subject: Subject<'_>, code: StatusCode) {
-        self.metrics
-            .upstream_responses
-            .with_label_values(&[code.as_str()])
-            .inc();
+    /// The upstream has begun to answer a request whose body has this many bytes, if that is known.
+    pub fn answered(&mut self, subject: Subject<'_>, code: StatusCode, body: Option<u64>) {
+        self.times.answered = Some(Clock.now());
+        let answered = self.times.answered;
+        if let Some(traced) = self.traced() {
+            traced.answered = answered;
+        }
+        self.metrics.upstream_answered(code);
         let exists = code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS;
         let series = self.metrics.series(subject, exists);
         let open = (exists && subject.info.long_running())
-            .then(|| Counted::one_more(self.metrics.long_running(&series, subject.info)));
-        self.noted = Noted::Answered {
-            series,
-            code,
-            _open: open,
-        };
+            .then(|| self.metrics.open(&series, subject.info));
+        if let Some(size) = body {
+            self.metrics.body_size(&series, subject.info, size);
+        }
+        self.noted = Noted::Answered { series, code, open };
         if let Some(recorded) = &mut self.recorded {
             recorded.answered(code);
         }
@@ -447,17 +188,57 @@ impl Trace {
         let series = self.metrics.series(subject, false);
         if refusal.in_self_defense() {
             self.metrics.terminated(&series, subject.info, code);
-            if code == StatusCode::TOO_MANY_REQUESTS {
-                let kind = RequestKind::of(subject.info);
-                let dropped = self.metrics.dropped.iter().find(|(of, _)| *of == kind);
-                dropped.inspect(|(_, count)| count.inc());
-            }
         }
         self.noted = Noted::Answered {
             series,
             code,
-            _open: None,
+            open: None,
         };
+    }
+
+    /// The answer has broken off: its time was up, or the API server let go of it.
+    pub(super) fn cut_off(&self) {
+        if let Noted::Answered { series, .. } = &self.noted {
+            self.metrics.cut_off(series);
+        }
+    }
+
+    /// A watch that asked for it has sent what there was.
+    pub(super) fn watch_listed(&self, now: Instant) {
+        if let Noted::Answered { series, .. } = &self.noted {
+            let took = now.saturating_duration_since(self.started);
+            self.metrics.watch_listed(series, took);
+        }
+    }
+
+    fn measure(&self, series: &Series, open: bool) {
+        let now = Clock.now();
+        let Times {
+            known,
+            admitted,
+            answered,
+            queued,
+            ..
+        } = self.times;
+        self.metrics.measure(
+            series,
+            End {
+                took: now.saturating_duration_since(self.started),
+                queued,
+                sent: answered.map(|_| self.sent),
+            },
+        );
+        let Some(answered) = answered else { return };
+        let stage = |stage, from, to: Instant| {
+            let took = to.saturating_duration_since(from);
+            self.metrics.filters.stage(stage, took);
+        };
+        stage(Stage::Authentication, self.started, known);
+        stage(Stage::Limits, known, admitted);
+        stage(Stage::Upstream, admitted, answered);
+        if !open {
+            stage(Stage::Answer, answered, now);
+        }
     }
 }
 
@@ -466,12 +247,11 @@ impl Drop for Trace {
         match &self.noted {
             Noted::Nothing => self.metrics.aborted.inc(),
             Noted::Unclassified => {}
-            Noted::Answered { series, code, .. } => {
+            Noted::Answered { series, code, open } => {
                 self.metrics.count(series, *code);
                 // Upstream observes no duration for what its filters refuse: the handlers behind them do that.
                 if *code != StatusCode::TOO_MANY_REQUESTS {
-                    let took = Clock.now().saturating_duration_since(self.started);
-                    series.duration.observe(took.as_secs_f64());
+                    self.measure(series, open.is_some());
                 }
             }
         }
@@ -494,6 +274,10 @@ impl fmt::Debug for Trace {
 mod tests {
     use super::*;
     use crate::limits::Rejection;
+    use crate::metrics::Registry;
+    use crate::request_info::MetricLabels;
+    use crate::request_info::RequestInfo;
+    use crate::request_info::RequestKind;
 
     fn trace_of(metrics: &Arc<RequestMetrics>, target: &str, code: u16, answered: bool) {
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
@@ -505,7 +289,7 @@ mod tests {
         let mut trace = Trace::started(Arc::clone(metrics), Clock.now());
         let code = StatusCode::from_u16(code).unwrap();
         if answered {
-            trace.answered(subject, code);
+            trace.answered(subject, code, None);
         } else {
             let rejection = Rejection::MaxInFlight {
                 kind: RequestKind::ReadOnly,
@@ -529,10 +313,82 @@ mod tests {
             )),
             "{text}"
         );
-        assert!(
-            !text.contains("apiserver_request_duration_seconds_count{") || text.contains("} 0"),
-            "{text}"
-        );
+        assert!(!text.contains("request_duration_seconds_count{"), "{text}");
+    }
+
+    fn value(registry: &Registry, series: &str) -> Option<f64> {
+        let text = registry.render();
+        let line = text.lines().find(|line| line.starts_with(series))?;
+        line.rsplit_once(' ')?.1.parse().ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_measured_with_its_time_in_the_queue_and_without() {
+        let registry = Registry::new();
+        let metrics = RequestMetrics::register(&registry);
+        for target in ["/api/v1/nodes", "/api/v1/nodes?dryRun=All"] {
+            let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
+            let subject = Subject {
+                labels: MetricLabels::of("GET", &info, None),
+                info: &info,
+            };
+            let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
+            trace.times.queued = Duration::from_secs(10);
+            tokio::time::advance(Duration::from_secs(12)).await;
+            trace.times.admitted = Clock.now();
+            tokio::time::advance(Duration::from_secs(3)).await;
+            trace.answered(subject, StatusCode::OK, None);
+            tokio::time::advance(Duration::from_secs(5)).await;
+            trace.passed(2500);
+            trace.passed(500);
+        }
+        let of = |name: &str, labels: &str| value(&registry, &format!("{name}{{{labels}"));
+        let labels = "component=\"apiserver\",";
+        let with = |dry_run: &str| {
+            let labels = format!("{labels}dry_run=\"{dry_run}\"");
+            of("apiserver_request_duration_seconds_sum", &labels)
+        };
+        assert_eq!((with(""), with("All")), (Some(20.0), Some(20.0)));
+        let sli = "apiserver_request_sli_duration_seconds";
+        assert_eq!(of(&format!("{sli}_sum"), labels), Some(10.0));
+        assert_eq!(of(&format!("{sli}_count"), labels), Some(1.0), "no dry run");
+        assert_eq!(of("apiserver_response_sizes_sum", labels), Some(6000.0));
+        for (stage, seconds) in [("limits", 24.0), ("upstream", 6.0), ("answer", 10.0)] {
+            let labels = format!("stage=\"{stage}\"");
+            let sum = of("weir_stage_duration_seconds_sum", &labels);
+            assert_eq!(sum, Some(seconds), "{stage}");
+        }
+    }
+
+    #[test]
+    fn the_bodies_of_requests_that_write_are_measured_by_what_they_say() {
+        let registry = Registry::new();
+        let metrics = RequestMetrics::register(&registry);
+        for (method, target, size) in [
+            ("POST", "/api/v1/namespaces/a/pods", Some(60_000)),
+            ("PUT", "/api/v1/namespaces/a/pods/b", Some(10)),
+            ("POST", "/api/v1/namespaces/a/secrets", None),
+            ("POST", "/api/v1/namespaces/a/pods/b/exec", Some(0)),
+            ("GET", "/api/v1/namespaces/a/pods", Some(0)),
+        ] {
+            let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+            let subject = Subject {
+                labels: MetricLabels::of(method, &info, None),
+                info: &info,
+            };
+            let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
+            trace.answered(subject, StatusCode::OK, size);
+        }
+        let name = "apiserver_request_body_size_bytes";
+        let sum = |resource, verb| {
+            let labels = format!("group=\"\",resource=\"{resource}\",verb=\"{verb}\"");
+            value(&registry, &format!("{name}_sum{{{labels}}}"))
+        };
+        assert_eq!(sum("pods", "create"), Some(60_000.0));
+        assert_eq!(sum("pods", "update"), Some(10.0));
+        let text = registry.render();
+        let series = text.lines().filter(|line| line.contains("size_bytes_sum"));
+        assert_eq!(series.count(), 2, "{text}");
     }
 
     #[test]
@@ -568,6 +424,7 @@ mod tests {
                 info: &info,
             },
             StatusCode::OK,
+            None,
         );
         let series = "apiserver_longrunning_requests{component=\"apiserver\",group=\"\",resource=\"pods\",scope=\"cluster\",subresource=\"\",verb=\"WATCH\",version=\"v1\"}";
         assert!(

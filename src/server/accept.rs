@@ -68,6 +68,8 @@ pub struct Acceptor {
 impl Acceptor {
     /// Accepts until weir closes; gives the workers back, whose connections go on.
     pub async fn run(self) -> Vec<Worker> {
+        let most = i64::try_from(self.most).unwrap_or(i64::MAX);
+        self.metrics.most.set(most);
         let mut closing = std::pin::pin!(self.drain.reached(Stage::Closing));
         loop {
             let accepted = tokio::select! {

@@ -12,6 +12,7 @@ pub mod tls;
 pub mod turns;
 pub mod worker;
 
+use prometheus::CounterVec;
 use prometheus::IntCounter;
 use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
@@ -23,11 +24,13 @@ use crate::metrics::Registry;
 pub struct Metrics {
     handshake_errors: IntCounter,
     connections: IntGauge,
+    most: IntGauge,
     refused: IntCounter,
     waiting: IntGauge,
     turned_away: IntCounter,
     panics: IntCounter,
     tasks: IntGaugeVec,
+    busy: CounterVec,
 }
 
 impl Metrics {
@@ -40,6 +43,10 @@ impl Metrics {
                 "[ALPHA] Connections dropped because of an error in the TLS handshake.",
             ),
             connections: registry.gauge("weir_client_connections", "Open connections of clients."),
+            most: registry.gauge(
+                "weir_client_connections_limit",
+                "Most open connections of clients (--max-connections).",
+            ),
             refused: registry.counter(
                 "weir_client_connections_refused_total",
                 "Connections closed at once because as many as --max-connections are open.",
@@ -59,6 +66,11 @@ impl Metrics {
             tasks: registry.gauges(
                 "weir_worker_tasks",
                 "Tasks that each worker has: its clients' connections and HTTP/2 streams, connections to the API server, and what keeps house.",
+                &["worker"],
+            ),
+            busy: registry.seconds(
+                "weir_worker_busy_seconds_total",
+                "Time in which each worker had something to do, in seconds: at one second a second it can do no more.",
                 &["worker"],
             ),
         }

@@ -130,10 +130,9 @@ async fn work(
 }
 
 async fn keep_house(number: usize, serving: Arc<Serving>) {
-    let tasks = serving
-        .metrics
-        .tasks
-        .with_label_values(&[&number.to_string()]);
+    let number = number.to_string();
+    let tasks = serving.metrics.tasks.with_label_values(&[&number]);
+    let busy = serving.metrics.busy.with_label_values(&[&number]);
     let runtime = Handle::current().metrics();
     let mut look = tokio::time::interval(LOOK_EVERY);
     let mut close_idle = tokio::time::interval(CLOSE_IDLE_EVERY);
@@ -142,6 +141,8 @@ async fn keep_house(number: usize, serving: Arc<Serving>) {
             _ = look.tick() => {
                 serving.pipeline.overdue.expire(Clock.now());
                 tasks.set(i64::try_from(runtime.num_alive_tasks()).unwrap_or(i64::MAX));
+                let so_far = runtime.worker_total_busy_duration(0).as_secs_f64();
+                busy.inc_by((so_far - busy.get()).max(0.0));
             }
             _ = close_idle.tick() => serving.pipeline.upstream.close_idle(Clock.now()),
         }

@@ -276,6 +276,10 @@ pub fn own(
 }
 
 impl Outbound<Own> {
+    pub(super) fn method(&self) -> &http::Method {
+        &self.parts.method
+    }
+
     /// With a body of JSON.
     #[must_use]
     pub fn with_json(mut self) -> Self {

@@ -412,6 +412,7 @@ pub struct Metrics {
     retries: IntCounter,
     stream_waits: IntCounter,
     failures: Failures,
+    own_requests: IntCounterVec,
 }
 
 impl Metrics {
@@ -438,6 +439,11 @@ impl Metrics {
                 "Requests that had to wait for a connection or a free HTTP/2 stream to the API server.",
             ),
             failures: Failures::default(),
+            own_requests: registry.counters(
+                "rest_client_requests_total",
+                "[ALPHA] Requests of weir's own to the API server, by status code, method, and host; <error> where no answer came.",
+                &["code", "host", "method"],
+            ),
         })
     }
 

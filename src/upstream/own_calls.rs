@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
+use http::Response;
 use http::StatusCode;
 use http::Uri;
 use http::uri::PathAndQuery;
@@ -21,16 +22,18 @@ use crate::identity::remote::Reply;
 use crate::identity::remote::Replying;
 use crate::identity::remote::Unanswered;
 use crate::identity::remote::Web;
+use crate::upstream::ForwardError;
 use crate::upstream::Metrics;
 use crate::upstream::address;
+use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
 use crate::upstream::connector::Target;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::elsewhere_pool;
+use crate::upstream::forward::Turn;
 use crate::upstream::headers;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Own;
-use crate::upstream::headers::Way;
 use crate::upstream::pool::Pool;
 
 /// The request timeout that kube-apiserver's delegating authentication has for a `TokenReview`.
@@ -63,11 +66,11 @@ impl OwnCalls {
         let reply = match body {
             Some(body) => {
                 let request = headers::own(Method::POST, path, authorization).with_json();
-                exchange(&self.pool, request, RequestBody::own(body)).await
+                exchange(self.pool.ask(request, RequestBody::own(body)).await).await
             }
             None => {
                 let request = headers::own(Method::GET, path, authorization);
-                exchange(&self.pool, request, RequestBody::empty()).await
+                exchange(self.pool.ask(request, RequestBody::empty()).await).await
             }
         }?;
         if reply.status == StatusCode::UNAUTHORIZED {
@@ -116,7 +119,8 @@ impl Elsewhere {
             proxy: None,
         };
         let pool = elsewhere_pool(target, self.roots, &self.metrics);
-        let reply = exchange(&pool, headers::elsewhere(path), RequestBody::empty()).await;
+        let sent = pool.send(headers::elsewhere(path), RequestBody::empty());
+        let reply = exchange(sent.await).await;
         pool.renew();
         reply
     }
@@ -138,15 +142,32 @@ async fn timely(
     })
 }
 
-async fn exchange<W: Way>(
-    pool: &Arc<Pool<W>>,
-    request: Outbound<W>,
-    body: RequestBody,
-) -> Result<Reply, Unanswered> {
-    let (response, mut turn) = pool
-        .send(request, body)
-        .await
-        .map_err(|why| Unanswered(why.to_string()))?;
+/// A beginning of an answer, or why there is none.
+type Sent = Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError>;
+
+impl Pool<Own> {
+    /// Sends a request of weir's own, and counts it as client-go counts its.
+    ///
+    /// # Errors
+    /// What went wrong.
+    ///
+    /// # Cancel safety
+    /// The request may have been executed; it is not counted.
+    pub async fn ask(self: &Arc<Self>, request: Outbound<Own>, body: RequestBody) -> Sent {
+        let method = request.method().clone();
+        let sent = self.send(request, body).await;
+        let code = sent.as_ref().map(|(answer, _)| answer.status());
+        let code = code.as_ref().map_or("<error>", StatusCode::as_str);
+        self.metrics()
+            .own_requests
+            .with_label_values(&[code, self.address(), method.as_str()])
+            .inc();
+        sent
+    }
+}
+
+async fn exchange(sent: Sent) -> Result<Reply, Unanswered> {
+    let (response, mut turn) = sent.map_err(|why| Unanswered(why.to_string()))?;
     let status = response.status();
     let body = Limited::new(response.into_body(), MOST_BYTES)
         .collect()

@@ -169,6 +169,10 @@ impl<W: Way> Pool<W> {
         }
     }
 
+    pub(super) fn address(&self) -> &str {
+        self.connector.authority().as_str()
+    }
+
     pub(super) fn metrics(&self) -> &Metrics {
         &self.metrics
     }

@@ -8,6 +8,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
+use std::time::SystemTime;
 
 use rustls::ClientConfig;
 use rustls::RootCertStore;
@@ -22,6 +24,8 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem;
 use rustls_pki_types::pem::PemObject;
+use x509_parser::prelude::FromDer;
+use x509_parser::prelude::X509Certificate;
 
 /// PEM, or where it is to be found.
 #[derive(Clone, PartialEq, Eq)]
@@ -182,6 +186,17 @@ pub fn certified_key_from_pem(
             format!("not a usable key: {why}"),
         )),
     }
+}
+
+/// When the certificate ends, or the first of its chain.
+#[must_use]
+pub fn expires(key: &CertifiedKey) -> Option<SystemTime> {
+    let ends = key.cert.iter().filter_map(|der| {
+        let (_, certificate) = X509Certificate::from_der(der).ok()?;
+        let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
+        Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+    });
+    ends.min()
 }
 
 /// A client that trusts `roots` and shows what `certificate` resolves to, if anything. TLS 1.3 and 1.2.

@@ -1,7 +1,9 @@
 //! Who a request is from is weir's to say; where it came from, what it expects and whom it is for pass as they should.
 
+use ::weir::observe::spans;
 use ::weir::upstream::headers::IdentityHeaders;
 use http::HeaderName;
+use tokio::net::TcpListener;
 
 use crate::support::Http;
 use crate::support::certificates::pki;
@@ -11,6 +13,7 @@ use crate::support::upstream::Upstream;
 use crate::support::weir;
 use crate::support::weir::ALICE;
 use crate::support::weir::Weir;
+use crate::support::within;
 
 /// Every spelling by which a client might name itself.
 const CLAIMS: [&str; 12] = [
@@ -318,4 +321,67 @@ async fn a_refused_client_is_not_told_to_continue() {
     assert_eq!(answered.status, 401);
     assert_eq!(answered.headers.get("connection"), Some("close"));
     wire.reader.ended().await;
+}
+
+/// The trace context (https://www.w3.org/TR/trace-context/) is not weir's to change while weir traces nothing.
+#[tokio::test]
+async fn a_trace_goes_on_as_it_came() {
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    for (near, far) in Http::PAIRS {
+        let mut upstream = Upstream::preferring(far).await;
+        let weir = before(&upstream).await;
+        let ask = Ask::get("/api")
+            .header("traceparent", parent)
+            .header("tracestate", "rojo=00f067aa0ba902b7")
+            .header("tracestate", "congo=t61rcWkgMzE")
+            .header("baggage", "userId=alice");
+        let call = weir.alice(near).send(ask).await;
+        let exchange = upstream.next().await;
+        let came = &exchange.asked.headers;
+        let of = |name: &str| -> Vec<&str> {
+            let named = came
+                .0
+                .iter()
+                .filter(|(of, _)| of.eq_ignore_ascii_case(name));
+            named.map(|(_, value)| value.as_str()).collect()
+        };
+        assert_eq!(of("traceparent"), [parent], "{near:?} {far:?}");
+        assert_eq!(
+            of("tracestate").join(","),
+            "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE"
+        );
+        assert_eq!(of("baggage"), ["userId=alice"]);
+        exchange.reply(200, "{}").await;
+        call.answer().await;
+    }
+}
+
+#[tokio::test]
+async fn a_trace_that_weir_takes_part_in_goes_on_with_weir_s_span() {
+    let collector = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = collector.local_addr().unwrap().to_string();
+    let mut upstream = Upstream::start().await;
+    let config = spans::config::Config {
+        endpoint: endpoint.parse().unwrap(),
+        rate_per_million: 0,
+    };
+    let weir = weir::before(upstream.address).with(|weir| weir.spans = Some(config));
+    let weir = weir.start().await;
+    for (flags, same) in [("01", false), ("00", true)] {
+        let parent = format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");
+        let ask = Ask::get("/api")
+            .header("traceparent", &parent)
+            .header("tracestate", "rojo=1");
+        let call = weir.alice(Http::One).send(ask).await;
+        let exchange = upstream.next().await;
+        let went = exchange.asked.headers.get("traceparent").unwrap();
+        assert_eq!(went[..36], parent[..36], "the trace is the same");
+        assert_eq!(went == parent, same, "{went}");
+        assert_eq!(went[52..], format!("-{flags}"));
+        assert_eq!(exchange.asked.headers.get("tracestate"), Some("rojo=1"));
+        exchange.reply(200, "{}").await;
+        call.answer().await;
+    }
+    // What is sent stands in `observe::spans`' own tests; here, that something is.
+    within("spans", collector.accept()).await.unwrap();
 }

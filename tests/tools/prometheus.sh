@@ -18,6 +18,8 @@ REQUESTS=50000
 UPSTREAMS_OWN='apiserver_flowcontrol_latest_s metric names should not contain abbreviated units
 apiserver_flowcontrol_next_discounted_s_bounds metric names should not contain abbreviated units
 apiserver_flowcontrol_next_s_bounds metric names should not contain abbreviated units'
+UPSTREAMS_OWN_ALWAYS='authenticated_user_requests counter metrics should have "_total" suffix
+authentication_attempts counter metrics should have "_total" suffix'
 
 # What Prometheus itself says about a scrape.
 PROMETHEUS_OWN='scrape_duration_seconds up'
@@ -185,8 +187,8 @@ CUT_OFF=$ADMIN CUT_OFF_URL=$URL CUT_OFF_DIR=$DIR
 watching "$PLAY" "$FAIR" "$CUT_OFF"
 with_limits
 with_fairness
-shows play "$PLAY" ''
-shows fair "$FAIR" "$UPSTREAMS_OWN"
+shows play "$PLAY" "$UPSTREAMS_OWN_ALWAYS"
+shows fair "$FAIR" "$UPSTREAMS_OWN"$'\n'"$UPSTREAMS_OWN_ALWAYS"
 check_names
 check_rules
 check_dashboard

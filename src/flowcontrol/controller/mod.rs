@@ -26,6 +26,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use prometheus::IntGauge;
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use tokio::time::interval;
@@ -114,6 +115,8 @@ pub struct Controller {
     objects: Mutex<ObjectCounts>,
     /// What is said of refusals on paper.
     paper_log: Arc<Sparingly>,
+    /// All seats, as a metric.
+    seats: IntGauge,
 }
 
 /// A request that has been led to its level.
@@ -140,6 +143,11 @@ impl Controller {
         let in_flight = InFlight::new(registry);
         let drained = Arc::new(Notify::new());
         let seats = config.server_concurrency_limit;
+        let shown = registry.gauge(
+            "weir_server_concurrency_limit_seats",
+            "Seats of all levels together, where priority and fairness is what limits.",
+        );
+        shown.set(seats.into());
         let matcher = compile(objects);
         let (configuration, snapshot) =
             Configuration::new(now, seats, matcher, &in_flight, &drained);
@@ -152,6 +160,7 @@ impl Controller {
             watches: Arc::default(),
             objects: Mutex::default(),
             paper_log: Arc::default(),
+            seats: shown,
         });
         metrics::register(&controller, registry);
         controller
@@ -222,6 +231,7 @@ impl Controller {
     /// Divides so many seats among the levels from now on.
     pub fn set_server_concurrency_limit(&self, now: Instant, seats: u32) {
         lock(&self.configuration).resize(now, seats, &self.snapshot);
+        self.seats.set(seats.into());
     }
 
     /// Moves seats between levels by their demand; to be called every

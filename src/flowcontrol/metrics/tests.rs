@@ -27,6 +27,9 @@ fn shapes(text: &str) -> String {
         else {
             continue;
         };
+        if name.starts_with("weir_") {
+            continue;
+        }
         let help = helps[name];
         let timing = help.strip_prefix("EXPERIMENTAL: ");
         let (stability, _) = timing.unwrap_or(help)[1..].split_once("] ").unwrap();

@@ -125,13 +125,22 @@ pub struct Metrics {
     reviews: IntCounterVec,
     passed_over: IntCounter,
     fetches: IntCounterVec,
+    hits: IntCounter,
+    misses: IntCounter,
 }
 
 impl Metrics {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
+        let looked_up = registry.counters(
+            "authentication_token_cache_request_total",
+            "[ALPHA] Tokens that were looked up among those known, by whether they were (hit, miss).",
+            &["status"],
+        );
         Self {
+            hits: looked_up.with_label_values(&["hit"]),
+            misses: looked_up.with_label_values(&["miss"]),
             reviews: registry.counters(
                 "weir_token_reviews_total",
                 "TokenReviews that the API server was asked for, by result (authenticated, refused, unanswered).",
@@ -205,6 +214,10 @@ impl Tokens {
         wall: SystemTime,
     ) -> LookUp {
         let found = self.part(mark).find(mark, self.config.ttl, now, wall);
+        match found {
+            Found::Good { .. } | Found::Stranger(_) => self.metrics.hits.inc(),
+            Found::Stale(_) | Found::Unknown => self.metrics.misses.inc(),
+        }
         match found {
             Found::Good { good, renew } => {
                 if renew && let Some(reviews) = &self.reviews {

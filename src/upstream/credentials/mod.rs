@@ -239,6 +239,12 @@ impl OwnCredentials {
         Ok(current.credential.authorization.clone())
     }
 
+    /// The certificate that is shown now, if there is one.
+    #[must_use]
+    pub fn certificate(&self) -> Option<Arc<CertifiedKey>> {
+        self.certificate_at(self.clock.now())
+    }
+
     fn certificate_at(&self, now: Instant) -> Option<Arc<CertifiedKey>> {
         let current = self.current.load();
         if current.credential.is_over(now) {

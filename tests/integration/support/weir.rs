@@ -113,7 +113,9 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             address: loopback,
             health: None,
             health_metrics: false,
+            log_level: None,
         },
+        spans: None,
         workers: 1,
         provider: certificates::provider(),
     };

@@ -1,0 +1,126 @@
+//! What does not change from request to request: which weir this is, whether it is ready, and when its certificates end.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
+use prometheus::core::Collector;
+use prometheus::core::Desc;
+use prometheus::proto::MetricFamily;
+
+use crate::metrics::Registry;
+use crate::observe::readiness::Readiness;
+
+/// Finds out when a certificate ends, as often as somebody looks: it may have been renewed.
+pub type Expires = Box<dyn Fn() -> Option<SystemTime> + Send + Sync>;
+
+/// What is shown besides what is counted.
+pub struct Facts {
+    ready: IntGauge,
+    readiness: Option<Arc<Readiness>>,
+    expiration: IntGaugeVec,
+    /// Certificates, by what they are for.
+    certificates: Vec<(&'static str, Expires)>,
+}
+
+impl Facts {
+    /// Shows them in `registry`.
+    #[expect(
+        clippy::expect_used,
+        reason = "names and labels are constants of this program; a test renders them all"
+    )]
+    pub fn register(
+        readiness: Option<Arc<Readiness>>,
+        certificates: Vec<(&'static str, Expires)>,
+        registry: &Registry,
+    ) {
+        registry
+            .gauges(
+                "weir_build_info",
+                "1 for the version that runs.",
+                &["version"],
+            )
+            .with_label_values(&[env!("CARGO_PKG_VERSION")])
+            .set(1);
+        let ready = IntGauge::new(
+            "weir_ready",
+            "0 once weir was told to go, and while the API server does not answer /readyz; 1 otherwise.",
+        );
+        let opts = prometheus::Opts::new(
+            "weir_certificate_expiration_timestamp_seconds",
+            "When a certificate that weir shows ends (serving, front-proxy, own), or the first of its chain, in seconds since 1970.",
+        );
+        registry.collect_from(Self {
+            ready: ready.expect("a name is well-formed"),
+            readiness,
+            expiration: IntGaugeVec::new(opts, &["which"]).expect("a name is well-formed"),
+            certificates,
+        });
+    }
+}
+
+impl Collector for Facts {
+    fn desc(&self) -> Vec<&Desc> {
+        [self.ready.desc(), self.expiration.desc()].concat()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let ready = self
+            .readiness
+            .as_ref()
+            .is_none_or(|known| known.last_known());
+        self.ready.set(ready.into());
+        self.expiration.reset();
+        for (which, expires) in &self.certificates {
+            let Some(at) = expires() else { continue };
+            let since_1970 = at
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .unwrap_or_default();
+            self.expiration
+                .with_label_values(&[*which])
+                .set(i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX));
+        }
+        [self.ready.collect(), self.expiration.collect()].concat()
+    }
+}
+
+impl fmt::Debug for Facts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Facts({} certificates)", self.certificates.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_s_end_is_that_of_the_one_in_force() {
+        let registry = Registry::new();
+        let end = Arc::new(AtomicU64::new(1_800_000_000));
+        let seen = Arc::clone(&end);
+        let expires: Expires = Box::new(move || match seen.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(SystemTime::UNIX_EPOCH + Duration::from_secs(at)),
+        });
+        Facts::register(None, vec![("serving", expires)], &registry);
+        let line = |at: &str| {
+            format!("weir_certificate_expiration_timestamp_seconds{{which=\"serving\"}} {at}\n")
+        };
+        assert!(
+            registry.render().contains(&line("1800000000")),
+            "{}",
+            registry.render()
+        );
+        end.store(1_900_000_000, Ordering::Relaxed);
+        assert!(registry.render().contains(&line("1900000000")));
+        end.store(0, Ordering::Relaxed);
+        assert!(!registry.render().contains("which="), "it is gone");
+    }
+}

@@ -1,0 +1,181 @@
+//! What is logged, changed while weir runs: `GET` and `PUT /debug/log_level` on the admin listener.
+//!
+//! kube-apiserver has `PUT /debug/flags/v` for this; weir's filters say more than a number does, and go by the same syntax as
+//! `--log-level`. A filter that cannot be read changes nothing.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+
+use bytes::Bytes;
+use http::Method;
+use http::Request;
+use http::StatusCode;
+use http_body::Body;
+use http_body_util::BodyExt;
+use http_body_util::Limited;
+use tracing::info;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::EnvFilter;
+
+/// Where it is served.
+pub const PATH: &str = "/debug/log_level";
+
+/// Many times what anybody writes.
+const LONGEST: usize = 4096;
+
+/// Puts a filter in force.
+type Apply = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
+
+/// The filter that is in force.
+pub struct LogLevel {
+    /// As it was written. Held while it is replaced, so that what is shown is what is in force.
+    written: Mutex<String>,
+    apply: Apply,
+}
+
+impl LogLevel {
+    /// `written` is in force, and `apply` puts another one there.
+    #[must_use]
+    pub fn new(
+        written: &str,
+        apply: impl Fn(EnvFilter) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            written: Mutex::new(written.to_owned()),
+            apply: Box::new(apply),
+        }
+    }
+
+    /// Answers `GET` with the filter, and `PUT` of another one by putting it in force.
+    ///
+    /// # Cancel safety
+    /// The filter is changed or it is not.
+    pub async fn answer<B>(&self, request: Request<B>) -> (StatusCode, String)
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        match *request.method() {
+            Method::GET | Method::HEAD => (StatusCode::OK, format!("{}\n", *self.written())),
+            Method::PUT => {
+                let read = Limited::new(request.into_body(), LONGEST).collect().await;
+                let text = read.map(http_body_util::Collected::to_bytes);
+                match text {
+                    Ok(text) => self.put(&text),
+                    Err(why) => (StatusCode::BAD_REQUEST, format!("no filter: {why}\n")),
+                }
+            }
+            _ => (
+                StatusCode::METHOD_NOT_ALLOWED,
+                "GET shows what is logged, PUT of a filter changes it\n".to_owned(),
+            ),
+        }
+    }
+
+    fn put(&self, text: &[u8]) -> (StatusCode, String) {
+        let text = String::from_utf8_lossy(text);
+        let text = text.trim();
+        let filter = match parse(text) {
+            Ok(filter) => filter,
+            Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")),
+        };
+        let mut written = self.written();
+        info!(from = %written, to = text, "what is logged changes");
+        match (self.apply)(filter) {
+            Ok(()) => {
+                text.clone_into(&mut written);
+                (StatusCode::OK, format!("{text}\n"))
+            }
+            Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")),
+        }
+    }
+
+    fn written(&self) -> MutexGuard<'_, String> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LogLevel({})", *self.written())
+    }
+}
+
+/// A filter, as in `weir::upstream=debug,info`.
+///
+/// # Errors
+/// The first part of it that is none, and what would be one. A lone word is taken for a level only: to the library `debgu` is
+/// a module of that name, and nothing would be logged any more.
+pub fn parse(text: &str) -> Result<EnvFilter, String> {
+    let expected = "give LEVEL or MODULE=LEVEL, of off, error, warn, info, debug and trace, as in weir::upstream=debug,info";
+    if text.is_empty() {
+        return Err(format!("no filter: {expected}"));
+    }
+    for part in text.split(',') {
+        let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
+        let good = !level.is_empty() && level.parse::<LevelFilter>().is_ok();
+        if !good || EnvFilter::try_new(part).is_err() {
+            return Err(format!("{part:?} is no filter: {expected}"));
+        }
+    }
+    EnvFilter::try_new(text).map_err(|why| format!("{why}: {expected}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http_body_util::Full;
+
+    use super::*;
+
+    fn level() -> (LogLevel, Arc<Mutex<Vec<String>>>) {
+        let applied = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&applied);
+        let level = LogLevel::new("info", move |filter| {
+            seen.lock().unwrap().push(filter.to_string());
+            Ok(())
+        });
+        (level, applied)
+    }
+
+    async fn ask(level: &LogLevel, method: Method, body: &str) -> (u16, String) {
+        let request = Request::builder().method(method);
+        let request = request.body(Full::new(Bytes::from(body.to_owned())));
+        let (code, text) = level.answer(request.unwrap()).await;
+        (code.as_u16(), text)
+    }
+
+    #[tokio::test]
+    async fn a_filter_that_is_put_is_in_force_and_shown() {
+        let (level, applied) = level();
+        assert_eq!(ask(&level, Method::GET, "").await, (200, "info\n".into()));
+        let put = ask(&level, Method::PUT, "weir::upstream=debug,warn\n").await;
+        assert_eq!(put, (200, "weir::upstream=debug,warn\n".into()));
+        assert_eq!(ask(&level, Method::GET, "").await, put);
+        assert_eq!(*applied.lock().unwrap(), ["weir::upstream=debug,warn"]);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_filter_changes_nothing_and_is_told_why() {
+        let (level, applied) = level();
+        let long = "weir=info,".repeat(1000);
+        for (bad, part) in [
+            ("", "no filter"),
+            ("debgu", "\"debgu\""),
+            ("weir=loud", "\"weir=loud\""),
+            ("info,weir::upstream=", "\"weir::upstream=\""),
+            ("info,,debug", "\"\""),
+            (&*long, "length limit"),
+        ] {
+            let (code, text) = ask(&level, Method::PUT, bad).await;
+            assert_eq!(code, 400, "{bad}");
+            assert!(text.contains(part), "{bad}: {text}");
+        }
+        assert_eq!(ask(&level, Method::POST, "debug").await.0, 405);
+        assert_eq!(ask(&level, Method::GET, "").await.1, "info\n");
+        assert!(applied.lock().unwrap().is_empty());
+    }
+}

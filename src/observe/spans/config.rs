@@ -1,0 +1,141 @@
+//! `TracingConfiguration` (`apiserver.config.k8s.io`): kube-apiserver's own file (`--tracing-config-file`). Pure.
+
+use http::uri::Authority;
+
+use crate::document::Faults;
+use crate::document::Fields;
+use crate::document::Node;
+use crate::document::Strictness;
+
+const VERSIONS: [&str; 3] = [
+    "apiserver.config.k8s.io/v1",
+    "apiserver.config.k8s.io/v1beta1",
+    "apiserver.config.k8s.io/v1alpha1",
+];
+const KIND: &str = "TracingConfiguration";
+
+/// OpenTelemetry's own, and so kube-apiserver's.
+const DEFAULT_ENDPOINT: &str = "localhost:4317";
+
+/// Where traces go, and how many.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The collector, which speaks OTLP by gRPC, without TLS.
+    pub endpoint: Authority,
+    /// Of a million requests whose client has not begun a trace, so many are traced.
+    pub rate_per_million: u32,
+}
+
+/// The configuration of a file's documents, of which there must be one.
+pub fn read(documents: &[Node], faults: &mut Faults) -> Option<Config> {
+    let mut documents = documents.iter().filter(|document| !document.is_null());
+    let first = documents.next()?;
+    if let Some(second) = documents.next() {
+        faults.error(&second.place, "", "a second document; one is expected");
+    }
+    first
+        .decode(faults, "", Strictness::Strict, configuration)
+        .flatten()
+}
+
+fn configuration(fields: &mut Fields<'_>) -> Option<Config> {
+    fields.parsed("apiVersion", |text| {
+        if VERSIONS.contains(&text) {
+            Ok(())
+        } else {
+            Err(format!("expected {}, got {text:?}", VERSIONS.join(" or ")))
+        }
+    });
+    fields.parsed("kind", |text| {
+        if text == KIND {
+            Ok(())
+        } else {
+            Err(format!("expected {KIND}, got {text:?}"))
+        }
+    });
+    fields.require(&["apiVersion", "kind"]);
+    let rate = fields.integer("samplingRatePerMillion", 0..=1_000_000_u32);
+    let endpoint = match fields.string("endpoint") {
+        None => endpoint(DEFAULT_ENDPOINT),
+        Some(text) => endpoint(&text),
+    };
+    match endpoint {
+        Ok(endpoint) => Some(Config {
+            endpoint,
+            rate_per_million: rate.unwrap_or(0),
+        }),
+        Err(why) => {
+            fields.error("endpoint", why);
+            None
+        }
+    }
+}
+
+/// `HOST:PORT`, with gRPC's `dns:` or without.
+fn endpoint(text: &str) -> Result<Authority, String> {
+    let expected = || {
+        format!(
+            "expected HOST:PORT of a collector that speaks OTLP by gRPC without TLS, got {text:?}"
+        )
+    };
+    let host = text
+        .strip_prefix("dns:///")
+        .or_else(|| text.strip_prefix("dns://"))
+        .or_else(|| text.strip_prefix("dns:"))
+        .unwrap_or(text);
+    let authority: Authority = host.parse().map_err(|_| expected())?;
+    if authority.port_u16().is_none() || host.contains('@') || authority.host().is_empty() {
+        return Err(expected());
+    }
+    Ok(authority)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document;
+
+    fn of(text: &str) -> (Option<Config>, String) {
+        let mut faults = Faults::default();
+        let nodes = document::parse_all("tracing.yaml", text, &mut faults);
+        let read = read(&nodes, &mut faults);
+        (read, faults.to_string())
+    }
+
+    #[test]
+    fn kube_apiserver_s_own_file_is_read() {
+        let head = "apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\n";
+        for (rest, endpoint, rate_per_million) in [
+            ("", "localhost:4317", 0),
+            ("samplingRatePerMillion: 100\n", "localhost:4317", 100),
+            ("endpoint: 10.0.0.1:4317\n", "10.0.0.1:4317", 0),
+            (
+                "endpoint: dns:///otel.monitoring.svc:4317\n",
+                "otel.monitoring.svc:4317",
+                0,
+            ),
+        ] {
+            let config = Config {
+                endpoint: endpoint.parse().unwrap(),
+                rate_per_million,
+            };
+            assert_eq!(of(&format!("{head}{rest}")), (Some(config), String::new()));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_place() {
+        let (_, faults) = of(
+            "apiVersion: apiserver.config.k8s.io/v2\nkind: Tracing\nendpoint: https://collector/\nsamplingRatePerMillion: 1000001\nrate: 1\n",
+        );
+        for line in [
+            "tracing.yaml:1:13: apiVersion: expected",
+            "tracing.yaml:2:7: kind: expected TracingConfiguration",
+            "tracing.yaml:3:11: endpoint: expected HOST:PORT",
+            "tracing.yaml:4:25: samplingRatePerMillion: expected a whole number from 0 to 1000000",
+            "tracing.yaml:5:1: rate: unknown field",
+        ] {
+            assert!(faults.contains(line), "{line}: {faults}");
+        }
+    }
+}

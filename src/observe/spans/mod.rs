@@ -1,0 +1,239 @@
+//! Traces by OpenTelemetry: of each request that is traced, a span for it and one for its way to the API server.
+//!
+//! Whether a request is traced `pipeline` decides, and the API server's own spans are children of the second one. Names and
+//! attributes are those of kube-apiserver's spans and of OpenTelemetry's conventions for HTTP; what weir decided stands beside
+//! them. Spans are made when the request has ended, and wait for the collector in a bounded queue.
+
+pub mod config;
+mod export;
+mod wire;
+
+use std::fmt;
+use std::time::Duration;
+use std::time::Instant;
+use std::time::SystemTime;
+
+use arc_swap::ArcSwapOption;
+use http::HeaderValue;
+use tokio::sync::Mutex;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::observe::spans::config::Config;
+use crate::observe::spans::export::Exporter;
+use crate::observe::spans::wire::KeyValue;
+use crate::observe::spans::wire::Span;
+use crate::observe::spans::wire::Status;
+use crate::observe::spans::wire::Value;
+use crate::pipeline::record::Outcome;
+use crate::pipeline::record::Record;
+use crate::pipeline::record::Witness;
+use crate::pipeline::traced::Traced;
+use crate::request_info::RequestInfo;
+
+pub use self::export::Metrics;
+
+/// Requests whose spans may wait for the collector: OpenTelemetry's default for spans (`OTEL_BSP_MAX_QUEUE_SIZE`), of which
+/// each has two.
+const QUEUE: usize = 1024;
+
+/// What is kept of a text that a client may make as long as it likes, in bytes.
+const LONGEST: usize = 1024;
+
+/// How long weir's end waits for the collector.
+const FINISH_WITHIN: Duration = Duration::from_secs(2);
+
+/// Makes spans of traced requests and has them sent.
+pub struct Spans {
+    /// None once weir ends.
+    queue: ArcSwapOption<mpsc::Sender<Vec<Span>>>,
+    metrics: Metrics,
+    /// Awaited once, at the end.
+    exporting: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Spans {
+    /// Begins to send to the collector, on the runtime that this is called in.
+    #[must_use]
+    pub fn start(config: Config, metrics: Metrics) -> Self {
+        let (queue, spans) = mpsc::channel(QUEUE);
+        let exporter = Exporter {
+            endpoint: config.endpoint,
+            metrics: metrics.clone(),
+        };
+        Self {
+            queue: ArcSwapOption::from_pointee(queue),
+            metrics,
+            exporting: Mutex::new(Some(tokio::spawn(exporter.run(spans)))),
+        }
+    }
+
+    /// Sends what waits, if that does not take long.
+    ///
+    /// # Cancel safety
+    /// What waits may be lost.
+    pub async fn finish(&self) {
+        self.queue.store(None);
+        if let Some(exporting) = self.exporting.lock().await.take() {
+            let _ = timeout(FINISH_WITHIN, exporting).await;
+        }
+    }
+}
+
+impl Witness for Spans {
+    fn ended(&self, record: &Record, now: Instant) {
+        let Some(traced) = &record.traced else { return };
+        let queue = self.queue.load();
+        match queue.as_ref().map(|queue| queue.try_reserve()) {
+            // Only then they are made: a collector that is away costs nothing but this.
+            Some(Ok(room)) => room.send(spans(record, traced, now)),
+            Some(Err(_)) | None => {
+                let both = 1 + u64::from(traced.forwarded.is_some());
+                self.metrics.dropped.inc_by(both);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Spans {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spans").finish_non_exhaustive()
+    }
+}
+
+/// The span of a request, and that of its way to the API server, if it went there.
+fn spans(record: &Record, traced: &Traced, now: Instant) -> Vec<Span> {
+    let at = |instant: Instant| {
+        let wall = record.arrived_wall + instant.saturating_duration_since(record.arrived);
+        let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH);
+        u64::try_from(since_1970.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
+    };
+    let code = record.outcome.code().map(|code| code.as_u16());
+    let failed = code.is_none_or(|code| code >= 500);
+    let status = failed.then(|| Status {
+        message: String::new(),
+        code: wire::ERROR,
+    });
+    let span = |id: [u8; 8], parent: Option<[u8; 8]>, name, kind| Span {
+        trace_id: traced.trace.to_vec(),
+        span_id: id.to_vec(),
+        parent_span_id: parent.map(Vec::from).unwrap_or_default(),
+        name,
+        kind,
+        start_time_unix_nano: at(record.arrived),
+        end_time_unix_nano: at(now),
+        attributes: Vec::new(),
+        status: status.clone(),
+    };
+    let request = Span {
+        attributes: attributes(record),
+        ..span(traced.request, traced.parent, name(record), wire::SERVER)
+    };
+    let Some(forwarded) = traced.forwarded else {
+        return vec![request];
+    };
+    let mut about = Attributes::default();
+    about.text("http.request.method", Some(record.method.as_str()));
+    if traced.answered.is_some() {
+        about.whole("http.response.status_code", code.map(i64::from));
+    }
+    let name = record.method.as_str().to_owned();
+    let forwarding = Span {
+        start_time_unix_nano: at(forwarded),
+        attributes: about.0,
+        ..span(traced.forwarding, Some(traced.request), name, wire::CLIENT)
+    };
+    vec![request, forwarding]
+}
+
+/// As kube-apiserver names its spans: the method, and the path with its names left out (`getSpanNameFromRequestInfo`).
+fn name(record: &Record) -> String {
+    let method = record.method.as_str();
+    record
+        .info()
+        .ok()
+        .filter(|info| info.is_resource_request())
+        .map_or_else(
+            || method.to_owned(),
+            |info| format!("{method} {}", route(&info)),
+        )
+}
+
+fn route(info: &RequestInfo<'_>) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let mut route = format!("/{}", text(info.api_prefix()));
+    let mut add = |part: &str| {
+        route.push('/');
+        route.push_str(part);
+    };
+    if !info.api_group().is_empty() {
+        add(&text(info.api_group()));
+    }
+    add(&text(info.api_version()));
+    if !info.namespace().is_empty() {
+        add("namespaces/{:namespace}");
+    }
+    add(&text(info.resource()));
+    if !info.name().is_empty() {
+        add("{:name}");
+    }
+    if !info.subresource().is_empty() {
+        add(&text(info.subresource()));
+    }
+    clipped(&route).to_owned()
+}
+
+fn attributes(record: &Record) -> Vec<KeyValue> {
+    let mut about = Attributes::default();
+    about.text("http.request.method", Some(record.method.as_str()));
+    about.text("url.path", Some(record.target.path()));
+    about.text("url.query", record.target.query());
+    about.text("url.scheme", Some("https"));
+    let user_agent = record.user_agent.as_ref().map(HeaderValue::to_str);
+    about.text("user_agent.original", user_agent.and_then(Result::ok));
+    about.text("client.address", Some(&record.peer.ip().to_string()));
+    about.text("user.name", record.user.as_ref().map(|user| &*user.name));
+    let code = record.outcome.code().map(|code| code.as_u16());
+    about.whole("http.response.status_code", code.map(i64::from));
+    about.whole("http.response.body.size", i64::try_from(record.sent).ok());
+    if let Some(decision) = &record.decision {
+        about.text("weir.flow_schema", Some(&decision.flow_schema().name));
+        about.text("weir.priority_level", Some(&decision.priority_level().name));
+        about.whole("weir.seats", Some(decision.seats.into()));
+        let wait = decision.queue_wait.as_secs_f64();
+        about.0.push(KeyValue::new(
+            "weir.queue_wait_seconds",
+            Value::Number(wait),
+        ));
+    }
+    if let Outcome::Rejected(limit) = record.outcome {
+        about.text("weir.rejection", Some(limit));
+    }
+    about.0
+}
+
+/// What is said about a span.
+#[derive(Default)]
+struct Attributes(Vec<KeyValue>);
+
+impl Attributes {
+    fn text(&mut self, key: &str, text: Option<&str>) {
+        let value = text.map(|text| Value::Text(clipped(text).to_owned()));
+        self.0.extend(value.map(|value| KeyValue::new(key, value)));
+    }
+
+    fn whole(&mut self, key: &str, number: Option<i64>) {
+        self.0
+            .extend(number.map(|number| KeyValue::new(key, Value::Whole(number))));
+    }
+}
+
+/// Its beginning.
+fn clipped(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(LONGEST))
+        .unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! A collector that says what it was sent.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Buf;
+use bytes::Bytes;
+use http::HeaderMap;
+use http::Method;
+use http::Response;
+use http::StatusCode;
+use http::uri::PathAndQuery;
+use prost::Message;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::api::UserInfo;
+use crate::clock::Clock;
+use crate::metrics::Registry;
+use crate::observe::spans::wire::ExportTraceServiceRequest;
+
+/// Answers with this gRPC status, and tells what came.
+async fn collector(status: &'static str) -> (SocketAddr, mpsc::UnboundedReceiver<Vec<Span>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (came, spans) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        loop {
+            let (tcp, _) = listener.accept().await.unwrap();
+            let mut connection = h2::server::handshake(tcp).await.unwrap();
+            let came = came.clone();
+            tokio::spawn(async move {
+                while let Some(Ok((request, mut respond))) = connection.accept().await {
+                    let came = came.clone();
+                    tokio::spawn(async move {
+                        let _ = came.send(read(request).await);
+                        let answer = Response::builder().header("content-type", "application/grpc");
+                        let mut stream = respond
+                            .send_response(answer.body(()).unwrap(), false)
+                            .unwrap();
+                        stream
+                            .send_data(Bytes::from_static(&[0, 0, 0, 0, 0]), false)
+                            .unwrap();
+                        let mut trailers = HeaderMap::new();
+                        trailers.insert("grpc-status", HeaderValue::from_static(status));
+                        stream.send_trailers(trailers).unwrap();
+                    });
+                }
+            });
+        }
+    });
+    (address, spans)
+}
+
+async fn read(request: http::Request<h2::RecvStream>) -> Vec<Span> {
+    assert_eq!(request.method(), Method::POST);
+    assert_eq!(request.uri().path(), wire::EXPORT);
+    assert_eq!(request.headers()["content-type"], "application/grpc");
+    assert_eq!(request.headers()["te"], "trailers");
+    let (mut body, mut read) = (request.into_body(), Vec::new());
+    while let Some(data) = body.data().await {
+        let data = data.unwrap();
+        body.flow_control().release_capacity(data.len()).unwrap();
+        read.extend_from_slice(&data);
+    }
+    let mut message = Bytes::from(read);
+    assert_eq!(message.get_u8(), 0, "not compressed");
+    let length = usize::try_from(message.get_u32()).unwrap();
+    assert_eq!(length, message.len());
+    let mut sent = ExportTraceServiceRequest::decode(message).unwrap();
+    let mut spans = sent.resource_spans.remove(0);
+    let resource = spans.resource.unwrap();
+    assert_eq!(resource.attributes[0].key, "service.name");
+    spans.scope_spans.remove(0).spans
+}
+
+fn started(address: SocketAddr, registry: &Registry) -> Spans {
+    let config = Config {
+        endpoint: address.to_string().parse().unwrap(),
+        rate_per_million: 0,
+    };
+    Spans::start(config, Metrics::register(registry))
+}
+
+fn traced(forwarded: bool) -> Record {
+    let now = Clock.now();
+    Record {
+        method: Method::GET,
+        target: PathAndQuery::from_static("/api/v1/namespaces/a/pods/b/log?follow=1"),
+        long_running: true,
+        peer: SocketAddr::from(([127, 0, 0, 1], 7)),
+        forwarded_for: None,
+        user_agent: Some(HeaderValue::from_static("kubectl")),
+        arrived: now,
+        arrived_wall: SystemTime::UNIX_EPOCH + Duration::from_secs(100),
+        user: Some(Arc::new(UserInfo::anonymous())),
+        decision: None,
+        rule: None,
+        traced: Some(Box::new(Traced {
+            trace: [1; 16],
+            parent: Some([2; 8]),
+            request: [3; 8],
+            forwarding: [4; 8],
+            forwarded: forwarded.then(|| now + Duration::from_secs(1)),
+            answered: forwarded.then(|| now + Duration::from_secs(2)),
+        })),
+        outcome: if forwarded {
+            Outcome::Answered(StatusCode::OK)
+        } else {
+            Outcome::Rejected("queue-full")
+        },
+        sent: 42,
+    }
+}
+
+fn attribute(span: &Span, key: &str) -> Option<Value> {
+    let found = span
+        .attributes
+        .iter()
+        .find(|attribute| attribute.key == key);
+    found?.value.as_ref()?.value.clone()
+}
+
+fn counted(registry: &Registry, result: &str) -> bool {
+    let text = registry.render();
+    text.contains(&format!(
+        "weir_trace_spans_total{{result=\"{result}\"}} 2\n"
+    ))
+}
+
+#[tokio::test]
+async fn a_request_is_two_spans_at_the_collector() {
+    let (address, mut came) = collector("0").await;
+    let registry = Registry::new();
+    let spans = started(address, &registry);
+    let record = traced(true);
+    spans.ended(&record, record.arrived + Duration::from_secs(5));
+    spans.finish().await;
+    let sent = came.recv().await.unwrap();
+    let [request, forwarding] = &sent[..] else {
+        panic!("{sent:#?}");
+    };
+    assert_eq!(
+        request.name,
+        "GET /api/v1/namespaces/{:namespace}/pods/{:name}/log"
+    );
+    let ids = |span: &Span| [&span.parent_span_id, &span.span_id].map(|id| id[0]);
+    assert_eq!((ids(request), ids(forwarding)), ([2, 3], [3, 4]));
+    assert_eq!(
+        (request.kind, forwarding.kind),
+        (wire::SERVER, wire::CLIENT)
+    );
+    assert!(sent.iter().all(|span| span.trace_id == [1; 16]));
+    let seconds = |span: &Span| {
+        [span.start_time_unix_nano, span.end_time_unix_nano].map(|at| at / 1_000_000_000)
+    };
+    assert_eq!(
+        (seconds(request), seconds(forwarding)),
+        ([100, 105], [101, 105])
+    );
+    assert_eq!(
+        attribute(request, "http.response.status_code"),
+        Some(Value::Whole(200))
+    );
+    let query = Some(Value::Text("follow=1".to_owned()));
+    assert_eq!(attribute(request, "url.query"), query);
+    assert!(counted(&registry, "exported"), "{}", registry.render());
+}
+
+#[tokio::test]
+async fn a_request_that_was_refused_is_one() {
+    let (address, mut came) = collector("0").await;
+    let spans = started(address, &Registry::new());
+    let record = traced(false);
+    spans.ended(&record, record.arrived);
+    spans.finish().await;
+    let sent = came.recv().await.unwrap();
+    assert_eq!(sent.len(), 1);
+    let why = Some(Value::Text("queue-full".to_owned()));
+    assert_eq!(attribute(&sent[0], "weir.rejection"), why);
+}
+
+#[tokio::test]
+async fn what_a_collector_does_not_take_is_counted() {
+    let (address, mut came) = collector("8").await;
+    let registry = Registry::new();
+    let spans = started(address, &registry);
+    let record = traced(true);
+    spans.ended(&record, record.arrived);
+    spans.finish().await;
+    assert!(came.recv().await.is_some());
+    assert!(counted(&registry, "failed"), "{}", registry.render());
+    spans.ended(&record, record.arrived); // weir is ending
+    assert!(counted(&registry, "dropped"), "{}", registry.render());
+}

@@ -1,0 +1,519 @@
+//! The metrics of kube-apiserver that count requests, and what they are labelled with.
+//!
+//! Series are looked up once a request and never by more label values than a bound: a client can choose a path, not a label.
+//! What is only seldom asked of a series is made when it is first used.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use dashmap::DashMap;
+use http::HeaderValue;
+use http::StatusCode;
+use http::header;
+use http::request;
+use prometheus::Histogram;
+use prometheus::HistogramVec;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
+
+use crate::metrics::Counted;
+use crate::metrics::Registry;
+use crate::pipeline::filters::Filters;
+use crate::pipeline::known::OTHER;
+use crate::pipeline::known::built_in;
+use crate::pipeline::known::known_path;
+use crate::request_info::MetricLabels;
+use crate::request_info::RequestInfo;
+use crate::request_info::RequestKind;
+use crate::request_info::Verb;
+
+/// The labels of `apiserver_request_duration_seconds`, and in this order those of the others, each with its own left out.
+const LABELS: [&str; 8] = [
+    "verb",
+    "dry_run",
+    "group",
+    "version",
+    "resource",
+    "subresource",
+    "scope",
+    "component",
+];
+
+/// The same where dry runs are not told apart.
+const WITHOUT_DRY_RUN: [&str; 7] = [
+    "verb",
+    "group",
+    "version",
+    "resource",
+    "subresource",
+    "scope",
+    "component",
+];
+
+/// `apiserver_request_duration_seconds`' upper bounds (`endpoints/metrics/metrics.go`).
+const DURATION_BUCKETS: [f64; 23] = [
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0,
+    10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
+];
+
+/// `apiserver_request_sli_duration_seconds`' (in the same place).
+const SLI_BUCKETS: [f64; 21] = [
+    0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0,
+    30.0, 45.0, 60.0,
+];
+
+/// `apiserver_response_sizes`' (in the same place).
+const SIZE_BUCKETS: [f64; 7] = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
+
+/// `apiserver_watch_list_duration_seconds`' (in the same place).
+const WATCH_LIST_BUCKETS: [f64; 17] = [
+    0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
+];
+
+/// `apiserver_request_body_size_bytes`' (`endpoints/handlers/metrics/metrics.go`): 31 from 50,000, each 100,000 above the one
+/// before; a body is at most 3 MiB there.
+fn body_buckets() -> Vec<f64> {
+    (0..31_u32)
+        .map(|n| 50_000.0 + 100_000.0 * f64::from(n))
+        .collect()
+}
+
+/// The verbs whose bodies are measured, and upstream's names for them.
+const VERBS_WITH_BODY: [(Verb, &str); 5] = [
+    (Verb::Create, "create"),
+    (Verb::Delete, "delete"),
+    (Verb::DeleteCollection, "delete_collection"),
+    (Verb::Patch, "patch"),
+    (Verb::Update, "update"),
+];
+
+/// Most sets of label values: a cluster with 200 resource types uses about 10 of them each; beyond it, all is `other`.
+const MOST_SERIES: usize = 4096;
+
+/// The codes that are counted without a look-up by text; the others are rare.
+const USUAL_CODES: [u16; 12] = [200, 201, 304, 400, 401, 403, 404, 409, 422, 429, 500, 503];
+
+/// kube-apiserver's name for itself in these metrics.
+const COMPONENT: &str = "apiserver";
+
+/// The metrics of requests.
+pub struct RequestMetrics {
+    total: IntCounterVec,
+    measured: Measured,
+    terminations: IntCounterVec,
+    cut_off: IntCounterVec,
+    long_running: IntGaugeVec,
+    dropped: [(RequestKind, IntCounter); 2],
+    upstream_responses: IntCounterVec,
+    pub(super) aborted: IntCounter,
+    pub(super) filters: Filters,
+    /// By a keyed hash of the label values. 64 keyed bits: two sets of values that meet are not to be expected.
+    series: DashMap<u64, Arc<Series>>,
+    hasher: RandomState,
+}
+
+/// What is measured of requests.
+struct Measured {
+    duration: HistogramVec,
+    sli: HistogramVec,
+    response_sizes: HistogramVec,
+    body_sizes: HistogramVec,
+    watch_lists: HistogramVec,
+}
+
+/// One set of label values, resolved.
+pub(super) struct Series {
+    values: [Box<str>; 8],
+    duration: OnceLock<Histogram>,
+    sli: OnceLock<Histogram>,
+    response_size: OnceLock<Histogram>,
+    body_size: OnceLock<Histogram>,
+    usual: [OnceLock<IntCounter>; USUAL_CODES.len()],
+    /// Refused by a limit; of resources, whose labels are all here.
+    refused: OnceLock<IntCounter>,
+    long_running: OnceLock<IntGauge>,
+}
+
+/// How a request ended that was not refused by a limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    /// Since it came.
+    pub(super) took: Duration,
+    /// Of that, in a queue of fairness.
+    pub(super) queued: Duration,
+    /// The bytes of the API server's answer; `None` where weir answered.
+    pub(super) sent: Option<u64>,
+}
+
+impl Measured {
+    fn register(registry: &Registry) -> Self {
+        let [verb, _, group, version, resource, _, scope, _] = LABELS;
+        Self {
+            duration: registry.histograms(
+                "apiserver_request_duration_seconds",
+                "[STABLE] Time from a request's arrival to the end of its answer, in seconds.",
+                &LABELS,
+                &DURATION_BUCKETS,
+            ),
+            sli: registry.histograms(
+                "apiserver_request_sli_duration_seconds",
+                "[ALPHA] The same without the time in a queue of priority and fairness, and without dry runs, in seconds.",
+                &WITHOUT_DRY_RUN,
+                &SLI_BUCKETS,
+            ),
+            response_sizes: registry.histograms(
+                "apiserver_response_sizes",
+                "[STABLE] Size of the bodies of answers to GET, LIST and WATCH, as they went out, in bytes.",
+                &WITHOUT_DRY_RUN,
+                &SIZE_BUCKETS,
+            ),
+            body_sizes: registry.histograms(
+                "apiserver_request_body_size_bytes",
+                "[ALPHA] Size of the bodies of requests that write and say how long they are, in bytes.",
+                &[resource, verb, group],
+                &body_buckets(),
+            ),
+            watch_lists: registry.histograms(
+                "apiserver_watch_list_duration_seconds",
+                "[BETA] Time until a watch that asked for it had sent what there was, in seconds.",
+                &[group, version, resource, scope],
+                &WATCH_LIST_BUCKETS,
+            ),
+        }
+    }
+}
+
+impl RequestMetrics {
+    /// Registers them.
+    #[must_use]
+    pub fn register(registry: &Registry) -> Arc<Self> {
+        let [
+            verb,
+            dry_run,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+        ] = LABELS;
+        let dropped = registry.counters(
+                "apiserver_dropped_requests_total",
+                "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
+                &["request_kind"],
+            );
+        let dropped =
+            RequestKind::ALL.map(|kind| (kind, dropped.with_label_values(&[kind.label()])));
+        Arc::new(Self {
+            total: registry.counters(
+                "apiserver_request_total",
+                "[STABLE] Requests by verb, dry run value, group, version, resource, scope, component and HTTP code.",
+                &[verb, dry_run, group, version, resource, subresource, scope, component, "code"],
+            ),
+            measured: Measured::register(registry),
+            terminations: registry.counters(
+                "apiserver_request_terminations_total",
+                "[ALPHA] Requests that were ended in self-defense.",
+                &[verb, group, version, resource, subresource, scope, component, "code"],
+            ),
+            cut_off: registry.counters(
+                "apiserver_request_aborts_total",
+                "[ALPHA] Requests whose answer broke off after it had begun: because their time was up, or at the API server.",
+                &[verb, group, version, resource, subresource, scope],
+            ),
+            long_running: registry.gauges(
+                "apiserver_longrunning_requests",
+                "[STABLE] Long-running requests that are open.",
+                &WITHOUT_DRY_RUN,
+            ),
+            dropped,
+            upstream_responses: registry.counters(
+                "weir_upstream_responses_total",
+                "Answers of the API server, by HTTP code.",
+                &["code"],
+            ),
+            aborted: registry.counter(
+                "weir_aborted_requests_total",
+                "Requests whose client went away before there was an answer.",
+            ),
+            filters: Filters::register(registry),
+            series: DashMap::new(),
+            hasher: RandomState::new(),
+        })
+    }
+
+    pub(super) fn series(&self, subject: Subject<'_>, exists: bool) -> Arc<Series> {
+        let Subject {
+            labels: common,
+            info,
+        } = subject;
+        let names = [
+            info.api_group(),
+            info.api_version(),
+            info.resource(),
+            info.subresource(),
+        ];
+        let key = self.hasher.hash_one((common, names));
+        if let Some(series) = self.series.get(&key) {
+            return Arc::clone(&series);
+        }
+        let known = !info.is_resource_request() || exists || built_in(info);
+        if !known || self.series.len() >= MOST_SERIES {
+            return Arc::new(self.resolve([
+                common.verb,
+                common.dry_run,
+                OTHER,
+                OTHER,
+                OTHER,
+                OTHER,
+                common.scope,
+            ]));
+        }
+        let [group, version, resource, subresource] = names.map(String::from_utf8_lossy);
+        let values = [
+            common.verb,
+            common.dry_run,
+            &*group,
+            &*version,
+            &*resource,
+            &*subresource,
+            common.scope,
+        ];
+        let series = Arc::new(self.resolve(values));
+        self.series.insert(key, Arc::clone(&series));
+        series
+    }
+
+    fn resolve(&self, values: [&str; 7]) -> Series {
+        let [verb, dry_run, group, version, resource, subresource, scope] = values;
+        let values = [
+            verb,
+            dry_run,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            COMPONENT,
+        ];
+        Series {
+            values: values.map(Into::into),
+            duration: OnceLock::new(),
+            sli: OnceLock::new(),
+            response_size: OnceLock::new(),
+            body_size: OnceLock::new(),
+            usual: Default::default(),
+            refused: OnceLock::new(),
+            long_running: OnceLock::new(),
+        }
+    }
+
+    /// The API server has answered.
+    pub(super) fn upstream_answered(&self, code: StatusCode) {
+        self.upstream_responses
+            .with_label_values(&[code.as_str()])
+            .inc();
+    }
+
+    /// A request that was answered with this code has come to its end.
+    pub(super) fn count(&self, series: &Series, code: StatusCode) {
+        let resolve = || {
+            let [a, b, c, d, e, f, g, h] = series.labels();
+            self.total
+                .with_label_values(&[a, b, c, d, e, f, g, h, code.as_str()])
+        };
+        let usual = USUAL_CODES
+            .iter()
+            .zip(&series.usual)
+            .find(|(usual, _)| **usual == code.as_u16());
+        match usual {
+            Some((_, counter)) => counter.get_or_init(resolve).inc(),
+            None => resolve().inc(),
+        }
+    }
+
+    /// What upstream measures of a request at its end (`MonitorRequest`), which it does not of those that filters refuse.
+    pub(super) fn measure(&self, series: &Series, end: End) {
+        let [verb, dry_run, ..] = series.labels();
+        series
+            .duration
+            .get_or_init(|| self.measured.duration.with_label_values(&series.labels()))
+            .observe(end.took.as_secs_f64());
+        if dry_run.is_empty() {
+            let without_queue = end.took.saturating_sub(end.queued);
+            series
+                .sli
+                .get_or_init(|| {
+                    self.measured
+                        .sli
+                        .with_label_values(&series.without_dry_run())
+                })
+                .observe(without_queue.as_secs_f64());
+        }
+        if let Some(sent) = end.sent
+            && matches!(verb, "GET" | "LIST" | "WATCH")
+        {
+            series
+                .response_size
+                .get_or_init(|| {
+                    self.measured
+                        .response_sizes
+                        .with_label_values(&series.without_dry_run())
+                })
+                .observe(bytes(sent));
+        }
+    }
+
+    /// A request's body has this many bytes.
+    pub(super) fn body_size(&self, series: &Series, info: &RequestInfo<'_>, size: u64) {
+        let Some((_, verb)) = VERBS_WITH_BODY.iter().find(|(verb, _)| verb == info.verb()) else {
+            return;
+        };
+        if !info.is_resource_request() || info.long_running() {
+            return;
+        }
+        let resolve = || {
+            let [_, _, group, _, resource, ..] = series.labels();
+            self.measured
+                .body_sizes
+                .with_label_values(&[resource, verb, group])
+        };
+        series.body_size.get_or_init(resolve).observe(bytes(size));
+    }
+
+    /// A watch that asked for it has sent what there was, this long after it came.
+    pub(super) fn watch_listed(&self, series: &Series, took: Duration) {
+        let [_, _, group, version, resource, _, scope, _] = series.labels();
+        self.measured
+            .watch_lists
+            .with_label_values(&[group, version, resource, scope])
+            .observe(took.as_secs_f64());
+    }
+
+    /// An answer has broken off.
+    pub(super) fn cut_off(&self, series: &Series) {
+        let [verb, group, version, resource, subresource, scope, _] = series.without_dry_run();
+        self.cut_off
+            .with_label_values(&[verb, group, version, resource, subresource, scope])
+            .inc();
+    }
+
+    /// A limit has said no, or the request's time is up. Upstream labels these by the path where it is no resource
+    /// (`RecordRequestTermination`).
+    pub(super) fn terminated(&self, series: &Series, info: &RequestInfo<'_>, code: StatusCode) {
+        let resolve = || {
+            let [a, b, c, d, e, f, g] = series.by_path(info);
+            self.terminations
+                .with_label_values(&[a, b, c, d, e, f, g, code.as_str()])
+        };
+        if code != StatusCode::TOO_MANY_REQUESTS {
+            resolve().inc();
+            return;
+        }
+        if info.is_resource_request() {
+            series.refused.get_or_init(resolve).inc();
+        } else {
+            resolve().inc();
+        }
+        let kind = RequestKind::of(info);
+        let dropped = self.dropped.iter().find(|(of, _)| *of == kind);
+        dropped.inspect(|(_, count)| count.inc());
+    }
+
+    /// Counts a long-running request as open until the value is dropped.
+    pub(super) fn open(&self, series: &Series, info: &RequestInfo<'_>) -> Counted {
+        let gauge = series
+            .long_running
+            .get_or_init(|| self.long_running.with_label_values(&series.by_path(info)));
+        Counted::one_more(gauge.clone())
+    }
+}
+
+impl Series {
+    fn labels(&self) -> [&str; 8] {
+        self.values.each_ref().map(|value| &**value)
+    }
+
+    fn without_dry_run(&self) -> [&str; 7] {
+        let [
+            verb,
+            _,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+        ] = self.labels();
+        [
+            verb,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+        ]
+    }
+
+    /// The same, with the path where it is no resource.
+    fn by_path<'a>(&'a self, info: &'a RequestInfo<'_>) -> [&'a str; 7] {
+        let [verb, group, version, resource, own, scope, component] = self.without_dry_run();
+        let subresource = if info.is_resource_request() {
+            own
+        } else {
+            known_path(info)
+        };
+        [
+            verb,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+        ]
+    }
+}
+
+/// As a histogram takes it: exact up to 8 PiB.
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "no body is that large"
+)]
+fn bytes(count: u64) -> f64 {
+    count as f64
+}
+
+impl fmt::Debug for RequestMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RequestMetrics({} series)", self.series.len())
+    }
+}
+
+/// What is asked, as far as metrics tell it apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// Verb, scope and dry run.
+    pub labels: MetricLabels,
+    /// The rest.
+    pub info: &'a RequestInfo<'a>,
+}
+
+impl<'a> Subject<'a> {
+    /// Of a request with this head.
+    #[must_use]
+    pub fn of(head: &request::Parts, info: &'a RequestInfo<'a>) -> Self {
+        let content_type = head.headers.get(header::CONTENT_TYPE);
+        let content_type = content_type.map(HeaderValue::as_bytes);
+        let labels = MetricLabels::of(head.method.as_str(), info, content_type);
+        Self { labels, info }
+    }
+}
