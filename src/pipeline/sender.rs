@@ -13,6 +13,7 @@ use crate::identity::Client;
 use crate::identity::Credential;
 use crate::identity::Known;
 use crate::identity::Mark;
+use crate::identity::impersonation;
 use crate::identity::tokens::turns::Asker;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
@@ -83,7 +84,7 @@ impl Pipeline {
         };
         Ok(match known.credential {
             Credential::Certificate | Credential::FrontProxy if self.upstream.impersonates() => {
-                if headers::impersonates(&head.headers) {
+                if impersonation::impersonates(&head.headers) {
                     return Err(Refusal::Impersonates);
                 }
                 let own = self.upstream.impersonator()?;
