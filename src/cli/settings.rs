@@ -91,7 +91,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     } = proxy;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut faults = Faults::default();
-    let who = faults.identity(&identity);
+    let who = faults.identity(&identity, file.as_deref());
     let asked_for = who.as_ref().and_then(authentication::asked_for);
     let trusted_proxies = identity.trusted_proxies;
     if identity.proxy_protocol && trusted_proxies.is_empty() {
