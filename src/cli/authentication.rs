@@ -80,7 +80,21 @@ impl Faults {
             headers: identity_headers(args),
             front_proxies,
             verification: verification?,
+            impersonation: config::Impersonation {
+                classify: args.classify_impersonated,
+                reviews_per_second: args.access_reviews_per_second,
+            },
         })
+    }
+
+    /// Who may impersonate is for the API server to say, and weir must be somebody to ask it.
+    pub(super) fn classification(&mut self, identity: &IdentityArgs, upstream: &UpstreamArgs) {
+        if identity.classify_impersonated && upstream.kubeconfig.is_none() {
+            self.add(
+                "classify-impersonated",
+                "needs a --kubeconfig: with its credentials the API server is asked who may impersonate whom",
+            );
+        }
     }
 
     fn tokens(&mut self, file: Option<&Path>) -> Option<TokenFile> {

@@ -13,10 +13,10 @@ use crate::identity::Client;
 use crate::identity::Credential;
 use crate::identity::Known;
 use crate::identity::Mark;
-use crate::identity::impersonation;
 use crate::identity::tokens::turns::Asker;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
+use crate::pipeline::impersonation::InTheNameOf;
 use crate::pipeline::refusal::Refusal;
 use crate::upstream::Dressed;
 use crate::upstream::headers;
@@ -71,7 +71,7 @@ impl Pipeline {
         &self,
         head: request::Parts,
         peer: &Peer,
-        known: &Known,
+        (known, name): (&Known, &InTheNameOf),
     ) -> Result<(Dressed, Told), Refusal> {
         let client = ClientAddress {
             peer: peer.address.ip(),
@@ -84,11 +84,8 @@ impl Pipeline {
         };
         Ok(match known.credential {
             Credential::Certificate | Credential::FrontProxy if self.upstream.impersonates() => {
-                if impersonation::impersonates(&head.headers) {
-                    return Err(Refusal::Impersonates);
-                }
                 let own = self.upstream.impersonator()?;
-                let head = headers::impersonating(head, client, names, &known.user, own)?;
+                let head = headers::impersonating(head, client, names, name.sent(known), own)?;
                 let told = Told {
                     impersonates: true,
                     ..told
