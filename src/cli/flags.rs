@@ -73,7 +73,7 @@ pub struct UpstreamArgs {
     pub proxy_client_key_file: Option<PathBuf>,
     /// How the API server is told who a client with a certificate is: as a front proxy, by --proxy-client-cert-file; or, where
     /// there is no front proxies' CA to sign one, by impersonation with the credentials of --kubeconfig, whose user must then
-    /// be allowed to impersonate users, groups, uids and userextras.
+    /// be allowed to impersonate users, groups, serviceaccounts, uids and userextras.
     #[arg(long, value_name = "WAY", value_enum, default_value_t = AssertBy::FrontProxy)]
     pub assert_by: AssertBy,
 }
