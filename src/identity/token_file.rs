@@ -23,7 +23,7 @@ impl TokenFile {
     /// # Errors
     /// Every line that cannot be read, as `(line, what is wrong)`.
     pub fn parse(text: &str) -> Result<Self, Vec<(u64, String)>> {
-        let mut users = HashMap::new();
+        let mut users: HashMap<Box<[u8]>, _> = HashMap::new();
         let mut faults = Vec::new();
         let mut lines = csv::ReaderBuilder::new()
             .has_headers(false)
@@ -63,7 +63,7 @@ impl TokenFile {
             users.insert(token.as_bytes().into(), Arc::new(user.authenticated()));
         }
         if faults.is_empty() {
-            let longest = users.keys().map(|token: &Box<[u8]>| token.len()).max();
+            let longest = users.keys().map(|token| token.len()).max();
             let longest = longest.unwrap_or(0);
             Ok(Self { users, longest })
         } else {
