@@ -23,6 +23,8 @@ use tokio_rustls::TlsAcceptor;
 use tracing::info;
 
 use crate::app::authentication::Ground;
+use crate::app::authentication::Reviews;
+use crate::app::authentication::WhoAsks;
 use crate::app::authentication::who_asks;
 use crate::app::onlookers::Onlookers;
 use crate::clock::Clock;
@@ -34,9 +36,7 @@ use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::in_flight::PEAKS_EVERY;
-use crate::identity::Identity;
 use crate::identity::ProvenTokens;
-use crate::identity::Tokens;
 use crate::identity::remote::ApiServer;
 use crate::limits::Admission;
 use crate::limits::MaxInFlight;
@@ -69,7 +69,6 @@ use crate::upstream::Upstream;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::credentials::Renewal;
 use crate::upstream::credentials::Source;
-use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::headers::Own;
 use crate::upstream::own_calls;
 use crate::upstream::pool::Pool;
@@ -84,7 +83,7 @@ pub struct App {
     acceptor: Acceptor,
     admin: AdminListeners,
     own_calls: OwnCalls,
-    tokens: Arc<Tokens>,
+    reviews: Reviews,
     talkers: Arc<Talkers>,
     admission: Admission,
     onlookers: Onlookers,
@@ -178,10 +177,9 @@ impl App {
             OwnCalls::start(own, &upstream, &upstream_metrics, &drain).await?;
         facts::show(&serving, &upstream, &own_calls.own, &readiness, &registry);
         let ground = Ground::new(server, &upstream_metrics, &registry, &provider);
-        let (identity, tokens, identity_headers) = who_asks(identity, ground)?;
+        let (who, reviews) = who_asks(identity, impersonate, ground)?;
         let shared = Shared {
-            identity_headers,
-            identity,
+            who,
             proven: Arc::default(),
             rates: Arc::new(Rates::new(&rates, &registry)),
             event_bodies: Budget::new(ALL_BODIES),
@@ -206,7 +204,7 @@ impl App {
             acceptor,
             admin,
             own_calls,
-            tokens,
+            reviews,
             talkers: shared.talkers,
             admission,
             onlookers: shared.onlookers,
@@ -232,7 +230,7 @@ impl App {
             acceptor,
             admin,
             own_calls,
-            tokens,
+            reviews,
             talkers,
             admission,
             onlookers,
@@ -243,7 +241,7 @@ impl App {
         } = self;
         admin.run();
         own_calls.run();
-        tokio::spawn(tokens.run());
+        reviews.run();
         tokio::spawn(talkers.run());
         tokio::spawn(keep_limits(admission));
         tokio::spawn(onlookers.clone().run());
@@ -266,9 +264,8 @@ impl App {
 
 /// What the workers' pipelines, and the calls of weir's own, share.
 struct Shared {
-    identity: Arc<Identity>,
+    who: WhoAsks,
     proven: Arc<ProvenTokens>,
-    identity_headers: Arc<IdentityHeaders>,
     rates: Arc<Rates>,
     event_bodies: Arc<Budget>,
     admission: Admission,
@@ -296,9 +293,10 @@ impl Shared {
 
     fn pipeline(&self) -> Pipeline {
         Pipeline {
-            identity: Arc::clone(&self.identity),
+            identity: Arc::clone(&self.who.identity),
+            impersonation: self.who.impersonation.clone(),
             proven: Arc::clone(&self.proven),
-            identity_headers: Arc::clone(&self.identity_headers),
+            identity_headers: Arc::clone(&self.who.headers),
             rates: Arc::clone(&self.rates),
             event_bodies: Arc::clone(&self.event_bodies),
             admission: self.admission.clone(),

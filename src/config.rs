@@ -89,6 +89,17 @@ pub struct Identity {
     pub front_proxies: Option<FrontProxies>,
     /// How other tokens are verified.
     pub verification: Verification,
+    /// Those who want to be taken for somebody else.
+    pub impersonation: Impersonation,
+}
+
+/// Those who want to be taken for somebody else.
+#[derive(Clone, Copy, Debug)]
+pub struct Impersonation {
+    /// `--classify-impersonated`.
+    pub classify: bool,
+    /// `--access-reviews-per-second`.
+    pub reviews_per_second: u32,
 }
 
 /// Front proxies before weir.

@@ -9,10 +9,12 @@ use crate::app::StartError;
 use crate::config;
 use crate::config::IssuerKeys;
 use crate::config::Verification;
+use crate::identity::Access;
 use crate::identity::ClientCertificates;
 use crate::identity::FrontProxies;
 use crate::identity::Identity;
 use crate::identity::Tokens;
+use crate::identity::access;
 use crate::identity::jwt::Issuer;
 use crate::identity::remote::ApiServer;
 use crate::identity::remote::Web;
@@ -22,6 +24,7 @@ use crate::identity::tokens::Accounts;
 use crate::identity::tokens::source::KeySource;
 use crate::identity::tokens::source::Publisher;
 use crate::metrics::Registry;
+use crate::pipeline::impersonation::Impersonation;
 use crate::upstream;
 use crate::upstream::own_calls::Elsewhere;
 
@@ -50,19 +53,42 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// The authenticators, what they do behind requests (to be run), and the names of headers that they go by.
-type WhoAsks = (Arc<Identity>, Arc<Tokens>, Arc<IdentityHeaders>);
+/// The authenticators, what is done about those who impersonate, and the names of headers that all of them go by.
+pub(super) struct WhoAsks {
+    pub(super) identity: Arc<Identity>,
+    pub(super) impersonation: Impersonation,
+    pub(super) headers: Arc<IdentityHeaders>,
+}
+
+/// What is asked of the API server behind requests.
+#[derive(Debug)]
+pub(super) struct Reviews {
+    tokens: Arc<Tokens>,
+    access: Option<Arc<Access>>,
+}
+
+impl Reviews {
+    pub(super) fn run(self) {
+        let Self { tokens, access } = self;
+        tokio::spawn(tokens.run());
+        if let Some(access) = access {
+            tokio::spawn(access.run());
+        }
+    }
+}
 
 pub(super) fn who_asks(
     config: config::Identity,
+    impersonate: bool,
     ground: Ground<'_>,
-) -> Result<WhoAsks, StartError> {
+) -> Result<(WhoAsks, Reviews), StartError> {
     let config::Identity {
         client_ca,
         tokens: file,
         headers,
         front_proxies,
         verification,
+        impersonation,
     } = config;
     let names = Arc::new(headers);
     let vouching = |flag: &'static str, roots: RootCertStore| {
@@ -81,7 +107,35 @@ pub(super) fn who_asks(
     let tokens = Tokens::new(verifying(verification, &ground), ground.registry);
     let identity = Identity::new(front_proxies, certificates, file, Arc::clone(&tokens))
         .map_err(|why| StartError::new("marks of tokens", why))?;
-    Ok((Arc::new(identity), tokens, names))
+    let impersonation = impersonating(impersonation, impersonate, &ground)?;
+    let reviews = Reviews {
+        tokens,
+        access: impersonation.access.clone(),
+    };
+    let who = WhoAsks {
+        identity: Arc::new(identity),
+        impersonation,
+        headers: names,
+    };
+    Ok((who, reviews))
+}
+
+fn impersonating(
+    config: config::Impersonation,
+    impersonate: bool,
+    ground: &Ground<'_>,
+) -> Result<Impersonation, StartError> {
+    let config::Impersonation {
+        classify,
+        reviews_per_second,
+    } = config;
+    let metrics = access::Metrics::register(ground.registry);
+    let server = ground.server.clone().filter(|_| classify || impersonate);
+    let access = server
+        .map(|server| Access::new(server, reviews_per_second, metrics))
+        .transpose()
+        .map_err(|why| StartError::new("marks of rights", why))?;
+    Ok(Impersonation { access, classify })
 }
 
 fn verifying(verification: Verification, ground: &Ground<'_>) -> tokens::Config {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use rustls::RootCertStore;
 
+use crate::cli::config_file::AUTHENTICATION;
 use crate::cli::flags::AssertBy;
 use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::UpstreamArgs;
@@ -25,6 +26,7 @@ const ACCOUNT_ISSUER: &str = "service-account-issuer";
 const PROXIES_CA: &str = "requestheader-client-ca-file";
 const ASSERT_BY: &str = "assert-by";
 const ISSUERS: &str = "authentication-config";
+const CONFIG: &str = "config";
 
 /// Whose certificates clients are asked for.
 pub(super) fn asked_for(who: &config::Identity) -> Option<RootCertStore> {
@@ -56,7 +58,11 @@ fn identity_headers(identity: &IdentityArgs) -> IdentityHeaders {
 
 impl Faults {
     /// Who asks.
-    pub(super) fn identity(&mut self, args: &IdentityArgs) -> Option<config::Identity> {
+    pub(super) fn identity(
+        &mut self,
+        args: &IdentityArgs,
+        file: Option<&Path>,
+    ) -> Option<config::Identity> {
         let client_ca = match &args.client_ca_file {
             Some(file) => self.roots("client-ca-file", file).map(Some),
             None => Some(None),
@@ -67,14 +73,28 @@ impl Faults {
             client_ca.as_ref().and_then(Option::as_ref),
             front_proxies.as_ref(),
         );
-        let verification = self.verification(args);
+        let verification = self.verification(args, file);
         Some(config::Identity {
             client_ca: client_ca?,
             tokens: tokens?,
             headers: identity_headers(args),
             front_proxies,
             verification: verification?,
+            impersonation: config::Impersonation {
+                classify: args.classify_impersonated,
+                reviews_per_second: args.access_reviews_per_second,
+            },
         })
+    }
+
+    /// Who may impersonate is for the API server to say, and weir must be somebody to ask it.
+    pub(super) fn classification(&mut self, identity: &IdentityArgs, upstream: &UpstreamArgs) {
+        if identity.classify_impersonated && upstream.kubeconfig.is_none() {
+            self.add(
+                "classify-impersonated",
+                "needs a --kubeconfig: with its credentials the API server is asked who may impersonate whom",
+            );
+        }
     }
 
     fn tokens(&mut self, file: Option<&Path>) -> Option<TokenFile> {
@@ -150,11 +170,23 @@ impl Faults {
     }
 
     /// How tokens are verified that are in no file.
-    fn verification(&mut self, args: &IdentityArgs) -> Option<config::Verification> {
+    fn verification(
+        &mut self,
+        args: &IdentityArgs,
+        file: Option<&Path>,
+    ) -> Option<config::Verification> {
         let account_keys = self.account_keys(args);
-        let issuers = match &args.authentication_config {
-            Some(file) => self.issuers(file),
-            None => Some(Vec::new()),
+        let here = file.map_or(Some(None), |file| self.issuers_in(file));
+        let issuers = match (&args.authentication_config, here?) {
+            (Some(file), None) => self.issuers(file),
+            (None, here) => Some(here.unwrap_or_default()),
+            (Some(_), Some(_)) => {
+                let what = format!(
+                    "not together with {AUTHENTICATION} in the --config file: each names the issuers"
+                );
+                self.add(ISSUERS, what);
+                None
+            }
         };
         Some(config::Verification {
             issuers: issuers?,
@@ -186,6 +218,33 @@ impl Faults {
         all
     }
 
+    /// Those of the `--config` file, if it names any. It was read for the flags already, and what is wrong with it as a whole was
+    /// told then.
+    #[expect(
+        clippy::option_option,
+        reason = "the outer one is for faults, as everywhere here"
+    )]
+    fn issuers_in(&mut self, file: &Path) -> Option<Option<Vec<(Issuer, IssuerKeys)>>> {
+        let text = String::from_utf8_lossy(&self.read(CONFIG, file)?).into_owned();
+        let mut faults = document::Faults::default();
+        let documents = document::parse_all(&file.display().to_string(), &text, &mut faults);
+        let first = documents.first();
+        let given = first.and_then(|first| first.field(AUTHENTICATION));
+        let Some(given) = given.filter(|given| !given.is_null()) else {
+            return Some(None);
+        };
+        let configured = authentication_config::section(given, AUTHENTICATION, &mut faults);
+        if !self.take(CONFIG, &faults) {
+            return None;
+        }
+        let folder = file.parent().unwrap_or_else(|| Path::new(""));
+        let issuers: Option<_> = configured
+            .into_iter()
+            .map(|issuer| self.issuer((CONFIG, folder), issuer))
+            .collect();
+        issuers.map(Some)
+    }
+
     fn issuers(&mut self, file: &Path) -> Option<Vec<(Issuer, IssuerKeys)>> {
         let text = String::from_utf8_lossy(&self.read(ISSUERS, file)?).into_owned();
         let mut faults = document::Faults::default();
@@ -197,13 +256,13 @@ impl Faults {
         let folder = file.parent().unwrap_or_else(|| Path::new(""));
         configured
             .into_iter()
-            .map(|issuer| self.issuer(folder, issuer))
+            .map(|issuer| self.issuer((ISSUERS, folder), issuer))
             .collect()
     }
 
     fn issuer(
         &mut self,
-        folder: &Path,
+        (flag, folder): (&str, &Path),
         configured: ConfiguredIssuer,
     ) -> Option<(Issuer, IssuerKeys)> {
         let ConfiguredIssuer {
@@ -215,24 +274,26 @@ impl Faults {
         let keys = match keys {
             KeysAt::File(file) => {
                 let file = folder.join(file);
-                let json = self.read(ISSUERS, &file)?;
+                let json = self.read(flag, &file)?;
                 let keys =
                     KeySet::from_jwks(&json).map_err(|why| format!("{}: {why}", file.display()));
-                IssuerKeys::Given(self.check(ISSUERS, keys)?)
+                IssuerKeys::Given(self.check(flag, keys)?)
             }
-            KeysAt::Url(url) => {
-                IssuerKeys::Url(url, self.issuer_roots(&place, certificate_authority)?)
-            }
-            KeysAt::Discovery(url) => {
-                IssuerKeys::Discovery(url, self.issuer_roots(&place, certificate_authority)?)
-            }
+            KeysAt::Url(url) => IssuerKeys::Url(
+                url,
+                self.issuer_roots((flag, &place), certificate_authority)?,
+            ),
+            KeysAt::Discovery(url) => IssuerKeys::Discovery(
+                url,
+                self.issuer_roots((flag, &place), certificate_authority)?,
+            ),
         };
         Some((issuer, keys))
     }
 
     fn issuer_roots(
         &mut self,
-        place: &document::Place,
+        (flag, place): (&str, &document::Place),
         pem: Option<String>,
     ) -> Option<RootCertStore> {
         let roots = match pem {
@@ -242,6 +303,6 @@ impl Faults {
             ),
             None => tls::system_roots(),
         };
-        self.check(ISSUERS, roots)
+        self.check(flag, roots)
     }
 }

@@ -19,6 +19,7 @@ use crate::document::Place;
 
 /// What stands in the file only.
 pub(super) const CLIENT_LIMITS: &str = "clientLimits";
+pub(super) const AUTHENTICATION: &str = "authentication";
 
 /// The flags that the file's entries stand for, without those that `typed` has already.
 pub(super) fn flags(
@@ -60,7 +61,7 @@ pub(super) fn flags(
                 continue;
             }
             seen.push((name.clone(), &entry.place));
-            if key == CLIENT_LIMITS {
+            if key == CLIENT_LIMITS || key == AUTHENTICATION {
                 continue; // no flag's: `settings` reads it
             }
             flags.extend(flag(key, &name, &entry.value, command, typed, faults));

@@ -75,7 +75,7 @@ pub struct UpstreamArgs {
     pub proxy_client_key_file: Option<PathBuf>,
     /// How the API server is told who a client with a certificate is: as a front proxy, by --proxy-client-cert-file; or, where
     /// there is no front proxies' CA to sign one, by impersonation with the credentials of --kubeconfig, whose user must then
-    /// be allowed to impersonate users, groups, uids and userextras.
+    /// be allowed to impersonate users, groups, serviceaccounts, uids and userextras.
     #[arg(long, value_name = "WAY", value_enum, default_value_t = AssertBy::FrontProxy)]
     pub assert_by: AssertBy,
 }
@@ -183,6 +183,22 @@ pub struct IdentityArgs {
     /// Most TokenReviews a second that the API server is asked for, where weir has credentials of its own; 0 asks for none.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
     pub token_reviews_per_second: u32,
+    /// Count a request that impersonates for whom it impersonates, as the API server does, once the API server has said that it may
+    /// (SubjectAccessReview, with the credentials of --kubeconfig). Otherwise it counts for who sends it.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub classify_impersonated: bool,
+    /// Most SubjectAccessReviews a second that the API server is asked for: one for each user, group, uid and extra value that a
+    /// client impersonates, good for 10 seconds. Only with --classify-impersonated or --assert-by=impersonation.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub access_reviews_per_second: u32,
     /// CA of the certificates of front proxies before weir (PEM), whose word about who asks is believed.
     #[arg(long, value_name = "FILE")]
     pub requestheader_client_ca_file: Option<PathBuf>,

@@ -92,9 +92,9 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     } = proxy;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut faults = Faults::default();
-    let who = faults.identity(&identity);
+    let who = faults.identity(&identity, file.as_deref());
     let asked_for = who.as_ref().and_then(authentication::asked_for);
-    let trusted_proxies = identity.trusted_proxies;
+    let trusted_proxies = identity.trusted_proxies.clone();
     if identity.proxy_protocol && trusted_proxies.is_empty() {
         faults.add(
             "proxy-protocol",
@@ -105,6 +105,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let serving = faults.serving(serving, asked_for, proxies);
     let how_much = faults.limits(&limits);
     let impersonate = faults.impersonation(&upstream);
+    faults.classification(&identity, &upstream);
     let rates = faults.rates(&limits, file.as_deref());
     let spans = faults.spans(operation.tracing_config_file.as_deref());
     let upstream = faults.upstream(&upstream, &limits);

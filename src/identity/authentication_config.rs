@@ -51,24 +51,35 @@ pub enum KeysAt {
 
 /// The issuers of a file's documents.
 pub fn read(documents: &[Node], faults: &mut Faults) -> Vec<ConfiguredIssuer> {
-    let mut issuers: Vec<ConfiguredIssuer> = Vec::new();
-    for document in documents {
-        if document.is_null() {
-            continue;
-        }
-        let read = document.decode(faults, "", Strictness::Strict, configuration);
-        for issuer in read.into_iter().flatten().flatten() {
-            if issuers
-                .iter()
-                .any(|known| known.issuer.url == issuer.issuer.url)
-            {
-                let message = format!("the issuer {} stands here twice", issuer.issuer.url);
-                faults.error(&issuer.place, "jwt.issuer.url", message);
-            }
-            issuers.push(issuer);
-        }
+    let mut issuers = Vec::new();
+    for document in documents.iter().filter(|document| !document.is_null()) {
+        let read = document.decode(faults, "", Strictness::Strict, |fields| {
+            fields.require(&["apiVersion", "kind"]);
+            configuration(fields)
+        });
+        issuers.extend(read.into_iter().flatten().flatten());
     }
+    once_each(&issuers, faults);
     issuers
+}
+
+/// The issuers of a section of another file, which stands at `field` there and may leave out what it is.
+pub fn section(node: &Node, field: &str, faults: &mut Faults) -> Vec<ConfiguredIssuer> {
+    let read = node.decode(faults, field, Strictness::Strict, configuration);
+    let issuers = read.into_iter().flatten().flatten().collect::<Vec<_>>();
+    once_each(&issuers, faults);
+    issuers
+}
+
+fn once_each(issuers: &[ConfiguredIssuer], faults: &mut Faults) {
+    let mut known: Vec<&str> = Vec::new();
+    for ConfiguredIssuer { issuer, place, .. } in issuers {
+        if known.contains(&issuer.url.as_str()) {
+            let message = format!("the issuer {} stands here twice", issuer.url);
+            faults.error(place, "jwt.issuer.url", message);
+        }
+        known.push(&issuer.url);
+    }
 }
 
 fn configuration(fields: &mut Fields<'_>) -> Vec<Option<ConfiguredIssuer>> {
@@ -87,7 +98,6 @@ fn configuration(fields: &mut Fields<'_>) -> Vec<Option<ConfiguredIssuer>> {
             Err(format!("expected {KIND}, got {text:?}"))
         }
     });
-    fields.require(&["apiVersion", "kind"]);
     fields.known(&["anonymous"]); // the API server's to decide
     fields.objects("jwt", authenticator).unwrap_or_default()
 }
@@ -305,6 +315,31 @@ jwt:
         ] {
             assert!(faults.contains(expected), "{expected}: {faults}");
         }
+    }
+
+    #[test]
+    fn a_section_of_another_file_need_not_say_what_it_is() {
+        let jwt = GOOD.split_once("jwt:").unwrap().1.replace('\n', "\n  ");
+        let read = |text: &str| {
+            let mut faults = Faults::default();
+            let nodes = document::parse_all("weir.yaml", text, &mut faults);
+            let given = nodes[0].field("authentication").unwrap();
+            let issuers = section(given, "authentication", &mut faults);
+            (issuers, faults.to_string())
+        };
+        let text = format!("authentication:\n  jwt:{jwt}");
+        let (issuers, faults) = read(&text);
+        assert_eq!((issuers.len(), faults.as_str()), (2, ""));
+        let (_, faults) = read(&text.replace("prefix: 'b:'", "prefx: 'b:'"));
+        assert!(
+            faults.contains("authentication.jwt[1].claimMappings.username.prefx: unknown field"),
+            "{faults}"
+        );
+        let (_, faults) = read("authentication: {kind: Pod, jwt: []}");
+        assert!(
+            faults.contains("authentication.kind: expected Auth"),
+            "{faults}"
+        );
     }
 
     #[test]

@@ -6,10 +6,14 @@
 //! hold is never quietly taken for "no certificate". What is known costs no waiting; only a new token may. Asking itself is
 //! `upstream`'s ([`remote`]). The order is kube-apiserver's (`pkg/kubeapiserver/authenticator/config.go`, 1.36).
 
+pub mod access;
 pub mod authentication_config;
 pub mod bearer;
 pub mod client_certificate;
+mod generations;
+pub mod impersonation;
 pub mod jwt;
+mod line;
 pub mod proven;
 pub mod remote;
 pub mod request_header;
@@ -30,6 +34,7 @@ use crate::identity::tokens::LookUp;
 use crate::identity::tokens::cache::Voucher;
 use crate::identity::tokens::turns::Asker;
 
+pub use access::Access;
 pub use bearer::WEBSOCKET_BEARER;
 pub use client_certificate::CertificateFault;
 pub use client_certificate::ClientCertificates;

@@ -29,6 +29,11 @@ impl Mark {
         Self(mark)
     }
 
+    /// It, to be hashed with something else.
+    pub(super) const fn bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
+
     /// Which of `parts` it belongs to.
     pub(super) fn part(self, parts: usize) -> usize {
         usize::try_from(self.0 % u128::try_from(parts.max(1)).unwrap_or(1)).unwrap_or(0)

@@ -25,6 +25,33 @@ pub struct Reply {
     pub body: Bytes,
 }
 
+impl Reply {
+    /// Whether it is the answer to a review.
+    ///
+    /// # Errors
+    /// It says nothing about what was asked.
+    pub fn reviewed(&self) -> Result<(), NoVerdict> {
+        match self.status {
+            StatusCode::OK | StatusCode::CREATED => Ok(()),
+            code @ (StatusCode::UNAUTHORIZED
+            | StatusCode::FORBIDDEN
+            | StatusCode::NOT_FOUND
+            | StatusCode::METHOD_NOT_ALLOWED) => Err(NoVerdict::MayNotAsk(code)),
+            code => Err(NoVerdict::Failed(format!("it answered {code}"))),
+        }
+    }
+}
+
+/// A review without a verdict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoVerdict {
+    /// weir may not ask at all: its credentials are not good, or lack the right (`system:auth-delegator`), or the API server
+    /// has no such thing.
+    MayNotAsk(StatusCode),
+    /// Not this time.
+    Failed(String),
+}
+
 /// An answer that is still to come, or why there is none.
 pub type Replying = Pin<Box<dyn Future<Output = Result<Reply, Unanswered>> + Send>>;
 

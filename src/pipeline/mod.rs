@@ -13,6 +13,7 @@ mod filters;
 pub mod fragments;
 pub mod guarded;
 pub mod holding;
+pub mod impersonation;
 mod known;
 pub mod overdue;
 pub mod rates;
@@ -62,6 +63,7 @@ use crate::pipeline::guarded::Guarded;
 use crate::pipeline::guarded::Until;
 use crate::pipeline::holding::Holding;
 use crate::pipeline::holding::Patience;
+use crate::pipeline::impersonation::Impersonation;
 use crate::pipeline::overdue::Overdue;
 use crate::pipeline::record::Recorded;
 use crate::pipeline::record::Witnesses;
@@ -116,6 +118,8 @@ pub struct Peer {
 pub struct Pipeline {
     /// Who asks.
     pub identity: Arc<Identity>,
+    /// What is done about those who want to be taken for somebody else.
+    pub impersonation: Impersonation,
     /// Tokens that the upstream has taken.
     pub proven: Arc<ProvenTokens>,
     /// The names by which an identity travels in headers.
@@ -185,13 +189,13 @@ impl Pipeline {
             let known = self
                 .identify(asserted, peer, &head.headers, now, trace)
                 .await?;
+            let name = self.in_the_name_of(&known, peer, &head.headers).await?;
             let digest = RequestDigest {
                 info: &info,
-                user: &known.user,
+                user: name.counted(&known),
             };
-            let time = self.time_for(&info);
+            let (time, under_way) = (self.time_for(&info), self.under_way(&info));
             let deadline = time.map(|time| trace.arrived() + time);
-            let under_way = self.under_way(&info);
             let times = (trace.arrived(), deadline);
             let passed = self.pass_rates(&digest, (peer, &head), body, times).await?;
             if self.rates.any() {
@@ -205,7 +209,7 @@ impl Pipeline {
                 .with(passed.hold);
             trace.admitted(&permit, Clock.now());
             let listing = self.listing(&info, &head);
-            let (request, told) = self.dress(head, peer, &known)?;
+            let (request, told) = self.dress(head, peer, (&known, &name))?;
             let unread = body
                 .take()
                 .map(|b| RequestBody::new(b, Arc::clone(&self.identity_headers)));

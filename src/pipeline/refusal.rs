@@ -26,6 +26,7 @@ use crate::limits::clients::enforce::TooMany;
 use crate::limits::events::enforce::TooManyEvents;
 use crate::limits::hold::Flow;
 use crate::pipeline::body::Body;
+use crate::pipeline::impersonation::Refused;
 use crate::pipeline::rates::BodyFault;
 use crate::pipeline::rates::LARGEST_BODY;
 use crate::request_info::RequestKind;
@@ -59,10 +60,6 @@ const NO_FRONT_PROXY: &str = "weir knows you by your client certificate but cann
      --requestheader-client-ca-file, or --assert-by=impersonation and the right to impersonate; a bearer token \
      without a client certificate is passed on as it is";
 
-/// What it is told where it is impersonated and wants to impersonate.
-const IMPERSONATES: &str = "weir tells the API server by impersonation who you are (--assert-by=impersonation), and a request impersonates \
-     one user only: come with a token instead of a client certificate to impersonate somebody";
-
 /// Why a request gets no answer of the upstream's.
 #[derive(Clone, Debug)]
 pub enum Refusal {
@@ -74,8 +71,8 @@ pub enum Refusal {
     Connect,
     /// No answer from the upstream.
     Forward(ForwardError),
-    /// A certificate's user who impersonates somebody, where weir asserts by impersonation itself.
-    Impersonates,
+    /// A certificate's user who may not impersonate, where weir asserts by impersonation itself.
+    Impersonation(Refused),
     /// Told to go: `/readyz` on the client's port.
     NotReady,
     /// A certificate's user, and no way to assert one.
@@ -144,7 +141,9 @@ impl Refusal {
             Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
-            Self::Impersonates => StatusCode::FORBIDDEN,
+            Self::Impersonation(Refused::Denied(_)) => StatusCode::FORBIDDEN,
+            Self::Impersonation(Refused::Undecided) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Impersonation(Refused::Unclear(_)) => StatusCode::BAD_REQUEST,
             Self::Rejected { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::NoFrontProxy | Self::Unauthenticated(_) | Self::Unspeakable(_) => {
@@ -180,12 +179,7 @@ impl Refusal {
             ),
             Self::Forward(error) => unanswered(error),
             Self::NoFrontProxy => unauthorized("weir/no-front-proxy-certificate", NO_FRONT_PROXY),
-            Self::Impersonates => (
-                "Forbidden",
-                "weir/impersonation",
-                IMPERSONATES.to_owned(),
-                None,
-            ),
+            Self::Impersonation(refused) => impersonation(refused),
             Self::Rejected { rejection, .. } => return Ok(rejected(rejection)),
             Self::Timeout(limit) => (
                 "Timeout",
@@ -231,6 +225,15 @@ fn unanswered(error: &ForwardError) -> Said {
         message,
         error.passes().then_some(RETRY_UNSENT),
     )
+}
+
+fn impersonation(refused: &Refused) -> Said {
+    let (reason, again) = match refused {
+        Refused::Denied(_) => ("Forbidden", None),
+        Refused::Undecided => ("ServiceUnavailable", Some(RETRY_UNSENT)),
+        Refused::Unclear(_) => ("BadRequest", None),
+    };
+    (reason, "weir/impersonation", refused.to_string(), again)
 }
 
 /// Reason, cause, message and seconds of what cannot be read; of one that is too large upstream's words.

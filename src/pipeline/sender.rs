@@ -17,6 +17,7 @@ use crate::identity::PeerCertificate;
 use crate::identity::tokens::turns::Asker;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
+use crate::pipeline::impersonation::InTheNameOf;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::trace::Trace;
 use crate::upstream::Dressed;
@@ -98,7 +99,7 @@ impl Pipeline {
         &self,
         head: request::Parts,
         peer: &Peer,
-        known: &Known,
+        (known, name): (&Known, &InTheNameOf),
     ) -> Result<(Dressed, Told), Refusal> {
         let client = ClientAddress {
             peer: peer.address.ip(),
@@ -111,11 +112,8 @@ impl Pipeline {
         };
         Ok(match known.credential {
             Credential::Certificate | Credential::FrontProxy if self.upstream.impersonates() => {
-                if headers::impersonates(&head.headers) {
-                    return Err(Refusal::Impersonates);
-                }
                 let own = self.upstream.impersonator()?;
-                let head = headers::impersonating(head, client, names, &known.user, own)?;
+                let head = headers::impersonating(head, client, names, name.sent(known), own)?;
                 let told = Told {
                     impersonates: true,
                     ..told

@@ -2,14 +2,17 @@
 //!
 //! A client certificate is asked for in the handshake and judged here, so that a bad one is a 401 and
 //! not a broken connection. A credential that was presented and is not good never makes its bearer
-//! anonymous. Impersonation is for `system:masters` only.
+//! anonymous. Who impersonates whom is told here, and whether he may in `authorization`.
 
+use crate::playground::authorization::Attributes;
 use crate::playground::pki::Certificates;
 use crate::playground::pki::FRONT_PROXY_NAME;
 use crate::playground::request::percent_decoded;
 use crate::playground::service_accounts::Issuer;
+use crate::playground::status::Status;
 use crate::playground::time;
 use http::HeaderMap;
+use http::HeaderName;
 use http::header::AUTHORIZATION;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
@@ -28,6 +31,10 @@ use x509_parser::prelude::X509Certificate;
 const AUTHENTICATED: &str = "system:authenticated";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 const MASTERS: &str = "system:masters";
+const ANONYMOUS: &str = "system:anonymous";
+const ACCOUNTS: &str = "system:serviceaccounts";
+/// The API group of uids and extra values.
+const GROUP: &str = "authentication.k8s.io";
 
 /// Someone who asks, as `user.Info`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,7 +75,7 @@ impl User {
     /// Nobody in particular.
     fn anonymous() -> Self {
         Self {
-            name: "system:anonymous".to_owned(),
+            name: ANONYMOUS.to_owned(),
             groups: vec![UNAUTHENTICATED.to_owned()],
             ..Self::default()
         }
@@ -87,7 +94,7 @@ impl User {
     }
 
     pub(crate) fn is_anonymous(&self) -> bool {
-        self.name == "system:anonymous" || self.is_in(UNAUTHENTICATED)
+        self.name == ANONYMOUS || self.is_in(UNAUTHENTICATED)
     }
 
     pub(crate) fn is_master(&self) -> bool {
@@ -282,9 +289,68 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// The user that a request wants to be taken for, if it wants to.
-pub(crate) fn impersonated(headers: &HeaderMap) -> Option<User> {
-    user_of(headers, "impersonate-").map(User::authenticated)
+/// The user that a request wants to be taken for, if it wants to, and what it must be allowed for that.
+pub(crate) fn impersonated(headers: &HeaderMap) -> Result<Option<(User, Vec<Attributes>)>, Status> {
+    let texts = |name: &str| -> Vec<String> {
+        let values = headers.get_all(name).iter();
+        values
+            .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+            .collect()
+    };
+    let first = |name: &str| texts(name).into_iter().next().unwrap_or_default();
+    let mut user = user_of(headers, "impersonate-").unwrap_or_default();
+    user.name = first("impersonate-user");
+    user.groups = texts("impersonate-group");
+    if user.name.is_empty() {
+        let extra = |name: &HeaderName| name.as_str().starts_with("impersonate-extra-");
+        let others = !user.groups.is_empty() || !first("impersonate-uid").is_empty();
+        if others || headers.keys().any(extra) {
+            let why = "requested groups, a uid or extra values without impersonating a user name";
+            return Err(Status::bad_request(why));
+        }
+        return Ok(None);
+    }
+    let account = user.name.strip_prefix("system:serviceaccount:");
+    let account = account.and_then(|rest| rest.split_once(':'));
+    let account = account.map(|(space, name)| (space.to_owned(), name.to_owned()));
+    let rights = rights(&user, account.as_ref());
+    if let (Some((space, _)), true) = (&account, user.groups.is_empty()) {
+        user.groups = vec![ACCOUNTS.to_owned(), format!("{ACCOUNTS}:{space}")];
+    }
+    if user.name == ANONYMOUS && !user.is_in(UNAUTHENTICATED) {
+        user.groups.push(UNAUTHENTICATED.to_owned());
+    }
+    Ok(Some((user.authenticated(), rights)))
+}
+
+/// What it takes to be taken for `user`, who may be a service account (namespace and name).
+fn rights(user: &User, account: Option<&(String, String)>) -> Vec<Attributes> {
+    let right = |group: &str, resource: &str, namespace: &str, name: &str| Attributes::Resource {
+        verb: "impersonate".to_owned(),
+        group: group.to_owned(),
+        resource: resource.to_owned(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    };
+    let mut rights = vec![match account {
+        None => right("", "users", "", &user.name),
+        Some((space, name)) => right("", "serviceaccounts", space, name),
+    }];
+    if !user.uid.is_empty() {
+        rights.push(right(GROUP, "uids", "", &user.uid));
+    }
+    for group in &user.groups {
+        rights.push(right("", "groups", "", group));
+    }
+    for (key, values) in &user.extra {
+        let resource = format!("userextras/{key}");
+        rights.extend(
+            values
+                .iter()
+                .map(|value| right(GROUP, &resource, "", value)),
+        );
+    }
+    rights
 }
 
 #[cfg(test)]

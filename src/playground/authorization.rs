@@ -1,7 +1,7 @@
 //! Who may do what: a few fixed rules in RBAC's words.
 //!
 //! Everyone who is known may do everything, but `alice` and `bob` nothing in `kube-system`, and
-//! impersonation is for `system:masters`. Nobody in particular may ask for health and version only,
+//! impersonation is for `system:masters` and for whom it was granted to. Nobody in particular may ask for health and version only,
 //! as the role `system:public-info-viewer` allows. Pure.
 
 use crate::playground::authentication::User;
@@ -25,6 +25,42 @@ pub(crate) enum Attributes {
     },
 }
 
+/// Lets a user do what the fixed rules do not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Who may.
+    pub user: String,
+    /// What: `impersonate`.
+    pub verb: String,
+    /// With what: `users`, `groups`, `userextras/scopes`.
+    pub resource: String,
+    /// In which namespace; empty is any.
+    pub namespace: String,
+    /// With which of them; empty is any.
+    pub name: String,
+}
+
+impl Grant {
+    fn covers(&self, user: &User, attributes: &Attributes) -> bool {
+        let Attributes::Resource {
+            verb,
+            resource,
+            namespace,
+            name,
+            group: _,
+        } = attributes
+        else {
+            return false;
+        };
+        let any_or = |own: &str, asked: &str| own.is_empty() || own == asked;
+        self.user == user.name
+            && self.verb == *verb
+            && self.resource == *resource
+            && any_or(&self.namespace, namespace)
+            && any_or(&self.name, name)
+    }
+}
+
 impl Attributes {
     /// The same, to be done by a verb of another name.
     pub(crate) fn with_verb_prefix(mut self, prefix: &str) -> Self {
@@ -42,8 +78,8 @@ const FORBIDDEN_NAMESPACE: &str = "kube-system";
 /// What anyone may GET.
 const PUBLIC: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
 
-pub(crate) fn allowed(user: &User, attributes: &Attributes) -> bool {
-    if user.is_master() {
+pub(crate) fn allowed(user: &User, attributes: &Attributes, grants: &[Grant]) -> bool {
+    if user.is_master() || grants.iter().any(|grant| grant.covers(user, attributes)) {
         return true;
     }
     match attributes {
@@ -103,6 +139,7 @@ pub(crate) fn refusal(user: &User, attributes: &Attributes, details: Details) ->
 #[cfg(test)]
 mod tests {
     use super::Attributes;
+    use super::Grant;
     use super::allowed;
     use super::refusal;
     use crate::playground::authentication::User;
@@ -136,11 +173,12 @@ mod tests {
     #[test]
     fn alice_is_kept_out_of_kube_system_only() {
         let alice = user("alice", "dev");
-        assert!(allowed(&alice, &pod("team-b")));
-        assert!(!allowed(&alice, &pod("kube-system")));
+        assert!(allowed(&alice, &pod("team-b"), &[]));
+        assert!(!allowed(&alice, &pod("kube-system"), &[]));
         assert!(allowed(
             &user("alice", "system:masters"),
-            &pod("kube-system")
+            &pod("kube-system"),
+            &[]
         ));
         assert_eq!(
             refusal(&alice, &pod("kube-system"), Details::default()).message,
@@ -153,13 +191,41 @@ mod tests {
     fn anyone_may_ask_for_health_and_version() {
         let nobody = user("system:anonymous", "system:unauthenticated");
         for public in ["/livez", "/readyz", "/healthz", "/version", "/version/"] {
-            assert!(allowed(&nobody, &path(public)));
+            assert!(allowed(&nobody, &path(public), &[]));
         }
-        assert!(!allowed(&nobody, &path("/metrics")));
-        assert!(!allowed(&nobody, &pod("default")));
+        assert!(!allowed(&nobody, &path("/metrics"), &[]));
+        assert!(!allowed(&nobody, &pod("default"), &[]));
         assert_eq!(
             refusal(&nobody, &path("/metrics"), Details::default()).message,
             "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
         );
+    }
+
+    #[test]
+    fn a_grant_is_for_one_user_and_what_it_names() {
+        let alice = user("alice", "dev");
+        let grant = Grant {
+            user: "alice".into(),
+            verb: "impersonate".into(),
+            resource: "users".into(),
+            namespace: String::new(),
+            name: "carol".into(),
+        };
+        let impersonate = |resource: &str, name: &str| Attributes::Resource {
+            verb: "impersonate".into(),
+            group: String::new(),
+            resource: resource.into(),
+            namespace: String::new(),
+            name: name.into(),
+        };
+        let grants = [grant];
+        assert!(allowed(&alice, &impersonate("users", "carol"), &grants));
+        assert!(!allowed(&alice, &impersonate("users", "admin"), &grants));
+        assert!(!allowed(&alice, &impersonate("groups", "carol"), &grants));
+        assert!(!allowed(
+            &user("bob", "dev"),
+            &impersonate("users", "carol"),
+            &grants
+        ));
     }
 }

@@ -33,6 +33,7 @@ mod time;
 mod tls;
 
 pub use authentication::User;
+pub use authorization::Grant;
 pub use journal::Counters;
 pub use journal::RequestRecord;
 pub use journal::ReviewRecord;

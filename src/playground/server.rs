@@ -10,6 +10,7 @@ use crate::playground::authentication::Authenticator;
 use crate::playground::authentication::Peer;
 use crate::playground::authentication::Unauthorized;
 use crate::playground::authentication::User;
+use crate::playground::authorization::Grant;
 use crate::playground::capacity::Capacity;
 use crate::playground::fill;
 use crate::playground::journal::Counted;
@@ -55,6 +56,8 @@ use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::RwLock;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
@@ -127,6 +130,7 @@ impl ApiServer {
             storage: Storage::new(store),
             journal: Journal::new(settings.remembered_requests),
             authenticator,
+            grants: RwLock::default(),
             capacity,
             stopping: tokio::sync::watch::Sender::new(false),
             settings,
@@ -172,6 +176,15 @@ impl ApiServer {
             while connections.len() > drivers && connections.join_next().await.is_some() {}
         };
         let _ = tokio::time::timeout(GRACE, drained).await;
+    }
+
+    /// Lets a user do what the fixed rules do not.
+    pub fn grant(&self, grant: Grant) {
+        let grants = &self.state.grants;
+        grants
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(grant);
     }
 
     /// The last requests, oldest first.

@@ -22,8 +22,11 @@ use http::uri::PathAndQuery;
 use http::uri::Scheme;
 
 use crate::api::UserInfo;
+use crate::api::user::ANONYMOUS;
 use crate::api::user::GROUP_AUTHENTICATED;
+use crate::api::user::GROUP_UNAUTHENTICATED;
 use crate::identity::WEBSOCKET_BEARER;
+use crate::identity::impersonation::is_impersonation;
 pub use crate::identity::request_header::IdentityHeaders;
 
 /// Headers that concern one connection only (RFC 9110, 7.6.1, and the older ones that are still met).
@@ -320,6 +323,15 @@ fn own_credential(
     parts
 }
 
+/// What of a user is the same when the upstream reads it: Go's server takes space off around the values of HTTP/1.1, so that
+/// `system:masters ` would become another group on the way.
+fn value(what: &'static str, text: &str) -> Result<HeaderValue, Unspeakable> {
+    if text.trim_ascii() != text {
+        return Err(Unspeakable(what));
+    }
+    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unspeakable(what))
+}
+
 /// A request in the name of `user`, whose own credential ends here.
 ///
 /// # Errors
@@ -334,8 +346,6 @@ pub fn asserting(
     let headers = &mut parts.headers;
     headers.remove(header::AUTHORIZATION);
     remove_websocket_bearer(headers);
-    let value =
-        |what, text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unspeakable(what));
     if let Some(name) = names.username.first() {
         headers.append(name, value("name", &user.name)?);
     }
@@ -361,8 +371,10 @@ pub fn asserting(
 }
 
 /// A request in the name of `user` by weir's own credentials, of which `authorization` is what stands in a header. The client's own
-/// credential ends here; that it does not impersonate by itself was looked at before ([`impersonates`]), and whatever is left of
-/// that is removed.
+/// credential ends here, and so does its own wish to be somebody else, in any spelling: whether `user` is that somebody was decided
+/// before ([`wish`](crate::identity::impersonation::wish)).
+///
+/// At least one group is named, always: the upstream gives groups to nodes and service accounts that are impersonated without any.
 ///
 /// # Errors
 /// [`Unspeakable`] if a part of the user cannot be written as a header.
@@ -388,14 +400,16 @@ pub fn impersonating(
     if let Some(value) = authorization {
         headers.insert(header::AUTHORIZATION, value);
     }
-    let value =
-        |what, text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unspeakable(what));
     headers.insert("impersonate-user", value("name", &user.name)?);
     if !user.uid.is_empty() {
         headers.insert("impersonate-uid", value("uid", &user.uid)?);
     }
-    // The upstream adds this one to whoever is impersonated; to name it would take a right of its own.
-    for group in user.groups.iter().filter(|g| *g != GROUP_AUTHENTICATED) {
+    let added = will_be_added(user);
+    for group in user
+        .groups
+        .iter()
+        .filter(|group| !(added && *group == GROUP_AUTHENTICATED))
+    {
         headers.append("impersonate-group", value("group", group)?);
     }
     for (key, values) in &user.extra {
@@ -408,23 +422,11 @@ pub fn impersonating(
     Ok(Outbound::new(parts))
 }
 
-/// Whether a request wants to be taken for somebody else's, in any spelling.
-#[must_use]
-pub fn impersonates(headers: &HeaderMap) -> bool {
-    headers.keys().any(is_impersonation)
-}
-
-fn is_impersonation(name: &HeaderName) -> bool {
-    const PREFIX: &str = "impersonate-";
-    name.as_str().len() >= PREFIX.len() && starts_with_dashed(PREFIX, name.as_str())
-}
-
-/// Whether `name` begins with `prefix`, underscores taken for dashes.
-fn starts_with_dashed(prefix: &str, name: &str) -> bool {
-    prefix
-        .bytes()
-        .zip(name.bytes())
-        .all(|(p, n)| p == n || (p == b'-' && n == b'_'))
+/// Whether the upstream adds `system:authenticated` by itself, beside other groups; to name it would take a right of its own.
+fn will_be_added(user: &UserInfo) -> bool {
+    user.name != ANONYMOUS
+        && !user.in_group(GROUP_UNAUTHENTICATED)
+        && user.groups.iter().any(|group| group != GROUP_AUTHENTICATED)
 }
 
 /// A user that cannot be named in headers: which part of it.
@@ -436,7 +438,7 @@ impl fmt::Display for Unspeakable {
         let part = self.0;
         write!(
             f,
-            "the {part} of the client certificate's user cannot stand in a header"
+            "the {part} of the user cannot stand in a header as it is"
         )
     }
 }

@@ -3,6 +3,7 @@
 
 mod attacks;
 mod impersonation;
+mod wishes;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -50,6 +51,7 @@ use crate::support::process::Files;
 use crate::support::process::Process;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
+use crate::support::weir::Door;
 use crate::support::weir::Weir;
 
 const LIST: &str = "/api/v1/namespaces/default/pods";
@@ -101,11 +103,12 @@ impl Cluster {
 
     /// How many reviews of tokens it was asked for.
     fn reviews(&self) -> usize {
+        self.reviews_of("TokenReview")
+    }
+
+    fn reviews_of(&self, kind: &str) -> usize {
         let reviews = self.server.reviews();
-        reviews
-            .iter()
-            .filter(|review| review.kind == "TokenReview")
-            .count()
+        reviews.iter().filter(|review| review.kind == kind).count()
     }
 
     /// Whom clients' requests were taken for; weir's own calls carry no address of a client.
@@ -161,7 +164,7 @@ impl Cluster {
 }
 
 /// How many requests weir has let through by each flow schema.
-async fn by_schema(weir: &Weir, schema: &str) -> f64 {
+async fn by_schema(weir: &Door, schema: &str) -> f64 {
     const NAME: &str = "apiserver_flowcontrol_dispatched_requests_total";
     let metrics = weir.operator("/metrics").await;
     let of_schema = format!("flow_schema=\"{schema}\"");
@@ -195,12 +198,16 @@ impl Signer {
     }
 
     fn keys(&self) -> KeySet {
+        KeySet::from_jwks(self.jwks().as_bytes()).unwrap()
+    }
+
+    fn jwks(&self) -> String {
         let key = self.0.public_key();
         let base64 = |bytes: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(bytes);
         let jwks = json!({"keys": [{"kty": "RSA", "kid": "k",
             "n": base64(key.modulus().big_endian_without_leading_zero()),
             "e": base64(key.exponent().big_endian_without_leading_zero())}]});
-        KeySet::from_jwks(jwks.to_string().as_bytes()).unwrap()
+        jwks.to_string()
     }
 
     fn sign(&self, header: &Value, claims: &Value) -> String {
@@ -254,7 +261,7 @@ fn issuer(signer: &Signer) -> (Issuer, IssuerKeys) {
 async fn a_service_account_is_known_by_its_token_with_nothing_but_a_kubeconfig() {
     for http in Http::BOTH {
         let cluster = Cluster::start().await;
-        let weir = by_kubeconfig(&cluster).await;
+        let weir = by_kubeconfig(&cluster, &[], Files::new()).await;
         for name in ["builder", "deployer", "builder"] {
             let (header, value) = authorization(&cluster.account(name));
             let answer = weir.bearing(http, (header, &value)).get(LIST).await;
@@ -276,7 +283,7 @@ async fn a_service_account_is_known_by_its_token_with_nothing_but_a_kubeconfig()
 async fn an_opaque_token_is_known_by_review_with_nothing_but_a_kubeconfig() {
     for http in Http::BOTH {
         let cluster = Cluster::start().await;
-        let weir = by_kubeconfig(&cluster).await;
+        let weir = by_kubeconfig(&cluster, &[], Files::new()).await;
         let warned = weir.opening.iter().any(|line| line.contains("unverified"));
         assert!(!warned, "{:?}", weir.opening);
         let (header, value) = authorization(cluster.token("admin"));
@@ -295,9 +302,8 @@ async fn an_opaque_token_is_known_by_review_with_nothing_but_a_kubeconfig() {
     }
 }
 
-/// `weir serve` with a kubeconfig of the admin's and no flag about identity.
-async fn by_kubeconfig(cluster: &Cluster) -> Process {
-    let files = Files::new();
+/// `weir serve` with a kubeconfig of the admin's and no flag about identity but these.
+async fn by_kubeconfig(cluster: &Cluster, more: &[&str], files: Files) -> Process {
     files.write("upstream-ca.crt", &cluster.made.ca);
     let (server, token) = (cluster.address, cluster.token("admin"));
     files.write(
@@ -312,6 +318,7 @@ async fn by_kubeconfig(cluster: &Cluster) -> Process {
     let mut flags = process::needed(server);
     flags.retain(|flag| !flag.starts_with("--upstream"));
     flags.push("--kubeconfig=kubeconfig".to_owned());
+    flags.extend(more.iter().map(|flag| (*flag).to_owned()));
     Process::start(files, &flags).await
 }
 
@@ -346,6 +353,10 @@ async fn settings_by_which_anybody_could_be_somebody_are_refused() {
         (
             &["--assert-by=impersonation"],
             "--assert-by: impersonation needs a --kubeconfig",
+        ),
+        (
+            &["--classify-impersonated"],
+            "--classify-impersonated: needs a --kubeconfig",
         ),
         (
             &[

@@ -1,15 +1,14 @@
 //! What was found out about tokens: bounded, and by keyed hash only. Pure.
 //!
-//! Good tokens and others are kept apart, so that a flood of bad ones drives out no good one. Each part has two generations: the
-//! older is dropped when the younger is full, and what is looked up in the older moves to the younger.
+//! Good tokens and others are kept apart, so that a flood of bad ones drives out no good one.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 use std::time::SystemTime;
 
 use crate::api::UserInfo;
+use crate::identity::generations::Generations;
 use crate::identity::proven::Mark;
 
 /// How long the last good answer on a token counts while there is no newer one to be had.
@@ -83,10 +82,19 @@ pub enum Found {
 }
 
 /// A part of what is known.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Cache {
     good: Generations<Good>,
     others: Generations<Other>,
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Self {
+            good: Generations::new(GOOD, GOOD_BYTES),
+            others: Generations::new(OTHERS, usize::MAX),
+        }
+    }
 }
 
 impl Cache {
@@ -94,12 +102,12 @@ impl Cache {
     pub fn find(&mut self, mark: Mark, ttl: Duration, now: Instant, wall: SystemTime) -> Found {
         let other = self
             .others
-            .get(mark, OTHERS)
+            .get(mark)
             .filter(|other| now < other.until)
             .cloned();
         let good = self
             .good
-            .get(mark, GOOD)
+            .get(mark)
             .filter(|good| good.expires.is_none_or(|expires| wall < expires))
             .cloned();
         let Some(good) = good else {
@@ -126,7 +134,7 @@ impl Cache {
     pub fn good(&mut self, mark: Mark, good: Good) {
         self.others.remove(mark);
         let weight = weight(&good.user);
-        self.good.insert(mark, good, weight, (GOOD, GOOD_BYTES));
+        self.good.insert(mark, good, weight);
     }
 
     /// It is not.
@@ -142,7 +150,7 @@ impl Cache {
 
     fn other(&mut self, mark: Mark, stranger: Arc<UserInfo>, until: Instant) {
         let other = Other { stranger, until };
-        self.others.insert(mark, other, 0, (OTHERS, usize::MAX));
+        self.others.insert(mark, other, 0);
     }
 
     /// The API server has refused a request with a token that was good: it is asked anew, but not all the time, since the 401
@@ -167,66 +175,6 @@ fn weight(user: &UserInfo) -> usize {
     let list = |texts: &[String]| texts.iter().map(|text| text.len() + 24).sum::<usize>();
     let extra = |(key, values): &(String, Vec<String>)| key.len() + 48 + list(values);
     256 + user.name.len() + list(&user.groups) + user.extra.iter().map(extra).sum::<usize>()
-}
-
-#[derive(Debug)]
-struct Generations<V> {
-    young: HashMap<Mark, V>,
-    old: HashMap<Mark, V>,
-    /// What the younger weighs.
-    weight: usize,
-}
-
-impl<V> Default for Generations<V> {
-    fn default() -> Self {
-        Self {
-            young: HashMap::new(),
-            old: HashMap::new(),
-            weight: 0,
-        }
-    }
-}
-
-impl<V> Generations<V> {
-    fn get(&mut self, mark: Mark, most: usize) -> Option<&V> {
-        if !self.young.contains_key(&mark)
-            && let Some(value) = self.old.remove(&mark)
-        {
-            self.turn(0, (most, usize::MAX));
-            self.young.insert(mark, value);
-        }
-        self.young.get(&mark)
-    }
-
-    fn get_mut(&mut self, mark: Mark) -> Option<&mut V> {
-        self.young
-            .get_mut(&mark)
-            .or_else(|| self.old.get_mut(&mark))
-    }
-
-    fn insert(&mut self, mark: Mark, value: V, weight: usize, most: (usize, usize)) {
-        self.old.remove(&mark);
-        self.turn(weight, most);
-        self.weight += weight;
-        self.young.insert(mark, value);
-    }
-
-    fn turn(&mut self, weight: usize, (most, most_weight): (usize, usize)) {
-        if self.young.len() >= most || self.weight.saturating_add(weight) > most_weight {
-            self.old = std::mem::take(&mut self.young);
-            self.weight = 0;
-        }
-    }
-
-    fn remove(&mut self, mark: Mark) {
-        self.young.remove(&mark);
-        self.old.remove(&mark);
-    }
-
-    #[cfg(test)]
-    fn len(&self) -> usize {
-        self.young.len() + self.old.len()
-    }
 }
 
 #[cfg(test)]

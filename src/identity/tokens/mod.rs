@@ -259,8 +259,10 @@ impl Tokens {
             Some(reviews) => {
                 let begun = reviews.begin(mark, token, asker, last.is_some(), Clock.now());
                 match begun {
-                    Some(begun) => tokio::time::timeout(patience, begun.settled())
+                    Some(begun) => tokio::time::timeout(patience, begun.answered())
                         .await
+                        .ok()
+                        .flatten()
                         .unwrap_or(Settled::Unanswered),
                     None => {
                         self.metrics.passed_over.inc();

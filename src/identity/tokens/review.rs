@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use http::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 
 use crate::api::UserInfo;
 use crate::identity::remote::Call;
+use crate::identity::remote::NoVerdict;
 use crate::identity::remote::Reply;
 
 /// Where reviews are created.
@@ -21,16 +21,6 @@ pub enum Verdict {
     Authenticated(UserInfo),
     /// It is nobody's.
     Refused,
-}
-
-/// No verdict.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoVerdict {
-    /// weir may not ask at all: its credentials are not good, or lack the right (`system:auth-delegator`), or the API server
-    /// has no such thing.
-    MayNotAsk(StatusCode),
-    /// Not this time.
-    Failed(String),
 }
 
 #[derive(Deserialize)]
@@ -85,14 +75,7 @@ pub fn call(token: &[u8], audiences: &[String]) -> Option<Call> {
 /// # Errors
 /// It says nothing about the token.
 pub fn verdict(reply: &Reply, audiences: &[String]) -> Result<Verdict, NoVerdict> {
-    match reply.status {
-        StatusCode::OK | StatusCode::CREATED => {}
-        code @ (StatusCode::UNAUTHORIZED
-        | StatusCode::FORBIDDEN
-        | StatusCode::NOT_FOUND
-        | StatusCode::METHOD_NOT_ALLOWED) => return Err(NoVerdict::MayNotAsk(code)),
-        code => return Err(NoVerdict::Failed(format!("it answered {code}"))),
-    }
+    reply.reviewed()?;
     let Review { status } = serde_json::from_slice(&reply.body)
         .map_err(|why| NoVerdict::Failed(format!("its answer is no TokenReview: {why}")))?;
     let Status {
@@ -115,6 +98,8 @@ pub fn verdict(reply: &Reply, audiences: &[String]) -> Result<Verdict, NoVerdict
 
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
+
     use super::*;
 
     fn reply(status: u16, body: &str) -> Reply {

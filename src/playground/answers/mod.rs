@@ -17,7 +17,6 @@ pub(crate) use reply::too_many_requests;
 use crate::playground::authentication;
 use crate::playground::authentication::User;
 use crate::playground::authorization;
-use crate::playground::authorization::Attributes;
 use crate::playground::journal::PlainBody;
 use crate::playground::objects::resources::Kind;
 use crate::playground::objects::resources::Served;
@@ -57,8 +56,8 @@ pub(crate) async fn answer(
     query: &Query,
     request: Request<Incoming>,
 ) -> Answer {
-    let user = &effective_user(user, route, query, &request)?;
-    authorize(user, route, query, &request)?;
+    let user = &effective_user(state, user, route, query, &request)?;
+    authorize(state, user, route, query, &request)?;
     let accept = request
         .headers()
         .get(ACCEPT)
@@ -111,24 +110,18 @@ fn read_only(method: &Method) -> Result<(), Status> {
     }
 }
 
-/// Who the request is to be taken to come from.
+/// Who the request is to be taken to come from: by the classic rules, a right for each thing that is impersonated.
 fn effective_user(
+    state: &State,
     user: &User,
     route: &Route,
     query: &Query,
     request: &Request<Incoming>,
 ) -> Result<User, Status> {
-    let Some(other) = authentication::impersonated(request.headers()) else {
+    let Some((other, rights)) = authentication::impersonated(request.headers())? else {
         return Ok(user.clone());
     };
-    let impersonate = Attributes::Resource {
-        verb: "impersonate".to_owned(),
-        group: String::new(),
-        resource: "users".to_owned(),
-        namespace: String::new(),
-        name: other.name.clone(),
-    };
-    if authorization::allowed(user, &impersonate) {
+    if rights.iter().all(|right| state.allows(user, right)) {
         return Ok(other);
     }
     // kube-apiserver 1.36 names the constrained verb of the request itself.
@@ -150,13 +143,14 @@ fn details(route: &Route) -> Details {
 }
 
 fn authorize(
+    state: &State,
     user: &User,
     route: &Route,
     query: &Query,
     request: &Request<Incoming>,
 ) -> Result<(), Status> {
     let attributes = route.attributes(request.method(), request.uri().path(), query);
-    if authorization::allowed(user, &attributes) {
+    if state.allows(user, &attributes) {
         Ok(())
     } else {
         Err(authorization::refusal(user, &attributes, details(route)))

@@ -4,7 +4,6 @@ use crate::playground::answers::Answer;
 use crate::playground::answers::reply;
 use crate::playground::answers::write;
 use crate::playground::authentication::User;
-use crate::playground::authorization;
 use crate::playground::authorization::Attributes;
 use crate::playground::objects::resources::Resource;
 use crate::playground::objects::resources::Review;
@@ -33,8 +32,8 @@ pub(crate) async fn answer(
     state.journal.reviewed(resource.kind, spec.clone());
     let status = match review {
         Review::SelfSubject => json!({"userInfo": user_info(user)}),
-        Review::SelfSubjectAccess => access(user, &spec, resource)?,
-        Review::SubjectAccess => access(&subject(&spec), &spec, resource)?,
+        Review::SelfSubjectAccess => access(state, user, &spec, resource)?,
+        Review::SubjectAccess => access(state, &subject(&spec), &spec, resource)?,
         Review::Token => token(state, &spec),
     };
     let mut review = json!({
@@ -101,7 +100,12 @@ fn subject(spec: &Value) -> User {
     }
 }
 
-fn access(user: &User, spec: &Value, resource: &'static Resource) -> Result<Value, Status> {
+fn access(
+    state: &State,
+    user: &User,
+    spec: &Value,
+    resource: &'static Resource,
+) -> Result<Value, Status> {
     let text = |section: &str, key: &str| text_at(spec, &[section, key]).to_owned();
     let attributes = if spec.get("resourceAttributes").is_some() {
         let text = |key| text("resourceAttributes", key);
@@ -127,5 +131,5 @@ fn access(user: &User, spec: &Value, resource: &'static Resource) -> Result<Valu
         let cause = Cause::invalid("spec.resourceAttributes", "null", why);
         return Err(Status::invalid(resource.subject(""), cause));
     };
-    Ok(json!({"allowed": authorization::allowed(user, &attributes)}))
+    Ok(json!({"allowed": state.allows(user, &attributes)}))
 }

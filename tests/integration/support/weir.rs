@@ -82,6 +82,10 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
                 ttl: Duration::from_secs(120),
                 reviews_per_second: 50,
             },
+            impersonation: config::Impersonation {
+                classify: false,
+                reviews_per_second: 50,
+            },
         },
         rates: rates::Config::default(),
         limits: Limits::MaxInFlight(max_in_flight::Config {

@@ -8,7 +8,7 @@ use crate::support::wire::Wire;
 use super::*;
 
 /// The classes of requests that weir gives to nobody who is not somebody.
-const PRIVILEGED: [&str; 11] = [
+pub(super) const PRIVILEGED: [&str; 11] = [
     "exempt",
     "system-leader-election",
     "endpoint-controller",
