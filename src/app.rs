@@ -5,6 +5,7 @@
 //! requests end; watches end, spread over the grace period; what is left is cut off.
 
 mod authentication;
+mod telling;
 
 use std::fmt;
 use std::future::Future;
@@ -22,6 +23,7 @@ use tracing::info;
 
 use crate::app::authentication::Ground;
 use crate::app::authentication::who_asks;
+use crate::app::telling::Telling;
 use crate::clock::Clock;
 use crate::config;
 use crate::config::Config;
@@ -81,6 +83,7 @@ pub struct App {
     tokens: Arc<Tokens>,
     talkers: Arc<Talkers>,
     admission: Admission,
+    telling: Telling,
     drain: Arc<Drain>,
     shutdown: Shutdown,
     request_timeout: Duration,
@@ -159,10 +162,12 @@ impl App {
             impersonate,
             shutdown,
             admin,
+            telling,
             workers,
             provider,
         } = config;
         let registry = Registry::new();
+        let telling = Telling::start(telling, &registry)?;
         let drain = Drain::new();
         let admission = how_much(limits, &registry);
         let upstream_metrics = upstream::Metrics::register(&registry);
@@ -180,8 +185,8 @@ impl App {
             refusals: Arc::default(),
             holding: Arc::new(Holding::new(rejection_hold, &registry)),
             metrics: RequestMetrics::register(&registry),
-            witnesses: Arc::default(),
             talkers: who_does_most(&admission),
+            telling: telling.clone(),
             upstream_log: Arc::default(),
             request_timeout,
             drain: Arc::clone(&drain),
@@ -192,18 +197,18 @@ impl App {
         let limits = (&admission, &shared.rates, &shared.talkers);
         let admin = AdminListeners::bind(admin, Arc::new(readiness), &registry, limits)?;
         let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
-        let addresses = Addresses::of(&acceptor, &admin)?;
         Ok(Self {
+            addresses: Addresses::of(&acceptor, &admin)?,
             acceptor,
             admin,
             own_calls,
             tokens,
             talkers: shared.talkers,
             admission,
+            telling,
             drain,
             shutdown,
             request_timeout,
-            addresses,
         })
     }
 
@@ -226,6 +231,7 @@ impl App {
             tokens,
             talkers,
             admission,
+            telling,
             drain,
             shutdown,
             request_timeout,
@@ -248,6 +254,7 @@ impl App {
                 tokio::task::spawn_blocking(|| workers.into_iter().for_each(Worker::stop));
             let _ = timeout(CLOSE_WITHIN, stopping).await;
         }
+        telling.finish().await;
         ended
     }
 }
@@ -263,8 +270,8 @@ struct Shared {
     refusals: Arc<Prepared>,
     holding: Arc<Holding>,
     metrics: Arc<RequestMetrics>,
-    witnesses: Witnesses,
     talkers: Arc<Talkers>,
+    telling: Telling,
     upstream_log: Arc<Sparingly>,
     request_timeout: Duration,
     drain: Arc<Drain>,
@@ -278,7 +285,8 @@ impl Shared {
     /// Those of one worker, who counts on a desk of its own.
     fn witnesses(&self) -> Witnesses {
         let desk: Arc<dyn Witness> = self.talkers.desk();
-        self.witnesses.iter().cloned().chain([desk]).collect()
+        let others = self.telling.witnesses();
+        others.iter().cloned().chain([desk]).collect()
     }
 
     fn pipeline(&self) -> Pipeline {
@@ -301,6 +309,8 @@ impl Shared {
             overdue: Arc::default(),
             metrics: Arc::clone(&self.metrics),
             witnesses: self.witnesses(),
+            auditing: self.telling.auditing(),
+            explains: self.telling.explains,
             upstream_log: Arc::clone(&self.upstream_log),
         }
     }

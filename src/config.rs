@@ -17,6 +17,7 @@ use crate::identity::jwt::Issuer;
 use crate::identity::jwt::KeySet;
 use crate::limits::max_in_flight;
 use crate::limits::rates;
+use crate::observe::audit;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::credentials::Source;
@@ -47,6 +48,8 @@ pub struct Config {
     pub shutdown: Shutdown,
     /// For operators.
     pub admin: Admin,
+    /// What is told of requests.
+    pub telling: Telling,
     /// `--workers`.
     pub workers: usize,
     /// The cryptography that every part uses.
@@ -172,4 +175,13 @@ pub struct Admin {
     pub health: Option<SocketAddr>,
     /// `--health-metrics`.
     pub health_metrics: bool,
+}
+
+/// What is told of requests.
+#[derive(Clone, Debug, Default)]
+pub struct Telling {
+    /// `--audit-log-path` and its like.
+    pub audit: Option<audit::Config>,
+    /// `--explain-responses`.
+    pub explain: bool,
 }

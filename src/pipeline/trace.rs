@@ -324,7 +324,7 @@ pub struct Trace {
     started: Instant,
     noted: Noted,
     /// Told to those who look on when it is dropped.
-    recorded: Option<Box<Recorded>>,
+    pub(super) recorded: Option<Box<Recorded>>,
 }
 
 enum Noted {

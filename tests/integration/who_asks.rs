@@ -3,6 +3,7 @@
 
 mod attacks;
 mod impersonation;
+mod log;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -114,6 +114,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             health: None,
             health_metrics: false,
         },
+        telling: config::Telling::default(),
         workers: 1,
         provider: certificates::provider(),
     };
