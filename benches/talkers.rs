@@ -47,6 +47,8 @@ fn record(n: u32) -> Record {
         user: Some(Arc::new(user)),
         decision: None,
         rule: None,
+        traced: None,
+        audited: None,
         outcome: Outcome::Answered(StatusCode::OK),
         sent: 1000,
     }

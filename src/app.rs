@@ -165,12 +165,11 @@ impl App {
             impersonate,
             shutdown,
             admin,
-            spans,
+            telling,
             workers,
             provider,
         } = config;
-        let registry = Registry::new();
-        let drain = Drain::new();
+        let (registry, drain) = (Registry::new(), Drain::new());
         let admission = how_much(limits, &registry);
         let upstream_metrics = upstream::Metrics::register(&registry);
         let (own_calls, readiness, server) =
@@ -189,7 +188,7 @@ impl App {
             metrics: RequestMetrics::register(&registry),
             counts: Arc::default(),
             talkers: who_does_most(&admission),
-            onlookers: Onlookers::start(spans, &registry),
+            onlookers: Onlookers::start(telling, &registry)?,
             upstream_log: Arc::default(),
             request_timeout,
             drain: Arc::clone(&drain),
@@ -313,6 +312,8 @@ impl Shared {
             metrics: Arc::clone(&self.metrics),
             witnesses: self.witnesses(),
             sampler: self.onlookers.sampler,
+            auditing: self.onlookers.auditing(),
+            explains: self.onlookers.explains,
             upstream_log: Arc::clone(&self.upstream_log),
         }
     }

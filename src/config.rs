@@ -17,6 +17,7 @@ use crate::identity::jwt::Issuer;
 use crate::identity::jwt::KeySet;
 use crate::limits::max_in_flight;
 use crate::limits::rates;
+use crate::observe::audit;
 use crate::observe::log_level::LogLevel;
 use crate::observe::spans;
 use crate::server::tls;
@@ -49,8 +50,8 @@ pub struct Config {
     pub shutdown: Shutdown,
     /// For operators.
     pub admin: Admin,
-    /// `--tracing-config-file`.
-    pub spans: Option<spans::config::Config>,
+    /// What is told of requests.
+    pub telling: Telling,
     /// `--workers`.
     pub workers: usize,
     /// The cryptography that every part uses.
@@ -189,4 +190,15 @@ pub struct Admin {
     pub health_metrics: bool,
     /// What is logged, where that can be changed.
     pub log_level: Option<Arc<LogLevel>>,
+}
+
+/// What is told of requests.
+#[derive(Clone, Debug, Default)]
+pub struct Telling {
+    /// `--audit-log-path` and its like.
+    pub audit: Option<audit::Config>,
+    /// `--explain-responses`.
+    pub explain: bool,
+    /// `--tracing-config-file`.
+    pub spans: Option<spans::config::Config>,
 }

@@ -77,6 +77,9 @@ const PURE: &[&str] = &[
     "observe/talkers/table.rs",
     "observe/talkers/weights.rs",
     "observe/talkers/windows.rs",
+    "observe/audit/event.rs",
+    "observe/audit/json.rs",
+    "observe/audit/policy.rs",
     "request_info",
     "upstream/headers.rs",
 ];

@@ -144,6 +144,7 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
     let _upstream = weir::upstream::Metrics::register(&registry);
     let _tokens = weir::identity::tokens::Metrics::register(&registry);
     let _access = weir::identity::access::Metrics::register(&registry);
+    let _audit = weir::observe::audit::Metrics::register(&registry);
     let mut made = String::from("\n| metric | labels | |\n|---|---|---|\n");
     let mut all = [registry.described(), apart.described()].concat();
     all.sort_by(|a, b| a.name.cmp(&b.name));

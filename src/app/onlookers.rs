@@ -1,12 +1,17 @@
-//! Who is told of each request: the logs, and whoever traces.
+//! Who is told of each request: the audit log, the logs, whoever traces, and the client itself.
 
 use std::sync::Arc;
 
+use crate::app::StartError;
+use crate::config::Telling;
 use crate::metrics::Registry;
+use crate::observe::audit;
+use crate::observe::audit::AuditLog;
 use crate::observe::request_log::AccessLog;
 use crate::observe::request_log::RejectionLog;
 use crate::observe::spans;
 use crate::observe::spans::Spans;
+use crate::pipeline::audited::Auditing;
 use crate::pipeline::record::Witness;
 use crate::pipeline::record::Witnesses;
 use crate::pipeline::traced::Sampler;
@@ -14,22 +19,44 @@ use crate::pipeline::traced::Sampler;
 /// The logs of requests, and their traces.
 #[derive(Clone, Debug)]
 pub(super) struct Onlookers {
+    audit_log: Option<Arc<AuditLog>>,
     rejections: Arc<RejectionLog>,
     spans: Option<Arc<Spans>>,
     /// Which requests are traced, if any are.
     pub(super) sampler: Option<Sampler>,
+    /// `--explain-responses`.
+    pub(super) explains: bool,
 }
 
 impl Onlookers {
-    pub(super) fn start(tracing: Option<spans::config::Config>, registry: &Registry) -> Self {
-        let metrics = spans::Metrics::register(registry);
-        Self {
+    /// Opens the logs that there are to be; their metrics are there in any case.
+    pub(super) fn start(telling: Telling, registry: &Registry) -> Result<Self, StartError> {
+        let Telling {
+            audit,
+            explain,
+            spans: tracing,
+        } = telling;
+        let (auditing, tracings) = (
+            audit::Metrics::register(registry),
+            spans::Metrics::register(registry),
+        );
+        let open = |config: audit::Config| {
+            let path = match &config.file {
+                Some(file) => file.path.display().to_string(),
+                None => "-".to_owned(),
+            };
+            AuditLog::start(config, auditing)
+                .map_err(|why| StartError::new(format!("--audit-log-path {path}"), why))
+        };
+        Ok(Self {
+            audit_log: audit.map(open).transpose()?,
             rejections: Arc::default(),
             sampler: tracing
                 .as_ref()
                 .map(|tracing| Sampler::new(tracing.rate_per_million)),
-            spans: tracing.map(|tracing| Arc::new(Spans::start(tracing, metrics))),
-        }
+            spans: tracing.map(|tracing| Arc::new(Spans::start(tracing, tracings))),
+            explains: explain,
+        })
     }
 
     /// Those of one worker: `others` and the logs.
@@ -37,9 +64,16 @@ impl Onlookers {
         let rejections: Arc<dyn Witness> = Arc::<RejectionLog>::clone(&self.rejections);
         let mut all = Vec::from(others);
         all.extend([rejections, Arc::new(AccessLog)]);
+        let audit_log = self.audit_log.as_ref();
+        all.extend(audit_log.map(|log| -> Arc<dyn Witness> { Arc::<AuditLog>::clone(log) }));
         let spans = self.spans.as_ref();
         all.extend(spans.map(|spans| -> Arc<dyn Witness> { Arc::<Spans>::clone(spans) }));
         all.into()
+    }
+
+    /// What gives requests their ids, where somebody writes them down.
+    pub(super) fn auditing(&self) -> Option<Arc<Auditing>> {
+        self.audit_log.as_ref().map(|_| Arc::default())
     }
 
     /// Sums up each second what was not logged.
@@ -47,8 +81,11 @@ impl Onlookers {
         self.rejections.run().await;
     }
 
-    /// Sends what is still to be sent.
+    /// Writes and sends what is still to be, if that does not take long.
     pub(super) async fn finish(self) {
+        if let Some(log) = self.audit_log {
+            log.finish().await;
+        }
         if let Some(spans) = self.spans {
             spans.finish().await;
         }

@@ -105,6 +105,9 @@ pub struct ProxyArgs {
     /// How much at a time.
     #[command(flatten)]
     pub limits: LimitArgs,
+    /// What is told of requests.
+    #[command(flatten)]
+    pub telling: TellingArgs,
     /// The rest.
     #[command(flatten)]
     pub operation: OperationArgs,
@@ -335,6 +338,41 @@ pub enum EventGroups {
     All,
     /// The core group.
     Core,
+}
+
+/// What is told of requests.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Audit")]
+pub struct TellingArgs {
+    /// Write an audit log to this file, an event (audit.k8s.io/v1) a line; - is the standard output. Events that are not
+    /// written fast enough are dropped and counted: no request waits for the log.
+    #[arg(long, value_name = "FILE")]
+    pub audit_log_path: Option<PathBuf>,
+    /// Which requests are in it: kube-apiserver's own audit policy. weir notes no bodies: level Metadata at most. All are where
+    /// it is missing.
+    #[arg(long, value_name = "FILE")]
+    pub audit_policy_file: Option<PathBuf>,
+    /// Days for which rotated files of the audit log are kept; 0 is for ever.
+    #[arg(long, value_name = "DAYS", default_value_t = 0)]
+    pub audit_log_maxage: u32,
+    /// How many rotated files of the audit log are kept; 0 is any number.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub audit_log_maxbackup: u32,
+    /// Size in megabytes at which the file of the audit log is rotated.
+    #[arg(long, value_name = "MB", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub audit_log_maxsize: u32,
+    /// Tell in headers of the API server's answers, and of the 429s of priority levels, what was decided about their requests:
+    /// X-Weir-Flow-Schema, X-Weir-Priority-Level, X-Weir-Queue-Wait, X-Weir-Seats.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub explain_responses: bool,
 }
 
 /// Running it.

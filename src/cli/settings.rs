@@ -1,6 +1,7 @@
 //! From flags to a [`Config`]: reads the files, joins what belongs together, and reports every fault at once, each by its
 //! flag's name.
 
+mod audit;
 mod rates;
 
 use std::fs;
@@ -88,6 +89,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
         serving,
         identity,
         limits,
+        telling,
         operation,
     } = proxy;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -109,6 +111,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let rates = faults.rates(&limits, file.as_deref());
     let spans = faults.spans(operation.tracing_config_file.as_deref());
     let upstream = faults.upstream(&upstream, &limits);
+    let telling = faults.telling(telling, spans);
     let (Some(serving), Some(who), Some(how_much), Some((upstream, own)), Some(rates), true) =
         (serving, who, how_much, upstream, rates, faults.0.is_empty())
     else {
@@ -129,7 +132,7 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
             watch_grace: operation.shutdown_watch_termination_grace_period,
         },
         admin: admin(&operation),
-        spans,
+        telling,
         workers: operation.workers.map_or_else(cores, usize::from),
         provider,
     })

@@ -6,7 +6,6 @@
 //! able to write lines of its own.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 use std::time::Instant;
 use std::time::SystemTime;
 
@@ -16,6 +15,7 @@ use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::level::Part;
 use crate::flowcontrol::level::Shown;
+use crate::request_info::go_duration;
 
 const PRIORITY_LEVEL_COLUMNS: &[&str] = &[
     "PriorityLevelName",
@@ -188,7 +188,7 @@ fn line(level: &str, request: &Shown, today: Today) -> Vec<String> {
         today.date(request.arrived),
         request.work.initial_seats.to_string(),
         request.work.final_seats.to_string(),
-        go_duration(request.work.additional_latency),
+        go_duration::format(request.work.additional_latency),
         started.unwrap_or_else(|| NEVER.to_owned()),
     ]
 }
@@ -235,39 +235,6 @@ fn text(bytes: &[u8]) -> String {
     escaped
 }
 
-/// As Go's `time.Duration.String` writes it: `0s`, `12.5µs`, `5ms`, `1m2.5s`.
-fn go_duration(duration: Duration) -> String {
-    let nanoseconds = duration.as_nanos();
-    let (unit, name) = match nanoseconds {
-        0 => return "0s".to_owned(),
-        1..1_000 => (1, "ns"),
-        1_000..1_000_000 => (1_000, "µs"),
-        1_000_000..1_000_000_000 => (1_000_000, "ms"),
-        _ => (1_000_000_000, "s"),
-    };
-    let (hours, minutes) = (duration.as_secs() / 3600, duration.as_secs() / 60 % 60);
-    let whole = if unit == 1_000_000_000 {
-        nanoseconds / unit % 60
-    } else {
-        nanoseconds / unit
-    };
-    let mut text = String::new();
-    if hours > 0 {
-        let _ = write!(text, "{hours}h");
-    }
-    if hours > 0 || minutes > 0 {
-        let _ = write!(text, "{minutes}m");
-    }
-    let _ = write!(text, "{whole}");
-    let rest = nanoseconds % unit;
-    if rest > 0 {
-        let digits = unit.ilog10().try_into().unwrap_or_default();
-        let rest = format!("{rest:0digits$}");
-        let _ = write!(text, ".{}", rest.trim_end_matches('0'));
-    }
-    text + name
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -293,22 +260,6 @@ global-default,    global-default, 10,         0,                   loader,     
         let columns = lines.next().unwrap();
         let columns: Vec<_> = columns.iter().map(String::as_str).collect();
         assert_eq!(table(columns.iter(), lines.collect()), PRINTED);
-    }
-
-    #[test]
-    fn durations_read_as_in_go() {
-        for (nanoseconds, text) in [
-            (0, "0s"),
-            (7, "7ns"),
-            (1_500, "1.5µs"),
-            (5_000_000, "5ms"),
-            (12_500_000, "12.5ms"),
-            (1_000_000_001, "1.000000001s"),
-            (90_000_000_000, "1m30s"),
-            (3_600_000_000_000, "1h0m0s"),
-        ] {
-            assert_eq!(go_duration(Duration::from_nanos(nanoseconds)), text);
-        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! What an operator sees: health, metrics and the status page, on listeners of their own, apart from the clients' port.
+//! What an operator sees: health, metrics and the status page, on listeners of their own, apart from the clients' port; logs and traces.
 
 pub mod admin;
+pub mod audit;
 pub mod facts;
 pub mod log_level;
 pub mod process;

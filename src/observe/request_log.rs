@@ -363,6 +363,7 @@ mod tests {
             decision: None,
             rule: None,
             traced: None,
+            audited: None,
             outcome,
             sent: 42,
         }

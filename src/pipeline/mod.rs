@@ -8,7 +8,9 @@
 //! The futures here are dropped when the client goes away. Whatever was held is given back by that: the upstream's stream
 //! is reset first, then the permit goes.
 
+pub mod audited;
 pub mod body;
+mod explained;
 mod filters;
 pub mod fragments;
 pub mod guarded;
@@ -57,6 +59,7 @@ use crate::limits::Admission;
 use crate::limits::Permit;
 use crate::limits::RequestDigest;
 use crate::limits::rates::Rates;
+use crate::pipeline::audited::Auditing;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
 use crate::pipeline::guarded::Guarded;
@@ -148,6 +151,10 @@ pub struct Pipeline {
     pub witnesses: Witnesses,
     /// Which requests are traced, if any are.
     pub sampler: Option<Sampler>,
+    /// What gives requests their ids, if one of those who look on asks for them.
+    pub auditing: Option<Arc<Auditing>>,
+    /// `--explain-responses`.
+    pub explains: bool,
     /// What is said of an upstream that fails.
     pub upstream_log: Arc<Sparingly>,
 }
@@ -163,7 +170,11 @@ impl Pipeline {
         let served = Box::pin(self.serve(peer, head, &mut body, &mut trace)).await;
         match served {
             Ok(response) => response,
-            Err(refusal) => self.refuse(peer, asked, body, &refusal).await,
+            Err(refusal) => {
+                let mut response = self.refuse(peer, asked, body, &refusal).await;
+                trace.tell_id(response.headers_mut());
+                response
+            }
         }
     }
 
@@ -180,12 +191,14 @@ impl Pipeline {
         let subject = Subject::of(&head, &info);
         let (asked, now) = ((&target, &info), (trace.arrived(), Clock.wall()));
         trace.classified(Recorded::of(&self.witnesses, (peer, &head), asked, now));
+        trace.begin_audit(self.auditing.as_deref(), &head.headers);
 
         let answered = async {
             self.own_readiness(&info)?;
             let asserted = self.identity.asserted(peer.client(), &head.headers, now.1);
             let upgrade = upgrade_of(&mut head);
             trace.sample(self.sampler, &mut head.headers);
+            trace.go_on(self.auditing.as_deref(), &mut head.headers);
             let known = self
                 .identify(asserted, peer, &head.headers, now, trace)
                 .await?;
@@ -273,9 +286,7 @@ impl Pipeline {
         permit.answered_with(response.status().as_u16());
         trace.answered(subject, response.status(), size);
         self.heard(response.status(), told);
-        if let Some((flow_schema, priority_level)) = permit.classified() {
-            name_decision(response.headers_mut(), flow_schema, priority_level);
-        }
+        self.tell(response.headers_mut(), &permit, trace);
         let held = self.held(subject.info, response.status(), permit);
         let list = listing.and_then(|listing| listing.of(&response));
         let riding = Riding {
@@ -302,6 +313,17 @@ impl Pipeline {
             head,
             Body::forwarded(Guarded::new(body, riding, until)),
         ))
+    }
+
+    /// The answer says what was decided about its request, as far as that is wanted.
+    fn tell(&self, headers: &mut HeaderMap, permit: &Permit, trace: &mut Trace) {
+        if let Some((flow_schema, priority_level)) = permit.classified() {
+            name_decision(headers, flow_schema, priority_level);
+        }
+        trace.tell_id(headers);
+        if self.explains {
+            explained::explain(headers, permit.decision().as_ref());
+        }
     }
 
     /// How long the answer holds what the request was admitted with.

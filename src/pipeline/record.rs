@@ -21,6 +21,7 @@ use crate::clock::Clock;
 use crate::flowcontrol::controller::Decision;
 use crate::limits::Rejection;
 use crate::pipeline::Peer;
+use crate::pipeline::audited::Audited;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::traced::Traced;
 use crate::request_info::RequestInfo;
@@ -57,6 +58,8 @@ pub struct Record {
     pub outcome: Outcome,
     /// How much of the answer's body has gone out, in bytes.
     pub sent: u64,
+    /// What an audit log asks for, if there is one.
+    pub audited: Option<Box<Audited>>,
 }
 
 /// What a request was told.
@@ -147,6 +150,7 @@ impl Recorded {
                 traced: None,
                 outcome: Outcome::Unanswered,
                 sent: 0,
+                audited: None,
             },
         }))
     }
@@ -156,6 +160,9 @@ impl Recorded {
         if self.record.long_running {
             for witness in &*self.witnesses {
                 witness.answering(&self.record);
+            }
+            if let Some(audited) = &mut self.record.audited {
+                audited.began = true;
             }
         }
     }
@@ -229,6 +236,7 @@ mod tests {
                 traced: None,
                 outcome: Outcome::Unanswered,
                 sent: 0,
+                audited: None,
             },
         }
     }

@@ -34,7 +34,7 @@ pub struct Trace {
     sent: u64,
     noted: Noted,
     /// Told to those who look on when it is dropped.
-    recorded: Option<Box<Recorded>>,
+    pub(super) recorded: Option<Box<Recorded>>,
 }
 
 /// When a request came to which step; as long as it has not, when it came to the one before.

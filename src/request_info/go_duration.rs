@@ -4,6 +4,8 @@
 //! errors on to clients.
 
 use std::fmt;
+use std::fmt::Write as _;
+use std::time::Duration;
 
 /// 2^63: the magnitude of the longest negative duration, one more than that of the longest positive one.
 const LIMIT: u64 = 1 << 63;
@@ -168,9 +170,59 @@ fn quote(text: &[u8]) -> String {
     quoted
 }
 
+/// As Go's `time.Duration.String` writes it: `0s`, `12.5µs`, `5ms`, `1m2.5s`.
+#[must_use]
+pub fn format(duration: Duration) -> String {
+    let nanoseconds = duration.as_nanos();
+    let (unit, name) = match nanoseconds {
+        0 => return "0s".to_owned(),
+        1..1_000 => (1, "ns"),
+        1_000..1_000_000 => (1_000, "µs"),
+        1_000_000..1_000_000_000 => (1_000_000, "ms"),
+        _ => (1_000_000_000, "s"),
+    };
+    let (hours, minutes) = (duration.as_secs() / 3600, duration.as_secs() / 60 % 60);
+    let whole = if unit == 1_000_000_000 {
+        nanoseconds / unit % 60
+    } else {
+        nanoseconds / unit
+    };
+    let mut text = String::new();
+    if hours > 0 {
+        let _ = write!(text, "{hours}h");
+    }
+    if hours > 0 || minutes > 0 {
+        let _ = write!(text, "{minutes}m");
+    }
+    let _ = write!(text, "{whole}");
+    let rest = nanoseconds % unit;
+    if rest > 0 {
+        let digits = unit.ilog10().try_into().unwrap_or_default();
+        let rest = format!("{rest:0digits$}");
+        let _ = write!(text, ".{}", rest.trim_end_matches('0'));
+    }
+    text + name
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_are_written_as_go_writes_them() {
+        for (nanoseconds, text) in [
+            (0, "0s"),
+            (7, "7ns"),
+            (1_500, "1.5µs"),
+            (5_000_000, "5ms"),
+            (12_500_000, "12.5ms"),
+            (1_000_000_001, "1.000000001s"),
+            (90_000_000_000, "1m30s"),
+            (3_600_000_000_000, "1h0m0s"),
+        ] {
+            assert_eq!(format(Duration::from_nanos(nanoseconds)), text);
+        }
+    }
 
     #[test]
     fn durations_are_read_as_go_reads_them() {

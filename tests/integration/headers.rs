@@ -365,7 +365,7 @@ async fn a_trace_that_weir_takes_part_in_goes_on_with_weir_s_span() {
         endpoint: endpoint.parse().unwrap(),
         rate_per_million: 0,
     };
-    let weir = weir::before(upstream.address).with(|weir| weir.spans = Some(config));
+    let weir = weir::before(upstream.address).with(|weir| weir.telling.spans = Some(config));
     let weir = weir.start().await;
     for (flags, same) in [("01", false), ("00", true)] {
         let parent = format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");

@@ -11,6 +11,7 @@
     reason = "what does not come as it should fails the test"
 )]
 
+mod audit;
 mod back_pressure;
 mod bastion;
 mod deadlines;

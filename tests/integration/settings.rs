@@ -348,6 +348,50 @@ async fn priority_and_fairness_is_there_unless_it_is_turned_off() {
 }
 
 #[tokio::test]
+async fn faults_of_an_audit_policy_are_told_with_their_places_and_what_is_only_odd_is_warned_of() {
+    let files = Files::new();
+    files.write(
+        "policy.yaml",
+        "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n- level: Everything\n- level: Request\n  verb: [get]\n\
+         - nonResourceURLs: [metrics]\n",
+    );
+    let flags = ["--audit-log-path=-", "--audit-policy-file=policy.yaml"];
+    let finished = refused_besides(&files, &flags).await;
+    assert_told(
+        &finished,
+        &[
+            &[
+                "--audit-policy-file: policy.yaml:4:10: rules[0].level: ",
+                "Metadata",
+            ],
+            &[
+                "--audit-policy-file: policy.yaml:5:10: ",
+                "rules[1].level: ",
+                "bodies",
+            ],
+            &["--audit-policy-file: policy.yaml:6:3: ", "rules[1].verb: "],
+            &["--audit-policy-file: policy.yaml:7:3: rules[2].level: required"],
+            &["--audit-policy-file: policy.yaml:7:21: rules[2].nonResourceURLs[0]: "],
+        ],
+    );
+    let alone = refused_besides(&files, &["--audit-policy-file=policy.yaml"]).await;
+    assert_told(&alone, &[&["--audit-policy-file: ", "--audit-log-path"]]);
+}
+
+#[tokio::test]
+async fn an_audit_log_that_cannot_be_written_is_told_before_anything_is_served() {
+    let mut flags = needed(([127, 0, 0, 1], 1).into());
+    flags.push("--audit-log-path=tls.crt/audit.log".to_owned());
+    let all: Vec<&str> = ["serve"]
+        .into_iter()
+        .chain(flags.iter().map(String::as_str))
+        .collect();
+    let finished = process::run(&Files::new(), &all).await;
+    assert_eq!(finished.code, Some(1), "{finished:?}");
+    assert_told(&finished, &[&["--audit-log-path tls.crt/audit.log: "]]);
+}
+
+#[tokio::test]
 async fn an_address_that_is_taken_is_told() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();

@@ -3,6 +3,7 @@
 
 mod attacks;
 mod impersonation;
+mod log;
 mod wishes;
 
 use std::collections::BTreeSet;

@@ -30,7 +30,7 @@ pub(super) fn dns_label(text: &str) -> Vec<String> {
 }
 
 /// A DNS subdomain, as the objects here have for a name.
-pub(super) fn dns_subdomain(text: &str) -> Vec<String> {
+pub(crate) fn dns_subdomain(text: &str) -> Vec<String> {
     let mut broken = too_long(text, SUBDOMAIN_MAX);
     if !is_dns_subdomain(text) {
         let rule = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \

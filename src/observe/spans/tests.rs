@@ -97,6 +97,7 @@ fn traced(forwarded: bool) -> Record {
         user: Some(Arc::new(UserInfo::anonymous())),
         decision: None,
         rule: None,
+        audited: None,
         traced: Some(Box::new(Traced {
             trace: [1; 16],
             parent: Some([2; 8]),

@@ -34,6 +34,7 @@ fn record(target: &'static str, arrived: Instant) -> Record {
         user: Some(Arc::new(user)),
         decision: None,
         rule: None,
+        audited: None,
         traced: None,
         outcome: OK,
         sent: 100,

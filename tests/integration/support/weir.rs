@@ -119,7 +119,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             health_metrics: false,
             log_level: None,
         },
-        spans: None,
+        telling: config::Telling::default(),
         workers: 1,
         provider: certificates::provider(),
     };

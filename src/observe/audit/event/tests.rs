@@ -1,0 +1,256 @@
+use serde_json::Value;
+
+use super::*;
+
+/// As kube-apiserver 1.36 wrote them, each with what it says that weir cannot know left out: the reasons of authorization.
+const WRITTEN: [&str; 3] = [
+    r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"f9fbc0fe-b1e5-4a97-9183-c4eaa7ef4292","stage":"ResponseStarted","requestURI":"/api/v1/namespaces/team-a/pods/web-01-16dc368a8-9b428/exec?command=true\u0026container=c0\u0026stderr=true\u0026stdout=true","verb":"get","user":{"username":"kubernetes-admin","groups":["system:masters","system:authenticated"],"extra":{"authentication.kubernetes.io/credential-id":["X509SHA256=22cb98fed9224b619dbd158b8d9b5c1d0688069115d8b83b6ec882f55d98c0f2"]}},"sourceIPs":["127.0.0.1"],"userAgent":"kubectl/v1.32.4 (linux/amd64) kubernetes/4cb5f07","objectRef":{"resource":"pods","namespace":"team-a","name":"web-01-16dc368a8-9b428","apiVersion":"v1","subresource":"exec"},"responseStatus":{"metadata":{},"code":101},"requestReceivedTimestamp":"2026-11-21T03:44:46.038141Z","stageTimestamp":"2026-11-21T03:44:46.039427Z"}"#,
+    r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"825861ca-3710-4894-a245-0483924281a4","stage":"ResponseStarted","requestURI":"/apis/discovery.k8s.io/v1/endpointslices?allowWatchBookmarks=true\u0026resourceVersionMatch=NotOlderThan\u0026sendInitialEvents=true\u0026timeout=6m42s\u0026timeoutSeconds=402\u0026watch=true","verb":"watch","user":{"username":"system:apiserver","uid":"f0eaa49a-5f50-4b1a-9e26-89d640323729","groups":["system:authenticated","system:masters"]},"sourceIPs":["127.0.0.1"],"userAgent":"kube-apiserver/v0.0.0 (linux/amd64) kubernetes/$Format","objectRef":{"resource":"endpointslices","apiGroup":"discovery.k8s.io","apiVersion":"v1"},"responseStatus":{"metadata":{},"code":200},"requestReceivedTimestamp":"2026-11-21T03:43:48.054794Z","stageTimestamp":"2026-11-21T03:43:48.072373Z"}"#,
+    r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"a5f40c28-1e7a-4e5f-95b7-39590a1d4c96","stage":"ResponseComplete","requestURI":"/readyz","verb":"get","user":{"username":"system:apiserver","uid":"f0eaa49a-5f50-4b1a-9e26-89d640323729","groups":["system:authenticated","system:masters"]},"sourceIPs":["127.0.0.1"],"userAgent":"kube-apiserver/v0.0.0 (linux/amd64) kubernetes/$Format","responseStatus":{"metadata":{},"code":200},"requestReceivedTimestamp":"2026-11-21T03:43:49.368689Z","stageTimestamp":"2026-11-21T03:43:49.369042Z"}"#,
+];
+
+fn strings(value: &Value) -> Vec<String> {
+    let items = value.as_array().into_iter().flatten();
+    items
+        .map(|text| text.as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// What weir would have noted of the request of an event.
+fn noted(event: &Value) -> Note {
+    let text = |field: &str| event[field].as_str().unwrap();
+    let user = &event["user"];
+    let extra = user["extra"].as_object().into_iter().flatten();
+    let target = text("requestURI");
+    let long_running = RequestInfo::parse("GET", target.as_bytes())
+        .unwrap()
+        .long_running();
+    let received: Timestamp = text("requestReceivedTimestamp").parse().unwrap();
+    let stage: Timestamp = text("stageTimestamp").parse().unwrap();
+    let code = event["responseStatus"]["code"].as_u64().unwrap();
+    let code = u16::try_from(code).unwrap().try_into().unwrap();
+    Note {
+        id: text("auditID").as_bytes().into(),
+        method: Method::GET,
+        target: target.into(),
+        user: Some(Arc::new(UserInfo {
+            name: user["username"].as_str().unwrap().to_owned(),
+            uid: user["uid"].as_str().unwrap_or_default().to_owned(),
+            groups: strings(&user["groups"]),
+            extra: extra
+                .map(|(key, values)| (key.clone(), strings(values)))
+                .collect(),
+        })),
+        impersonated: None,
+        peer: event["sourceIPs"][0].as_str().unwrap().parse().unwrap(),
+        forwarded_for: Box::default(),
+        user_agent: text("userAgent").as_bytes().into(),
+        long_running,
+        began: false,
+        decision: None,
+        rule: None,
+        outcome: Outcome::Answered(code),
+        moment: if long_running {
+            Moment::Began
+        } else {
+            Moment::Ended
+        },
+        received,
+        after: stage.duration_since(received).unsigned_abs(),
+    }
+}
+
+fn note() -> Note {
+    noted(&serde_json::from_str(WRITTEN[2]).unwrap())
+}
+
+fn watch() -> Note {
+    noted(&serde_json::from_str(WRITTEN[1]).unwrap())
+}
+
+fn events(note: &Note, policy: &Policy) -> Vec<Value> {
+    let mut lines = Vec::new();
+    let (count, _) = note.write(policy, &mut lines);
+    let events: Vec<Value> = String::from_utf8(lines)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(usize::try_from(count).unwrap(), events.len());
+    events
+}
+
+fn all(note: &Note) -> Vec<Value> {
+    events(note, &Policy::everything())
+}
+
+fn stages(note: &Note) -> Vec<String> {
+    let stage = |event: &Value| event["stage"].as_str().unwrap().to_owned();
+    all(note).iter().map(stage).collect()
+}
+
+#[test]
+fn events_are_written_as_kube_apiserver_writes_them() {
+    for written in WRITTEN {
+        let note = noted(&serde_json::from_str(written).unwrap());
+        let mut lines = Vec::new();
+        note.write(&Policy::everything(), &mut lines);
+        let lines = String::from_utf8(lines).unwrap();
+        let (received, last) = lines.trim_end().split_once('\n').unwrap();
+        assert_eq!(last, written);
+        let received: Value = serde_json::from_str(received).unwrap();
+        assert_eq!(received["stage"], "RequestReceived");
+        assert_eq!(
+            received["stageTimestamp"],
+            received["requestReceivedTimestamp"]
+        );
+        assert_eq!(received["responseStatus"], Value::Null);
+        assert_eq!(received["annotations"], Value::Null);
+    }
+}
+
+#[test]
+fn each_stage_is_written_once_wherever_a_request_ends() {
+    let mut ended = watch();
+    assert_eq!(stages(&ended), ["RequestReceived", "ResponseStarted"]);
+    (ended.moment, ended.began) = (Moment::Ended, true);
+    assert_eq!(stages(&ended), ["ResponseComplete"]);
+    ended.outcome = Outcome::Panicked;
+    assert_eq!(stages(&ended), ["Panic"]);
+
+    let mut refused = watch();
+    refused.moment = Moment::Ended;
+    refused.outcome = Outcome::Rejected("queue-full");
+    let three = ["RequestReceived", "ResponseStarted", "ResponseComplete"];
+    assert_eq!(stages(&refused), three);
+
+    let mut panicked = note();
+    panicked.outcome = Outcome::Panicked;
+    let events = all(&panicked);
+    assert_eq!(events.len(), 2);
+    assert_eq!(events[1]["stage"], "Panic");
+    assert_eq!(events[1]["responseStatus"]["code"], 500);
+}
+
+#[test]
+fn a_policy_leaves_out_stages_and_requests() {
+    let read = |text: &str| {
+        let mut faults = crate::document::Faults::default();
+        let policy = Policy::read("policy.yaml", text, &mut faults);
+        assert!(faults.is_empty(), "{faults}");
+        policy.unwrap()
+    };
+    let stages = read(
+        "{apiVersion: audit.k8s.io/v1, kind: Policy, omitStages: [RequestReceived], rules: [{level: Metadata}]}",
+    );
+    let left = events(&note(), &stages);
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0]["stage"], "ResponseComplete");
+    let others = read(
+        "{apiVersion: audit.k8s.io/v1, kind: Policy, rules: [{level: Metadata, users: [alice]}]}",
+    );
+    let (count, level) = note().write(&others, &mut Vec::new());
+    assert_eq!((count, level), (0, Level::None));
+}
+
+#[test]
+fn what_is_not_known_is_not_written() {
+    let mut gone = note();
+    gone.outcome = Outcome::Unanswered;
+    gone.user = None;
+    gone.user_agent = Box::default();
+    let event = &all(&gone)[1];
+    let status = serde_json::json!({
+        "metadata": {}, "status": "Failure", "message": "Connection closed early",
+    });
+    assert_eq!(event["responseStatus"], status);
+    assert_eq!(event["user"], serde_json::json!({}));
+    assert_eq!(event.get("userAgent"), None);
+    assert_eq!(event.get("annotations"), None);
+}
+
+#[test]
+fn a_stranger_s_mark_stays_here() {
+    let mut stranger = note();
+    stranger.user = Some(Arc::new(UserInfo::stranger("mark".to_owned())));
+    let expected = serde_json::json!({
+        "username": "system:anonymous", "groups": ["system:unauthenticated"],
+    });
+    assert_eq!(all(&stranger)[1]["user"], expected);
+}
+
+#[test]
+fn whom_a_request_asks_to_be_taken_for_stands_beside_who_it_is() {
+    let mut note = note();
+    note.impersonated = Some(Arc::new(UserInfo {
+        name: "bob".to_owned(),
+        ..UserInfo::default()
+    }));
+    let event = &all(&note)[0];
+    assert_eq!(event["user"]["username"], "system:apiserver");
+    assert_eq!(
+        event["impersonatedUser"],
+        serde_json::json!({"username": "bob"})
+    );
+}
+
+#[test]
+fn sources_are_those_who_were_named_on_the_way_and_the_last_one() {
+    for (named, sources) in [
+        ("", &["127.0.0.1"][..]),
+        (
+            "192.0.2.7, nonsense,2001:db8::1",
+            &["192.0.2.7", "2001:db8::1", "127.0.0.1"],
+        ),
+        ("192.0.2.7,127.0.0.1", &["192.0.2.7", "127.0.0.1"]),
+        ("::ffff:192.0.2.7", &["192.0.2.7", "127.0.0.1"]),
+    ] {
+        let mut note = note();
+        note.forwarded_for = named.as_bytes().into();
+        assert_eq!(all(&note)[0]["sourceIPs"], serde_json::json!(sources));
+    }
+}
+
+#[test]
+fn what_a_client_writes_is_cut_where_it_is_too_much() {
+    let header = |text: &str| HeaderValue::from_str(text).unwrap();
+    let agent = "x".repeat(1024);
+    assert_eq!(*user_agent(Some(&header(&agent))), *agent.as_bytes());
+    let longer = format!("{agent}y");
+    let cut = format!("{agent}...TRUNCATED");
+    assert_eq!(*user_agent(Some(&header(&longer))), *cut.as_bytes());
+
+    let many = "192.0.2.71, ".repeat(1000) + "192.0.2.1";
+    let kept = forwarded_for(Some(&header(&many)));
+    assert!(kept.len() <= LONGEST_FORWARDED_FOR);
+    let kept = String::from_utf8(kept.into()).unwrap();
+    assert!(
+        kept.split(',')
+            .all(|ip| ip.trim().parse::<IpAddr>().is_ok())
+    );
+    assert!(kept.ends_with("192.0.2.71, 192.0.2.1"));
+}
+
+#[test]
+fn bytes_that_are_no_text_make_no_line_that_is_none() {
+    let mut odd = note();
+    odd.id = b"\"\xff\n".as_slice().into();
+    odd.user_agent = b"\xfe\\".as_slice().into();
+    odd.target = "/api/v1/namespaces/a/pods/%ff%0a?\u{e9}".into();
+    let event = &all(&odd)[1];
+    assert_eq!(event["auditID"], "\"\u{fffd}\n");
+    assert_eq!(event["objectRef"]["name"], "\u{fffd}\n");
+    assert_eq!(event["requestURI"], &*odd.target);
+}
+
+#[test]
+fn a_note_weighs_at_least_what_its_texts_do() {
+    let (mut note, light) = (note(), note().weight());
+    note.target = "x".repeat(60_000).into();
+    note.user = Some(Arc::new(UserInfo {
+        groups: vec!["g".repeat(100); 1000],
+        ..UserInfo::default()
+    }));
+    assert!(note.weight() > light + 160_000 - 1000);
+    assert!(light < 1000, "{light}");
+}

@@ -1,0 +1,377 @@
+//! Where lines go: a file that is rotated as kube-apiserver's is (lumberjack's rules and names), a pipe, or the standard output.
+//!
+//! Used by the writer's own thread: everything here may block.
+
+use std::fs;
+use std::fs::DirBuilder;
+use std::fs::File;
+use std::fs::OpenOptions;
+use std::io;
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+
+use crate::clock::Clock;
+
+/// Who may read the log: it names users and what they do.
+const OWNER_ONLY: u32 = 0o600;
+const OWNER_ONLY_FOLDER: u32 = 0o700;
+
+/// Go's `2006-01-02T15-04-05.000`.
+const TIMESTAMP: &str = "%Y-%m-%dT%H-%M-%S%.3f";
+
+/// A file, and what becomes of it when it has grown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogFile {
+    /// `--audit-log-path`.
+    pub path: PathBuf,
+    /// `--audit-log-maxsize`, in bytes: before it would be larger, it is renamed and another begun.
+    pub max_size: u64,
+    /// `--audit-log-maxbackup`: how many of the renamed are kept; 0 is any number.
+    pub max_backups: usize,
+    /// `--audit-log-maxage`: how long they are kept; zero is for ever.
+    pub max_age: Duration,
+}
+
+/// Where lines are written.
+#[derive(Debug)]
+pub(super) enum Output {
+    File(Rotating),
+    /// A pipe or a device: never rotated, and opened when there is something to write, since that may wait for a reader.
+    Pipe(PathBuf, Option<File>),
+    Stdout,
+}
+
+impl Output {
+    /// To a file or a pipe, depending on what is there.
+    ///
+    /// # Errors
+    /// It cannot be opened or made.
+    pub(super) fn open(file: LogFile) -> io::Result<Self> {
+        match fs::metadata(&file.path) {
+            Ok(there) if !there.is_file() && !there.is_dir() => Ok(Self::Pipe(file.path, None)),
+            _ => Rotating::open(file).map(Self::File),
+        }
+    }
+
+    /// Writes whole lines.
+    ///
+    /// # Errors
+    /// Some of them may have been written all the same.
+    pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.write(lines),
+            Self::Pipe(_, Some(pipe)) => pipe.write_all(lines),
+            Self::Pipe(path, closed) => {
+                let pipe = closed.insert(OpenOptions::new().append(true).open(path)?);
+                pipe.write_all(lines)
+            }
+            Self::Stdout => {
+                let mut out = io::stdout().lock();
+                out.write_all(lines)?;
+                out.flush()
+            }
+        }
+    }
+
+    /// How many more bytes go there before anything has to be done first.
+    pub(super) fn room(&self) -> u64 {
+        match self {
+            Self::File(file) => file.rules.max_size.saturating_sub(file.size),
+            Self::Pipe(..) | Self::Stdout => u64::MAX,
+        }
+    }
+}
+
+/// A file that is renamed when it has grown.
+#[derive(Debug)]
+pub(super) struct Rotating {
+    rules: LogFile,
+    /// `None` after an attempt that failed.
+    file: Option<File>,
+    size: u64,
+    /// A write broke off within a line.
+    torn: bool,
+}
+
+impl Rotating {
+    fn open(rules: LogFile) -> io::Result<Self> {
+        if let Some(folder) = rules.path.parent() {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(OWNER_ONLY_FOLDER)
+                .create(folder)?;
+        }
+        let file = append_to(&rules.path)?;
+        let size = file.metadata()?.len();
+        let opened = Self {
+            rules,
+            file: Some(file),
+            size,
+            torn: false,
+        };
+        opened.remove_old();
+        Ok(opened)
+    }
+
+    fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        let length = u64::try_from(lines.len()).unwrap_or(u64::MAX);
+        if self.size > 0 && self.size.saturating_add(length) > self.rules.max_size {
+            self.rotate()?;
+        }
+        let mut file = match self.file.take() {
+            Some(file) => file,
+            None => append_to(&self.rules.path)?,
+        };
+        if self.torn {
+            file.write_all(b"\n")?;
+            self.torn = false;
+        }
+        let before = file.metadata()?.len();
+        let written = file.write_all(lines);
+        if written.is_err() {
+            let after = file.metadata().map_or(before, |now| now.len());
+            self.torn = after > before;
+        }
+        self.size = before.saturating_add(length);
+        self.file = Some(file);
+        written
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        self.file = None;
+        let mut now = Clock.wall();
+        let mut old = self.backup(now);
+        while old.exists() {
+            now += Duration::from_millis(1);
+            old = self.backup(now);
+        }
+        fs::rename(&self.rules.path, old)?;
+        self.file = Some(append_to(&self.rules.path)?);
+        (self.size, self.torn) = (0, false);
+        self.remove_old();
+        Ok(())
+    }
+
+    /// `audit.log` as it is called once it is renamed: `audit-2026-11-21T19-04-05.123.log`, in UTC.
+    fn backup(&self, at: SystemTime) -> PathBuf {
+        let (stem, extension) = self.name();
+        let at = Timestamp::try_from(at).unwrap_or_default();
+        let name = format!("{stem}-{}{extension}", at.strftime(TIMESTAMP));
+        self.rules.path.with_file_name(name)
+    }
+
+    /// The file's name up to its extension, and that with its dot.
+    fn name(&self) -> (String, String) {
+        let name = self.rules.path.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        let dot = name.rfind('.').unwrap_or(name.len());
+        let (stem, extension) = name.split_at(dot);
+        (stem.to_owned(), extension.to_owned())
+    }
+
+    /// Removes what is too old or too much of the renamed. What cannot be removed is tried again after the next time.
+    fn remove_old(&self) {
+        let mut backups = self.backups();
+        backups.sort_unstable_by(|one, other| other.cmp(one)); // the newest first
+        let keep = match self.rules.max_backups {
+            0 => usize::MAX,
+            most => most,
+        };
+        let oldest = (!self.rules.max_age.is_zero())
+            .then(|| Clock.wall().checked_sub(self.rules.max_age))
+            .flatten();
+        for (n, (at, path)) in backups.into_iter().enumerate() {
+            if n >= keep || oldest.is_some_and(|oldest| SystemTime::from(at) < oldest) {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    /// The renamed, and when that was.
+    fn backups(&self) -> Vec<(Timestamp, PathBuf)> {
+        let folder = match self.rules.path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let (stem, extension) = self.name();
+        let Ok(entries) = fs::read_dir(folder) else {
+            return Vec::new();
+        };
+        let backup = |path: PathBuf| {
+            let name = path.file_name()?.to_str()?;
+            let at = name
+                .strip_prefix(&stem)?
+                .strip_prefix('-')?
+                .strip_suffix(&extension)?;
+            let at = DateTime::strptime(TIMESTAMP, at).ok()?;
+            let at = at.to_zoned(TimeZone::UTC).ok()?.timestamp();
+            Some((at, path))
+        };
+        entries
+            .filter_map(|entry| backup(entry.ok()?.path()))
+            .collect()
+    }
+}
+
+fn append_to(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(OWNER_ONLY)
+        .open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &[u8] = b"{\"n\":1}\n";
+
+    fn rules(folder: &Path) -> LogFile {
+        LogFile {
+            path: folder.join("new/audit.log"),
+            max_size: 20,
+            max_backups: 0,
+            max_age: Duration::ZERO,
+        }
+    }
+
+    /// Names and sizes, by name.
+    fn files(rules: &LogFile) -> Vec<(String, u64)> {
+        let mut files: Vec<_> = fs::read_dir(rules.path.parent().unwrap())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| {
+                let name = entry.file_name().into_string().unwrap();
+                (name, entry.metadata().unwrap().len())
+            })
+            .collect();
+        files.sort_unstable();
+        files
+    }
+
+    #[test]
+    fn a_file_that_would_grow_too_large_is_renamed_by_its_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = rules(folder.path());
+        let mut output = Output::open(rules.clone()).unwrap();
+        for _ in 0..5 {
+            output.write(LINE).unwrap();
+        }
+        let files = files(&rules);
+        let sizes: Vec<_> = files.iter().map(|(_, size)| *size).collect();
+        assert_eq!(sizes, [16, 16, 8], "{files:?}");
+        assert_eq!(files[2].0, "audit.log");
+        for (name, _) in &files[..2] {
+            let shape = name.replace(|c: char| c.is_ascii_digit(), "0");
+            assert_eq!(shape, "audit-0000-00-00T00-00-00.000.log");
+        }
+        assert_eq!(output.room(), 12);
+    }
+
+    #[test]
+    fn what_was_there_before_counts_and_is_not_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = rules(folder.path());
+        for _ in 0..3 {
+            Output::open(rules.clone()).unwrap().write(LINE).unwrap();
+        }
+        let sizes: Vec<_> = files(&rules).into_iter().map(|(_, size)| size).collect();
+        assert_eq!(sizes, [16, 8]);
+    }
+
+    #[test]
+    fn a_line_larger_than_a_file_has_one_for_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = rules(folder.path());
+        let mut output = Output::open(rules.clone()).unwrap();
+        for line in [LINE, &[b'x'; 100], LINE] {
+            output.write(line).unwrap();
+        }
+        let mut sizes: Vec<_> = files(&rules).into_iter().map(|(_, size)| size).collect();
+        sizes.sort_unstable();
+        assert_eq!(sizes, [8, 8, 100]);
+    }
+
+    #[test]
+    fn only_the_newest_are_kept_and_nothing_else_is_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = LogFile {
+            max_backups: 2,
+            ..rules(folder.path())
+        };
+        drop(Output::open(rules.clone()).unwrap());
+        let others = [
+            "audit-2020-01-01T00-00-00.000.txt",
+            "audit-2020-01-01.log",
+            "audit-2020-13-01T00-00-00.000.log",
+            "audit.log.1",
+            "other-2020-01-01T00-00-00.000.log",
+        ];
+        let old = [
+            "audit-2020-01-01T00-00-00.000.log",
+            "audit-2020-01-01T00-00-00.001.log",
+            "audit-2019-12-31T23-59-59.999.log",
+        ];
+        for name in others.iter().chain(&old) {
+            fs::write(rules.path.with_file_name(name), "x").unwrap();
+        }
+        drop(Output::open(rules.clone()).unwrap());
+        let mut expected: Vec<_> = others.iter().chain(&old[..2]).copied().collect();
+        expected.push("audit.log");
+        expected.sort_unstable();
+        let left: Vec<_> = files(&rules).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(left, expected);
+    }
+
+    #[test]
+    fn what_is_too_old_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let day = Duration::from_secs(24 * 3600);
+        let rules = LogFile {
+            max_age: 7 * day,
+            ..rules(folder.path())
+        };
+        let Output::File(file) = Output::open(rules.clone()).unwrap() else {
+            panic!("a file");
+        };
+        let now = Clock.wall();
+        let (young, old) = (file.backup(now - 6 * day), file.backup(now - 8 * day));
+        for path in [&young, &old] {
+            fs::write(path, "x").unwrap();
+        }
+        drop(Output::open(rules).unwrap());
+        assert!(young.exists());
+        assert!(!old.exists());
+    }
+
+    #[test]
+    fn what_cannot_be_written_to_is_told_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = LogFile {
+            path: folder.path().to_owned(),
+            ..rules(folder.path())
+        };
+        assert!(Output::open(rules).is_err());
+    }
+
+    #[test]
+    fn the_log_is_its_owner_s() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let rules = rules(folder.path());
+        drop(Output::open(rules.clone()).unwrap());
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&rules.path), 0o600);
+        assert_eq!(mode(rules.path.parent().unwrap()), 0o700);
+    }
+}

@@ -1,0 +1,301 @@
+//! The audit log and the headers that explain: what an operator reads afterwards, and what no request waits for.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use ::weir::config::Limits;
+use ::weir::config::Telling;
+use ::weir::document;
+use ::weir::flowcontrol::bootstrap;
+use ::weir::flowcontrol::controller;
+use ::weir::flowcontrol::controller::Enforcement;
+use ::weir::observe::audit;
+use ::weir::observe::audit::output::LogFile;
+use ::weir::observe::audit::policy::Policy;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::Http;
+use crate::support::client::Ask;
+use crate::support::eventually;
+use crate::support::process::Process;
+use crate::support::upstream::Upstream;
+use crate::support::weir;
+use crate::support::weir::Setup;
+
+const LIST: &str = "/api/v1/namespaces/a/pods";
+
+/// Alice's group has a level of one seat, where nobody waits.
+const ONE_SEAT: &str = "
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: PriorityLevelConfiguration
+metadata: {name: few}
+spec: {type: Limited, limited: {nominalConcurrencyShares: 1, lendablePercent: 0, borrowingLimitPercent: 0, limitResponse: {type: Reject}}}
+---
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {name: devs}
+spec:
+  matchingPrecedence: 50
+  priorityLevelConfiguration: {name: few}
+  rules:
+  - subjects: [{kind: Group, group: {name: dev}}]
+    resourceRules:
+    - {verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}
+";
+
+/// An audit log in a folder of its own, of everything.
+pub(crate) struct Log(TempDir);
+
+impl Log {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.path().join("audit.log")
+    }
+
+    pub(crate) fn config(&self) -> audit::Config {
+        audit::Config {
+            policy: Policy::everything(),
+            file: Some(LogFile {
+                path: self.path(),
+                max_size: 1 << 20,
+                max_backups: 0,
+                max_age: Duration::ZERO,
+            }),
+        }
+    }
+
+    /// As soon as there are so many lines.
+    pub(crate) async fn events(&self, count: usize) -> Vec<Value> {
+        let read = async || Some(events(&self.path())).filter(|events| events.len() >= count);
+        eventually("the events in the log", read).await
+    }
+}
+
+/// The whole lines of a log.
+fn events(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    whole
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn one_seat(setup: Setup) -> Setup {
+    let mut faults = document::Faults::default();
+    let nodes = document::parse_all("few.yaml", ONE_SEAT, &mut faults);
+    let objects = ::weir::api::flowcontrol::read(&nodes, &mut faults);
+    assert!(!faults.has_errors(), "{faults}");
+    setup.with(|config| {
+        config.limits = Limits::Fairness {
+            config: controller::Config {
+                server_concurrency_limit: 1,
+                request_timeout: Duration::from_secs(60),
+                enforcement: Enforcement::Enforce,
+                consistent_reads_from_cache: true,
+            },
+            objects: bootstrap::complete(objects),
+        };
+    })
+}
+
+#[tokio::test]
+async fn a_request_too_many_is_in_the_log_with_the_limit_that_refused_it() {
+    for http in Http::BOTH {
+        let (mut upstream, log) = (Upstream::start().await, Log::new());
+        let telling = Telling {
+            audit: Some(log.config()),
+            explain: true,
+            ..Telling::default()
+        };
+        let setup = one_seat(weir::before(upstream.address));
+        let weir = setup.with(|config| config.telling = telling).start().await;
+        let mut alice = weir.alice(http);
+        let call = alice.send(Ask::get(LIST)).await;
+        let exchange = upstream.next().await;
+        let refused = alice.get("/api/v1/namespaces/a/pods?limit=1").await;
+        assert_eq!(refused.status, 429);
+        let explained = |headers: &crate::support::message::Headers| {
+            let names = ["flow-schema", "priority-level", "queue-wait", "seats"];
+            names.map(|name| headers.get(&format!("x-weir-{name}")).map(str::to_owned))
+        };
+        let expected = ["devs", "few", "0s", "1"].map(|text| Some(text.to_owned()));
+        assert_eq!(explained(&refused.headers), expected);
+        exchange
+            .reply_with(
+                200,
+                &[("x-weir-seats", "9"), ("x-weir-flow-schema", "forged")],
+                "{}",
+            )
+            .await;
+        let answer = call.answer().await;
+        assert_eq!(explained(&answer.headers), expected);
+
+        let events = log.events(4).await;
+        let complete: Vec<_> = events
+            .iter()
+            .filter(|event| event["stage"] == "ResponseComplete")
+            .collect();
+        let of = |answer: &crate::support::client::Answer| {
+            let id = answer.headers.get("audit-id").unwrap();
+            let of = |event: &&&Value| event["auditID"] == id;
+            (*complete.iter().find(of).unwrap()).clone()
+        };
+        let (no, yes) = (of(&refused), of(&answer));
+        assert_eq!(no["responseStatus"]["code"], 429);
+        assert_eq!(no["annotations"]["weir/rejected-by"], "concurrency-limit");
+        assert_eq!(yes["responseStatus"]["code"], 200);
+        assert_eq!(yes["annotations"].get("weir/rejected-by"), None);
+        for event in [no, yes] {
+            assert_eq!(event["user"]["username"], "alice");
+            assert_eq!(event["verb"], "list");
+            assert_eq!(event["objectRef"]["resource"], "pods");
+            assert_eq!(event["sourceIPs"], serde_json::json!(["127.0.0.1"]));
+            assert_eq!(event["annotations"]["weir/flow-schema"], "devs");
+            assert_eq!(event["annotations"]["weir/priority-level"], "few");
+            assert_eq!(event["annotations"]["weir/seats"], "1");
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_the_flags_nothing_is_added() {
+    for http in Http::BOTH {
+        let mut upstream = Upstream::start().await;
+        let weir = one_seat(weir::before(upstream.address)).start().await;
+        let mut alice = weir.alice(http);
+        let call = alice.send(Ask::get(LIST)).await;
+        let exchange = upstream.next().await;
+        assert_eq!(exchange.asked.headers.get("audit-id"), None);
+        let refused = alice.get(LIST).await;
+        assert_eq!(refused.status, 429);
+        exchange
+            .reply_with(200, &[("x-weir-seats", "9")], "{}")
+            .await;
+        let answer = call.answer().await;
+        // weir is not asked to explain: what the upstream says is its own business.
+        assert_eq!(answer.headers.all("x-weir-seats"), ["9"]);
+        for headers in [&refused.headers, &answer.headers] {
+            assert_eq!(headers.get("audit-id"), None);
+            assert_eq!(headers.get("x-weir-flow-schema"), None);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_s_own_id_goes_to_the_api_server_whatever_its_connection_header_says() {
+    let (mut upstream, log) = (Upstream::start().await, Log::new());
+    let telling = Telling {
+        audit: Some(log.config()),
+        explain: false,
+        ..Telling::default()
+    };
+    let weir = weir::before(upstream.address)
+        .with(|config| config.telling = telling)
+        .start()
+        .await;
+    let mut alice = weir.alice(Http::One);
+    let ask = Ask::get(LIST)
+        .header("Audit-ID", "mine")
+        .header("Connection", "audit-id");
+    let call = alice.send(ask).await;
+    let exchange = upstream.next().await;
+    assert_eq!(exchange.asked.headers.all("audit-id"), ["mine"]);
+    exchange
+        .reply_with(200, &[("audit-id", "the server's")], "{}")
+        .await;
+    let answer = call.answer().await;
+    assert_eq!(answer.headers.all("audit-id"), ["the server's"]);
+    let events = log.events(2).await;
+    assert!(events.iter().all(|event| event["auditID"] == "mine"));
+}
+
+/// A target as long as targets may be, nearly.
+fn long_target() -> String {
+    format!("{LIST}?limit=500&continue={}", "x".repeat(60_000))
+}
+
+async fn answered(upstream: Upstream) -> std::net::SocketAddr {
+    let address = upstream.address;
+    tokio::spawn(async move {
+        let mut upstream = upstream;
+        loop {
+            let exchange = upstream.next().await;
+            exchange.reply(200, "{}").await;
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn where_nobody_takes_the_log_requests_go_on_and_events_are_dropped() {
+    let log = Log::new();
+    assert!(
+        Command::new("mkfifo")
+            .arg(log.path())
+            .status()
+            .unwrap()
+            .success()
+    );
+    let telling = Telling {
+        audit: Some(log.config()),
+        explain: false,
+        ..Telling::default()
+    };
+    let upstream = answered(Upstream::start().await).await;
+    let weir = weir::before(upstream)
+        .with(|config| config.telling = telling)
+        .start()
+        .await;
+    let (mut alice, target) = (weir.alice(Http::One), long_target());
+    // Twice as much as may wait.
+    for _ in 0..(64 << 20) / 60_000 {
+        assert_eq!(alice.get(&target).await.status, 200);
+    }
+    let dropped = weir.metric("weir_audit_dropped_total").await;
+    assert!((400.0..700.0).contains(&dropped), "{dropped}");
+}
+
+#[tokio::test]
+async fn the_log_is_rotated_by_size_and_whole_at_the_end() {
+    let upstream = answered(Upstream::start().await).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("audit.log");
+    let flags = [
+        format!("--audit-log-path={}", path.display()),
+        "--audit-log-maxsize=1".to_owned(),
+        "--token-auth-file=tokens.csv".to_owned(),
+    ];
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let mut weir = Process::serve(upstream, &flags).await;
+    let (mut alice, target) = (weir.alice(Http::Two), long_target());
+    for _ in 0..30 {
+        assert_eq!(alice.get(&target).await.status, 200);
+    }
+    weir.signal("TERM").await;
+    assert!(weir.ended().await.success());
+    let mut files: Vec<_> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    // 60 events of 60 kB and some.
+    assert_eq!(files.len(), 4, "{files:?}");
+    assert!(
+        files
+            .iter()
+            .all(|file| fs::metadata(file).unwrap().len() <= 1 << 20)
+    );
+    let all: Vec<_> = files.iter().flat_map(|file| events(file)).collect();
+    let complete = all
+        .iter()
+        .filter(|event| event["stage"] == "ResponseComplete");
+    assert_eq!((all.len(), complete.count()), (60, 30));
+}

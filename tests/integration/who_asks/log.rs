@@ -1,0 +1,104 @@
+//! The audit log tells who asked, as the API server saw it, by ids that both share.
+
+use std::collections::BTreeMap;
+
+use ::weir::config::Telling;
+
+use super::*;
+use crate::audit::Log;
+
+/// The id that the answer to a request says.
+fn id(answer: &Answer) -> String {
+    answer.headers.get("audit-id").unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn both_logs_have_the_same_requests_of_the_same_users_by_the_same_ids() {
+    for http in Http::BOTH {
+        let (cluster, log) = (Cluster::start().await, Log::new());
+        let weir = cluster
+            .weir(|config| {
+                let audit = Some(log.config());
+                config.telling = Telling {
+                    audit,
+                    explain: false,
+                    ..Telling::default()
+                };
+            })
+            .await;
+        let admin = authorization(cluster.token("admin"));
+        let admin = (admin.0, admin.1.as_str());
+        let account = authorization(&cluster.account("ci"));
+        let account = (account.0, account.1.as_str());
+        let watch = format!("{LIST}?watch=true&timeoutSeconds=1");
+        let mut ids = BTreeMap::new();
+        let mut by_admin = weir.bearing(http, admin);
+        ids.insert("get", id(&by_admin.get(LIST).await));
+        let own = Ask::get(LIST).header("Audit-ID", "the-client-s-own");
+        ids.insert("own", id(&by_admin.ask(own).await));
+        let as_bob = Ask::get(LIST).header("Impersonate-User", "bob");
+        ids.insert("as bob", id(&by_admin.ask(as_bob).await));
+        ids.insert("watch", id(&by_admin.get(&watch).await));
+        ids.insert("account", id(&weir.bearing(http, account).get(LIST).await));
+        ids.insert("nobody", id(&weir.anonymous(http).get(LIST).await));
+        let mut alice = weir.certified(http, &pki().alice);
+        ids.insert("certificate", id(&alice.get(LIST).await));
+        assert_eq!(ids["own"], "the-client-s-own");
+
+        // Two for each, three for the watch.
+        let events = log.events(2 * 6 + 3).await;
+        let of = |name: &str| {
+            let of = |event: &&Value| event["auditID"] == ids[name];
+            events.iter().filter(of).cloned().collect::<Vec<_>>()
+        };
+        let stages = |name| {
+            let stages = of(name).into_iter().map(|event| event["stage"].clone());
+            Value::from_iter(stages)
+        };
+        assert_eq!(
+            stages("get"),
+            json!(["RequestReceived", "ResponseComplete"])
+        );
+        let three = ["RequestReceived", "ResponseStarted", "ResponseComplete"];
+        assert_eq!(stages("watch"), json!(three));
+        let users = BTreeMap::from([
+            ("get", "admin"),
+            ("own", "admin"),
+            ("as bob", "admin"),
+            ("watch", "admin"),
+            ("account", "system:serviceaccount:team:ci"),
+            ("nobody", "system:anonymous"),
+            ("certificate", "alice"),
+        ]);
+        let requests = cluster.server.requests();
+        for (name, user) in users {
+            let event = of(name).pop().unwrap();
+            assert_eq!(event["user"]["username"], user, "{name}");
+            let seen: Vec<_> = requests
+                .iter()
+                .filter(|request| {
+                    let id = request.headers.get("audit-id");
+                    id.is_some_and(|id| id == ids[name].as_str())
+                })
+                .collect();
+            let [seen] = seen[..] else {
+                panic!("{name}: the API server saw {} of it", seen.len());
+            };
+            let target = seen.uri.path_and_query().unwrap();
+            assert_eq!(event["requestURI"], target.as_str());
+            let seen_user = seen.user.as_ref().map_or("system:anonymous", |u| &*u.name);
+            assert_eq!(seen_user, user, "{name}");
+        }
+        let as_bob = of("as bob").pop().unwrap();
+        assert_eq!(
+            as_bob["impersonatedUser"],
+            json!({"username": "bob", "groups": ["system:authenticated"]})
+        );
+        assert_eq!(of("get")[1].get("impersonatedUser"), None);
+        let watch = of("watch").pop().unwrap();
+        assert_eq!(watch["verb"], "watch");
+        let code = |name| of(name).pop().unwrap()["responseStatus"]["code"].clone();
+        assert_eq!(code("nobody"), 403);
+        assert_eq!(code("get"), 200);
+    }
+}
