@@ -2,7 +2,7 @@
 # How many requests were refused? What Prometheus says, against what the clients saw: wrk with 700 connections, and h2load with a
 # fixed number of requests, through weir with max-in-flight limits, in front of the playground's API server. Prometheus looks each
 # second. h2load's refusals are counted to the request; wrk throws away the answers that are under way when it ends, at most one
-# for each connection, and weir counts those as well.
+# for each connection, and weir counts those as well. At last, the audit log of a few more.
 #
 # Usage: examples/throttling.sh [seconds of wrk, default 10] [requests of h2load, default 50000]
 # LIMIT: --max-requests-inflight (default 400)
@@ -38,14 +38,20 @@ until_true() { # command ...
 
 # --- weir in front of an API server, and Prometheus ---------------------------------------------------------------------
 
-"$weir" playground --dir "$dir/api" --secure-port 0 --admin-address 127.0.0.1:0 --service-time 50ms --capacity "$limit" \
-    --enable-priority-and-fairness=false --max-requests-inflight "$limit" --rejection-hold 0s \
-    >"$dir/weir.out" 2>"$dir/weir.err" &
-pids+=($!)
-until_true test -e "$dir/api/ready"
-url=https://$(<"$dir/api/address")/api/v1/nodes
-admin=$(<"$dir/api/admin-address")
-alice="Authorization: Bearer $(awk -F, '$2 == "alice" {print $1}' "$dir/api/tokens.csv")"
+# front NAME FLAG...: sets url, admin and alice.
+front() {
+    local name=$1
+    shift
+    "$weir" playground --dir "$dir/$name" --secure-port 0 --admin-address 127.0.0.1:0 --service-time 50ms --capacity "$limit" \
+        --enable-priority-and-fairness=false --max-requests-inflight "$limit" --rejection-hold 0s "$@" \
+        >"$dir/$name.out" 2>"$dir/$name.err" &
+    pids+=($!)
+    until_true test -e "$dir/$name/ready"
+    url=https://$(<"$dir/$name/address")/api/v1/nodes
+    admin=$(<"$dir/$name/admin-address")
+    alice="Authorization: Bearer $(awk -F, '$2 == "alice" {print $1}' "$dir/$name/tokens.csv")"
+}
+front weir
 
 cat >"$dir/prometheus.yaml" <<END
 global: {scrape_interval: 1s}
@@ -131,3 +137,13 @@ row "apiserver_current_inflight_requests, at most ($limit)" peak
 printf '\nwho was refused most, in the last five minutes:\n'
 curl -sS "http://$admin/debug/top_talkers?window=5m&by=user&sort=rejections&limit=3" |
     jq -r '.rows[] | "\(.name): \(.rejections) of \(.requests) requests (and at most \(.error.rejections) more)"'
+
+# An audit log of each of hundreds of thousands of refusals would be hundreds of megabytes: a few are enough.
+front audited --audit-log-path "$dir/audit.log"
+h2load -n 5000 -c 100 -m 10 -H "$alice" "$url" >"$dir/few"
+kill "${pids[-1]}" # what is written, is written by its end
+wait "${pids[-1]}" || true
+unset 'pids[-1]'
+printf '\nthe audit log, of %s more requests of which h2load counted %s refused:\n' 5000 \
+    "$(sed -n 's/^status codes:.* \([0-9]*\) 4xx.*/\1/p' "$dir/few")"
+jq -r 'select(.stage == "ResponseComplete") | "\(.user.username): code \(.responseStatus.code)"' "$dir/audit.log" | sort | uniq -c
