@@ -229,6 +229,7 @@ fn write_rejection(record: &Record, limit: &str) {
         method = record.method.as_str(),
         uri = said.target,
         user_agent = said.user_agent,
+        audit_id = said.audit_id,
         client = %record.peer,
         "rejected"
     );
@@ -257,6 +258,7 @@ impl Witness for AccessLog {
             latency_seconds = now.saturating_duration_since(record.arrived).as_secs_f64(),
             user = said.user,
             userAgent = said.user_agent,
+            "audit-ID" = said.audit_id,
             srcIP = %record.peer,
             apf_pl = said.level,
             apf_fs = said.schema,
@@ -275,6 +277,8 @@ struct Said<'a> {
     target: &'a str,
     user: Option<&'a str>,
     user_agent: Option<&'a str>,
+    /// The request's id, where an audit log gives it one.
+    audit_id: Option<&'a str>,
     level: Option<&'a str>,
     schema: Option<&'a str>,
     queue_wait: Option<f64>,
@@ -284,10 +288,13 @@ impl<'a> Said<'a> {
     fn of(record: &'a Record) -> Self {
         let decision = record.decision.as_ref();
         let user_agent = record.user_agent.as_ref().map(HeaderValue::to_str);
+        let audited = record.audited.as_ref();
+        let audit_id = audited.map(|audited| audited.id.to_str());
         Self {
             target: clipped(record.target.as_str()),
             user: record.user.as_ref().map(|user| clipped(&user.name)),
             user_agent: user_agent.and_then(Result::ok).map(clipped),
+            audit_id: audit_id.and_then(Result::ok),
             level: decision.map(|decision| &*decision.priority_level().name),
             schema: decision.map(|decision| &*decision.flow_schema().name),
             queue_wait: decision.map(|decision| decision.queue_wait.as_secs_f64()),

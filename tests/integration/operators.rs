@@ -85,7 +85,7 @@ async fn the_client_s_port_passes_health_checks_on() {
 async fn what_is_not_served_to_operators_is_said_so() {
     let upstream = Upstream::start().await;
     let weir = weir::before(upstream.address).start().await;
-    for target in ["/", "/api/v1/secrets", "/metrics/"] {
+    for target in ["/api/v1/secrets", "/metrics/", "/status/"] {
         assert_eq!(weir.operator(target).await.status, 404, "{target}");
     }
 }
