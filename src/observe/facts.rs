@@ -44,6 +44,13 @@ impl Facts {
             )
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
             .set(1);
+        // Nothing is read anew while weir runs: what is in force is the first.
+        registry
+            .gauge(
+                "weir_config_generation",
+                "Which configuration is in force, counted from 1 at the start.",
+            )
+            .set(1);
         let ready = IntGauge::new(
             "weir_ready",
             "0 once weir was told to go, and while the API server does not answer /readyz; 1 otherwise.",

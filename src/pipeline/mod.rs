@@ -47,6 +47,8 @@ use http::uri::PathAndQuery;
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
+use tracing::Level;
+use tracing::enabled;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
@@ -151,8 +153,10 @@ pub struct Pipeline {
     pub witnesses: Witnesses,
     /// Which requests are traced, if any are.
     pub sampler: Option<Sampler>,
-    /// What gives requests their ids, if one of those who look on asks for them.
-    pub auditing: Option<Arc<Auditing>>,
+    /// What gives requests their ids.
+    pub auditing: Arc<Auditing>,
+    /// Whether there is an audit log, which asks for them.
+    pub audits: bool,
     /// `--explain-responses`.
     pub explains: bool,
     /// What is said of an upstream that fails.
@@ -191,14 +195,14 @@ impl Pipeline {
         let subject = Subject::of(&head, &info);
         let (asked, now) = ((&target, &info), (trace.arrived(), Clock.wall()));
         trace.classified(Recorded::of(&self.witnesses, (peer, &head), asked, now));
-        trace.begin_audit(self.auditing.as_deref(), &head.headers);
+        trace.begin_audit(self.auditing(), &head.headers);
 
         let answered = async {
             self.own_readiness(&info)?;
             let asserted = self.identity.asserted(peer.client(), &head.headers, now.1);
             let upgrade = upgrade_of(&mut head);
             trace.sample(self.sampler, &mut head.headers);
-            trace.go_on(self.auditing.as_deref(), &mut head.headers);
+            trace.go_on(self.auditing(), &mut head.headers);
             let known = self
                 .identify(asserted, peer, &head.headers, now, trace)
                 .await?;
@@ -243,6 +247,12 @@ impl Pipeline {
         answered.await.inspect_err(|refusal| {
             trace.refused(subject, refusal);
         })
+    }
+
+    /// What gives the request an id, if somebody writes it down.
+    fn auditing(&self) -> Option<&Auditing> {
+        let written = self.audits || enabled!(target: "weir::access", Level::DEBUG);
+        written.then_some(&*self.auditing)
     }
 
     /// Once told to go, weir answers for its own readiness, so that a load balancer on the client's port sees it.

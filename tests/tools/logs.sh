@@ -51,10 +51,12 @@ asked_for() {
     check 'what is logged can be seen' $'info\n200' "$(level)"
     check 'requests are not, unless it is asked for' 0 "$(lines weir::access | wc -l)"
     check 'it can be changed' $'weir::access=debug,info\n200' "$(level -X PUT -d 'weir::access=debug,info')"
-    get -o /dev/null -A teller/1.0 -H "$ALICE" '/api/v1/nodes?limit=2'
+    get -o /dev/null -D "$WORK/told" -A teller/1.0 -H "$ALICE" '/api/v1/nodes?limit=2'
     check_ok 'a request is a line then' within "$LIMIT" seen weir::access 1
     check 'which says what became of it' '["LIST","/api/v1/nodes?limit=2","alice","teller/1.0",200]' \
         "$(lines weir::access | jq -sc '.[0].fields | [.verb, .URI, .user, .userAgent, .resp]')"
+    check 'and has the id that the client was told' "$(tr -d '\r' <"$WORK/told" | awk 'tolower($1) == "audit-id:" { print $2 }')" \
+        "$(lines weir::access | jq -sr '.[0].fields["audit-ID"]')"
     check 'what is no filter is refused' '400' "$(level -o /dev/null -X PUT -d 'weir=loud')"
     check_match 'and it says what would be one' '"weir=loud" is no filter: give LEVEL or MODULE=LEVEL' \
         "$(level -X PUT -d 'weir=loud')"
