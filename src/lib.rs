@@ -17,7 +17,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `metrics` `document` `sparingly` |
+//! | 0 | `clock` `corked` `metrics` `document` `sparingly` |
 //! | 1 | `api` `drain` `request_info` (pure), `playground` (apart from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
@@ -55,6 +55,7 @@ pub mod upstream;
 // What they share
 pub mod api;
 pub mod clock;
+pub mod corked;
 pub mod document;
 pub mod drain;
 pub mod metrics;

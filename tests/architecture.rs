@@ -13,7 +13,7 @@ use std::path::Path;
 use std::path::PathBuf;
 
 const LAYERS: &[&[&str]] = &[
-    &["clock", "document", "metrics", "sparingly"],
+    &["clock", "corked", "document", "metrics", "sparingly"],
     &["api", "drain", "playground", "request_info"],
     &["identity"],
     &["flowcontrol", "upstream"],

@@ -38,6 +38,7 @@ use tokio_rustls::server::TlsStream;
 use tracing::debug;
 use tracing::error;
 
+use crate::corked::cork;
 use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::identity::PeerCertificate;
@@ -223,6 +224,7 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
         }
         answer(Arc::clone(serving), Arc::clone(&peer), request)
     });
+    let (stream, cork) = cork(stream);
     let mut connection = pin!(
         http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -243,11 +245,11 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
             .serve_connection(TokioIo::new(stream), service)
     );
     tokio::select! {
-        ended = connection.as_mut() => return log_end(&peer, ended),
+        ended = cork.drive(connection.as_mut()) => return log_end(&peer, ended),
         () = serving.drain.reached(Stage::Closing) => connection.as_mut().graceful_shutdown(),
         () = go_away.notified() => connection.as_mut().graceful_shutdown(),
     }
-    log_end(&peer, connection.await);
+    log_end(&peer, cork.drive(connection.as_mut()).await);
 }
 
 async fn answer(

@@ -1,0 +1,333 @@
+//! Small writes of an HTTP/2 connection, gathered until it has no more to write for now.
+//!
+//! `h2` writes and flushes each DATA frame of more than some hundred bytes by itself: a TLS record, a system call and a packet
+//! for each, although sixteen answers may be ready. Here they wait while the connection is polled, and go out together when
+//! that is done, in the same poll: nothing is delayed.
+//!
+//! # Cancel safety
+//! The futures here hold nothing: what is gathered stays with the connection.
+
+use std::future::Future;
+use std::future::poll_fn;
+use std::io;
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::task::Context;
+use std::task::Poll;
+use std::task::ready;
+
+use tokio::io::AsyncRead;
+use tokio::io::AsyncWrite;
+use tokio::io::ReadBuf;
+
+/// As much as a TLS record holds: more would not make fewer of them.
+const FULL: usize = 16 << 10;
+
+/// What is not gathered: copying it would cost more than the system call that it saves.
+const LARGE: usize = 4 << 10;
+
+/// The side of a stream that is given to HTTP/2.
+#[derive(Debug)]
+pub struct Corked<S>(Arc<Mutex<Gathering<S>>>);
+
+/// The side that lets it out.
+#[derive(Debug)]
+pub struct Cork<S>(Arc<Mutex<Gathering<S>>>);
+
+#[derive(Debug)]
+struct Gathering<S> {
+    stream: S,
+    /// Taken, and not given to `stream` yet: from `gone` on.
+    waiting: Vec<u8>,
+    gone: usize,
+    /// Whether `stream` may keep something back.
+    unflushed: bool,
+    /// It failed while nobody asked: whoever asks next is told.
+    broken: Option<io::ErrorKind>,
+}
+
+/// Both sides of `stream`.
+pub fn cork<S>(stream: S) -> (Corked<S>, Cork<S>) {
+    let gathering = Arc::new(Mutex::new(Gathering {
+        stream,
+        waiting: Vec::new(),
+        gone: 0,
+        unflushed: false,
+        broken: None,
+    }));
+    (Corked(Arc::clone(&gathering)), Cork(gathering))
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Cork<S> {
+    /// Runs what speaks on the other side to its end, and lets out what it writes.
+    pub async fn drive<F: Future>(&self, mut speaking: Pin<&mut F>) -> F::Output {
+        poll_fn(|cx| {
+            let polled = speaking.as_mut().poll(cx);
+            if polled.is_pending() && self.let_out(cx) {
+                return speaking.as_mut().poll(cx); // it meets the failure itself
+            }
+            polled
+        })
+        .await
+    }
+
+    /// Whether that has failed.
+    fn let_out(&self, cx: &mut Context<'_>) -> bool {
+        let mut gathering = lock(&self.0);
+        let Poll::Ready(Err(why)) = gathering.poll_out(cx) else {
+            return false;
+        };
+        gathering.broken = Some(why.kind());
+        true
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Gathering<S> {
+    fn whole(&self) -> io::Result<()> {
+        self.broken.map_or(Ok(()), |kind| Err(kind.into()))
+    }
+
+    /// Writes what waits.
+    fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(rest) = self.waiting.get(self.gone..).filter(|r| !r.is_empty()) {
+            self.unflushed = true;
+            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, rest))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.gone += written;
+        }
+        self.waiting = Vec::new(); // a quiet connection keeps no memory for it
+        self.gone = 0;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes what waits, to the last byte.
+    fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_waiting(cx))?;
+        if self.unflushed {
+            ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+            self.unflushed = false;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.whole()?;
+        let length = slices.iter().map(|slice| slice.len()).sum();
+        if length >= LARGE {
+            ready!(self.poll_waiting(cx))?;
+            self.unflushed = true;
+            return Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        }
+        if self.waiting.len() + length > FULL {
+            ready!(self.poll_waiting(cx))?;
+        }
+        for slice in slices {
+            self.waiting.extend_from_slice(slice);
+        }
+        Poll::Ready(Ok(length))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Corked<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut gathering = lock(&self.0);
+        gathering.whole()?;
+        Pin::new(&mut gathering.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Corked<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        lock(&self.0).poll_write(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        lock(&self.0).poll_write(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Nothing: [`Cork::drive`] does it when all is written.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(lock(&self.0).whole())
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut gathering = lock(&self.0);
+        gathering.whole()?;
+        ready!(gathering.poll_out(cx))?;
+        Pin::new(&mut gathering.stream).poll_shutdown(cx)
+    }
+}
+
+/// Held for one poll of one task: what it guards is whole between any two.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use tokio::io::AsyncReadExt;
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    /// Notes what it is given, write by write; takes no more than a number of bytes at a time, and nothing every other time.
+    struct Sink {
+        taken: Arc<Mutex<Vec<Vec<u8>>>>,
+        at_a_time: usize,
+        dawdles: bool,
+        fails: bool,
+    }
+
+    impl Sink {
+        fn new(at_a_time: usize) -> (Self, Arc<Mutex<Vec<Vec<u8>>>>) {
+            let taken = Arc::default();
+            let sink = Self {
+                taken: Arc::clone(&taken),
+                at_a_time,
+                dawdles: false,
+                fails: false,
+            };
+            (sink, taken)
+        }
+    }
+
+    impl AsyncRead for Sink {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for Sink {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            if self.fails {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            if self.at_a_time < FULL && !std::mem::replace(&mut self.dawdles, true) {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            self.dawdles = false;
+            let bytes = &bytes[..bytes.len().min(self.at_a_time)];
+            self.taken.lock().unwrap().push(bytes.to_vec());
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_written_in_one_go_goes_out_in_one_write_and_what_is_large_by_itself() {
+        let (sink, taken) = Sink::new(usize::MAX);
+        let (mut corked, cork) = cork(sink);
+        let (wake, mut woken) = tokio::io::duplex(1);
+        let speaking = pin!(async move {
+            for byte in 0..16 {
+                corked.write_all(&[byte; 400]).await.unwrap();
+                corked.flush().await.unwrap();
+            }
+            woken.read_u8().await.unwrap(); // no more for now
+            corked.write_all(&[16; 400]).await.unwrap();
+            corked.write_all(&[17; LARGE]).await.unwrap();
+            corked.shutdown().await.unwrap();
+        });
+        let driven = pin!(cork.drive(speaking));
+        let looking_on = async {
+            while taken.lock().unwrap().is_empty() {
+                tokio::task::yield_now().await;
+            }
+            let first: Vec<_> = taken.lock().unwrap().iter().map(Vec::len).collect();
+            let mut wake = wake;
+            wake.write_u8(1).await.unwrap();
+            first
+        };
+        let ((), first) = tokio::join!(driven, looking_on);
+        assert_eq!(first, [16 * 400]);
+        let all: Vec<_> = taken.lock().unwrap().iter().map(Vec::len).collect();
+        assert_eq!(all, [16 * 400, 400, LARGE]);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_lost_or_changes_places_on_a_stream_that_takes_a_little_at_a_time() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        for _ in 0..50 {
+            let (sink, taken) = Sink::new(random.usize(1..3000));
+            let (mut corked, cork) = cork(sink);
+            let parts: Vec<Vec<u8>> = (0..random.usize(1..40))
+                .map(|_| {
+                    let most = if random.bool() { 300 } else { 3 * FULL };
+                    (0..random.usize(1..most)).map(|_| random.u8(..)).collect()
+                })
+                .collect();
+            let expected = parts.concat();
+            let yields: Vec<bool> = parts.iter().map(|_| random.bool()).collect();
+            let speaking = pin!(async move {
+                for (part, yields) in parts.iter().zip(yields) {
+                    corked.write_all(part).await.unwrap();
+                    corked.flush().await.unwrap();
+                    if yields {
+                        tokio::task::yield_now().await;
+                    }
+                }
+                corked.shutdown().await.unwrap();
+            });
+            cork.drive(speaking).await;
+            assert!(taken.lock().unwrap().concat() == expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn who_speaks_is_told_when_the_stream_fails_afterwards() {
+        let (mut sink, _) = Sink::new(usize::MAX);
+        sink.fails = true;
+        let (mut corked, cork) = cork(sink);
+        let speaking = pin!(async move {
+            corked.write_all(b"abc").await.unwrap(); // gathered
+            corked.read_u8().await.unwrap_err().kind()
+        });
+        assert_eq!(cork.drive(speaking).await, io::ErrorKind::ConnectionReset);
+    }
+}
