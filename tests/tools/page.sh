@@ -168,6 +168,13 @@ code() {
 }
 check 'a page from elsewhere may not listen' 403 "$(code -H 'Sec-Fetch-Site: cross-site' "${PAGE}status/events")"
 for n in $(seq 2 $LISTENERS); do start "listener-$n" curl -sSN "${PAGE}status/events"; done
+# Before anybody else asks: who finds no place does not try again.
+# shellcheck disable=SC2317,SC2329 # called by `within`
+listening() {
+    local n
+    for n in $(seq 2 $LISTENERS); do grep -q '^event: history' "$WORK/listener-$n.out" || return 1; done
+}
+check_ok 'each has the history' within "$LIMIT" listening
 # shellcheck disable=SC2317,SC2329 # called by `within`
 no_place() { [[ $(code "${PAGE}status/events") == 503 ]]; }
 # shellcheck disable=SC2317,SC2329 # called by `within`
