@@ -361,8 +361,8 @@ pub struct TellingArgs {
     /// Size in megabytes at which the file of the audit log is rotated.
     #[arg(long, value_name = "MB", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     pub audit_log_maxsize: u32,
-    /// Tell in headers of the API server's answers, and of the 429s of priority levels, what was decided about their requests:
-    /// X-Weir-Flow-Schema, X-Weir-Priority-Level, X-Weir-Queue-Wait, X-Weir-Seats.
+    /// Tell in headers of answers, weir's own too, what was decided about their requests: X-Weir-Flow-Schema,
+    /// X-Weir-Priority-Level, X-Weir-Queue-Wait, X-Weir-Seats.
     #[arg(
         long,
         value_name = "BOOL",

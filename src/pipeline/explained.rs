@@ -1,4 +1,4 @@
-//! `--explain-responses`: the API server's answers, and the refusals of priority levels, say what was decided.
+//! `--explain-responses`: answers say what was decided about their requests, where something was.
 
 use std::time::Duration;
 

@@ -177,6 +177,9 @@ impl Pipeline {
             Err(refusal) => {
                 let mut response = self.refuse(peer, asked, body, &refusal).await;
                 trace.tell_id(response.headers_mut());
+                if self.explains {
+                    explained::explain(response.headers_mut(), trace.decision());
+                }
                 response
             }
         }

@@ -23,7 +23,6 @@ use crate::limits::RequestDigest;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::body::Body;
-use crate::pipeline::explained::explain;
 use crate::pipeline::name_decision;
 use crate::pipeline::refusal::Refusal;
 use crate::request_info::RequestInfo;
@@ -59,9 +58,6 @@ impl Pipeline {
         {
             let (schema, level) = (rejected.flow_schema(), rejected.priority_level());
             name_decision(response.headers_mut(), schema, level);
-            if self.explains {
-                explain(response.headers_mut(), Some(&rejected.decision()));
-            }
         }
         if !goes_on {
             response

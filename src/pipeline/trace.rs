@@ -13,6 +13,7 @@ use http::StatusCode;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
+use crate::flowcontrol::controller::Decision;
 use crate::limits::Permit;
 use crate::metrics::Counted;
 use crate::pipeline::filters::Stage;
@@ -118,6 +119,11 @@ impl Trace {
     /// No rate stands in its way.
     pub(super) fn counted(&mut self, now: Instant) {
         self.times.counted = now;
+    }
+
+    /// What fairness decided about it, if that is known.
+    pub(super) fn decision(&self) -> Option<&Decision> {
+        self.recorded.as_ref()?.record.decision.as_ref()
     }
 
     /// It may go on.

@@ -107,6 +107,23 @@ fn one_seat(setup: Setup) -> Setup {
 }
 
 #[tokio::test]
+async fn an_answer_of_weir_s_own_says_what_was_decided_too() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = nobody.local_addr().unwrap();
+    drop(nobody);
+    let explaining = |config: &mut ::weir::config::Config| config.telling.explain = true;
+    let weir = one_seat(weir::before(address))
+        .with(explaining)
+        .start()
+        .await;
+    let answer = weir.alice(Http::One).get(LIST).await;
+    assert_eq!(answer.status, 503);
+    let said = |name| answer.headers.get(name).map(str::to_owned);
+    assert_eq!(said("x-weir-flow-schema").as_deref(), Some("devs"));
+    assert_eq!(said("x-weir-priority-level").as_deref(), Some("few"));
+}
+
+#[tokio::test]
 async fn a_request_too_many_is_in_the_log_with_the_limit_that_refused_it() {
     for http in Http::BOTH {
         let (mut upstream, log) = (Upstream::start().await, Log::new());
