@@ -17,7 +17,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `corked` `metrics` `document` `sparingly` |
+//! | 0 | `clock` `corked` `document` `keyed` `metrics` `sparingly` |
 //! | 1 | `api` `drain` `request_info` (pure), `playground` (apart from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
@@ -58,6 +58,7 @@ pub mod clock;
 pub mod corked;
 pub mod document;
 pub mod drain;
+pub mod keyed;
 pub mod metrics;
 pub mod sparingly;
 

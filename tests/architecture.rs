@@ -13,7 +13,14 @@ use std::path::Path;
 use std::path::PathBuf;
 
 const LAYERS: &[&[&str]] = &[
-    &["clock", "corked", "document", "metrics", "sparingly"],
+    &[
+        "clock",
+        "corked",
+        "document",
+        "keyed",
+        "metrics",
+        "sparingly",
+    ],
     &["api", "drain", "playground", "request_info"],
     &["identity"],
     &["flowcontrol", "upstream"],

@@ -211,7 +211,7 @@ fn the_top_talkers_take_no_more_memory_however_many_there_are() {
                 let wait = Duration::from_secs(of(1));
                 let weights = Weights::of_a_request(of(2), wait, of(3) > 1, (1, held));
                 let parts = [name.as_bytes()];
-                desk.count([Some(Name::new(&parts)); 5], weights);
+                desk.count(None, [Some(Name::new(&parts)); 5], weights);
             }
             talkers.gather(begin + Duration::from_secs(5) * tick);
         }

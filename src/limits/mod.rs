@@ -24,7 +24,6 @@ use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::Decision;
 use crate::flowcontrol::controller::Rejected;
 use crate::flowcontrol::level::Named;
-use crate::flowcontrol::queue_set::Reason;
 use crate::limits::clients::enforce::Hold;
 use crate::limits::clients::enforce::TooMany;
 use crate::limits::events::enforce::TooManyEvents;
@@ -110,15 +109,6 @@ impl Rejection {
     #[must_use]
     pub const fn says_when(&self) -> bool {
         !matches!(self, Self::Events(rejected) if rejected.retry_after.is_none())
-    }
-
-    /// Which level, and why there; empty where there are no levels.
-    #[must_use]
-    pub fn level(&self) -> Option<(&str, Reason)> {
-        match self {
-            Self::Fairness(rejected) => Some((&rejected.priority_level().name, rejected.reason)),
-            Self::Clients(_) | Self::Events(_) | Self::MaxInFlight { .. } => None,
-        }
     }
 
     /// What fairness decided, where it did.

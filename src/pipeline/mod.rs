@@ -229,6 +229,9 @@ impl Pipeline {
                 .with(passed.hold);
             trace.admitted(&permit, Clock.now());
             let listing = self.listing(&info, &head);
+            if head.version == Version::HTTP_2 {
+                headers::strip_hop_by_hop(&mut head.headers);
+            }
             let (request, told) = self.dress(head, peer, (&known, &name))?;
             let unread = body
                 .take()
@@ -445,8 +448,12 @@ fn target(peer: &Peer, head: &request::Parts) -> Result<PathAndQuery, Refusal> {
     Ok(target.clone())
 }
 
-/// Takes the connection's own headers off, and the wish to change the protocol with them.
+/// Takes the connection's own headers off, and the wish to change the protocol with them. HTTP/2 has neither such a wish nor
+/// headers that say what others are (the library refuses them), so that there they may stay on until the request goes on.
 fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
+    if head.version == Version::HTTP_2 {
+        return None;
+    }
     let protocol = headers::strip_hop_by_hop(&mut head.headers);
     let upgrade = head.extensions.remove::<OnUpgrade>();
     protocol.zip(upgrade)

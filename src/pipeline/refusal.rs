@@ -7,11 +7,9 @@
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
-use std::hash::BuildHasher;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dashmap::DashMap;
 use http::HeaderMap;
 use http::HeaderValue;
 use http::Response;
@@ -21,12 +19,15 @@ use http::header;
 use crate::api::Status;
 use crate::flowcontrol::queue_set::Reason;
 use crate::identity::Unauthenticated;
+use crate::keyed::Key;
+use crate::keyed::SharedByKey;
 use crate::limits::Rejection;
 use crate::limits::clients::enforce::TooMany;
 use crate::limits::events::enforce::TooManyEvents;
 use crate::limits::hold::Flow;
 use crate::pipeline::body::Body;
 use crate::pipeline::impersonation::Refused;
+use crate::pipeline::name_decision;
 use crate::pipeline::rates::BodyFault;
 use crate::pipeline::rates::LARGEST_BODY;
 use crate::request_info::RequestKind;
@@ -343,9 +344,9 @@ fn rejected(rejection: &Rejection) -> Status {
 /// Refusals of the limits, each written once: a few levels, reasons and times make all that there are.
 #[derive(Debug, Default)]
 pub struct Prepared {
-    /// By a keyed hash of all that a refusal's text depends on. 64 keyed bits: two that meet are not to be expected.
-    written: DashMap<u64, Wire>,
-    hasher: RandomState,
+    /// By all that a refusal depends on.
+    written: SharedByKey<Wire>,
+    secret: RandomState,
 }
 
 /// Most kinds that are kept, if levels are changed all the time; beyond it they are written anew.
@@ -375,6 +376,17 @@ impl Wire {
         }
     }
 
+    /// A limit's no; of fairness, with the names of what decided.
+    fn of_rejection(rejection: &Rejection) -> Self {
+        let mut wire = Self::of(&rejected(rejection), StatusCode::TOO_MANY_REQUESTS);
+        if let Rejection::Fairness(rejected) = rejection {
+            for headers in [&mut wire.json.0, &mut wire.protobuf.0] {
+                name_decision(headers, rejected.flow_schema(), rejected.priority_level());
+            }
+        }
+        wire
+    }
+
     fn respond(&self, accept: Option<&HeaderValue>) -> Response<Body> {
         let (headers, body) = if wants_protobuf(accept) {
             &self.protobuf
@@ -399,19 +411,26 @@ impl Prepared {
     }
 
     fn rejected(&self, rejection: &Rejection, accept: Option<&HeaderValue>) -> Response<Body> {
-        if matches!(rejection, Rejection::Clients(_) | Rejection::Events(_)) {
+        let kind = match rejection {
             // As many texts as keys: written when they are needed.
-            return Wire::of(&rejected(rejection), StatusCode::TOO_MANY_REQUESTS).respond(accept);
-        }
-        let kind = self.hasher.hash_one((
-            rejection.class(),
-            rejection.level(),
-            rejection.retry_after(),
-        ));
+            Rejection::Clients(_) | Rejection::Events(_) => {
+                return Wire::of_rejection(rejection).respond(accept);
+            }
+            Rejection::Fairness(rejected) => Key::of(
+                &self.secret,
+                (
+                    rejected.flow_schema(),
+                    rejected.priority_level(),
+                    rejected.reason,
+                    rejected.retry_after,
+                ),
+            ),
+            Rejection::MaxInFlight { kind, limit } => Key::of(&self.secret, (kind, limit)),
+        };
         if let Some(wire) = self.written.get(&kind) {
             return wire.respond(accept);
         }
-        let wire = Wire::of(&rejected(rejection), StatusCode::TOO_MANY_REQUESTS);
+        let wire = Wire::of_rejection(rejection);
         let response = wire.respond(accept);
         if self.written.len() < MOST_KINDS {
             self.written.insert(kind, wire);

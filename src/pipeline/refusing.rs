@@ -23,7 +23,6 @@ use crate::limits::RequestDigest;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::body::Body;
-use crate::pipeline::name_decision;
 use crate::pipeline::refusal::Refusal;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
@@ -51,14 +50,6 @@ impl Pipeline {
             held.await;
         }
         let mut response = self.refusals.respond(refusal, asked.accept.as_ref());
-        if let Refusal::Rejected {
-            rejection: Rejection::Fairness(rejected),
-            ..
-        } = refusal
-        {
-            let (schema, level) = (rejected.flow_schema(), rejected.priority_level());
-            name_decision(response.headers_mut(), schema, level);
-        }
         if !goes_on {
             response
                 .headers_mut()

@@ -5,12 +5,10 @@
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use dashmap::DashMap;
 use http::HeaderValue;
 use http::StatusCode;
 use http::header;
@@ -22,6 +20,8 @@ use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
+use crate::keyed::Key;
+use crate::keyed::SharedByKey;
 use crate::metrics::Counted;
 use crate::metrics::Registry;
 use crate::pipeline::filters::Filters;
@@ -113,9 +113,9 @@ pub struct RequestMetrics {
     upstream_responses: IntCounterVec,
     pub(super) aborted: IntCounter,
     pub(super) filters: Filters,
-    /// By a keyed hash of the label values. 64 keyed bits: two sets of values that meet are not to be expected.
-    series: DashMap<u64, Arc<Series>>,
-    hasher: RandomState,
+    /// By their label values.
+    series: SharedByKey<Arc<Series>>,
+    secret: RandomState,
 }
 
 /// What is measured of requests.
@@ -243,8 +243,8 @@ impl RequestMetrics {
                 "Requests whose client went away before there was an answer.",
             ),
             filters: Filters::register(registry),
-            series: DashMap::new(),
-            hasher: RandomState::new(),
+            series: SharedByKey::default(),
+            secret: RandomState::new(),
         })
     }
 
@@ -259,7 +259,7 @@ impl RequestMetrics {
             info.resource(),
             info.subresource(),
         ];
-        let key = self.hasher.hash_one((common, names));
+        let key = Key::of(&self.secret, (common, names));
         if let Some(series) = self.series.get(&key) {
             return Arc::clone(&series);
         }

@@ -257,9 +257,9 @@ async fn answer(
     peer: Arc<Peer>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let answered = AssertUnwindSafe(serving.pipeline.handle(&peer, request))
-        .catch_unwind()
-        .await;
+    // In a box: the library moves what it is given several times on its way into a task.
+    let handled = Box::pin(serving.pipeline.handle(&peer, request));
+    let answered = AssertUnwindSafe(handled).catch_unwind().await;
     Ok(answered.unwrap_or_else(|_| {
         serving.metrics.panics.inc();
         error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");

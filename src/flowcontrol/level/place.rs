@@ -18,7 +18,7 @@ use crate::flowcontrol::matching::FlowsBy;
 use crate::flowcontrol::queue_set::Ticket;
 
 /// An object, as clients and logs are told of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Named {
     /// Its name.
     pub name: String,

@@ -6,7 +6,7 @@ use crate::flowcontrol::shuffle_sharding::SchemaHash;
 use crate::flowcontrol::shuffle_sharding::flow_hash;
 
 /// What tells the flows of a schema apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlowsBy {
     /// Nothing: all its requests are one flow.
     Nothing,

@@ -1,8 +1,10 @@
 //! Where one worker counts, without waiting for anybody.
 
 use std::fmt;
+use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::sync::TryLockError;
 use std::sync::atomic::AtomicU64;
@@ -12,11 +14,11 @@ use super::Common;
 use super::KINDS;
 use super::Name;
 use super::locked;
-use super::table::ByKey;
-use super::table::Key;
 use super::weights::MEASURES;
 use super::weights::Weights;
 use super::windows::Windows;
+use crate::keyed::ByKey;
+use crate::keyed::Key;
 
 /// With so many names a sheet is handed over; half of what a hash table of 256 places takes.
 const MANY: usize = 112;
@@ -30,9 +32,18 @@ pub struct Desk {
     /// What a request takes that no priority level decided on, and that a limit let pass.
     pub(super) seats_without_decision: u64,
     /// Contended only while they are taken, which is a move of a few words.
-    pub(super) sheets: Mutex<[Sheet; KINDS]>,
+    pub(super) sheets: Mutex<Sheets>,
     /// What could not be written down because the sheets were just being taken. Relaxed: sums, and nothing else hangs on them.
     missed: [AtomicU64; MEASURES],
+}
+
+/// What lies on a desk.
+#[derive(Default)]
+pub(super) struct Sheets {
+    /// In the order of [`By::ALL`](super::By::ALL).
+    pub(super) by: [Sheet; KINDS],
+    /// Names of requests like others before: each of them has a tally here. Who storms asks for the same again and again.
+    alike: ByKey<[Option<Key>; KINDS]>,
 }
 
 /// Names of one kind.
@@ -57,21 +68,36 @@ impl Desk {
         }
     }
 
-    /// Counts what a request took for each of its names, which are in the order of [`By::ALL`](super::By::ALL); it need not
-    /// have one of each kind. Never waits.
-    pub fn count(&self, names: [Option<Name<'_>>; KINDS], weights: Weights) {
-        let keys = names.map(|name| name.map(|name| (name.key(&self.common.secret), name)));
-        let mut sheets = match self.sheets.try_lock() {
-            Ok(sheets) => sheets,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return self.miss(weights),
+    /// A keyed hash of what a request's names follow from.
+    pub(super) fn likeness(&self, marks: impl Hash) -> Key {
+        Key::of(&self.common.secret, marks)
+    }
+
+    /// Counts what a request took whose names are those of one before, if there is still such a one. Never waits.
+    pub(super) fn count_again(&self, likeness: Key, weights: Weights) -> bool {
+        let Some(mut sheets) = self.sheets() else {
+            self.miss(weights);
+            return true;
         };
-        let mut many = false;
-        for (sheet, named) in sheets.iter_mut().zip(keys) {
+        sheets.add_again(likeness, weights)
+    }
+
+    /// Counts what a request took for each of its names, which are in the order of [`By::ALL`](super::By::ALL); it need not
+    /// have one of each kind. Others that are alike can be counted again then. Never waits.
+    pub fn count(&self, likeness: Option<Key>, names: [Option<Name<'_>>; KINDS], weights: Weights) {
+        let keys = names.map(|name| name.map(|name| (name.key(&self.common.secret), name)));
+        let Some(mut sheets) = self.sheets() else {
+            return self.miss(weights);
+        };
+        let (mut many, mut all) = (false, true);
+        for (sheet, named) in sheets.by.iter_mut().zip(keys) {
             if let Some((key, name)) = named {
-                sheet.add(key, name, weights);
+                all &= sheet.add(key, name, weights);
                 many |= sheet.tallies.len() >= MANY;
             }
+        }
+        if let Some(likeness) = likeness.filter(|_| all) {
+            sheets.remember(likeness, keys.map(|named| named.map(|(key, _)| key)));
         }
         if many {
             self.hand_over(&mut sheets);
@@ -80,7 +106,7 @@ impl Desk {
 
     /// Everything that lies here.
     pub(super) fn take(&self) -> [Sheet; KINDS] {
-        let mut sheets = std::mem::take(&mut *locked(&self.sheets));
+        let mut sheets = std::mem::take(&mut *locked(&self.sheets)).by;
         let mut missed = Weights::ZERO;
         for (sum, missed) in missed.0.iter_mut().zip(&self.missed) {
             *sum = missed.swap(0, Ordering::Relaxed);
@@ -91,6 +117,15 @@ impl Desk {
         sheets
     }
 
+    /// Nothing while they are taken.
+    fn sheets(&self) -> Option<MutexGuard<'_, Sheets>> {
+        match self.sheets.try_lock() {
+            Ok(sheets) => Some(sheets),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     fn miss(&self, weights: Weights) {
         for (missed, more) in self.missed.iter().zip(weights.0) {
             missed.fetch_add(more, Ordering::Relaxed);
@@ -98,20 +133,43 @@ impl Desk {
     }
 
     /// To the common tables, if they are free.
-    fn hand_over(&self, sheets: &mut [Sheet; KINDS]) {
+    fn hand_over(&self, sheets: &mut Sheets) {
         let mut windows = match self.common.windows.try_lock() {
             Ok(windows) => windows,
             Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
             Err(TryLockError::WouldBlock) => return,
         };
-        for (sheet, windows) in sheets.iter_mut().zip(windows.iter_mut()) {
+        sheets.alike.clear();
+        for (sheet, windows) in sheets.by.iter_mut().zip(windows.iter_mut()) {
             sheet.give(windows);
         }
     }
 }
 
+impl Sheets {
+    fn add_again(&mut self, likeness: Key, weights: Weights) -> bool {
+        let Some(keys) = self.alike.get(&likeness) else {
+            return false;
+        };
+        for (sheet, key) in self.by.iter_mut().zip(keys) {
+            if let Some(tally) = key.and_then(|key| sheet.tallies.get_mut(&key)) {
+                tally.sum.add(weights);
+            }
+        }
+        true
+    }
+
+    fn remember(&mut self, likeness: Key, keys: [Option<Key>; KINDS]) {
+        if self.alike.len() >= MANY {
+            self.alike.clear();
+        }
+        self.alike.insert(likeness, keys);
+    }
+}
+
 impl Sheet {
-    fn add(&mut self, key: Key, name: Name<'_>, weights: Weights) {
+    /// Whether it has a tally now.
+    fn add(&mut self, key: Key, name: Name<'_>, weights: Weights) -> bool {
         if let Some(tally) = self.tallies.get_mut(&key) {
             tally.sum.add(weights);
         } else if self.tallies.len() < MOST {
@@ -122,7 +180,9 @@ impl Sheet {
             self.tallies.insert(key, tally);
         } else {
             self.unknown.add(weights);
+            return false;
         }
+        true
     }
 
     /// Everything on it; it is empty then.

@@ -4,7 +4,7 @@ use std::hash::BuildHasher;
 use std::hash::Hasher;
 use std::sync::Arc;
 
-use super::table::Key;
+use crate::keyed::Key;
 
 /// So many bytes of a name tell it from others; with its length, so that what is longer than that is mixed up with nothing
 /// shorter. The longest name of a service account has 339; a header may have a million.
@@ -37,7 +37,7 @@ impl<'a> Name<'a> {
             length += part.len();
         }
         hasher.write_usize(length);
-        Key(hasher.finish())
+        Key::finish(&hasher)
     }
 
     pub(super) fn shown(self) -> Arc<str> {

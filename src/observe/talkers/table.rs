@@ -15,13 +15,12 @@
 //!
 //! Each measure has its own floor, and one is enough to stay: who reads much with few requests is kept for the bytes.
 
-use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
-use std::hash::Hasher;
 use std::sync::Arc;
 
 use super::weights::MEASURES;
 use super::weights::Weights;
+use crate::keyed::ByKey;
+use crate::keyed::Key;
 
 /// So many of each measure are kept at least when there are too many: more than anyone reads, and an error of at most 2 %.
 pub(super) const KEPT: usize = 50;
@@ -32,34 +31,6 @@ pub(super) const MOST: usize = 896;
 
 /// So many are kept of a table that is closed: each measure's share is [`KEPT`].
 const FEW: usize = MEASURES * KEPT;
-
-/// A keyed hash of a name. It has 64 bits: among a million names, two meet with a probability of 3 in 100 million; and who
-/// does not know the secret cannot look for such.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key(pub(super) u64);
-
-/// A key is a hash already.
-#[derive(Debug, Default)]
-pub(super) struct Itself(u64);
-
-impl Hasher for Itself {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-}
-
-/// A map by [`Key`].
-pub(super) type ByKey<V> = HashMap<Key, V, BuildHasherDefault<Itself>>;
 
 /// Somebody, and what was done.
 #[derive(Clone, Debug)]

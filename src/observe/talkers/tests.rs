@@ -6,14 +6,16 @@
 )]
 
 use std::collections::HashMap;
+use std::hash::Hasher as _;
 use std::time::Duration;
 use std::time::Instant;
 
 use super::table::KEPT;
-use super::table::Key;
 use super::table::Table;
 use super::weights::MEASURES;
 use super::*;
+use crate::keyed::Itself;
+use crate::keyed::Key;
 use crate::request_info;
 
 fn seed() -> fastrand::Rng {
@@ -98,11 +100,9 @@ impl Exact {
 }
 
 fn add(table: &mut Table, who: u64, weights: Weights) {
-    table.add(
-        Key(who.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
-        who.to_string().into(),
-        weights,
-    );
+    let mut hasher = Itself::default();
+    hasher.write_u64(who.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    table.add(Key::finish(&hasher), who.to_string().into(), weights);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn by_user(user: &[u8]) -> Vec<u8> {
 
 fn count(desk: &Desk, user: &str, weights: Weights) {
     let user = by_user(user.as_bytes());
-    desk.count([None, None, None, name(&[&user]), None], weights);
+    desk.count(None, [None, None, None, name(&[&user]), None], weights);
 }
 
 #[test]
@@ -445,6 +445,7 @@ fn a_name_costs_no_more_than_its_beginning() {
         }
     }
     desk.count(
+        None,
         [None, None, None, name(&[&[0xff; 300]]), None],
         one_request(),
     );

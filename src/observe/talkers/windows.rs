@@ -10,10 +10,10 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::Window;
-use super::table::Key;
 use super::table::MOST;
 use super::table::Table;
 use super::weights::Weights;
+use crate::keyed::Key;
 
 /// The length of the shortest part.
 const TICK: Duration = Duration::from_secs(5);

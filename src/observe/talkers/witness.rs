@@ -48,13 +48,25 @@ impl Desk {
     }
 
     fn note(&self, record: &Record, weights: Weights) {
+        let user = record.user.as_deref();
+        let agent = record.user_agent.as_ref();
+        let agent = agent.map_or(NONE, |agent| agent.as_bytes());
+        let decision = record.decision.as_ref();
+        // All that the names below are made of.
+        let likeness = self.likeness((
+            record.method.as_str(),
+            record.target.as_str(),
+            user.map(|user| (&*user.name, &*user.uid)),
+            agent,
+            decision.map(|decision| (&*decision.flow_schema().name, decision.flows_by())),
+        ));
+        if self.count_again(likeness, weights) {
+            return;
+        }
         let Ok(info) = record.info() else {
             return; // never: it was parsed before
         };
-        let user = record.user.as_deref();
         let user_name = user.map_or(UNKNOWN, |user| user.name.as_bytes());
-        let agent = record.user_agent.as_ref();
-        let agent = agent.map_or(NONE, |agent| agent.as_bytes());
         let namespace = Some(info.namespace()).filter(|name| !name.is_empty());
         let namespace = namespace.unwrap_or(NONE);
         let resource = [
@@ -80,7 +92,6 @@ impl Desk {
         let verb = info.verb().as_str().as_bytes();
         let asked = [verb, b" ", resource, dot, group, slash, subresource];
 
-        let decision = record.decision.as_ref();
         let schema = decision.map_or(&b""[..], |decision| decision.flow_schema().name.as_bytes());
         let distinguisher = match decision.map(|decision| decision.flows_by()) {
             Some(FlowsBy::Namespace) => Some(info.namespace()),
@@ -90,6 +101,7 @@ impl Desk {
         let slash = distinguisher.map_or(&b""[..], |_| b"/");
         let flow = [schema, slash, distinguisher.unwrap_or_default()];
         self.count(
+            Some(likeness),
             [
                 decision.map(|_| Name::new(&flow)),
                 Some(Name::new(&[namespace])),
