@@ -1,9 +1,11 @@
 //! Tables by keyed hashes, for what would be long to compare and is looked up for each request.
 //!
 //! A [`Key`] has 64 bits of a hash whose secret nobody outside knows: among a million, two meet with a probability of 3 in 100
-//! million, and nobody can look for such.
+//! million. [`Secret`]'s hash is quick and no cipher: it is for where a client that got two to meet would gain nothing. What
+//! decides about requests, and who is named, goes by SipHash (`RandomState`).
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::BuildHasher;
 use std::hash::BuildHasherDefault;
 use std::hash::Hash;
@@ -11,6 +13,38 @@ use std::hash::Hasher;
 use std::hash::RandomState;
 
 use dashmap::DashMap;
+use foldhash::SharedSeed;
+use foldhash::quality::FoldHasher;
+use foldhash::quality::SeedableRandomState;
+
+/// What keys are made with that have to be quick.
+#[derive(Clone)]
+pub struct Secret(SeedableRandomState);
+
+impl Default for Secret {
+    /// By the system's chance; the hash's own is an address and the time.
+    fn default() -> Self {
+        let chance = RandomState::new().hash_one(0);
+        Self(SeedableRandomState::with_seed(
+            chance,
+            SharedSeed::global_random(),
+        ))
+    }
+}
+
+impl BuildHasher for Secret {
+    type Hasher = FoldHasher<'static>;
+
+    fn build_hasher(&self) -> Self::Hasher {
+        self.0.build_hasher()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
 
 /// A keyed hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,14 +53,8 @@ pub struct Key(u64);
 impl Key {
     /// Of these marks.
     #[must_use]
-    pub fn of(secret: &RandomState, marks: impl Hash) -> Self {
+    pub fn of(secret: &impl BuildHasher, marks: impl Hash) -> Self {
         Self(secret.hash_one(marks))
-    }
-
-    /// Of what was written to a hasher of the secret's.
-    #[must_use]
-    pub fn finish(hasher: &impl Hasher) -> Self {
-        Self(hasher.finish())
     }
 }
 

@@ -5,7 +5,6 @@
 //! requests; client-go takes both.) The refusals of the limits are written once, when weir starts: saying no must cost next to nothing.
 //! A refusal never touches the upstream, and never reads the request's body.
 
-use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::time::Duration;
 
@@ -20,6 +19,7 @@ use crate::api::Status;
 use crate::flowcontrol::queue_set::Reason;
 use crate::identity::Unauthenticated;
 use crate::keyed::Key;
+use crate::keyed::Secret;
 use crate::keyed::SharedByKey;
 use crate::limits::Rejection;
 use crate::limits::clients::enforce::TooMany;
@@ -346,7 +346,7 @@ fn rejected(rejection: &Rejection) -> Status {
 pub struct Prepared {
     /// By all that a refusal depends on.
     written: SharedByKey<Wire>,
-    secret: RandomState,
+    secret: Secret,
 }
 
 /// Most kinds that are kept, if levels are changed all the time; beyond it they are written anew.
@@ -362,17 +362,18 @@ struct Wire {
 
 impl Wire {
     fn of(status: &Status, code: StatusCode) -> Self {
-        let headers = |content_type| {
+        let whole = |content_type, body: Bytes| {
             let mut headers = usual_headers(content_type);
             if let Some(seconds) = status.retry_after_seconds {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
             }
-            headers
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+            (headers, body)
         };
         Self {
             code,
-            json: (headers(JSON), status.to_json()),
-            protobuf: (headers(PROTOBUF), status.to_protobuf()),
+            json: whole(JSON, status.to_json()),
+            protobuf: whole(PROTOBUF, status.to_protobuf()),
         }
     }
 

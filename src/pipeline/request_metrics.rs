@@ -3,7 +3,6 @@
 //! Series are looked up once a request and never by more label values than a bound: a client can choose a path, not a label.
 //! What is only seldom asked of a series is made when it is first used.
 
-use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -21,6 +20,7 @@ use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
 use crate::keyed::Key;
+use crate::keyed::Secret;
 use crate::keyed::SharedByKey;
 use crate::metrics::Counted;
 use crate::metrics::Registry;
@@ -115,7 +115,7 @@ pub struct RequestMetrics {
     pub(super) filters: Filters,
     /// By their label values.
     series: SharedByKey<Arc<Series>>,
-    secret: RandomState,
+    secret: Secret,
 }
 
 /// What is measured of requests.
@@ -244,7 +244,7 @@ impl RequestMetrics {
             ),
             filters: Filters::register(registry),
             series: SharedByKey::default(),
-            secret: RandomState::new(),
+            secret: Secret::default(),
         })
     }
 

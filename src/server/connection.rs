@@ -252,19 +252,22 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
     log_end(&peer, cork.drive(connection.as_mut()).await);
 }
 
-async fn answer(
+/// In a box: the library moves what it is given several times on its way into a task.
+fn answer(
     serving: Arc<Serving>,
     peer: Arc<Peer>,
     request: Request<Incoming>,
-) -> Result<Response<Body>, Infallible> {
-    // In a box: the library moves what it is given several times on its way into a task.
-    let handled = Box::pin(serving.pipeline.handle(&peer, request));
-    let answered = AssertUnwindSafe(handled).catch_unwind().await;
-    Ok(answered.unwrap_or_else(|_| {
-        serving.metrics.panics.inc();
-        error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
-        serving.pipeline.refusals.respond(&Refusal::Panic, None)
-    }))
+) -> Pin<Box<impl Future<Output = Result<Response<Body>, Infallible>>>> {
+    Box::pin(async move {
+        let answered = AssertUnwindSafe(serving.pipeline.handle(&peer, request))
+            .catch_unwind()
+            .await;
+        Ok(answered.unwrap_or_else(|_| {
+            serving.metrics.panics.inc();
+            error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
+            serving.pipeline.refusals.respond(&Refusal::Panic, None)
+        }))
+    })
 }
 
 /// The answer, and with it the request: until the last byte, where it is not all here.

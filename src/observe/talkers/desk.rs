@@ -70,7 +70,7 @@ impl Desk {
 
     /// A keyed hash of what a request's names follow from.
     pub(super) fn likeness(&self, marks: impl Hash) -> Key {
-        Key::of(&self.common.secret, marks)
+        Key::of(&self.common.quick, marks)
     }
 
     /// Counts what a request took whose names are those of one before, if there is still such a one. Never waits.

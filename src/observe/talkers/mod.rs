@@ -34,6 +34,7 @@ use tokio::time::MissedTickBehavior;
 use self::windows::View;
 use self::windows::Windows;
 use crate::clock::Clock;
+use crate::keyed::Secret;
 
 pub use self::desk::Desk;
 pub use self::name::Name;
@@ -65,6 +66,8 @@ pub struct Talkers {
 struct Common {
     /// Of this process, so that nobody can look for names that meet.
     secret: RandomState,
+    /// What requests are compared by that may be alike.
+    quick: Secret,
     /// What all counts come to, by [`By`]. Held while a desk is emptied, a part closed or a window shown.
     windows: Mutex<[Windows; KINDS]>,
 }
@@ -76,6 +79,7 @@ impl Talkers {
     pub fn new(now: Instant, seats_without_decision: u64) -> Arc<Self> {
         let common = Common {
             secret: RandomState::new(),
+            quick: Secret::default(),
             windows: Mutex::new(By::ALL.map(|_| Windows::new(now))),
         };
         Arc::new(Self {

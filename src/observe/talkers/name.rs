@@ -1,7 +1,8 @@
 //! A name, made up of parts that stand somewhere else: hashed for each request, put together only for the first of them.
 
-use std::hash::BuildHasher;
+use std::hash::Hash;
 use std::hash::Hasher;
+use std::hash::RandomState;
 use std::sync::Arc;
 
 use crate::keyed::Key;
@@ -27,17 +28,8 @@ impl<'a> Name<'a> {
         Self(parts)
     }
 
-    pub(super) fn key(self, secret: &impl BuildHasher) -> Key {
-        let mut hasher = secret.build_hasher();
-        let (mut left, mut length) = (TOLD_APART, 0);
-        for part in self.0 {
-            let part_told = part.get(..left).unwrap_or(part);
-            hasher.write(part_told);
-            left -= part_told.len();
-            length += part.len();
-        }
-        hasher.write_usize(length);
-        Key::finish(&hasher)
+    pub(super) fn key(self, secret: &RandomState) -> Key {
+        Key::of(secret, self)
     }
 
     pub(super) fn shown(self) -> Arc<str> {
@@ -57,5 +49,18 @@ impl<'a> Name<'a> {
         }
         shown.push_str(CUT);
         shown.into()
+    }
+}
+
+impl Hash for Name<'_> {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        let (mut left, mut length) = (TOLD_APART, 0);
+        for part in self.0 {
+            let part_told = part.get(..left).unwrap_or(part);
+            hasher.write(part_told);
+            left -= part_told.len();
+            length += part.len();
+        }
+        hasher.write_usize(length);
     }
 }

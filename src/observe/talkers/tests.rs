@@ -6,7 +6,8 @@
 )]
 
 use std::collections::HashMap;
-use std::hash::Hasher as _;
+use std::hash::RandomState;
+use std::sync::LazyLock;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -14,7 +15,6 @@ use super::table::KEPT;
 use super::table::Table;
 use super::weights::MEASURES;
 use super::*;
-use crate::keyed::Itself;
 use crate::keyed::Key;
 use crate::request_info;
 
@@ -100,9 +100,8 @@ impl Exact {
 }
 
 fn add(table: &mut Table, who: u64, weights: Weights) {
-    let mut hasher = Itself::default();
-    hasher.write_u64(who.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    table.add(Key::finish(&hasher), who.to_string().into(), weights);
+    static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    table.add(Key::of(&*SECRET, who), who.to_string().into(), weights);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What a request counts for, by its record.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +45,7 @@ fn record(target: &'static str, arrived: Instant) -> Record {
 fn top(talkers: &Talkers, by: By, now: Instant) -> Vec<(String, Amounts)> {
     let query = Query {
         by,
+        limit: Query::MOST,
         ..Query::default()
     };
     let top = talkers.top_at(&query, now);
@@ -94,6 +96,61 @@ fn a_request_counts_for_everything_that_it_is_known_by() {
         queue_wait_seconds: 0.0,
     };
     assert_eq!(top(&talkers, By::User, now)[0], ("alice".to_owned(), all));
+}
+
+#[test]
+fn requests_that_are_alike_count_as_if_each_were_the_first() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let begin = Clock.now();
+    let talkers = Talkers::new(begin, 1);
+    let desk = talkers.desk();
+    let targets = [
+        "/api/v1/nodes",
+        "/api/v1/namespaces/a/pods",
+        "/api/v1/namespaces/b/pods",
+    ];
+    let agents = ["kubectl/v1.36.0", "flood/1.0"];
+    let mut exact: [BTreeMap<String, u64>; KINDS] = Default::default();
+    for _ in 0..5000 {
+        let target = random.usize(0..targets.len());
+        let mut record = record(targets[target], begin);
+        let deletes = random.bool();
+        record.method = if deletes { Method::DELETE } else { Method::GET };
+        // Many, so that there is not always room for all that are alike.
+        let user = format!("user-{}", random.u8(0..60));
+        record.user = Some(Arc::new(UserInfo {
+            name: user.clone(),
+            ..UserInfo::default()
+        }));
+        let agent = agents[random.usize(0..2)];
+        record.user_agent = Some(HeaderValue::from_static(agent));
+        desk.ended(&record, begin);
+        let verb = if deletes { "deletecollection" } else { "list" };
+        let (namespace, resource) = [("<none>", "nodes"), ("a", "pods"), ("b", "pods")][target];
+        let asked = format!("{verb} {resource}");
+        let names = [
+            None,
+            Some(namespace),
+            Some(&*asked),
+            Some(&*user),
+            Some(agent),
+        ];
+        for (counts, name) in exact.iter_mut().zip(names) {
+            if let Some(name) = name {
+                *counts.entry(name.to_owned()).or_default() += 1;
+            }
+        }
+        if random.u8(..) == 0 {
+            talkers.gather(begin);
+        }
+    }
+    for (by, expected) in By::ALL.into_iter().zip(exact) {
+        let shown = top(&talkers, by, begin).into_iter();
+        let shown: BTreeMap<_, _> = shown.map(|(name, did)| (name, did.requests)).collect();
+        assert_eq!(shown, expected, "{by:?}");
+    }
 }
 
 #[test]
