@@ -13,7 +13,7 @@ COPY . .
 # Without the playground, whose API server and certificates are for trying things out.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --release --locked --no-default-features && \
+    cargo build --release --locked --no-default-features --features otlp && \
     install -m 0755 target/release/weir /weir
 
 FROM gcr.io/distroless/cc-debian12:nonroot

@@ -7,6 +7,7 @@ pub mod log_level;
 pub mod process;
 pub mod readiness;
 pub mod request_log;
+#[cfg_attr(not(feature = "otlp"), path = "spans/absent.rs")]
 pub mod spans;
 pub mod status;
 pub mod talkers;

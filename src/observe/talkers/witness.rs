@@ -7,6 +7,7 @@ use super::Name;
 use super::Weights;
 use crate::clock::Clock;
 use crate::flowcontrol::matching::FlowsBy;
+use crate::keyed::Key;
 use crate::pipeline::record::Outcome;
 use crate::pipeline::record::Record;
 use crate::pipeline::record::Witness;
@@ -47,25 +48,30 @@ impl Desk {
         Weights::of_a_request(record.sent, queue_wait, rejected, (seats, held))
     }
 
-    fn note(&self, record: &Record, weights: Weights) {
-        let user = record.user.as_deref();
-        let agent = record.user_agent.as_ref();
-        let agent = agent.map_or(NONE, |agent| agent.as_bytes());
+    /// Of all that its names are made of.
+    fn likeness_of(&self, record: &Record) -> Key {
         let decision = record.decision.as_ref();
-        // All that the names below are made of.
-        let likeness = self.likeness((
+        self.likeness((
             record.method.as_str(),
             record.target.as_str(),
-            user.map(|user| (&*user.name, &*user.uid)),
-            agent,
+            record.user.as_ref().map(|user| (&*user.name, &*user.uid)),
+            record.user_agent.as_ref().map(|agent| agent.as_bytes()),
             decision.map(|decision| (&*decision.flow_schema().name, decision.flows_by())),
-        ));
+        ))
+    }
+
+    fn note(&self, record: &Record, weights: Weights) {
+        let likeness = self.likeness_of(record);
         if self.count_again(likeness, weights) {
             return;
         }
         let Ok(info) = record.info() else {
             return; // never: it was parsed before
         };
+        let agent = record.user_agent.as_ref();
+        let agent = agent.map_or(NONE, |agent| agent.as_bytes());
+        let decision = record.decision.as_ref();
+        let user = record.user.as_deref();
         let user_name = user.map_or(UNKNOWN, |user| user.name.as_bytes());
         let namespace = Some(info.namespace()).filter(|name| !name.is_empty());
         let namespace = namespace.unwrap_or(NONE);
