@@ -13,11 +13,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
+use std::time::Instant;
 use std::time::SystemTime;
 
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
+use tracing::warn;
 
 use crate::clock::Clock;
 
@@ -27,6 +29,10 @@ const OWNER_ONLY_FOLDER: u32 = 0o700;
 
 /// Go's `2006-01-02T15-04-05.000`.
 const TIMESTAMP: &str = "%Y-%m-%dT%H-%M-%S%.3f";
+
+/// How long a file that could not be renamed goes on growing until that is tried again: whoever is in the way of it is not gone
+/// sooner, and each try that fails is a line in the log.
+const RENAME_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// A file, and what becomes of it when it has grown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,8 +91,10 @@ impl Output {
     /// How many more bytes go there before anything has to be done first.
     pub(super) fn room(&self) -> u64 {
         match self {
-            Self::File(file) => file.rules.max_size.saturating_sub(file.size),
-            Self::Pipe(..) | Self::Stdout => u64::MAX,
+            Self::File(file) if file.stays_until.is_none() => {
+                file.rules.max_size.saturating_sub(file.size)
+            }
+            Self::File(_) | Self::Pipe(..) | Self::Stdout => u64::MAX,
         }
     }
 }
@@ -100,16 +108,12 @@ pub(super) struct Rotating {
     size: u64,
     /// A write broke off within a line.
     torn: bool,
+    /// It could not be renamed, and is written to until then whatever its size.
+    stays_until: Option<Instant>,
 }
 
 impl Rotating {
     fn open(rules: LogFile) -> io::Result<Self> {
-        if let Some(folder) = rules.path.parent() {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(OWNER_ONLY_FOLDER)
-                .create(folder)?;
-        }
         let file = append_to(&rules.path)?;
         let size = file.metadata()?.len();
         let opened = Self {
@@ -117,6 +121,7 @@ impl Rotating {
             file: Some(file),
             size,
             torn: false,
+            stays_until: None,
         };
         opened.remove_old();
         Ok(opened)
@@ -124,8 +129,9 @@ impl Rotating {
 
     fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         let length = u64::try_from(lines.len()).unwrap_or(u64::MAX);
-        if self.size > 0 && self.size.saturating_add(length) > self.rules.max_size {
-            self.rotate()?;
+        let too_large = self.size > 0 && self.size.saturating_add(length) > self.rules.max_size;
+        if too_large && self.stays_until.is_none_or(|until| Clock.now() >= until) {
+            self.rotate();
         }
         let mut file = match self.file.take() {
             Some(file) => file,
@@ -146,19 +152,27 @@ impl Rotating {
         written
     }
 
-    fn rotate(&mut self) -> io::Result<()> {
+    /// Renames the file; the next write opens what is at its path then. A file that is gone has been moved away by somebody
+    /// else, which is as good; one that cannot be renamed is written to further on.
+    fn rotate(&mut self) {
         self.file = None;
+        self.stays_until = None;
         let mut now = Clock.wall();
         let mut old = self.backup(now);
         while old.exists() {
             now += Duration::from_millis(1);
             old = self.backup(now);
         }
-        fs::rename(&self.rules.path, old)?;
-        self.file = Some(append_to(&self.rules.path)?);
-        (self.size, self.torn) = (0, false);
-        self.remove_old();
-        Ok(())
+        match fs::rename(&self.rules.path, old) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => {
+                self.stays_until = Some(Clock.now() + RENAME_AGAIN_AFTER);
+                warn!(%why, file = %self.rules.path.display(), "the audit log's file cannot be renamed and goes on growing");
+            }
+            _ => {
+                (self.size, self.torn) = (0, false);
+                self.remove_old();
+            }
+        }
     }
 
     /// `audit.log` as it is called once it is renamed: `audit-2026-11-21T19-04-05.123.log`, in UTC.
@@ -222,7 +236,14 @@ impl Rotating {
     }
 }
 
+/// Opens a file, or makes it and its folder.
 fn append_to(path: &Path) -> io::Result<File> {
+    if let Some(folder) = path.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(OWNER_ONLY_FOLDER)
+            .create(folder)?;
+    }
     OpenOptions::new()
         .append(true)
         .create(true)
@@ -300,6 +321,61 @@ mod tests {
         let mut sizes: Vec<_> = files(&rules).into_iter().map(|(_, size)| size).collect();
         sizes.sort_unstable();
         assert_eq!(sizes, [8, 8, 100]);
+    }
+
+    #[test]
+    fn a_file_that_somebody_else_took_away_is_begun_anew_at_its_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = rules(folder.path());
+        let mut output = Output::open(rules.clone()).unwrap();
+        output.write(LINE).unwrap();
+        fs::remove_file(&rules.path).unwrap();
+        for _ in 0..4 {
+            output.write(LINE).unwrap();
+        }
+        // One went where the first did; then the file's time was over.
+        assert_eq!(fs::metadata(&rules.path).unwrap().len(), 8);
+        fs::remove_dir_all(rules.path.parent().unwrap()).unwrap();
+        for _ in 0..3 {
+            output.write(LINE).unwrap();
+        }
+        assert_eq!(fs::metadata(&rules.path).unwrap().len(), 16);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_cannot_be_renamed_is_written_to_until_it_can() {
+        let folder = tempfile::tempdir().unwrap();
+        // With a time in it, its name would be longer than names may be.
+        let long = folder.path().join(format!("{:x<240}.log", ""));
+        let rules = LogFile {
+            path: long.clone(),
+            ..rules(folder.path())
+        };
+        let Output::File(mut file) = Output::open(rules.clone()).unwrap() else {
+            panic!("a file");
+        };
+        for _ in 0..5 {
+            file.write(LINE).unwrap();
+        }
+        assert_eq!(files(&rules).len(), 1);
+        assert_eq!(fs::metadata(&long).unwrap().len(), 5 * 8);
+        let mut output = Output::File(file);
+        assert_eq!(output.room(), u64::MAX, "lines are still written together");
+
+        // Now it could be; it is tried after a minute, and not before.
+        let Output::File(file) = &mut output else {
+            panic!("a file");
+        };
+        file.rules.path = folder.path().join("audit.log");
+        fs::rename(&long, &file.rules.path).unwrap();
+        tokio::time::advance(RENAME_AGAIN_AFTER - Duration::from_millis(1)).await;
+        file.write(LINE).unwrap();
+        assert_eq!(files(&rules).len(), 1);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        file.write(LINE).unwrap();
+        let sizes: Vec<_> = files(&rules).into_iter().map(|(_, size)| size).collect();
+        assert_eq!(sizes, [6 * 8, 8]);
+        assert_eq!(output.room(), 12);
     }
 
     #[test]
