@@ -19,6 +19,7 @@ use crate::limits::max_in_flight;
 use crate::limits::rates;
 use crate::observe::audit;
 use crate::observe::log_level::LogLevel;
+use crate::observe::log_lines::DroppedLines;
 use crate::observe::spans;
 use crate::server::tls;
 use crate::upstream;
@@ -201,4 +202,6 @@ pub struct Telling {
     pub explain: bool,
     /// `--tracing-config-file`.
     pub spans: Option<spans::config::Config>,
+    /// What counts the log's own losses.
+    pub dropped_lines: DroppedLines,
 }

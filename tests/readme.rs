@@ -27,6 +27,7 @@ use weir::limits::events::enforce::EventRateLimit;
 use weir::limits::max_in_flight;
 use weir::metrics::Registry;
 use weir::observe::facts::Facts;
+use weir::observe::log_lines::DroppedLines;
 use weir::observe::process;
 use weir::observe::spans;
 use weir::pipeline::holding::Holding;
@@ -140,6 +141,7 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
     let _server = weir::server::Metrics::register(&registry);
     Facts::register(None, Vec::new(), &registry);
     process::register(&registry);
+    DroppedLines::default().register(&registry);
     let _spans = spans::Metrics::register(&registry);
     let _upstream = weir::upstream::Metrics::register(&registry);
     let _tokens = weir::identity::tokens::Metrics::register(&registry);

@@ -34,7 +34,9 @@ impl Onlookers {
             audit,
             explain,
             spans: tracing,
+            dropped_lines,
         } = telling;
+        dropped_lines.register(registry);
         let (auditing, tracings) = (
             audit::Metrics::register(registry),
             spans::Metrics::register(registry),

@@ -1,5 +1,6 @@
 //! Logs: to the standard error, a line for people or an object a line.
 
+use std::io;
 use std::io::IsTerminal;
 use std::sync::Arc;
 
@@ -9,32 +10,62 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::cli::Failure;
 use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::OperationArgs;
+use crate::config::Config;
 use crate::observe::log_level;
 use crate::observe::log_level::LogLevel;
+use crate::observe::log_lines::LogLines;
+
+/// A log that has begun. Dropping it writes what was logged last, if that does not take long; no more is logged then.
+pub(super) struct Logging {
+    level: Arc<LogLevel>,
+    lines: LogLines,
+}
+
+impl Logging {
+    /// The admin listener shows it, and changes what is logged.
+    pub(super) fn show_in(&self, config: &mut Config) {
+        config.admin.log_level = Some(Arc::clone(&self.level));
+        config.telling.dropped_lines = self.lines.dropped();
+    }
+}
+
+impl Drop for Logging {
+    fn drop(&mut self) {
+        self.lines.finish();
+    }
+}
 
 /// Begins to log; what is logged can be changed from then on.
 ///
 /// # Errors
-/// If the filter cannot be read.
-pub(super) fn begin(operation: &OperationArgs) -> Result<Arc<LogLevel>, String> {
+/// If the filter cannot be read, or there is no thread to be had.
+pub(super) fn begin(operation: &OperationArgs) -> Result<Logging, Failure> {
     let written = &operation.log_level;
-    let filter = log_level::parse(written).map_err(|why| format!("--log-level: {why}"))?;
+    let filter =
+        log_level::parse(written).map_err(|why| Failure::Misuse(format!("--log-level: {why}")))?;
     let (filter, handle) = reload::Layer::new(filter);
-    let lines = fmt::layer()
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    let lines = match operation.logging_format {
-        LoggingFormat::Json => lines.json().boxed(),
-        LoggingFormat::Text => lines.boxed(),
+    let lines = LogLines::start(io::stderr())
+        .map_err(|why| Failure::Start(format!("the log has no thread: {why}")))?;
+    let layer = fmt::layer()
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(lines.clone());
+    let layer = match operation.logging_format {
+        LoggingFormat::Json => layer.json().boxed(),
+        LoggingFormat::Text => layer.boxed(),
     };
     // Fails only where somebody logs already: then they do.
     let _ = tracing_subscriber::registry()
         .with(filter)
-        .with(lines)
+        .with(layer)
         .try_init();
-    Ok(Arc::new(LogLevel::new(written, move |filter| {
+    let level = LogLevel::new(written, move |filter| {
         handle.reload(filter).map_err(|why| why.to_string())
-    })))
+    });
+    Ok(Logging {
+        level: Arc::new(level),
+        lines,
+    })
 }

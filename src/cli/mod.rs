@@ -78,6 +78,23 @@ fn report(said: clap::Error) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// Why a command did not do what it was to do.
+enum Failure {
+    /// What the operator gave it is wrong.
+    Misuse(String),
+    /// Something that it needs cannot be had.
+    Start(String),
+}
+
+impl Failure {
+    fn report(self) -> ExitCode {
+        match self {
+            Self::Misuse(why) => misuse(&why),
+            Self::Start(why) => failure(&why),
+        }
+    }
+}
+
 fn misuse(what: &str) -> ExitCode {
     for line in what.lines() {
         eprintln!("weir: {line}");

@@ -14,7 +14,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -22,16 +21,15 @@ use clap::Args;
 use tokio::sync::oneshot;
 
 use crate::app::App;
-use crate::cli::failure;
+use crate::cli::Failure;
 use crate::cli::flags;
 use crate::cli::flags::ProxyArgs;
 use crate::cli::flags::ServeArgs;
 use crate::cli::flags::UpstreamArgs;
 use crate::cli::logging;
-use crate::cli::misuse;
+use crate::cli::logging::Logging;
 use crate::cli::serve;
 use crate::cli::settings;
-use crate::observe::log_level::LogLevel;
 use crate::playground::ApiServer;
 use crate::playground::Certificates;
 use crate::playground::ISSUER;
@@ -89,9 +87,9 @@ pub struct ServerArgs {
 
 /// Runs the command.
 pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
-    let log_level = match logging::begin(&args.proxy.operation) {
-        Ok(log_level) => log_level,
-        Err(why) => return misuse(&why),
+    let logging = match logging::begin(&args.proxy.operation) {
+        Ok(logging) => logging,
+        Err(why) => return why.report(),
     };
     serve::raise_open_files();
     let PlaygroundArgs { server, mut proxy } = args;
@@ -101,22 +99,15 @@ pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
         .bind_address
         .get_or_insert(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let address = SocketAddr::new(address, proxy.serving.secure_port);
-    match prepare(&server).and_then(|made| {
+    let ended = prepare(&server).and_then(|made| {
         if server.apiserver_only {
             alone(made, address)
         } else {
-            behind_weir(made, proxy, log_level)
+            behind_weir(made, proxy, &logging)
         }
-    }) {
-        Ok(code) => code,
-        Err(Failure::Misuse(why)) => misuse(&why),
-        Err(Failure::Start(why)) => failure(&why),
-    }
-}
-
-enum Failure {
-    Misuse(String),
-    Start(String),
+    });
+    drop(logging); // what was logged comes before what is said of the end
+    ended.unwrap_or_else(Failure::report)
 }
 
 impl Failure {
@@ -241,16 +232,12 @@ fn alone(made: Made, address: SocketAddr) -> Result<ExitCode, Failure> {
 }
 
 /// The API server on a runtime of its own and weir in front of it, each as if the other were far away.
-fn behind_weir(
-    made: Made,
-    proxy: ProxyArgs,
-    log_level: Arc<LogLevel>,
-) -> Result<ExitCode, Failure> {
+fn behind_weir(made: Made, proxy: ProxyArgs, logging: &Logging) -> Result<ExitCode, Failure> {
     let listener = accept::bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0))?;
     let args = front(&made.folder, listener.local_addr()?, proxy);
     let mut config =
         settings::resolve(args).map_err(|faults| Failure::Misuse(faults.to_string()))?;
-    config.admin.log_level = Some(log_level);
+    logging.show_in(&mut config);
 
     let server = made.server.clone();
     let (end, ended) = oneshot::channel::<()>();

@@ -10,25 +10,29 @@ use tracing::warn;
 
 use crate::app::App;
 use crate::app::Ended;
-use crate::cli::failure;
+use crate::cli::Failure;
 use crate::cli::flags::ServeArgs;
 use crate::cli::logging;
-use crate::cli::misuse;
+use crate::cli::logging::Logging;
 use crate::cli::settings;
 
 /// Runs the command.
 pub(super) fn run(args: ServeArgs) -> ExitCode {
-    let log_level = match logging::begin(&args.proxy.operation) {
-        Ok(log_level) => log_level,
-        Err(why) => return misuse(&why),
+    let logging = match logging::begin(&args.proxy.operation) {
+        Ok(logging) => logging,
+        Err(why) => return why.report(),
     };
+    let ended = serve(args, &logging);
+    drop(logging); // what was logged comes before what is said of the end
+    ended.unwrap_or_else(Failure::report)
+}
+
+fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, Failure> {
     raise_open_files();
     let token_file = args.proxy.identity.token_auth_file.is_some();
-    let mut config = match settings::resolve(args) {
-        Ok(config) => config,
-        Err(faults) => return misuse(&faults.to_string()),
-    };
-    config.admin.log_level = Some(log_level);
+    let mut config =
+        settings::resolve(args).map_err(|faults| Failure::Misuse(faults.to_string()))?;
+    logging.show_in(&mut config);
     if !config.verifies_tokens() {
         let which = if token_file {
             "bearer tokens that are not in --token-auth-file"
@@ -40,21 +44,17 @@ pub(super) fn run(args: ServeArgs) -> ExitCode {
              --kubeconfig whose user may create TokenReviews (ClusterRole system:auth-delegator) they are verified"
         );
     }
-    let runtime = match tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-    {
-        Ok(runtime) => runtime,
-        Err(why) => return failure(&why),
-    };
+        .map_err(|why| Failure::Start(why.to_string()))?;
     runtime.block_on(async {
-        let app = match App::bind(config).await {
-            Ok(app) => app,
-            Err(why) => return failure(&why),
-        };
+        let app = App::bind(config)
+            .await
+            .map_err(|why| Failure::Start(why.to_string()))?;
         let addresses = app.addresses();
         info!(clients = %addresses.clients, admin = %addresses.admin, "serving");
-        exit_code(app.run(stop(), stop_again()).await)
+        Ok(exit_code(app.run(stop(), stop_again()).await))
     })
 }
 

@@ -2,8 +2,10 @@
 
 pub mod admin;
 pub mod audit;
+mod buffer;
 pub mod facts;
 pub mod log_level;
+pub mod log_lines;
 pub mod process;
 pub mod readiness;
 pub mod request_log;
@@ -11,3 +13,4 @@ pub mod request_log;
 pub mod spans;
 pub mod status;
 pub mod talkers;
+mod texts;

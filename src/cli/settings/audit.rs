@@ -11,6 +11,7 @@ use crate::document;
 use crate::observe::audit;
 use crate::observe::audit::output::LogFile;
 use crate::observe::audit::policy::Policy;
+use crate::observe::log_lines::DroppedLines;
 use crate::observe::spans;
 
 const PATH: &str = "audit-log-path";
@@ -57,6 +58,7 @@ impl Faults {
             audit: audit.map(|(file, policy)| audit::Config { policy, file }),
             explain: explain_responses,
             spans,
+            dropped_lines: DroppedLines::default(), // `logging` knows
         }
     }
 

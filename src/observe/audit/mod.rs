@@ -5,7 +5,6 @@
 //! stops that thread alone; once the buffer is full, notes are dropped and counted. No request ever waits for the log or fails
 //! because of it (kube-apiserver's `--audit-log-mode=batch`).
 
-mod buffer;
 mod event;
 mod json;
 pub mod output;
@@ -28,13 +27,13 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::observe::audit::buffer::Buffer;
 use crate::observe::audit::event::Moment;
 use crate::observe::audit::event::Note;
 use crate::observe::audit::output::LogFile;
 use crate::observe::audit::output::Output;
 use crate::observe::audit::policy::Policy;
 use crate::observe::audit::writer::Writer;
+use crate::observe::buffer::Buffer;
 use crate::pipeline::record::Record;
 use crate::pipeline::record::Witness;
 use crate::sparingly::Sparingly;

@@ -12,11 +12,11 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::observe::audit::buffer::Buffer;
 use crate::observe::audit::event::Note;
 use crate::observe::audit::output::Output;
 use crate::observe::audit::policy::Level;
 use crate::observe::audit::policy::Policy;
+use crate::observe::buffer::Buffer;
 use crate::sparingly::Sparingly;
 
 /// Lines are written when there are so many bytes of them, or no more notes.

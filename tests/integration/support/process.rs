@@ -6,12 +6,14 @@ use std::ops::Deref;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::process::Stdio;
+use std::sync::Arc;
 
 use tempfile::TempDir;
 use tokio::io::AsyncBufReadExt;
 use tokio::io::BufReader;
 use tokio::process::Child;
 use tokio::process::Command;
+use tokio::sync::Notify;
 use tokio::sync::mpsc;
 
 use crate::support::certificates::pki;
@@ -99,6 +101,8 @@ pub(crate) struct Process {
     /// What it has logged until it served.
     pub(crate) opening: Vec<String>,
     lines: mpsc::UnboundedReceiver<String>,
+    /// Nobody reads its log any more.
+    deaf: Arc<Notify>,
     _files: Files,
 }
 
@@ -129,8 +133,16 @@ impl Process {
         let mut child = command.spawn().unwrap();
         let (sender, mut lines) = mpsc::unbounded_channel();
         let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+        let deaf = Arc::new(Notify::new());
+        let stalls = Arc::clone(&deaf);
         tokio::spawn(async move {
-            while let Ok(Some(line)) = stderr.next_line().await {
+            loop {
+                let line = tokio::select! {
+                    biased;
+                    () = stalls.notified() => std::future::pending().await,
+                    line = stderr.next_line() => line,
+                };
+                let Ok(Some(line)) = line else { return };
                 if sender.send(line).is_err() {
                     return;
                 }
@@ -156,6 +168,7 @@ impl Process {
             door,
             opening,
             lines,
+            deaf,
             _files: files,
         }
     }
@@ -176,6 +189,20 @@ impl Process {
                 return line;
             }
         }
+    }
+
+    /// The rest of the log, once it has ended.
+    pub(crate) async fn last_lines(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        while let Some(line) = within("the end of the log", self.lines.recv()).await {
+            lines.push(line);
+        }
+        lines
+    }
+
+    /// From now on nobody reads its log, which stays open.
+    pub(crate) fn stops_reading(&self) {
+        self.deaf.notify_one();
     }
 
     /// How it ended.

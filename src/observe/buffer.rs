@@ -1,4 +1,5 @@
-//! The notes that wait to be written: bounded by the memory that they take, and never waited for by who brings one.
+//! What waits to be written, notes for the audit log and lines of the log: bounded by the memory that it takes, and never waited
+//! for by who brings some.
 //!
 //! Who writes them takes all at once, and then lets a moment pass in which notes gather: in a storm nobody is woken up for each
 //! of them.
