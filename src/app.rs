@@ -312,7 +312,6 @@ impl Shared {
             metrics: Arc::clone(&self.metrics),
             witnesses: self.witnesses(),
             sampler: self.onlookers.sampler,
-            auditing: Arc::default(),
             audits: self.onlookers.audits(),
             explains: self.onlookers.explains,
             upstream_log: Arc::clone(&self.upstream_log),

@@ -84,6 +84,7 @@ impl Onlookers {
 
     /// Writes and sends what is still to be, if that does not take long.
     pub(super) async fn finish(self) {
+        self.rejections.sum_up();
         if let Some(log) = self.audit_log {
             log.finish().await;
         }

@@ -5,6 +5,7 @@
 //! written down, the others are counted and make one more line. The names in `weir::access` are those of kube-apiserver's
 //! own log of requests (`httplog`, 1.36).
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -15,7 +16,6 @@ use std::time::Duration;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use http::HeaderValue;
 use tokio::time::MissedTickBehavior;
 use tracing::Level;
 use tracing::debug;
@@ -23,6 +23,8 @@ use tracing::enabled;
 use tracing::warn;
 
 use crate::limits::top_keys::TopKeys;
+use crate::observe::texts;
+use crate::observe::texts::clipped;
 use crate::pipeline::record::Outcome;
 use crate::pipeline::record::Record;
 use crate::pipeline::record::Witness;
@@ -92,24 +94,29 @@ impl RejectionLog {
         }
     }
 
-    fn sum_up(&self) {
+    /// Says what was not written down since the last time: each second, and at weir's end.
+    pub fn sum_up(&self) {
         for reason in &**self.reasons.load() {
             reason.sum_up();
         }
     }
 
-    fn reason(&self, limit: &'static str, of: &str) -> Arc<Reason> {
-        let find = |reasons: &[Arc<Reason>]| {
-            let same = |reason: &&Arc<Reason>| reason.limit == limit && *reason.of == *of;
-            reasons.iter().find(same).map(Arc::clone)
-        };
-        if let Some(reason) = find(&self.reasons.load()) {
-            return reason;
+    /// Shows `look` the reason; nothing is cloned for it, since refusals come by the hundred thousand.
+    fn with_reason<T>(&self, limit: &'static str, of: &str, look: impl FnOnce(&Reason) -> T) -> T {
+        let same = |reason: &&Arc<Reason>| reason.limit == limit && *reason.of == *of;
+        let known = self.reasons.load();
+        match known.iter().find(same) {
+            Some(reason) => look(reason),
+            None => look(&self.new_reason(limit, of)),
         }
+    }
+
+    fn new_reason(&self, limit: &'static str, of: &str) -> Arc<Reason> {
+        let same = |reason: &&Arc<Reason>| reason.limit == limit && *reason.of == *of;
         let growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reasons = Vec::clone(&self.reasons.load());
-        let reason = match (find(&reasons), reasons.first()) {
-            (Some(reason), _) => reason,
+        let reason = match (reasons.iter().find(same), reasons.first()) {
+            (Some(reason), _) => Arc::clone(reason),
             (None, Some(other)) if reasons.len() > MOST_REASONS => Arc::clone(other),
             (None, _) => {
                 let new = Reason::new(limit, of);
@@ -123,21 +130,30 @@ impl RejectionLog {
     }
 }
 
+/// Whether there is to be a line is decided when the limit says no, so that only those that have one cost an id; it is written with the
+/// others, at the end.
 impl Witness for RejectionLog {
-    fn ended(&self, record: &Record, _: Instant) {
+    fn rejected(&self, record: &Record) -> bool {
         let Outcome::Rejected(limit) = record.outcome else {
-            return;
+            return false;
         };
         if !enabled!(target: "weir::rejections", Level::WARN) {
-            return;
+            return false;
         }
         let level = record.decision.as_ref().map(|d| &*d.priority_level().name);
         let of = level.or(record.rule.as_deref()).unwrap_or_default();
-        let reason = self.reason(limit, of);
-        if reason.may_be_written() {
+        self.with_reason(limit, of, |reason| {
+            let written = reason.may_be_written();
+            if !written {
+                reason.one_more(record);
+            }
+            written
+        })
+    }
+
+    fn ended(&self, record: &Record, _: Instant) {
+        if let (Outcome::Rejected(limit), true) = (record.outcome, record.written_down) {
             write_rejection(record, limit);
-        } else {
-            reason.one_more(record);
         }
     }
 }
@@ -166,7 +182,7 @@ impl Reason {
     fn one_more(&self, record: &Record) {
         let before = self.more.fetch_add(1, Ordering::Relaxed);
         if (before < NOTED_FIRST || before.is_multiple_of(NOTED_OF))
-            && let Some(user) = &record.user
+            && let Some(user) = record.counts_for()
             && let Ok(mut users) = self.users.try_lock()
         {
             users.add(user.name.as_bytes());
@@ -225,11 +241,12 @@ fn write_rejection(record: &Record, limit: &str) {
         flow_schema = said.schema,
         rule = record.rule.as_deref(),
         queue_wait_seconds = said.queue_wait,
-        user = said.user,
+        user = record.counts_for().map(|user| clipped(&user.name, LONGEST)),
+        impersonator = said.user.filter(|_| record.counted.is_some()),
         method = record.method.as_str(),
         uri = said.target,
-        user_agent = said.user_agent,
-        audit_id = said.audit_id,
+        user_agent = said.user_agent.as_deref(),
+        audit_id = said.audit_id.as_deref(),
         client = %record.peer,
         "rejected"
     );
@@ -257,8 +274,8 @@ impl Witness for AccessLog {
             URI = said.target,
             latency_seconds = now.saturating_duration_since(record.arrived).as_secs_f64(),
             user = said.user,
-            userAgent = said.user_agent,
-            "audit-ID" = said.audit_id,
+            userAgent = said.user_agent.as_deref(),
+            "audit-ID" = said.audit_id.as_deref(),
             srcIP = %record.peer,
             apf_pl = said.level,
             apf_fs = said.schema,
@@ -275,10 +292,11 @@ impl Witness for AccessLog {
 /// What both logs say, no longer than it may be.
 struct Said<'a> {
     target: &'a str,
+    /// Who asks.
     user: Option<&'a str>,
-    user_agent: Option<&'a str>,
-    /// The request's id, where an audit log gives it one.
-    audit_id: Option<&'a str>,
+    user_agent: Option<Cow<'a, str>>,
+    /// The request's id, which a rejection has only where it is written down.
+    audit_id: Option<Cow<'a, str>>,
     level: Option<&'a str>,
     schema: Option<&'a str>,
     queue_wait: Option<f64>,
@@ -287,14 +305,13 @@ struct Said<'a> {
 impl<'a> Said<'a> {
     fn of(record: &'a Record) -> Self {
         let decision = record.decision.as_ref();
-        let user_agent = record.user_agent.as_ref().map(HeaderValue::to_str);
-        let audited = record.audited.as_ref();
-        let audit_id = audited.map(|audited| audited.id.to_str());
+        let user = record.user.as_ref();
+        let (user_agent, audited) = (record.user_agent.as_ref(), record.audited.as_ref());
         Self {
-            target: clipped(record.target.as_str()),
-            user: record.user.as_ref().map(|user| clipped(&user.name)),
-            user_agent: user_agent.and_then(Result::ok).map(clipped),
-            audit_id: audit_id.and_then(Result::ok),
+            target: clipped(record.target.as_str(), LONGEST),
+            user: user.map(|user| clipped(&user.name, LONGEST)),
+            user_agent: user_agent.map(|agent| texts::shown(agent, LONGEST)),
+            audit_id: audited.map(|audited| texts::shown(&audited.id, LONGEST)),
             level: decision.map(|decision| &*decision.priority_level().name),
             schema: decision.map(|decision| &*decision.flow_schema().name),
             queue_wait: decision.map(|decision| decision.queue_wait.as_secs_f64()),
@@ -302,17 +319,12 @@ impl<'a> Said<'a> {
     }
 }
 
-/// Its beginning.
-fn clipped(text: &str) -> &str {
-    text.get(..text.floor_char_boundary(LONGEST))
-        .unwrap_or(text)
-}
-
 #[cfg(test)]
 mod tests {
     use std::io;
     use std::net::SocketAddr;
 
+    use http::HeaderValue;
     use http::Method;
     use http::StatusCode;
     use http::uri::PathAndQuery;
@@ -367,29 +379,39 @@ mod tests {
                 name: user.to_owned(),
                 ..UserInfo::anonymous()
             })),
+            counted: None,
             decision: None,
             rule: None,
             traced: None,
             audited: None,
+            written_down: false,
             outcome,
             sent: 42,
         }
     }
 
+    /// What becomes of a request that a limit refuses.
+    fn refused(log: &RejectionLog, mut record: Record) {
+        record.written_down = log.rejected(&record);
+        log.ended(&record, Clock.now());
+    }
+
     #[test]
     fn ten_rejections_a_second_are_written_and_the_others_are_one_line() {
         let log = RejectionLog::default();
-        let now = Clock.now();
         let lines = logged("info", || {
             for n in 0..1000 {
                 let user = if n % 3 == 0 { "bob" } else { "alice" };
-                log.ended(&record(user, Outcome::Rejected("max-in-flight")), now);
+                refused(&log, record(user, Outcome::Rejected("max-in-flight")));
             }
-            log.ended(&record("carol", Outcome::Rejected("queue-full")), now);
-            log.ended(&record("dave", Outcome::Answered(StatusCode::OK)), now);
+            refused(&log, record("carol", Outcome::Rejected("queue-full")));
+            log.ended(
+                &record("dave", Outcome::Answered(StatusCode::OK)),
+                Clock.now(),
+            );
             log.sum_up();
             log.sum_up();
-            log.ended(&record("bob", Outcome::Rejected("max-in-flight")), now);
+            refused(&log, record("bob", Outcome::Rejected("max-in-flight")));
         });
         assert_eq!(lines.len(), 13, "{lines:#?}");
         assert_eq!(lines[0]["message"], "rejected");
@@ -408,7 +430,6 @@ mod tests {
     #[test]
     fn reasons_are_bounded_and_no_rejection_is_lost() {
         let log = RejectionLog::default();
-        let now = Clock.now();
         let lines = logged("info", || {
             for n in 0..2 * MOST_REASONS {
                 let rule: Arc<str> = format!("rule-{n}").into();
@@ -416,7 +437,7 @@ mod tests {
                     rule: Some(rule),
                     ..record("alice", Outcome::Rejected("client-limit"))
                 };
-                log.ended(&record, now);
+                refused(&log, record);
             }
             log.sum_up();
         });
@@ -436,11 +457,56 @@ mod tests {
         let log = RejectionLog::default();
         let name = format!("eve\n{{\"level\":\"INFO\"}}{}", "é".repeat(4000));
         let lines = logged("info", || {
-            log.ended(&record(&name, Outcome::Rejected("queue-full")), Clock.now());
+            refused(&log, record(&name, Outcome::Rejected("queue-full")));
         });
         assert_eq!(lines.len(), 1);
         let user = lines[0]["user"].as_str().unwrap();
         assert!(user.len() <= LONGEST && name.starts_with(user), "{user}");
+    }
+
+    #[test]
+    fn a_rejection_is_whose_request_the_limit_counted() {
+        let log = RejectionLog::default();
+        let lines = logged("info", || {
+            for _ in 0..=LINES {
+                let mut record = record("alice", Outcome::Rejected("queue-full"));
+                record.counted = Some(Arc::new(UserInfo {
+                    name: "bob".to_owned(),
+                    ..UserInfo::default()
+                }));
+                refused(&log, record);
+            }
+            log.sum_up();
+            refused(&log, record("alice", Outcome::Rejected("queue-full")));
+        });
+        let [line, .., sum, own] = &lines[..] else {
+            panic!("{lines:#?}");
+        };
+        assert_eq!(
+            (&line["user"], &line["impersonator"]),
+            (&"bob".into(), &"alice".into())
+        );
+        assert_eq!(sum["user"], "bob");
+        assert_eq!(
+            (&own["user"], own.get("impersonator")),
+            (&"alice".into(), None)
+        );
+    }
+
+    #[test]
+    fn what_is_no_text_in_a_user_agent_does_not_hide_it() {
+        let log = RejectionLog::default();
+        let odd = || HeaderValue::from_bytes(b"fl\xffod/1.0").unwrap();
+        let with = |outcome| Record {
+            user_agent: Some(odd()),
+            ..record("alice", outcome)
+        };
+        let lines = logged("info,weir::access=debug", || {
+            refused(&log, with(Outcome::Rejected("queue-full")));
+            AccessLog.ended(&with(Outcome::Answered(StatusCode::OK)), Clock.now());
+        });
+        assert_eq!(lines[0]["user_agent"], "fl\u{fffd}od/1.0");
+        assert_eq!(lines[1]["userAgent"], "fl\u{fffd}od/1.0");
     }
 
     #[test]

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
+use http::StatusCode;
 
 use crate::api::UserInfo;
-use crate::api::user::ANONYMOUS;
-use crate::api::user::GROUP_UNAUTHENTICATED;
-use crate::identity::request_header::IdentityHeaders;
+use crate::identity::impersonation;
+use crate::pipeline::record::Outcome;
 use crate::pipeline::trace::Trace;
 
 /// The id of a request, in both directions.
@@ -23,76 +23,88 @@ const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 /// A client's own id may have so many bytes, several times what a UUID has; one that is longer is replaced.
 const LONGEST_ID: usize = 256;
 
-/// Gives requests their ids.
-#[derive(Debug)]
-pub struct Auditing {
-    /// The headers of impersonation.
-    impersonated: IdentityHeaders,
-}
-
 /// What an audit log needs to know besides.
 #[derive(Clone, Debug)]
 pub struct Audited {
     /// The request's id, here and at the API server.
     pub id: HeaderValue,
-    /// Whom it asks to be taken for; whether it may, the API server knows.
-    pub impersonated: Option<Arc<UserInfo>>,
+    /// Whom it asks to be taken for.
+    pub wish: Option<Arc<UserInfo>>,
+    /// weir has had it judged that it may.
+    pub allowed: bool,
     /// Whether the witnesses were told that its answer has begun.
     pub began: bool,
 }
 
-impl Default for Auditing {
-    fn default() -> Self {
-        let impersonated = IdentityHeaders {
-            username: vec![HeaderName::from_static("impersonate-user")],
-            uid: vec![HeaderName::from_static("impersonate-uid")],
-            group: vec![HeaderName::from_static("impersonate-group")],
-            extra_prefix: vec!["impersonate-extra-".to_owned()],
-        };
-        Self { impersonated }
-    }
-}
-
-impl Auditing {
+impl Audited {
     /// Of a request that came with these headers.
-    pub(super) fn begin(&self, headers: &HeaderMap) -> Audited {
+    pub(super) fn begin(headers: &HeaderMap) -> Self {
         let own = headers
             .get(AUDIT_ID)
             .filter(|id| (1..=LONGEST_ID).contains(&id.len()));
-        Audited {
+        Self {
             id: own.cloned().unwrap_or_else(new_id),
-            impersonated: None,
+            wish: None,
+            allowed: false,
             began: false,
         }
     }
 
     /// Writes the id into what goes on, once what is the connection's own has been removed.
-    pub(super) fn go_on(&self, audited: &mut Audited, headers: &mut HeaderMap) {
-        headers.insert(AUDIT_ID, audited.id.clone());
-        let whom = self.impersonated.user(headers);
-        audited.impersonated = whom.map(|user| Arc::new(complete(user)));
+    fn go_on(&mut self, headers: &mut HeaderMap) {
+        headers.insert(AUDIT_ID, self.id.clone());
+        let wish = impersonation::wish(headers).ok().flatten();
+        self.wish = wish.map(|wish| wish.user);
+    }
+
+    /// The answer says the id; what the API server says itself wins.
+    fn tell(&self, headers: &mut HeaderMap) {
+        headers.entry(AUDIT_ID).or_insert_with(|| self.id.clone());
+    }
+
+    /// Whom the request was taken for, once it is known that it may be: weir has had it judged, or the API server has given an
+    /// answer that comes after its own judgement. kube-apiserver notes nobody before that (`impersonation.WithImpersonation`).
+    #[must_use]
+    pub fn impersonated(&self, outcome: Outcome) -> Option<&Arc<UserInfo>> {
+        let may =
+            self.allowed || matches!(outcome, Outcome::Answered(code) if comes_after_it(code));
+        self.wish.as_ref().filter(|_| may)
     }
 }
 
-impl Audited {
-    /// The answer says the id; what the API server says itself wins.
-    pub(super) fn tell(&self, headers: &mut HeaderMap) {
-        headers.entry(AUDIT_ID).or_insert_with(|| self.id.clone());
-    }
+/// Whether an answer shows that the request may impersonate. Those that kube-apiserver may give before it knows, or because it
+/// may not, do not.
+fn comes_after_it(code: StatusCode) -> bool {
+    let open = [
+        StatusCode::BAD_REQUEST,
+        StatusCode::UNAUTHORIZED,
+        StatusCode::FORBIDDEN,
+    ];
+    !open.contains(&code) && !code.is_server_error()
 }
 
 impl Trace {
-    /// An audit log wants to know more of it.
-    pub(super) fn begin_audit(&mut self, auditing: Option<&Auditing>, headers: &HeaderMap) {
-        if let (Some(recorded), Some(auditing)) = (&mut self.recorded, auditing) {
-            recorded.record.audited = Some(Box::new(auditing.begin(headers)));
+    /// Somebody wants to know more of it.
+    pub(super) fn begin_audit(&mut self, wanted: bool, headers: &HeaderMap) {
+        if let (Some(recorded), true) = (&mut self.recorded, wanted) {
+            recorded.record.audited = Some(Box::new(Audited::begin(headers)));
         }
     }
 
     /// What is the connection's own has been removed from the headers.
-    pub(super) fn go_on(&mut self, auditing: Option<&Auditing>, headers: &mut HeaderMap) {
-        if let (Some(audited), Some(auditing)) = (self.audited(), auditing) {
-            auditing.go_on(audited, headers);
+    pub(super) fn go_on(&mut self, headers: &mut HeaderMap) {
+        if let Some(audited) = self.audited() {
+            audited.go_on(headers);
+        }
+    }
+
+    /// It is known for whom it counts, and that it may impersonate whom it wants to: `judged`.
+    pub(super) fn in_the_name_of(&mut self, counted: Option<&Arc<UserInfo>>, judged: bool) {
+        if let Some(audited) = self.audited() {
+            audited.allowed = judged;
+        }
+        if let Some(recorded) = &mut self.recorded {
+            recorded.record.counted = counted.cloned();
         }
     }
 
@@ -106,24 +118,6 @@ impl Trace {
     fn audited(&mut self) -> Option<&mut Audited> {
         self.recorded.as_mut()?.record.audited.as_deref_mut()
     }
-}
-
-/// The groups that go with a name (`endpoints/filters/impersonation.go`).
-fn complete(mut user: UserInfo) -> UserInfo {
-    let account = user.name.strip_prefix("system:serviceaccount:");
-    if let (Some((namespace, _)), true) = (
-        account.and_then(|a| a.split_once(':')),
-        user.groups.is_empty(),
-    ) {
-        user.groups = vec![
-            "system:serviceaccounts".to_owned(),
-            format!("system:serviceaccounts:{namespace}"),
-        ];
-    }
-    if user.name == ANONYMOUS && !user.in_group(GROUP_UNAUTHENTICATED) {
-        user.groups.push(GROUP_UNAUTHENTICATED.to_owned());
-    }
-    user.authenticated()
 }
 
 /// A random UUID (RFC 9562, version 4). Told apart from others by chance, which is enough for looking things up.
@@ -174,10 +168,9 @@ mod tests {
 
     #[test]
     fn a_client_s_own_id_is_kept_unless_it_is_endless() {
-        let auditing = Auditing::default();
         let long = "x".repeat(LONGEST_ID + 1);
         for (given, kept) in [("mine", true), ("", false), (&long, false)] {
-            let audited = auditing.begin(&headers(&[("audit-id", given)]));
+            let audited = Audited::begin(&headers(&[("audit-id", given)]));
             assert_eq!(audited.id == given, kept, "{given}");
             assert!(audited.id.len() <= LONGEST_ID);
         }
@@ -185,13 +178,12 @@ mod tests {
 
     #[test]
     fn what_goes_on_and_what_comes_back_carry_the_id() {
-        let auditing = Auditing::default();
         let mut sent = headers(&[("audit-id", ""), ("audit-id", "second")]);
-        let mut audited = auditing.begin(&sent);
-        auditing.go_on(&mut audited, &mut sent);
+        let mut audited = Audited::begin(&sent);
+        audited.go_on(&mut sent);
         let all: Vec<_> = sent.get_all(AUDIT_ID).iter().collect();
         assert_eq!(all, [&audited.id]);
-        assert_eq!(audited.impersonated, None);
+        assert_eq!(audited.wish, None);
 
         let mut answer = HeaderMap::new();
         audited.tell(&mut answer);
@@ -201,42 +193,53 @@ mod tests {
         assert_eq!(answer[AUDIT_ID], "upstream's");
     }
 
+    fn audited(pairs: &[(&'static str, &str)]) -> Audited {
+        let mut headers = headers(pairs);
+        let mut audited = Audited::begin(&headers);
+        audited.go_on(&mut headers);
+        audited
+    }
+
     #[test]
-    fn whom_a_client_wants_to_be_is_read_as_upstream_reads_it() {
-        let auditing = Auditing::default();
-        let of = |pairs| {
-            let mut headers = headers(pairs);
-            let mut audited = auditing.begin(&headers);
-            auditing.go_on(&mut audited, &mut headers);
-            audited.impersonated.map(|user| (*user).clone())
-        };
-        let bob = of(&[
-            ("impersonate-user", "bob"),
-            ("impersonate-uid", "u-1"),
-            ("impersonate-group", "dev"),
-            ("impersonate-group", "ops"),
-            ("impersonate-extra-a%2fb", "1"),
-        ]);
+    fn whom_a_client_wants_to_be_is_read_as_it_is_judged() {
+        let bob = audited(&[("impersonate-user", "bob"), ("impersonate-group", "dev")]);
         let expected = UserInfo {
             name: "bob".to_owned(),
-            uid: "u-1".to_owned(),
-            groups: ["dev", "ops", "system:authenticated"]
-                .map(str::to_owned)
-                .into(),
-            extra: vec![("a/b".to_owned(), vec!["1".to_owned()])],
+            groups: ["dev", "system:authenticated"].map(str::to_owned).into(),
+            ..UserInfo::default()
         };
-        assert_eq!(bob, Some(expected));
-        let account = of(&[("impersonate-user", "system:serviceaccount:team:ci")]).unwrap();
-        assert_eq!(
-            account.groups,
-            [
-                "system:serviceaccounts",
-                "system:serviceaccounts:team",
-                "system:authenticated"
-            ]
+        assert_eq!(bob.wish.as_deref(), Some(&expected));
+        let unclear = [("impersonate-user", "bob"), ("impersonate-user", "carol")];
+        for nobody in [&unclear[..], &[("impersonate-group", "dev")], &[]] {
+            assert_eq!(audited(nobody).wish, None, "{nobody:?}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_impersonated_before_it_is_known_that_he_may_be() {
+        let mut bob = audited(&[("impersonate-user", "bob")]);
+        let answered = |code| Outcome::Answered(StatusCode::from_u16(code).unwrap());
+        for code in [101, 200, 201, 304, 404, 409, 422, 429] {
+            assert!(bob.impersonated(answered(code)).is_some(), "{code}");
+        }
+        let open = [
+            answered(400),
+            answered(401),
+            answered(403),
+            answered(500),
+            answered(503),
+            Outcome::Refused(StatusCode::FORBIDDEN),
+            Outcome::Rejected("max-in-flight"),
+            Outcome::Unanswered,
+            Outcome::Panicked,
+        ];
+        for outcome in open {
+            assert_eq!(bob.impersonated(outcome), None, "{outcome:?}");
+        }
+        bob.allowed = true;
+        assert!(
+            open.iter()
+                .all(|outcome| bob.impersonated(*outcome).is_some())
         );
-        let nobody = of(&[("impersonate-user", "system:anonymous")]).unwrap();
-        assert_eq!(nobody.groups, ["system:unauthenticated"]);
-        assert_eq!(of(&[("impersonate-group", "dev")]), None);
     }
 }

@@ -22,6 +22,7 @@ use crate::identity::impersonation::Wish;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::trace::Trace;
 
 /// How long a request waits for word about whom it may impersonate: where it is about its class only, which it loses for that moment,
 /// and where there is no answer without it (as long as for a token).
@@ -89,6 +90,7 @@ impl Pipeline {
         known: &Known,
         peer: &Peer,
         headers: &HeaderMap,
+        trace: &mut Trace,
     ) -> Result<InTheNameOf, Refusal> {
         let asserted = match known.credential {
             Credential::Certificate | Credential::FrontProxy => self.upstream.impersonates(),
@@ -104,11 +106,13 @@ impl Pipeline {
         if asserted {
             let user = decided.map_err(Refusal::Impersonation)?;
             let counted = user.clone().filter(|_| self.impersonation.classify);
+            trace.in_the_name_of(counted.as_ref(), user.is_some());
             let sent = user;
             return Ok(InTheNameOf { counted, sent });
         }
         // The API server will say what is wrong with it, if anything is.
         let counted = decided.ok().flatten();
+        trace.in_the_name_of(counted.as_ref(), counted.is_some());
         let sent = None;
         Ok(InTheNameOf { counted, sent })
     }

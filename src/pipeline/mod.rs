@@ -61,7 +61,6 @@ use crate::limits::Admission;
 use crate::limits::Permit;
 use crate::limits::RequestDigest;
 use crate::limits::rates::Rates;
-use crate::pipeline::audited::Auditing;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
 use crate::pipeline::guarded::Guarded;
@@ -153,9 +152,7 @@ pub struct Pipeline {
     pub witnesses: Witnesses,
     /// Which requests are traced, if any are.
     pub sampler: Option<Sampler>,
-    /// What gives requests their ids.
-    pub auditing: Arc<Auditing>,
-    /// Whether there is an audit log, which asks for them.
+    /// Whether there is an audit log, which asks for requests' ids.
     pub audits: bool,
     /// `--explain-responses`.
     pub explains: bool,
@@ -205,11 +202,13 @@ impl Pipeline {
             let asserted = self.identity.asserted(peer.client(), &head.headers, now.1);
             let upgrade = upgrade_of(&mut head);
             trace.sample(self.sampler, &mut head.headers);
-            trace.go_on(self.auditing(), &mut head.headers);
+            trace.go_on(&mut head.headers);
             let known = self
                 .identify(asserted, peer, &head.headers, now, trace)
                 .await?;
-            let name = self.in_the_name_of(&known, peer, &head.headers).await?;
+            let name = self
+                .in_the_name_of(&known, peer, &head.headers, trace)
+                .await?;
             let digest = RequestDigest {
                 info: &info,
                 user: name.counted(&known),
@@ -217,7 +216,10 @@ impl Pipeline {
             let (time, under_way) = (self.time_for(&info), self.under_way(&info));
             let deadline = time.map(|time| trace.arrived() + time);
             let times = (trace.arrived(), deadline);
-            let passed = self.pass_rates(&digest, (peer, &head), body, times).await?;
+            let passed = self
+                .pass_rates(&digest, (peer, &head), body, times)
+                .await
+                .inspect_err(|no| trace.rejected(no, &head.headers))?;
             if self.rates.any() {
                 trace.counted(Clock.now());
             }
@@ -225,7 +227,8 @@ impl Pipeline {
                 .admission
                 .admit(&digest, passed.at, deadline)
                 .await
-                .map_err(|rejection| self.rejected(peer, rejection, &digest))?
+                .map_err(|rejection| self.rejected(peer, rejection, &digest))
+                .inspect_err(|no| trace.rejected(no, &head.headers))?
                 .with(passed.hold);
             trace.admitted(&permit, Clock.now());
             let listing = self.listing(&info, &head);
@@ -255,10 +258,9 @@ impl Pipeline {
         })
     }
 
-    /// What gives the request an id, if somebody writes it down.
-    fn auditing(&self) -> Option<&Auditing> {
-        let written = self.audits || enabled!(target: "weir::access", Level::DEBUG);
-        written.then_some(&*self.auditing)
+    /// Whether somebody writes each request down, which has an id then.
+    fn auditing(&self) -> bool {
+        self.audits || enabled!(target: "weir::access", Level::DEBUG)
     }
 
     /// Once told to go, weir answers for its own readiness, so that a load balancer on the client's port sees it.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::time::SystemTime;
 
+use http::HeaderMap;
 use http::HeaderValue;
 use http::Method;
 use http::StatusCode;
@@ -48,6 +49,8 @@ pub struct Record {
     pub arrived_wall: SystemTime,
     /// Who asks; `None` for who was turned away before that was known.
     pub user: Option<Arc<UserInfo>>,
+    /// For whom it counts, if for somebody else (`--classify-impersonated`).
+    pub counted: Option<Arc<UserInfo>>,
     /// What fairness decided, once it did.
     pub decision: Option<Decision>,
     /// The rule of `clientLimits` that said no.
@@ -58,8 +61,10 @@ pub struct Record {
     pub outcome: Outcome,
     /// How much of the answer's body has gone out, in bytes.
     pub sent: u64,
-    /// What an audit log asks for, if there is one.
+    /// What an audit log asks for, if there is one; the id also where a line tells of it.
     pub audited: Option<Box<Audited>>,
+    /// Somebody is going to write down that it was rejected.
+    pub written_down: bool,
 }
 
 /// What a request was told.
@@ -92,6 +97,13 @@ impl Outcome {
 
 /// Who looks on. Called in a request's way, on the workers: what takes time is to be done elsewhere.
 pub trait Witness: fmt::Debug + Send + Sync {
+    /// A limit has said no, which is going to be told to the client. Whether this is going to be written down where somebody may look
+    /// for it: it has an id then, which the client hears.
+    fn rejected(&self, record: &Record) -> bool {
+        let _ = record;
+        false
+    }
+
     /// The answer to a request that runs long has begun.
     fn answering(&self, record: &Record) {
         let _ = record;
@@ -119,6 +131,12 @@ impl Record {
     pub fn info(&self) -> Result<RequestInfo<'_>, TargetError<'_>> {
         RequestInfo::parse(self.method.as_str(), self.target.as_str().as_bytes())
     }
+
+    /// For whom it counts, as the limits see it.
+    #[must_use]
+    pub fn counts_for(&self) -> Option<&UserInfo> {
+        self.counted.as_deref().or(self.user.as_deref())
+    }
 }
 
 impl Recorded {
@@ -145,12 +163,14 @@ impl Recorded {
                 arrived,
                 arrived_wall,
                 user: None,
+                counted: None,
                 decision: None,
                 rule: None,
                 traced: None,
                 outcome: Outcome::Unanswered,
                 sent: 0,
                 audited: None,
+                written_down: false,
             },
         }))
     }
@@ -168,14 +188,25 @@ impl Recorded {
     }
 
     pub(super) fn refused(&mut self, refusal: &Refusal) {
-        let Refusal::Rejected { rejection, .. } = refusal else {
+        let told = matches!(self.record.outcome, Outcome::Rejected(_)); // by `rejected`
+        if !told {
             self.record.outcome = Outcome::Refused(refusal.code());
-            return;
-        };
+        }
+    }
+
+    /// A limit says no to a request with these headers. What is written down about it has an id: the client's own, or a new one.
+    pub(super) fn rejected(&mut self, rejection: &Rejection, headers: &HeaderMap) {
         self.record.outcome = Outcome::Rejected(rejection.limit());
         self.record.decision = rejection.decision();
         if let Rejection::Clients(rejected) = rejection {
             self.record.rule = Some(Arc::clone(&rejected.rule));
+        }
+        for witness in &*self.witnesses {
+            self.record.written_down |= witness.rejected(&self.record);
+        }
+        if self.record.written_down {
+            let id = || Box::new(Audited::begin(headers));
+            self.record.audited.get_or_insert_with(id);
         }
     }
 }
@@ -231,12 +262,14 @@ mod tests {
                 arrived: Clock.now(),
                 arrived_wall: Clock.wall(),
                 user: None,
+                counted: None,
                 decision: None,
                 rule: None,
                 traced: None,
                 outcome: Outcome::Unanswered,
                 sent: 0,
                 audited: None,
+                written_down: false,
             },
         }
     }
@@ -267,13 +300,47 @@ mod tests {
             kind: RequestKind::Mutating,
             limit: 1,
         };
+        let mut recorded = recorded(&onlooker, false);
+        recorded.rejected(&rejection, &HeaderMap::new());
         let flow = None;
-        recorded(&onlooker, false).refused(&Refusal::Rejected { rejection, flow });
+        recorded.refused(&Refusal::Rejected { rejection, flow });
+        assert!(recorded.record.audited.is_none(), "nobody writes it down");
+        drop(recorded);
         let [(_, outcome, _)] = onlooker.0.lock().unwrap()[..] else {
             panic!("one request");
         };
         assert_eq!(outcome, Outcome::Rejected("max-in-flight"));
         assert_eq!(outcome.code(), Some(StatusCode::TOO_MANY_REQUESTS));
+    }
+
+    /// Writes down what is rejected.
+    #[derive(Debug)]
+    struct Clerk;
+
+    impl Witness for Clerk {
+        fn rejected(&self, _: &Record) -> bool {
+            true
+        }
+
+        fn ended(&self, _: &Record, _: Instant) {}
+    }
+
+    #[test]
+    fn a_rejection_that_is_written_down_has_an_id() {
+        let rejection = Rejection::MaxInFlight {
+            kind: RequestKind::Mutating,
+            limit: 1,
+        };
+        let id = |own: Option<&'static str>| {
+            let mut recorded = recorded(&Arc::default(), false);
+            recorded.witnesses = Arc::from([Arc::new(Clerk) as Arc<dyn Witness>]);
+            let own = own.map(|own| ("audit-id".parse().unwrap(), HeaderValue::from_static(own)));
+            recorded.rejected(&rejection, &HeaderMap::from_iter(own));
+            assert!(recorded.record.written_down);
+            recorded.record.audited.take().unwrap().id
+        };
+        assert_eq!(id(Some("mine")), "mine");
+        assert_ne!(id(None), id(None));
     }
 
     #[test]

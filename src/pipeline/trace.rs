@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
+use http::HeaderMap;
 use http::StatusCode;
 
 use crate::api::UserInfo;
@@ -182,6 +183,15 @@ impl Trace {
         self.noted = Noted::Answered { series, code, open };
         if let Some(recorded) = &mut self.recorded {
             recorded.answered(code);
+        }
+    }
+
+    /// A limit says no to a request with these headers; anything else that is refused has no more to be told than [`Self::refused`]
+    /// tells.
+    pub(super) fn rejected(&mut self, refusal: &Refusal, headers: &HeaderMap) {
+        if let (Some(recorded), Refusal::Rejected { rejection, .. }) = (&mut self.recorded, refusal)
+        {
+            recorded.rejected(rejection, headers);
         }
     }
 

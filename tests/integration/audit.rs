@@ -239,7 +239,8 @@ fn long_target() -> String {
     format!("{LIST}?limit=500&continue={}", "x".repeat(60_000))
 }
 
-async fn answered(upstream: Upstream) -> std::net::SocketAddr {
+/// Answers whatever comes.
+pub(crate) async fn answered(upstream: Upstream) -> std::net::SocketAddr {
     let address = upstream.address;
     tokio::spawn(async move {
         let mut upstream = upstream;

@@ -24,6 +24,7 @@ mod hostile;
 mod identity;
 mod in_flight;
 mod limits;
+mod logs;
 mod operators;
 mod pool;
 mod rates;

@@ -47,6 +47,7 @@ use crate::support::Http;
 use crate::support::certificates::pki;
 use crate::support::client::Answer;
 use crate::support::client::Ask;
+use crate::support::eventually;
 use crate::support::process;
 use crate::support::process::Files;
 use crate::support::process::Process;

@@ -42,6 +42,8 @@ flood() {
     check 'a line says who, what and which limit' '["alice","GET","/api/v1/nodes","max-in-flight"]' \
         "$(lines weir::rejections | jq -sc 'first(.[] | select(.fields.message == "rejected")) | .fields
             | [.user, .method, .uri, .reason]')"
+    check 'and has an id of its own' "$(lines weir::rejections | jq -s '[.[] | select(.fields.message == "rejected")] | length')" \
+        "$(lines weir::rejections | jq -s '[.[] | select(.fields.message == "rejected") | .fields.audit_id | strings] | unique | length')"
     check_match 'and the others are a line' \
         '^[0-9]+ more rejections by max-in-flight in the last second, most from user "alice"$' \
         "$(lines weir::rejections | jq -sr '[.[] | select(.fields.more)][0].fields.message')"

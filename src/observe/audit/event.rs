@@ -33,7 +33,8 @@ const TRUNCATED: &[u8] = b"...TRUNCATED";
 /// Most of `X-Forwarded-For`, in bytes: a hundred proxies' worth. Those that are nearest stand at its end.
 const LONGEST_FORWARDED_FOR: usize = 4096;
 
-/// What upstream says of a request whose client was gone before an answer.
+/// What upstream says of a request whose client was gone before an answer (`filters.WithAudit`). There it comes with code 200 and
+/// `Success`; nobody was told that, and who counts answers by this log is not to count it, so that here it is a failure without a code.
 const CLOSED_EARLY: &str = "Connection closed early";
 
 /// What is kept of a request until its events are written.
@@ -44,6 +45,7 @@ pub(super) struct Note {
     pub(super) method: Method,
     pub(super) target: Box<str>,
     pub(super) user: Option<Arc<UserInfo>>,
+    /// Whom it was taken for, as far as that is known.
     pub(super) impersonated: Option<Arc<UserInfo>>,
     pub(super) peer: IpAddr,
     /// See [`forwarded_for`].
@@ -169,7 +171,11 @@ impl Note {
                 .user
                 .as_deref()
                 .map_or_else(User::default, User::authenticated),
-            impersonated_user: self.impersonated.as_deref().map(User::of),
+            impersonated_user: self
+                .impersonated
+                .as_deref()
+                .filter(|_| !at_arrival)
+                .map(User::of),
             source_ips: self.source_ips(),
             user_agent: String::from_utf8_lossy(&self.user_agent),
             object_ref: info

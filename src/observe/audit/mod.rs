@@ -152,7 +152,7 @@ fn note(record: &Record, moment: Moment, now: Instant) -> Note {
         method: record.method.clone(),
         target: record.target.as_str().into(),
         user: record.user.clone(),
-        impersonated: audited.and_then(|audited| audited.impersonated.clone()),
+        impersonated: audited.and_then(|audited| audited.impersonated(record.outcome).cloned()),
         peer: record.peer.ip(),
         forwarded_for: event::forwarded_for(record.forwarded_for.as_ref()),
         user_agent: event::user_agent(record.user_agent.as_ref()),

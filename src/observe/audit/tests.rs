@@ -1,3 +1,5 @@
+//! The audit log as a whole: what it writes, and what it does where it cannot.
+
 use std::fs;
 use std::fs::File;
 use std::io::BufRead;
@@ -40,6 +42,7 @@ fn record(target: &'static str) -> Record {
             name: "alice".to_owned(),
             ..UserInfo::default()
         })),
+        counted: None,
         decision: None,
         rule: None,
         traced: None,
@@ -47,9 +50,11 @@ fn record(target: &'static str) -> Record {
         sent: 0,
         audited: Some(Box::new(Audited {
             id: HeaderValue::from_static("an-id"),
-            impersonated: None,
+            wish: None,
+            allowed: false,
             began: false,
         })),
+        written_down: false,
     }
 }
 
@@ -182,6 +187,8 @@ async fn annotations_say_what_was_decided() {
         .await;
     record.decision = Some(admitted.unwrap().decision());
     record.outcome = Outcome::Rejected("client-limit");
+    // Whom a request counts for is no fact about who asked.
+    record.counted = Some(Arc::new(UserInfo::anonymous()));
     record.rule = Some(Arc::from("ci"));
     let mut lines = Vec::new();
     let note = note(&record, Moment::Ended, now);
@@ -198,5 +205,6 @@ async fn annotations_say_what_was_decided() {
     });
     assert_eq!(event["annotations"], expected);
     assert_eq!(event["responseStatus"]["code"], 429);
+    assert_eq!(event["user"]["username"], "alice");
     assert_eq!(event["sourceIPs"], serde_json::json!(["192.0.2.1"]));
 }

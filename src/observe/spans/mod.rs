@@ -14,7 +14,6 @@ use std::time::Instant;
 use std::time::SystemTime;
 
 use arc_swap::ArcSwapOption;
-use http::HeaderValue;
 use tokio::sync::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -26,6 +25,8 @@ use crate::observe::spans::wire::KeyValue;
 use crate::observe::spans::wire::Span;
 use crate::observe::spans::wire::Status;
 use crate::observe::spans::wire::Value;
+use crate::observe::texts;
+use crate::observe::texts::clipped;
 use crate::pipeline::record::Outcome;
 use crate::pipeline::record::Record;
 use crate::pipeline::record::Witness;
@@ -181,7 +182,7 @@ fn route(info: &RequestInfo<'_>) -> String {
     if !info.subresource().is_empty() {
         add(&text(info.subresource()));
     }
-    clipped(&route).to_owned()
+    clipped(&route, LONGEST).to_owned()
 }
 
 fn attributes(record: &Record) -> Vec<KeyValue> {
@@ -190,8 +191,9 @@ fn attributes(record: &Record) -> Vec<KeyValue> {
     about.text("url.path", Some(record.target.path()));
     about.text("url.query", record.target.query());
     about.text("url.scheme", Some("https"));
-    let user_agent = record.user_agent.as_ref().map(HeaderValue::to_str);
-    about.text("user_agent.original", user_agent.and_then(Result::ok));
+    let user_agent = record.user_agent.as_ref();
+    let user_agent = user_agent.map(|agent| texts::shown(agent, LONGEST));
+    about.text("user_agent.original", user_agent.as_deref());
     about.text("client.address", Some(&record.peer.ip().to_string()));
     about.text("user.name", record.user.as_ref().map(|user| &*user.name));
     let code = record.outcome.code().map(|code| code.as_u16());
@@ -219,7 +221,7 @@ struct Attributes(Vec<KeyValue>);
 
 impl Attributes {
     fn text(&mut self, key: &str, text: Option<&str>) {
-        let value = text.map(|text| Value::Text(clipped(text).to_owned()));
+        let value = text.map(|text| Value::Text(clipped(text, LONGEST).to_owned()));
         self.0.extend(value.map(|value| KeyValue::new(key, value)));
     }
 
@@ -227,12 +229,6 @@ impl Attributes {
         self.0
             .extend(number.map(|number| KeyValue::new(key, Value::Whole(number))));
     }
-}
-
-/// Its beginning.
-fn clipped(text: &str) -> &str {
-    text.get(..text.floor_char_boundary(LONGEST))
-        .unwrap_or(text)
 }
 
 #[cfg(test)]

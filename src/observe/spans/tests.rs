@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Buf;
 use bytes::Bytes;
 use http::HeaderMap;
+use http::HeaderValue;
 use http::Method;
 use http::Response;
 use http::StatusCode;
@@ -95,9 +96,11 @@ fn traced(forwarded: bool) -> Record {
         arrived: now,
         arrived_wall: SystemTime::UNIX_EPOCH + Duration::from_secs(100),
         user: Some(Arc::new(UserInfo::anonymous())),
+        counted: None,
         decision: None,
         rule: None,
         audited: None,
+        written_down: false,
         traced: Some(Box::new(Traced {
             trace: [1; 16],
             parent: Some([2; 8]),

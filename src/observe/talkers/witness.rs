@@ -1,4 +1,4 @@
-//! What a request counts for: read off its record when it has ended.
+//! What a request counts for, and for whom, as the limits see it: read off its record when it has ended.
 
 use std::time::Instant;
 
@@ -54,7 +54,7 @@ impl Desk {
         self.likeness((
             record.method.as_str(),
             record.target.as_str(),
-            record.user.as_ref().map(|user| (&*user.name, &*user.uid)),
+            record.counts_for().map(|user| (&*user.name, &*user.uid)),
             record.user_agent.as_ref().map(|agent| agent.as_bytes()),
             decision.map(|decision| (&*decision.flow_schema().name, decision.flows_by())),
         ))
@@ -71,7 +71,7 @@ impl Desk {
         let agent = record.user_agent.as_ref();
         let agent = agent.map_or(NONE, |agent| agent.as_bytes());
         let decision = record.decision.as_ref();
-        let user = record.user.as_deref();
+        let user = record.counts_for();
         let user_name = user.map_or(UNKNOWN, |user| user.name.as_bytes());
         let namespace = Some(info.namespace()).filter(|name| !name.is_empty());
         let namespace = namespace.unwrap_or(NONE);

@@ -33,9 +33,11 @@ fn record(target: &'static str, arrived: Instant) -> Record {
         arrived,
         arrived_wall: Clock.wall(),
         user: Some(Arc::new(user)),
+        counted: None,
         decision: None,
         rule: None,
         audited: None,
+        written_down: false,
         traced: None,
         outcome: OK,
         sent: 100,
@@ -151,6 +153,28 @@ fn requests_that_are_alike_count_as_if_each_were_the_first() {
         let shown: BTreeMap<_, _> = shown.map(|(name, did)| (name, did.requests)).collect();
         assert_eq!(shown, expected, "{by:?}");
     }
+}
+
+#[test]
+fn who_impersonates_counts_for_whom_the_limits_saw() {
+    let begin = Clock.now();
+    let talkers = Talkers::new(begin, 1);
+    let desk = talkers.desk();
+    let now = begin + Duration::from_secs(2);
+    let mut impersonating = record("/version", begin);
+    for name in ["bob", "carol"] {
+        impersonating.counted = Some(Arc::new(UserInfo {
+            name: name.to_owned(),
+            ..UserInfo::default()
+        }));
+        desk.ended(&impersonating, now);
+    }
+    desk.ended(&record("/version", begin), now);
+    desk.ended(&impersonating, now);
+    let top = top(&talkers, By::User, now).into_iter();
+    let names: Vec<_> = top.map(|(name, did)| (name, did.requests)).collect();
+    let expected = [("carol", 2), ("alice", 1), ("bob", 1)];
+    assert_eq!(names, expected.map(|(name, did)| (name.to_owned(), did)));
 }
 
 #[test]

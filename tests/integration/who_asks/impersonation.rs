@@ -140,6 +140,14 @@ async fn who_may_impersonate_counts_for_whom_he_impersonates() {
             assert_eq!(by_schema(&weir, "kube-scheduler").await, counted);
             assert_eq!(cluster.reviews_of("SubjectAccessReview"), reviews);
         }
+        let top = eventually("the requests are counted", async || {
+            let answer = weir.operator("/debug/top_talkers?by=user").await;
+            let top: Value = serde_json::from_str(answer.text()).unwrap();
+            (top["total"]["requests"] == 6).then_some(top)
+        });
+        let top = top.await;
+        assert_eq!(top["rows"][0]["name"], SCHEDULER);
+        assert_eq!(top["rows"][0]["requests"], 6);
         // The wish went on as it came, and the sender is who he is.
         let requests = cluster.server.requests();
         let theirs = requests

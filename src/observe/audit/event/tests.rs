@@ -1,3 +1,5 @@
+//! Events as kube-apiserver writes them.
+
 use serde_json::Value;
 
 use super::*;
@@ -180,13 +182,16 @@ fn a_stranger_s_mark_stays_here() {
 }
 
 #[test]
-fn whom_a_request_asks_to_be_taken_for_stands_beside_who_it_is() {
+fn whom_a_request_was_taken_for_stands_beside_who_it_is_once_that_is_decided() {
     let mut note = note();
     note.impersonated = Some(Arc::new(UserInfo {
         name: "bob".to_owned(),
         ..UserInfo::default()
     }));
-    let event = &all(&note)[0];
+    let [received, event] = &all(&note)[..] else {
+        panic!("two events");
+    };
+    assert_eq!(received.get("impersonatedUser"), None);
     assert_eq!(event["user"]["username"], "system:apiserver");
     assert_eq!(
         event["impersonatedUser"],
