@@ -31,6 +31,7 @@ pub mod traced;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -214,23 +215,11 @@ impl Pipeline {
                 user: name.counted(&known),
             };
             let (time, under_way) = (self.time_for(&info), self.under_way(&info));
-            let deadline = time.map(|time| trace.arrived() + time);
-            let times = (trace.arrived(), deadline);
-            let passed = self
-                .pass_rates(&digest, (peer, &head), body, times)
+            let times = (trace.arrived(), time.map(|time| trace.arrived() + time));
+            let (permit, read) = self
+                .pass_limits(&digest, (peer, &head), body, times, trace)
                 .await
                 .inspect_err(|no| trace.rejected(no, &head.headers))?;
-            if self.rates.any() {
-                trace.counted(Clock.now());
-            }
-            let permit = self
-                .admission
-                .admit(&digest, passed.at, deadline)
-                .await
-                .map_err(|rejection| self.rejected(peer, rejection, &digest))
-                .inspect_err(|no| trace.rejected(no, &head.headers))?
-                .with(passed.hold);
-            trace.admitted(&permit, Clock.now());
             let listing = self.listing(&info, &head);
             if head.version == Version::HTTP_2 {
                 headers::strip_hop_by_hop(&mut head.headers);
@@ -239,7 +228,7 @@ impl Pipeline {
             let unread = body
                 .take()
                 .map(|b| RequestBody::new(b, Arc::clone(&self.identity_headers)));
-            let body = passed.body.or(unread).unwrap_or_else(RequestBody::empty);
+            let body = read.or(unread).unwrap_or_else(RequestBody::empty);
             let passage = Passage {
                 request,
                 body,
@@ -256,6 +245,29 @@ impl Pipeline {
         answered.await.inspect_err(|refusal| {
             trace.refused(subject, refusal);
         })
+    }
+
+    /// Asks the limits: how many at all, then whether there is room. With the permit comes the body, if it was read for them.
+    async fn pass_limits(
+        &self,
+        digest: &RequestDigest<'_>,
+        (peer, head): (&Peer, &request::Parts),
+        body: &mut Option<Incoming>,
+        times: (Instant, Option<Instant>),
+        trace: &mut Trace,
+    ) -> Result<(Permit, Option<RequestBody>), Refusal> {
+        let passed = self.pass_rates(digest, (peer, head), body, times).await?;
+        if self.rates.any() {
+            trace.counted(Clock.now());
+        }
+        let permit = self
+            .admission
+            .admit(digest, passed.at, times.1)
+            .await
+            .map_err(|rejection| self.rejected(peer, rejection, digest))?
+            .with(passed.hold);
+        trace.admitted(&permit, Clock.now());
+        Ok((permit, passed.body))
     }
 
     /// Whether somebody writes each request down, which has an id then.

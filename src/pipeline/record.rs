@@ -333,7 +333,8 @@ mod tests {
         };
         let id = |own: Option<&'static str>| {
             let mut recorded = recorded(&Arc::default(), false);
-            recorded.witnesses = Arc::from([Arc::new(Clerk) as Arc<dyn Witness>]);
+            let clerk: Arc<dyn Witness> = Arc::new(Clerk);
+            recorded.witnesses = Arc::from([clerk]);
             let own = own.map(|own| ("audit-id".parse().unwrap(), HeaderValue::from_static(own)));
             recorded.rejected(&rejection, &HeaderMap::from_iter(own));
             assert!(recorded.record.written_down);
