@@ -69,7 +69,7 @@ pub enum Outcome {
     Unanswered,
     /// What the API server said.
     Answered(StatusCode),
-    /// A limit said no, 429: see [`Rejection::limit`].
+    /// A limit said no, 429: see [`Refusal::limit`].
     Rejected(&'static str),
     /// weir said no for another reason.
     Refused(StatusCode),
@@ -168,11 +168,13 @@ impl Recorded {
     }
 
     pub(super) fn refused(&mut self, refusal: &Refusal) {
+        self.record.outcome = match refusal.limit() {
+            Some(limit) => Outcome::Rejected(limit),
+            None => Outcome::Refused(refusal.code()),
+        };
         let Refusal::Rejected { rejection, .. } = refusal else {
-            self.record.outcome = Outcome::Refused(refusal.code());
             return;
         };
-        self.record.outcome = Outcome::Rejected(rejection.limit());
         self.record.decision = rejection.decision();
         if let Rejection::Clients(rejected) = rejection {
             self.record.rule = Some(Arc::clone(&rejected.rule));
@@ -199,6 +201,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::pipeline::rates::BodyFault;
     use crate::request_info::RequestKind;
 
     /// Notes how requests ended, and whether their answers were told of when they began.
@@ -274,6 +277,18 @@ mod tests {
         };
         assert_eq!(outcome, Outcome::Rejected("max-in-flight"));
         assert_eq!(outcome.code(), Some(StatusCode::TOO_MANY_REQUESTS));
+    }
+
+    #[test]
+    fn an_event_for_whose_body_there_is_no_room_is_rejected_and_one_that_breaks_off_is_not() {
+        let onlooker = Arc::new(Onlooker::default());
+        for fault in [BodyFault::NoRoom, BodyFault::Broken] {
+            recorded(&onlooker, false).refused(&Refusal::Body(fault));
+        }
+        let told = onlooker.0.lock().unwrap();
+        let outcomes: Vec<_> = told.iter().map(|(_, outcome, _)| *outcome).collect();
+        let broken = Outcome::Refused(StatusCode::BAD_REQUEST);
+        assert_eq!(outcomes, [Outcome::Rejected("event-bodies"), broken]);
     }
 
     #[test]
