@@ -26,6 +26,7 @@ use weir::limits::events::enforce;
 use weir::limits::events::enforce::EventRateLimit;
 use weir::limits::max_in_flight;
 use weir::metrics::Registry;
+use weir::observe::facts;
 use weir::observe::facts::Facts;
 use weir::observe::process;
 use weir::observe::spans;
@@ -139,6 +140,7 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
     let _controller = Controller::new(fairness, &bootstrap::complete(Vec::new()), &apart);
     let _server = weir::server::Metrics::register(&registry);
     Facts::register(None, Vec::new(), &registry);
+    facts::dry_run(false, &registry);
     process::register(&registry);
     let _spans = spans::Metrics::register(&registry);
     let _upstream = weir::upstream::Metrics::register(&registry);
