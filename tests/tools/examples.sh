@@ -54,7 +54,8 @@ of_manifest() {
         "$ROOT/deploy/kubernetes.yaml"
 }
 
-# served NAME CONFIGURATION: weir serves by it, those with tokens and, where it knows their CA, with certificates.
+# served NAME CONFIGURATION [USER]: weir serves by it, those with tokens and, where it knows their CA, with certificates; it finds
+# out that USER's token is his.
 served() {
     local name=$1 answered
     placed <"$2" >"$WORK/$name.yaml"
@@ -67,8 +68,7 @@ served() {
     else
         check "$name: a certificate is asked of nobody" 403 "$answered"
     fi
-    # With credentials of its own it has found out whose the token is.
-    if grep -q '^kubeconfig:' "$WORK/$name.yaml"; then check_ok "$name: alice is seen" within "$LIMIT" seen alice; fi
+    if [[ -n ${3:-} ]]; then check_ok "$name: $3 is seen" within "$LIMIT" seen "$3"; fi
     check "$name: ready" 200 "$(curl -sS -o "$WORK/body" -w '%{http_code}' "http://$ADMIN/readyz")"
     # The examples' delay would be waited for: the second signal ends it at once.
     signal "$name" TERM
@@ -81,11 +81,11 @@ printed
 loaded
 cluster
 served sidecar "$ROOT/examples/sidecar.yaml"
-served bastion "$ROOT/examples/bastion.yaml"
+served bastion "$ROOT/examples/bastion.yaml" alice
 of_manifest config.yaml >"$WORK/pod"
 mkdir -p "$WORK"/etc/weir/{config,service-account}
 of_manifest kubeconfig | placed >"$WORK/etc/weir/config/kubeconfig"
 cp "$DIR/service-account.token" "$WORK/etc/weir/service-account/token"
-served pod "$WORK/pod"
+served pod "$WORK/pod" alice
 stopped cluster
 summary
