@@ -170,6 +170,7 @@ impl App {
             provider,
         } = config;
         let (registry, drain) = (Registry::new(), Drain::new());
+        facts::show_mode(&limits, &registry);
         let admission = how_much(limits, &registry);
         let upstream_metrics = upstream::Metrics::register(&registry);
         let (own_calls, readiness, server) =
@@ -429,6 +430,7 @@ struct AdminListeners {
     operators: (TcpListener, Arc<Admin>),
     probes: Option<(TcpListener, Arc<Admin>)>,
     status: Arc<Status>,
+    unasked: Duration,
 }
 
 impl AdminListeners {
@@ -467,6 +469,7 @@ impl AdminListeners {
                 .map(|address| serve(address, admin.health_metrics, false))
                 .transpose()?,
             status,
+            unasked: admin.unasked,
         })
     }
 
@@ -475,8 +478,9 @@ impl AdminListeners {
             operators,
             probes,
             status,
+            unasked,
         } = self;
-        tokio::spawn(status.run());
+        tokio::spawn(status.run(unasked));
         for (listener, admin) in std::iter::once(operators).chain(probes) {
             tokio::spawn(admin.run(listener));
         }

@@ -191,6 +191,8 @@ pub struct Admin {
     pub health_metrics: bool,
     /// What is logged, where that can be changed.
     pub log_level: Option<Arc<LogLevel>>,
+    /// How long nobody need ask whether the API server answers until weir does by itself; no flag.
+    pub unasked: Duration,
 }
 
 /// What is told of requests.

@@ -26,6 +26,7 @@ use weir::limits::events::enforce;
 use weir::limits::events::enforce::EventRateLimit;
 use weir::limits::max_in_flight;
 use weir::metrics::Registry;
+use weir::observe::facts;
 use weir::observe::facts::Facts;
 use weir::observe::log_lines::DroppedLines;
 use weir::observe::process;
@@ -140,6 +141,7 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
     let _controller = Controller::new(fairness, &bootstrap::complete(Vec::new()), &apart);
     let _server = weir::server::Metrics::register(&registry);
     Facts::register(None, Vec::new(), &registry);
+    facts::dry_run(false, &registry);
     process::register(&registry);
     DroppedLines::default().register(&registry);
     let _spans = spans::Metrics::register(&registry);

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use rustls::sign::CertifiedKey;
 
 use crate::config;
+use crate::config::Limits;
+use crate::flowcontrol::controller::Enforcement;
 use crate::metrics::Registry;
+use crate::observe::facts;
 use crate::observe::facts::Expires;
 use crate::observe::facts::Facts;
 use crate::observe::process;
@@ -13,6 +16,15 @@ use crate::observe::readiness::Readiness;
 use crate::upstream;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::tls;
+
+/// Shows whether what limits only counts.
+pub(super) fn show_mode(limits: &Limits, registry: &Registry) {
+    let enforcement = match limits {
+        Limits::Fairness { config, .. } => Some(config.enforcement),
+        Limits::MaxInFlight(_) => None,
+    };
+    facts::dry_run(enforcement == Some(Enforcement::DryRun), registry);
+}
 
 /// Shows the process, readiness and the certificates that weir shows to others.
 pub(super) fn show(

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
@@ -138,12 +139,16 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     })
 }
 
+/// Whoever looks at `weir_ready` sees within two looks that the API server is away; a question every ten seconds is none to it.
+const UNASKED: Duration = Duration::from_secs(10);
+
 fn admin(operation: &OperationArgs) -> config::Admin {
     config::Admin {
         address: operation.admin_address,
         health: operation.health_address,
         health_metrics: operation.health_metrics,
         log_level: None, // `logging` knows
+        unasked: UNASKED,
     }
 }
 

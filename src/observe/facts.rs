@@ -53,7 +53,7 @@ impl Facts {
             .set(1);
         let ready = IntGauge::new(
             "weir_ready",
-            "0 once weir was told to go, and while the API server does not answer /readyz; 1 otherwise.",
+            "0 once weir was told to go, and while the API server does not answer /readyz, which weir asks every ten seconds at least; 1 otherwise.",
         );
         let opts = prometheus::Opts::new(
             "weir_certificate_expiration_timestamp_seconds",
@@ -66,6 +66,16 @@ impl Facts {
             certificates,
         });
     }
+}
+
+/// Shows whether fairness only counts: then what its levels reject is rejected on paper.
+pub fn dry_run(is: bool, registry: &Registry) {
+    registry
+        .gauge(
+            "weir_flowcontrol_dry_run",
+            "1 while --flowcontrol-enforcement is DryRun, so that what apiserver_flowcontrol_* say was rejected or waited went on at once; 0 otherwise.",
+        )
+        .set(is.into());
 }
 
 impl Collector for Facts {

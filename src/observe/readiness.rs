@@ -34,9 +34,6 @@ const SHOWN_FOR: Duration = Duration::from_secs(15);
 /// How long the API server may take; the kubelet's probes give up after a second or a few.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long it is believed, if nobody asks any more, that the API server does not answer.
-const FAILURE_IS_NEWS_FOR: Duration = Duration::from_secs(60);
-
 /// More than `/readyz` ever says.
 const MOST_BYTES: usize = 64 << 10;
 
@@ -95,13 +92,13 @@ impl Readiness {
         (ready, text)
     }
 
-    /// Whether the last answer is too old to be given to another asker.
+    /// Whether the last answer is of so long ago; none at all is.
     #[must_use]
-    pub fn is_stale(&self, now: Instant) -> bool {
+    pub fn is_older_than(&self, age: Duration, now: Instant) -> bool {
         // Held: somebody asks at the moment.
         self.last.try_lock().is_ok_and(|last| {
             last.as_ref()
-                .is_none_or(|(at, _)| now.saturating_duration_since(*at) >= FRESH_FOR)
+                .is_none_or(|(at, _)| now.saturating_duration_since(*at) >= age)
         })
     }
 
@@ -121,13 +118,13 @@ impl Readiness {
         }
     }
 
-    /// What `/readyz` would say, as far as is known without asking.
+    /// What `/readyz` would say, as far as is known without asking: [`Status::run`] sees to it that somebody asks.
+    ///
+    /// [`Status::run`]: crate::observe::status::Status::run
     #[must_use]
     pub fn last_known(&self) -> bool {
-        let now = Clock.now();
-        let failed = self.shown.load().as_deref().is_some_and(|(at, answer)| {
-            answer.is_err() && now.saturating_duration_since(*at) < FAILURE_IS_NEWS_FOR
-        });
+        let answer = self.shown.load();
+        let failed = answer.as_deref().is_some_and(|(_, answer)| answer.is_err());
         self.drain.ready() && !failed
     }
 

@@ -52,6 +52,18 @@ const KNOWN_PATHS: [&str; 9] = [
     "/version",
 ];
 
+/// What kube-apiserver's own handlers of a path call it in `subresource`, with an empty `component`
+/// (`InstrumentHandlerFunc`, 1.36: `healthz.InstallPathHandler`, the aggregator's `openapiv3`).
+const HANDLED_PATHS: [(&str, &str); 4] = [
+    ("/healthz", "/healthz"),
+    ("/livez", "/livez"),
+    ("/readyz", "/readyz"),
+    ("/openapi/v3", "openapi/v3"),
+];
+
+/// And what it calls each of the documents below that.
+const OPENAPI_DOCUMENTS: (&str, &str) = ("/openapi/v3/", "openapi/v3/");
+
 /// Whether every API server has this resource.
 pub(super) fn built_in(info: &RequestInfo<'_>) -> bool {
     let resource = BUILT_IN
@@ -89,4 +101,18 @@ pub(super) fn known_path(info: &RequestInfo<'_>) -> &'static str {
         .find(|path| path.as_bytes() == info.path())
         .copied()
         .unwrap_or(OTHER)
+}
+
+/// What the handler calls it, where it is one that counts by itself.
+pub(super) fn handled_path(info: &RequestInfo<'_>) -> Option<&'static str> {
+    if info.is_resource_request() {
+        return None;
+    }
+    let path = info.path();
+    let (below, document) = OPENAPI_DOCUMENTS;
+    HANDLED_PATHS
+        .iter()
+        .find(|(handled, _)| handled.as_bytes() == path)
+        .map(|(_, label)| *label)
+        .or_else(|| path.starts_with(below.as_bytes()).then_some(document))
 }

@@ -17,6 +17,7 @@ pub mod guarded;
 pub mod holding;
 pub mod impersonation;
 mod known;
+mod malformed;
 pub mod overdue;
 pub mod rates;
 pub mod record;
@@ -37,14 +38,12 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
-use http::Method;
 use http::Request;
 use http::Response;
 use http::StatusCode;
 use http::Version;
 use http::header;
 use http::request;
-use http::uri::PathAndQuery;
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -69,6 +68,7 @@ use crate::pipeline::guarded::Until;
 use crate::pipeline::holding::Holding;
 use crate::pipeline::holding::Patience;
 use crate::pipeline::impersonation::Impersonation;
+use crate::pipeline::malformed::Unreadable;
 use crate::pipeline::overdue::Overdue;
 use crate::pipeline::record::Recorded;
 use crate::pipeline::record::Witnesses;
@@ -191,8 +191,9 @@ impl Pipeline {
         body: &mut Option<Incoming>,
         trace: &mut Trace,
     ) -> Result<Response<Body>, Refusal> {
-        let target = target(peer, &head)?;
-        let info = RequestInfo::parse(head.method.as_str(), target.as_str().as_bytes())?;
+        let no = |why: Unreadable<'_>| self.metrics.malformed.refuse(peer, why, trace.arrived());
+        let target = malformed::target(peer, &head).map_err(no)?;
+        let info = malformed::info(&head.method, &target).map_err(no)?;
         let subject = Subject::of(&head, &info);
         let (asked, now) = ((&target, &info), (trace.arrived(), Clock.wall()));
         trace.classified(Recorded::of(&self.witnesses, (peer, &head), asked, now));
@@ -446,22 +447,6 @@ fn name_decision(headers: &mut HeaderMap, flow_schema: &Named, priority_level: &
     }
 }
 
-/// The request's target, byte for byte what the upstream will get.
-fn target(peer: &Peer, head: &request::Parts) -> Result<PathAndQuery, Refusal> {
-    if head.method == Method::CONNECT {
-        return Err(Refusal::Connect);
-    }
-    let Some(target) = head.uri.path_and_query() else {
-        return Err(Refusal::BadRequest("the request has no target".to_owned()));
-    };
-    if peer.fragments.cut(head.method.as_str(), target.as_str()) {
-        return Err(Refusal::BadRequest(
-            "the request's target holds a #, which must be written %23".to_owned(),
-        ));
-    }
-    Ok(target.clone())
-}
-
 /// Takes the connection's own headers off, and the wish to change the protocol with them. HTTP/2 has neither such a wish nor
 /// headers that say what others are (the library refuses them), so that there they may stay on until the request goes on.
 fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
@@ -477,7 +462,7 @@ fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
 fn switch(
     response: Response<AnswerBody>,
     upgrade: Option<(HeaderValue, OnUpgrade)>,
-    riding: Riding,
+    mut riding: Riding,
 ) -> Result<Response<Body>, Refusal> {
     let Some((_, client)) = upgrade else {
         return Err(Refusal::Forward(ForwardError::Unasked));
@@ -486,7 +471,7 @@ fn switch(
     let upstream = hyper::upgrade::on(&mut response);
     let protocol = headers::strip_hop_by_hop(response.headers_mut());
     tokio::spawn(async move {
-        upgrade::tunnel(client, upstream).await;
+        upgrade::tunnel(client, upstream, |bytes| riding.trace.passed(bytes)).await;
         drop(riding);
     });
     let mut response = response.map(|_| Body::fixed(Bytes::new()));

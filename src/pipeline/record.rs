@@ -74,7 +74,7 @@ pub enum Outcome {
     Unanswered,
     /// What the API server said.
     Answered(StatusCode),
-    /// A limit said no, 429: see [`Rejection::limit`].
+    /// A limit said no, 429: see [`Refusal::limit`].
     Rejected(&'static str),
     /// weir said no for another reason.
     Refused(StatusCode),
@@ -195,11 +195,16 @@ impl Recorded {
     }
 
     /// A limit says no to a request with these headers. What is written down about it has an id: the client's own, or a new one.
-    pub(super) fn rejected(&mut self, rejection: &Rejection, headers: &HeaderMap) {
-        self.record.outcome = Outcome::Rejected(rejection.limit());
-        self.record.decision = rejection.decision();
-        if let Rejection::Clients(rejected) = rejection {
-            self.record.rule = Some(Arc::clone(&rejected.rule));
+    pub(super) fn rejected(&mut self, refusal: &Refusal, headers: &HeaderMap) {
+        let Some(limit) = refusal.limit() else {
+            return;
+        };
+        self.record.outcome = Outcome::Rejected(limit);
+        if let Refusal::Rejected { rejection, .. } = refusal {
+            self.record.decision = rejection.decision();
+            if let Rejection::Clients(rejected) = rejection {
+                self.record.rule = Some(Arc::clone(&rejected.rule));
+            }
         }
         for witness in &*self.witnesses {
             self.record.written_down |= witness.rejected(&self.record);
@@ -230,6 +235,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::pipeline::rates::BodyFault;
     use crate::request_info::RequestKind;
 
     /// Notes how requests ended, and whether their answers were told of when they began.
@@ -300,10 +306,11 @@ mod tests {
             kind: RequestKind::Mutating,
             limit: 1,
         };
-        let mut recorded = recorded(&onlooker, false);
-        recorded.rejected(&rejection, &HeaderMap::new());
         let flow = None;
-        recorded.refused(&Refusal::Rejected { rejection, flow });
+        let refusal = Refusal::Rejected { rejection, flow };
+        let mut recorded = recorded(&onlooker, false);
+        recorded.rejected(&refusal, &HeaderMap::new());
+        recorded.refused(&refusal);
         assert!(recorded.record.audited.is_none(), "nobody writes it down");
         drop(recorded);
         let [(_, outcome, _)] = onlooker.0.lock().unwrap()[..] else {
@@ -331,17 +338,34 @@ mod tests {
             kind: RequestKind::Mutating,
             limit: 1,
         };
+        let flow = None;
+        let refusal = Refusal::Rejected { rejection, flow };
         let id = |own: Option<&'static str>| {
             let mut recorded = recorded(&Arc::default(), false);
             let clerk: Arc<dyn Witness> = Arc::new(Clerk);
             recorded.witnesses = Arc::from([clerk]);
             let own = own.map(|own| ("audit-id".parse().unwrap(), HeaderValue::from_static(own)));
-            recorded.rejected(&rejection, &HeaderMap::from_iter(own));
+            recorded.rejected(&refusal, &HeaderMap::from_iter(own));
             assert!(recorded.record.written_down);
             recorded.record.audited.take().unwrap().id
         };
         assert_eq!(id(Some("mine")), "mine");
         assert_ne!(id(None), id(None));
+    }
+
+    #[test]
+    fn an_event_for_whose_body_there_is_no_room_is_rejected_and_one_that_breaks_off_is_not() {
+        let onlooker = Arc::new(Onlooker::default());
+        for fault in [BodyFault::NoRoom, BodyFault::Broken] {
+            let refusal = Refusal::Body(fault);
+            let mut recorded = recorded(&onlooker, false);
+            recorded.rejected(&refusal, &HeaderMap::new());
+            recorded.refused(&refusal);
+        }
+        let told = onlooker.0.lock().unwrap();
+        let outcomes: Vec<_> = told.iter().map(|(_, outcome, _)| *outcome).collect();
+        let broken = Outcome::Refused(StatusCode::BAD_REQUEST);
+        assert_eq!(outcomes, [Outcome::Rejected("event-bodies"), broken]);
     }
 
     #[test]

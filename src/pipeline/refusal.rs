@@ -48,6 +48,9 @@ const HEADERS: usize = 8;
 /// for "retry", and which gives a restarting server a moment.
 const RETRY_UNSENT: u32 = 1;
 
+/// What refuses events for whose bodies there is no room.
+pub const EVENT_BODIES: &str = "event-bodies";
+
 /// The longest message about an event, in bytes: a key may be as long as a body, and client-go reads 2 KiB to keep the
 /// connection. A Status has the message twice.
 const LONGEST_MESSAGE: usize = 768;
@@ -156,7 +159,19 @@ impl Refusal {
     /// Whether a limit or the time that a request may take is the reason: kube-apiserver's "terminations".
     #[must_use]
     pub const fn in_self_defense(&self) -> bool {
-        matches!(self, Self::Rejected { .. } | Self::Timeout(_))
+        self.limit().is_some() || matches!(self, Self::Timeout(_))
+    }
+
+    /// The limit whose no it is, in a word: see [`Rejection::limit`], and the room for events' bodies.
+    #[must_use]
+    pub const fn limit(&self) -> Option<&'static str> {
+        if let Self::Rejected { rejection, .. } = self {
+            return Some(rejection.limit());
+        }
+        if matches!(self, Self::Body(BodyFault::NoRoom)) {
+            return Some(EVENT_BODIES);
+        }
+        None
     }
 
     /// The Status, for what has one; the other two are plain text, as upstream's.

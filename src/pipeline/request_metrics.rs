@@ -27,7 +27,10 @@ use crate::metrics::Registry;
 use crate::pipeline::filters::Filters;
 use crate::pipeline::known::OTHER;
 use crate::pipeline::known::built_in;
+use crate::pipeline::known::handled_path;
 use crate::pipeline::known::known_path;
+use crate::pipeline::malformed::Malformed;
+use crate::pipeline::record::Record;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
@@ -111,7 +114,9 @@ pub struct RequestMetrics {
     long_running: IntGaugeVec,
     dropped: [(RequestKind, IntCounter); 2],
     upstream_responses: IntCounterVec,
+    upstream_usual: ByCode,
     pub(super) aborted: IntCounter,
+    pub(super) malformed: Malformed,
     pub(super) filters: Filters,
     /// By their label values.
     series: SharedByKey<Arc<Series>>,
@@ -134,10 +139,36 @@ pub(super) struct Series {
     sli: OnceLock<Histogram>,
     response_size: OnceLock<Histogram>,
     body_size: OnceLock<Histogram>,
-    usual: [OnceLock<IntCounter>; USUAL_CODES.len()],
+    usual: ByCode,
     /// Refused by a limit; of resources, whose labels are all here.
     refused: OnceLock<IntCounter>,
     long_running: OnceLock<IntGauge>,
+}
+
+/// A counter for each of the usual codes.
+#[derive(Default)]
+struct ByCode([OnceLock<IntCounter>; USUAL_CODES.len()]);
+
+impl ByCode {
+    fn inc(&self, code: StatusCode, resolve: impl FnOnce() -> IntCounter) {
+        let usual = USUAL_CODES
+            .iter()
+            .zip(&self.0)
+            .find(|(usual, _)| **usual == code.as_u16());
+        match usual {
+            Some((_, counter)) => counter.get_or_init(resolve).inc(),
+            None => resolve().inc(),
+        }
+    }
+}
+
+/// Who has answered a request: by that upstream labels it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// weir itself, as kube-apiserver's filters do.
+    Filter,
+    /// The API server, and whether its answer shows that what was asked for exists.
+    Handler { exists: bool },
 }
 
 /// How a request ended that was not refused by a limit.
@@ -238,17 +269,19 @@ impl RequestMetrics {
                 "Answers of the API server, by HTTP code.",
                 &["code"],
             ),
+            upstream_usual: ByCode::default(),
             aborted: registry.counter(
                 "weir_aborted_requests_total",
                 "Requests whose client went away before there was an answer.",
             ),
+            malformed: Malformed::register(registry),
             filters: Filters::register(registry),
             series: SharedByKey::default(),
             secret: Secret::default(),
         })
     }
 
-    pub(super) fn series(&self, subject: Subject<'_>, exists: bool) -> Arc<Series> {
+    pub(super) fn series(&self, subject: Subject<'_>, by: By) -> Arc<Series> {
         let Subject {
             labels: common,
             info,
@@ -259,13 +292,18 @@ impl RequestMetrics {
             info.resource(),
             info.subresource(),
         ];
-        let key = Key::of(&self.secret, (common, names));
+        let handled = match by {
+            By::Filter => None,
+            By::Handler { .. } => handled_path(info),
+        };
+        let key = Key::of(&self.secret, (common, names, handled));
         if let Some(series) = self.series.get(&key) {
             return Arc::clone(&series);
         }
+        let exists = by == By::Handler { exists: true };
         let known = !info.is_resource_request() || exists || built_in(info);
         if !known || self.series.len() >= MOST_SERIES {
-            return Arc::new(self.resolve([
+            return Arc::new(Series::of([
                 common.verb,
                 common.dry_run,
                 OTHER,
@@ -273,6 +311,7 @@ impl RequestMetrics {
                 OTHER,
                 OTHER,
                 common.scope,
+                COMPONENT,
             ]));
         }
         let [group, version, resource, subresource] = names.map(String::from_utf8_lossy);
@@ -282,60 +321,44 @@ impl RequestMetrics {
             &*group,
             &*version,
             &*resource,
-            &*subresource,
+            handled.unwrap_or(&*subresource),
             common.scope,
+            handled.map_or(COMPONENT, |_| ""),
         ];
-        let series = Arc::new(self.resolve(values));
+        let series = Arc::new(Series::of(values));
         self.series.insert(key, Arc::clone(&series));
         series
     }
 
-    fn resolve(&self, values: [&str; 7]) -> Series {
-        let [verb, dry_run, group, version, resource, subresource, scope] = values;
-        let values = [
-            verb,
-            dry_run,
-            group,
-            version,
-            resource,
-            subresource,
-            scope,
-            COMPONENT,
-        ];
-        Series {
-            values: values.map(Into::into),
-            duration: OnceLock::new(),
-            sli: OnceLock::new(),
-            response_size: OnceLock::new(),
-            body_size: OnceLock::new(),
-            usual: Default::default(),
-            refused: OnceLock::new(),
-            long_running: OnceLock::new(),
-        }
-    }
-
     /// The API server has answered.
     pub(super) fn upstream_answered(&self, code: StatusCode) {
-        self.upstream_responses
-            .with_label_values(&[code.as_str()])
-            .inc();
+        self.upstream_usual.inc(code, || {
+            self.upstream_responses.with_label_values(&[code.as_str()])
+        });
     }
 
     /// A request that was answered with this code has come to its end.
     pub(super) fn count(&self, series: &Series, code: StatusCode) {
-        let resolve = || {
+        series.usual.inc(code, || {
             let [a, b, c, d, e, f, g, h] = series.labels();
             self.total
                 .with_label_values(&[a, b, c, d, e, f, g, h, code.as_str()])
+        });
+    }
+
+    /// A request has ended in a panic: its client is told 500.
+    pub(super) fn panicked(&self, record: Option<&Record>) {
+        let known = record.and_then(|record| Some((record.method.as_str(), record.info().ok()?)));
+        let series = match &known {
+            Some((method, info)) => {
+                let labels = MetricLabels::of(method, info, None);
+                self.series(Subject { labels, info }, By::Filter)
+            }
+            None => Arc::new(Series::of([
+                OTHER, "", OTHER, OTHER, OTHER, OTHER, "", COMPONENT,
+            ])),
         };
-        let usual = USUAL_CODES
-            .iter()
-            .zip(&series.usual)
-            .find(|(usual, _)| **usual == code.as_u16());
-        match usual {
-            Some((_, counter)) => counter.get_or_init(resolve).inc(),
-            None => resolve().inc(),
-        }
+        self.count(&series, StatusCode::INTERNAL_SERVER_ERROR);
     }
 
     /// What upstream measures of a request at its end (`MonitorRequest`), which it does not of those that filters refuse.
@@ -436,6 +459,19 @@ impl RequestMetrics {
 }
 
 impl Series {
+    fn of(values: [&str; 8]) -> Self {
+        Self {
+            values: values.map(Into::into),
+            duration: OnceLock::new(),
+            sli: OnceLock::new(),
+            response_size: OnceLock::new(),
+            body_size: OnceLock::new(),
+            usual: ByCode::default(),
+            refused: OnceLock::new(),
+            long_running: OnceLock::new(),
+        }
+    }
+
     fn labels(&self) -> [&str; 8] {
         self.values.each_ref().map(|value| &**value)
     }

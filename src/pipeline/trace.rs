@@ -20,6 +20,7 @@ use crate::metrics::Counted;
 use crate::pipeline::filters::Stage;
 use crate::pipeline::record::Recorded;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::request_metrics::By;
 use crate::pipeline::request_metrics::End;
 use crate::pipeline::request_metrics::Series;
 use crate::pipeline::traced::Traced;
@@ -174,7 +175,7 @@ impl Trace {
         }
         self.metrics.upstream_answered(code);
         let exists = code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS;
-        let series = self.metrics.series(subject, exists);
+        let series = self.metrics.series(subject, By::Handler { exists });
         let open = (exists && subject.info.long_running())
             .then(|| self.metrics.open(&series, subject.info));
         if let Some(size) = body {
@@ -189,9 +190,8 @@ impl Trace {
     /// A limit says no to a request with these headers; anything else that is refused has no more to be told than [`Self::refused`]
     /// tells.
     pub(super) fn rejected(&mut self, refusal: &Refusal, headers: &HeaderMap) {
-        if let (Some(recorded), Refusal::Rejected { rejection, .. }) = (&mut self.recorded, refusal)
-        {
-            recorded.rejected(rejection, headers);
+        if let Some(recorded) = &mut self.recorded {
+            recorded.rejected(refusal, headers);
         }
     }
 
@@ -201,7 +201,7 @@ impl Trace {
         if let Some(recorded) = &mut self.recorded {
             recorded.refused(refusal);
         }
-        let series = self.metrics.series(subject, false);
+        let series = self.metrics.series(subject, By::Filter);
         if refusal.in_self_defense() {
             self.metrics.terminated(&series, subject.info, code);
         }
@@ -261,6 +261,12 @@ impl Trace {
 impl Drop for Trace {
     fn drop(&mut self) {
         match &self.noted {
+            // The connection tells the client 500, once the stack is unwound.
+            Noted::Nothing if std::thread::panicking() => {
+                let recorded = self.recorded.as_deref();
+                self.metrics
+                    .panicked(recorded.map(|recorded| &recorded.record));
+            }
             Noted::Nothing => self.metrics.aborted.inc(),
             Noted::Unclassified => {}
             Noted::Answered { series, code, open } => {
@@ -288,12 +294,28 @@ impl fmt::Debug for Trace {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::AssertUnwindSafe;
+    use std::panic::catch_unwind;
+
     use super::*;
     use crate::limits::Rejection;
     use crate::metrics::Registry;
+    use crate::pipeline::Peer;
+    use crate::pipeline::holding::Patience;
+    use crate::pipeline::rates::BodyFault;
+    use crate::pipeline::record::Witness;
+    use crate::pipeline::record::Witnesses;
     use crate::request_info::MetricLabels;
     use crate::request_info::RequestInfo;
     use crate::request_info::RequestKind;
+
+    /// Has nothing to say.
+    #[derive(Debug)]
+    struct Onlooker;
+
+    impl Witness for Onlooker {
+        fn ended(&self, _: &crate::pipeline::record::Record, _: Instant) {}
+    }
 
     fn trace_of(metrics: &Arc<RequestMetrics>, target: &str, code: u16, answered: bool) {
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
@@ -330,6 +352,25 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("request_duration_seconds_count{"), "{text}");
+    }
+
+    #[test]
+    fn an_event_for_whose_body_there_is_no_room_is_ended_in_self_defense() {
+        let registry = Registry::new();
+        let metrics = RequestMetrics::register(&registry);
+        let target = b"/api/v1/namespaces/a/events";
+        let info = RequestInfo::parse("POST", target).unwrap();
+        for fault in [BodyFault::NoRoom, BodyFault::Broken] {
+            let subject = Subject {
+                labels: MetricLabels::of("POST", &info, None),
+                info: &info,
+            };
+            let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
+            trace.refused(subject, &Refusal::Body(fault));
+        }
+        let terminations = "apiserver_request_terminations_total{code=\"";
+        let of = |code: &str| value(&registry, &format!("{terminations}{code}\""));
+        assert_eq!((of("429"), of("400")), (Some(1.0), None));
     }
 
     fn value(registry: &Registry, series: &str) -> Option<f64> {
@@ -425,6 +466,82 @@ mod tests {
             registry.render().contains("resource=\"widgets\""),
             "a resource that exists has a label"
         );
+    }
+
+    #[test]
+    fn a_panic_is_counted_as_500_under_what_was_asked_and_not_as_a_client_gone() {
+        let registry = Registry::new();
+        let metrics = RequestMetrics::register(&registry);
+        let (head, ()) = http::Request::get("/api/v1/nodes")
+            .body(())
+            .unwrap()
+            .into_parts();
+        let target = head.uri.path_and_query().unwrap();
+        let info = RequestInfo::parse("GET", target.as_str().as_bytes()).unwrap();
+        let peer = Peer {
+            address: ([127, 0, 0, 1], 1).into(),
+            number: 0,
+            trusted: false,
+            certificate: None,
+            fragments: Arc::default(),
+            patience: Patience::new(1),
+        };
+        let witnesses: Witnesses = Arc::from([Arc::new(Onlooker) as Arc<dyn Witness>]);
+        let now = (Clock.now(), Clock.wall());
+        let recorded = Recorded::of(&witnesses, (&peer, &head), (target, &info), now);
+        assert!(recorded.is_some());
+        for recorded in [recorded, None] {
+            let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
+            trace.classified(recorded);
+            let panicked = catch_unwind(AssertUnwindSafe(move || {
+                let _trace = trace;
+                panic!("on purpose");
+            }));
+            assert!(panicked.is_err());
+        }
+        for (group, resource, verb) in [("", "nodes", "LIST"), ("other", "other", "other")] {
+            let labels = format!(
+                "code=\"500\",component=\"apiserver\",dry_run=\"\",group=\"{group}\",resource=\"{resource}\""
+            );
+            let text = registry.render();
+            let of_it = |line: &&str| line.contains(&labels) && line.contains(verb);
+            let line = text.lines().find(of_it);
+            assert!(line.is_some_and(|line| line.ends_with(" 1")), "{text}");
+        }
+        assert_eq!(value(&registry, "weir_aborted_requests_total"), Some(0.0));
+    }
+
+    #[test]
+    fn paths_that_handlers_count_by_themselves_have_their_labels_and_refusals_have_not() {
+        let registry = Registry::new();
+        let metrics = RequestMetrics::register(&registry);
+        for (target, code, answered) in [
+            ("/healthz?verbose", 200, true),
+            ("/readyz", 500, true),
+            ("/readyz", 429, false),
+            ("/openapi/v3", 200, true),
+            ("/openapi/v3/apis/made.up/v1", 404, true),
+            ("/version", 200, true),
+        ] {
+            trace_of(&metrics, target, code, answered);
+        }
+        let text = registry.render();
+        let total = |code: &str, component: &str, subresource: &str| {
+            format!(
+                "apiserver_request_total{{code=\"{code}\",component=\"{component}\",dry_run=\"\",group=\"\",resource=\"\",\
+                 scope=\"\",subresource=\"{subresource}\",verb=\"GET\",version=\"\"}} 1"
+            )
+        };
+        for line in [
+            total("200", "", "/healthz"),
+            total("500", "", "/readyz"),
+            total("429", "apiserver", ""),
+            total("200", "", "openapi/v3"),
+            total("404", "", "openapi/v3/"),
+            total("200", "apiserver", ""),
+        ] {
+            assert!(text.contains(&line), "{line} in {text}");
+        }
     }
 
     #[test]

@@ -85,6 +85,8 @@ struct State {
 /// What a request occupies while it is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occupied {
+    /// Nothing that is counted: a health check, which kube-apiserver's flow schema `probes` exempts.
+    Exempt,
     InFlight,
     LongRunning,
 }
@@ -158,6 +160,7 @@ impl Journal {
                 counters.in_flight += 1;
                 counters.max_in_flight = counters.max_in_flight.max(counters.in_flight);
             }
+            Occupied::Exempt => {}
             Occupied::LongRunning => counters.long_running += 1,
         }
         Some(Place {
@@ -179,6 +182,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let counters = &mut self.journal.state().counters;
         let count = match self.occupied {
+            Occupied::Exempt => return,
             Occupied::InFlight => &mut counters.in_flight,
             Occupied::LongRunning => &mut counters.long_running,
         };

@@ -354,7 +354,9 @@ fn plain(response: Response<PlainBody>) -> Response<Counted> {
 async fn admit(state: &Arc<State>, user: &User, request: Request<Incoming>) -> Response<Counted> {
     let query = Query::parse(request.uri().query());
     let route = Route::parse(request.uri().path());
-    let occupied = if route.is_long_running(request.method(), &query) {
+    let occupied = if matches!(route, Route::Health(_)) {
+        Occupied::Exempt
+    } else if route.is_long_running(request.method(), &query) {
         Occupied::LongRunning
     } else {
         Occupied::InFlight

@@ -4,10 +4,19 @@
 //! are bytes passed, and then any bytes, of whatever protocol; an answer other than 101 is an ordinary answer, passed on
 //! unchanged, so that a client's fall-back from WebSocket to SPDY works.
 
+use std::io;
+use std::pin::Pin;
+use std::task::Context;
+use std::task::Poll;
+use std::task::ready;
+
 use http::HeaderValue;
 use http::Response;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncWrite;
+use tokio::io::ReadBuf;
 use tokio::io::copy_bidirectional;
 
 use crate::upstream::ForwardError;
@@ -60,15 +69,60 @@ impl<W: Way> Pool<W> {
     }
 }
 
-/// Passes bytes both ways until both sides have ended; a side that only stops sending leaves the other open.
+/// Passes bytes both ways until both sides have ended; a side that only stops sending leaves the other open. `passed` is
+/// told how many bytes have gone to the client, each time.
 ///
 /// # Cancel safety
 /// Dropping the future closes both connections.
-pub async fn tunnel(client: OnUpgrade, upstream: OnUpgrade) {
+pub async fn tunnel(
+    client: OnUpgrade,
+    upstream: OnUpgrade,
+    passed: impl FnMut(usize) + Send + Unpin,
+) {
     let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else {
         return; // one of them went away before the change of protocol was complete
     };
-    let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
+    let mut client = Told {
+        stream: TokioIo::new(client),
+        passed,
+    };
+    let mut upstream = TokioIo::new(upstream);
     // An error is a connection that broke; both are closed by the drop, which is all that can be said to either.
     let _ = copy_bidirectional(&mut client, &mut upstream).await;
+}
+
+/// A stream that tells what is written to it.
+struct Told<S, F> {
+    stream: S,
+    passed: F,
+}
+
+impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for Told<S, F> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin, F: FnMut(usize) + Unpin> AsyncWrite for Told<S, F> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
+        (self.passed)(written);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }

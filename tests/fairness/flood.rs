@@ -9,6 +9,7 @@ use tokio::time::interval;
 
 use crate::ALONE;
 use crate::client::ask_http2;
+use crate::scrape::Scrape;
 use crate::setting;
 use crate::stand::Setup;
 use crate::stand::Stand;
@@ -128,7 +129,7 @@ async fn a_flood_never_passes_the_total_and_every_request_has_one_end() {
     assert_eq!(served + refused, sent);
     assert!(refused > 0, "that was no flood");
     assert!(upstream.max_in_flight <= TOTAL);
-    assert_eq!((upstream.requests, upstream.refused), (served, 0));
+    assert_eq!(upstream.refused, 0);
 
     let at_rest = |name: &str| format!("apiserver_flowcontrol_{name}");
     let rest = [
@@ -141,6 +142,12 @@ async fn a_flood_never_passes_the_total_and_every_request_has_one_end() {
             rest.iter().all(|name| scrape.sum(name, &[]) == 0.0)
         })
         .await;
+    // What weir asks by itself comes on top, perhaps between two looks.
+    let on_top = |scrape: &Scrape| {
+        let own = scrape.sum("rest_client_requests_total", &[]);
+        format!("{own}") == (stand.counters().requests - served).to_string()
+    };
+    stand.scrape_until("all to be counted", on_top).await;
     let counts = |name: &str, labels: &[(&str, &str)]| {
         let value = scrape.sum(name, labels);
         assert_eq!(value.fract(), 0.0);

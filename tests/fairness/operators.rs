@@ -11,8 +11,25 @@ use crate::scrape::Scrape;
 use crate::stand::Setup;
 use crate::stand::Stand;
 
-/// Stability, name, type, labels and buckets, as the reference lists them.
-const UPSTREAM: &str = include_str!("../../src/flowcontrol/metrics/upstream.txt");
+/// Stability, name, type, labels and buckets, as the reference lists them: of all that kube-apiserver shows.
+const UPSTREAM: &str = include_str!("../tools/prometheus/upstream.txt");
+
+/// What of [`UPSTREAM`] is fairness', without what is seldom there: `epoch_advance_total` has no series until a level has been
+/// busy for millennia.
+fn expected() -> Vec<&'static str> {
+    let lines = UPSTREAM
+        .lines()
+        .map(|line| line.strip_prefix("maybe ").unwrap_or(line))
+        .filter(|line| {
+            let name = line.split(' ').nth(1).unwrap_or_default();
+            !line.starts_with("absent ")
+                && (name.starts_with("apiserver_flowcontrol_")
+                    || name.starts_with("apiserver_current_in"))
+                && !name.ends_with("_epoch_advance_total")
+        });
+    // A line without labels has a dash in their place.
+    lines.map(|line| line.trim_end_matches(" -")).collect()
+}
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const DUMPS: &str = "/debug/api_priority_and_fairness";
@@ -108,8 +125,7 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
     // Published each second.
     let peaks = |scrape: &Scrape| scrape.sum("apiserver_current_inqueue_requests", &[]) == 1.0;
     let scrape = stand.scrape_until("the peaks", peaks).await;
-    let upstream: Vec<_> = UPSTREAM.lines().collect();
-    assert_eq!(shapes(&scrape), upstream);
+    assert_eq!(shapes(&scrape), expected());
     drop(writes);
     drop(waits.await.unwrap());
 }

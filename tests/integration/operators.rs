@@ -1,5 +1,12 @@
 //! What operators see: health, readiness, metrics.
 
+use std::time::Duration;
+
+use ::weir::config::Limits;
+use ::weir::flowcontrol::bootstrap;
+use ::weir::flowcontrol::controller;
+use ::weir::flowcontrol::controller::Enforcement;
+
 use crate::support::Http;
 use crate::support::client::Ask;
 use crate::support::upstream::Upstream;
@@ -50,6 +57,73 @@ async fn weir_is_ready_when_the_upstream_answers_anything_and_not_when_it_does_n
         "{}",
         report.text()
     );
+}
+
+#[tokio::test]
+async fn who_looks_at_metrics_alone_sees_that_the_upstream_is_away_and_that_it_is_back() {
+    let upstream = Upstream::start().await;
+    let address = upstream.address;
+    let weir = weir::before(address)
+        .with(|config| config.admin.unasked = Duration::ZERO)
+        .start()
+        .await;
+    drop(upstream);
+    weir.metric_becomes("weir_ready", 0.0).await;
+    let mut upstream = Upstream::back_at(address).await;
+    tokio::spawn(async move {
+        loop {
+            let exchange = upstream.next().await;
+            assert_eq!(exchange.asked.target, "/readyz");
+            exchange.reply(200, "ok").await;
+        }
+    });
+    weir.metric_becomes("weir_ready", 1.0).await;
+}
+
+#[tokio::test]
+async fn a_metric_tells_what_is_rejected_from_what_is_rejected_on_paper() {
+    for (enforcement, told) in [(Enforcement::DryRun, 1.0), (Enforcement::Enforce, 0.0)] {
+        let upstream = Upstream::start().await;
+        let fairness = Limits::Fairness {
+            config: controller::Config {
+                server_concurrency_limit: 600,
+                request_timeout: Duration::from_secs(60),
+                enforcement,
+                consistent_reads_from_cache: true,
+            },
+            objects: bootstrap::complete(Vec::new()),
+        };
+        let weir = weir::before(upstream.address)
+            .with(|config| config.limits = fairness)
+            .start()
+            .await;
+        let text = weir.operator("/metrics").await;
+        let line = format!("weir_flowcontrol_dry_run {told}\n");
+        assert!(text.text().contains(&line), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_as_a_request_is_counted_by_its_cause() {
+    let upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    for (request, code, cause) in [
+        ("CONNECT kube.example:443", 405, "connect"),
+        ("GET /api/v1/pods#fragment", 400, "fragment"),
+        ("GET /api/v1/pods/%2", 400, "target"),
+        ("GET /api/v1/watch", 500, "unresolvable"),
+    ] {
+        let mut wire = weir.wire().await;
+        wire.send(format!(
+            "{request} HTTP/1.1\r\nhost: kube.example:443\r\n\r\n"
+        ))
+        .await;
+        assert_eq!(wire.answered().await.status, code, "{request}");
+        let series = format!("weir_malformed_requests_total{{cause=\"{cause}\"}}");
+        assert_eq!(weir.metric(&series).await, 1.0, "{request}");
+    }
+    let metrics = weir.operator("/metrics").await;
+    assert!(!metrics.text().contains("apiserver_request_total{"));
 }
 
 #[tokio::test]

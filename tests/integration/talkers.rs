@@ -111,6 +111,36 @@ async fn a_watch_is_seen_while_it_is_open() {
 }
 
 #[tokio::test]
+async fn a_tunnel_counts_for_what_goes_through_it_to_its_client() {
+    let mut upstream = Upstream::start().await;
+    let weir = fair(&upstream).await;
+    let mut near = weir.wire().await;
+    let exec = Ask::new("POST", "/api/v1/namespaces/a/pods/b/exec")
+        .header(weir::ALICE.0, weir::ALICE.1)
+        .header("connection", "Upgrade")
+        .header("upgrade", "SPDY/3.1");
+    near.send(exec.to_http1()).await;
+    let mut far = upstream.next().await.into_wire();
+    far.send(
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n",
+    )
+    .await;
+    assert_eq!(near.answered().await.status, 101);
+    let output = vec![7; 70_000];
+    far.send(output.clone()).await;
+    assert_eq!(near.reader.exactly(output.len()).await.unwrap(), output);
+    near.send("what the client types is its own").await;
+    far.reader.exactly(10).await.unwrap();
+    drop((near, far));
+    eventually("the tunnel's bytes are counted", async || {
+        let top = top(&weir, "by=user&sort=bytes").await;
+        let alice = top.rows.first()?;
+        (alice.name == "alice" && alice.amounts.bytes == 70_000).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn who_is_refused_is_shown_as_such() {
     let mut upstream = Upstream::start().await;
     let weir = weir::before(upstream.address).limits(1, 1).start().await;

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # What a user copies: the lines that the playground prints, the configurations and wrk scripts of examples/, and the
-# configuration in deploy/kubernetes.yaml, with the playground's API server for the cluster.
+# configuration and kubeconfig in deploy/kubernetes.yaml, with the playground's API server for the cluster.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
-need awk curl wrk
+need awk curl jq wrk
 command -v kubectl >/dev/null || export PATH=$PATH:$TOOLS
 need kubectl
 
@@ -43,7 +43,19 @@ loaded() {
     stopped loading
 }
 
-# served NAME CONFIGURATION: weir serves by it, those with tokens and, where it knows their CA, with certificates.
+# shellcheck disable=SC2317,SC2329 # called by `within`
+seen() {
+    curl -sS "http://$ADMIN/debug/top_talkers?by=user" | jq -e --arg name "$1" '.rows[] | select(.name == $name)'
+}
+
+# of_manifest KEY: what the ConfigMap of deploy/kubernetes.yaml has by this name.
+of_manifest() {
+    awk -v key="  $1: |" '$0 == key {inside = 1; next} /^ ? ?[^ ]/ {inside = 0} inside {print substr($0, 5)}' \
+        "$ROOT/deploy/kubernetes.yaml"
+}
+
+# served NAME CONFIGURATION [USER]: weir serves by it, those with tokens and, where it knows their CA, with certificates; it finds
+# out that USER's token is his.
 served() {
     local name=$1 answered
     placed <"$2" >"$WORK/$name.yaml"
@@ -56,6 +68,7 @@ served() {
     else
         check "$name: a certificate is asked of nobody" 403 "$answered"
     fi
+    if [[ -n ${3:-} ]]; then check_ok "$name: $3 is seen" within "$LIMIT" seen "$3"; fi
     check "$name: ready" 200 "$(curl -sS -o "$WORK/body" -w '%{http_code}' "http://$ADMIN/readyz")"
     # The examples' delay would be waited for: the second signal ends it at once.
     signal "$name" TERM
@@ -68,9 +81,11 @@ printed
 loaded
 cluster
 served sidecar "$ROOT/examples/sidecar.yaml"
-served bastion "$ROOT/examples/bastion.yaml"
-awk '/^  config.yaml: \|/ {inside = 1; next} /^---/ {inside = 0} inside {print substr($0, 5)}' \
-    "$ROOT/deploy/kubernetes.yaml" >"$WORK/pod"
-served pod "$WORK/pod"
+served bastion "$ROOT/examples/bastion.yaml" alice
+of_manifest config.yaml >"$WORK/pod"
+mkdir -p "$WORK"/etc/weir/{config,service-account}
+of_manifest kubeconfig | placed >"$WORK/etc/weir/config/kubeconfig"
+cp "$DIR/service-account.token" "$WORK/etc/weir/service-account/token"
+served pod "$WORK/pod" alice
 stopped cluster
 summary

@@ -180,10 +180,24 @@ check_rules() {
     check_ok 'an API server that is away is noticed' within 60 pending WeirUpstreamDown "$CUT_OFF"
 }
 
+# Limits that are there, so that they are shown, and that nobody reaches.
+cat >"$WORK/events.yaml" <<END
+apiVersion: eventratelimit.admission.k8s.io/v1alpha1
+kind: Configuration
+limits:
+- {type: Server, qps: 1000, burst: 1000}
+END
+cat >"$WORK/clients.yaml" <<END
+clientLimits:
+- name: nobody
+  rules:
+  - subjects: [{kind: User, user: {name: nobody}}]
+    resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], clusterScope: true, namespaces: ["*"]}]
+END
 playground play --enable-priority-and-fairness=false --max-requests-inflight "$LIMIT_IN_FLIGHT" --capacity "$LIMIT_IN_FLIGHT" \
     --service-time 50ms --rejection-hold 0s
 PLAY=$ADMIN PLAY_URL=$URL ALICE=$(bearer alice)
-playground fair --service-time 50ms
+playground fair --service-time 50ms --config "$WORK/clients.yaml" --event-rate-limit-config "$WORK/events.yaml"
 FAIR=$ADMIN FAIR_URL=$URL FAIR_DIR=$DIR FAIR_ALICE=$(bearer alice)
 weir cut-off 127.0.0.1:1 # nobody listens there
 CUT_OFF=$ADMIN CUT_OFF_URL=$URL CUT_OFF_DIR=$DIR

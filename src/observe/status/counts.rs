@@ -8,6 +8,7 @@ use std::time::Instant;
 use crate::pipeline::record::Outcome;
 use crate::pipeline::record::Record;
 use crate::pipeline::record::Witness;
+use crate::pipeline::refusal::EVENT_BODIES;
 
 /// HTTP has codes from 100 to 599; what comes beyond is counted as the last.
 const FIRST_CODE: u16 = 100;
@@ -19,7 +20,7 @@ pub struct Counts {
     by_code: Box<[AtomicU64]>,
     aborted: AtomicU64,
     /// Rejected by a limit of how many at all; what levels reject they count themselves.
-    by_rates: [(&'static str, AtomicU64); 2],
+    by_rates: [(&'static str, AtomicU64); 3],
 }
 
 impl Default for Counts {
@@ -27,7 +28,8 @@ impl Default for Counts {
         Self {
             by_code: (0..CODES).map(|_| AtomicU64::new(0)).collect(),
             aborted: AtomicU64::new(0),
-            by_rates: ["client-limit", "event-rate-limit"].map(|limit| (limit, AtomicU64::new(0))),
+            by_rates: ["client-limit", "event-rate-limit", EVENT_BODIES]
+                .map(|limit| (limit, AtomicU64::new(0))),
         }
     }
 }
@@ -103,10 +105,11 @@ mod tests {
     #[test]
     fn rejections_of_rates_are_counted_by_limit_and_those_of_levels_elsewhere() {
         let counts = Counts::default();
-        for limit in ["client-limit", "queue-full", "client-limit"] {
+        for limit in ["client-limit", "queue-full", "client-limit", "event-bodies"] {
             counts.count(Outcome::Rejected(limit));
         }
-        assert_eq!(counts.by_rates().collect::<Vec<_>>(), [("client-limit", 2)]);
-        assert_eq!(counts.by_code(), [(429, 3)].into());
+        let by_rates: Vec<_> = counts.by_rates().collect();
+        assert_eq!(by_rates, [("client-limit", 2), ("event-bodies", 1)]);
+        assert_eq!(counts.by_code(), [(429, 4)].into());
     }
 }

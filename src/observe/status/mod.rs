@@ -75,16 +75,20 @@ impl Status {
         })
     }
 
-    /// Takes snapshots for as long as weir runs.
+    /// Takes snapshots for as long as weir runs, and asks whether the API server answers when nobody else has for `unasked`.
     ///
     /// # Cancel safety
     /// Dropping the future ends the history; nothing else is lost.
-    pub async fn run(self: Arc<Self>) {
+    pub async fn run(self: Arc<Self>, unasked: Duration) {
+        let began = Clock.now();
         let mut second = interval(EVERY);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ticks = 0_u64;
         loop {
             second.tick().await;
+            if Clock.now().saturating_duration_since(began) >= unasked {
+                self.ask_upstream(unasked);
+            }
             let row = ticks.is_multiple_of(ROW_SECONDS);
             ticks += 1;
             if !row && self.events.receiver_count() == 0 {
@@ -95,7 +99,7 @@ impl Status {
                 self.ring().add(&snapshot);
             }
             if self.events.receiver_count() > 0 {
-                self.ask_upstream();
+                self.ask_upstream(EVERY);
                 snapshot.talkers = self.talkers();
                 self.events.send_replace(event("snapshot", &snapshot));
             }
@@ -118,7 +122,7 @@ impl Status {
     #[must_use]
     pub fn listen(self: &Arc<Self>) -> Option<impl Stream<Item = Item> + Send + use<>> {
         let place = Arc::clone(&self.listeners).try_acquire_owned().ok()?;
-        self.ask_upstream();
+        self.ask_upstream(EVERY);
         let mut events = self.events.subscribe();
         events.mark_unchanged();
         let first = [
@@ -151,10 +155,11 @@ impl Status {
         longer.lists(&self.sources.talkers, Clock.now())
     }
 
-    /// Asks whether the API server answers, beside: that may take seconds. It is asked once a second at most, whoever asks.
-    fn ask_upstream(&self) {
+    /// Asks whether the API server answers, if its last answer is of so long ago, beside: that may take seconds. It is asked
+    /// once a second at most, whoever asks.
+    fn ask_upstream(&self, unasked: Duration) {
         let readiness = Arc::clone(&self.sources.readiness);
-        if readiness.is_stale(Clock.now()) {
+        if readiness.is_older_than(unasked, Clock.now()) {
             tokio::spawn(async move {
                 let _ = readiness.report().await;
             });

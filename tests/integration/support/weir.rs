@@ -118,6 +118,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             health: None,
             health_metrics: false,
             log_level: None,
+            unasked: Duration::MAX, // what reaches the upstream is the test's
         },
         telling: config::Telling::default(),
         workers: 1,

@@ -1,0 +1,142 @@
+//! What cannot be read as a request. It is refused before it is known what is asked, so that no series of requests counts it
+//! and no log of requests has it: it is counted here, and a line a second says where it comes from.
+//!
+//! kube-apiserver does as much: its `RequestInfo` filter stands before metrics and audit (`DefaultBuildHandlerChain`, 1.36), and
+//! what Go's server refuses no filter sees.
+
+use std::time::Instant;
+
+use http::Method;
+use http::request;
+use http::uri::PathAndQuery;
+use prometheus::IntCounter;
+use tracing::warn;
+
+use crate::metrics::Registry;
+use crate::pipeline::Peer;
+use crate::pipeline::refusal::Refusal;
+use crate::request_info::RequestInfo;
+use crate::request_info::TargetError;
+use crate::sparingly::Sparingly;
+
+/// Every cause there is, and so every value of the label.
+const CAUSES: [&str; 5] = ["connect", "fragment", "no-target", "target", "unresolvable"];
+
+/// Why something is no request.
+#[derive(Debug)]
+pub(super) enum Unreadable<'a> {
+    /// `CONNECT`, which has no target of the API server's.
+    Connect,
+    /// Its target holds a `#`, which would be cut off with what follows.
+    Fragment,
+    /// It has no target.
+    NoTarget,
+    /// Kubernetes makes nothing of its target.
+    Target(TargetError<'a>),
+}
+
+impl Unreadable<'_> {
+    /// One of [`CAUSES`].
+    const fn cause(&self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Fragment => "fragment",
+            Self::NoTarget => "no-target",
+            Self::Target(TargetError::Malformed(_)) => "target",
+            Self::Target(TargetError::Unresolvable(_)) => "unresolvable",
+        }
+    }
+
+    fn refusal(self) -> Refusal {
+        match self {
+            Self::Connect => Refusal::Connect,
+            Self::Fragment => Refusal::BadRequest(
+                "the request's target holds a #, which must be written %23".to_owned(),
+            ),
+            Self::NoTarget => Refusal::BadRequest("the request has no target".to_owned()),
+            Self::Target(why) => why.into(),
+        }
+    }
+}
+
+/// The request's target, byte for byte what the upstream will get.
+pub(super) fn target(
+    peer: &Peer,
+    head: &request::Parts,
+) -> Result<PathAndQuery, Unreadable<'static>> {
+    if head.method == Method::CONNECT {
+        return Err(Unreadable::Connect);
+    }
+    let Some(target) = head.uri.path_and_query() else {
+        return Err(Unreadable::NoTarget);
+    };
+    if peer.fragments.cut(head.method.as_str(), target.as_str()) {
+        return Err(Unreadable::Fragment);
+    }
+    Ok(target.clone())
+}
+
+/// What is asked.
+pub(super) fn info<'a>(
+    method: &Method,
+    target: &'a PathAndQuery,
+) -> Result<RequestInfo<'a>, Unreadable<'a>> {
+    RequestInfo::parse(method.as_str(), target.as_str().as_bytes()).map_err(Unreadable::Target)
+}
+
+/// Counts what cannot be read, by its cause.
+#[derive(Debug)]
+pub(super) struct Malformed {
+    counts: [(&'static str, IntCounter); CAUSES.len()],
+    log: Sparingly,
+}
+
+impl Malformed {
+    pub(super) fn register(registry: &Registry) -> Self {
+        let counts = registry.counters(
+            "weir_malformed_requests_total",
+            "Requests that could not be read and were refused, in no other metric and in no log of requests, by cause: CONNECT (connect), a # in the target (fragment), a target that is none (no-target, target), or a path that ends too early (unresolvable).",
+            &["cause"],
+        );
+        Self {
+            counts: CAUSES.map(|cause| (cause, counts.with_label_values(&[cause]))),
+            log: Sparingly::default(),
+        }
+    }
+
+    /// Says no to what cannot be read.
+    pub(super) fn refuse(&self, peer: &Peer, why: Unreadable<'_>, now: Instant) -> Refusal {
+        let cause = why.cause();
+        if let Some((_, count)) = self.counts.iter().find(|(known, _)| *known == cause) {
+            count.inc();
+        }
+        if let Some(more) = self.log.may_say(now) {
+            // Nothing of what was sent: it is the client's to choose.
+            warn!(client = %peer.address, cause, more, "a request that cannot be read was refused");
+        }
+        why.refusal()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_cannot_be_read_has_one_of_the_causes() {
+        let read = |target: &'static str| RequestInfo::parse("GET", target.as_bytes());
+        for (why, cause) in [
+            (Unreadable::Connect, "connect"),
+            (Unreadable::Fragment, "fragment"),
+            (Unreadable::NoTarget, "no-target"),
+            (Unreadable::Target(read("/api/%2").unwrap_err()), "target"),
+            (
+                Unreadable::Target(read("/api/v1/watch").unwrap_err()),
+                "unresolvable",
+            ),
+        ] {
+            assert_eq!(why.cause(), cause);
+            assert!(CAUSES.contains(&cause), "{cause}");
+        }
+    }
+}
