@@ -170,7 +170,6 @@ impl App {
             provider,
         } = config;
         let (registry, drain) = (Registry::new(), Drain::new());
-        facts::show_mode(&limits, &registry);
         let admission = how_much(limits, &registry);
         let upstream_metrics = upstream::Metrics::register(&registry);
         let (own_calls, readiness, server) =
@@ -539,6 +538,7 @@ async fn keep_limits(admission: Admission) {
 }
 
 fn how_much(limits: Limits, registry: &Registry) -> Admission {
+    facts::show_mode(&limits, registry);
     match limits {
         Limits::Fairness { config, objects } => {
             Admission::Fairness(Controller::new(config, &objects, registry))

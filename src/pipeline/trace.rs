@@ -486,7 +486,8 @@ mod tests {
             fragments: Arc::default(),
             patience: Patience::new(1),
         };
-        let witnesses: Witnesses = Arc::from([Arc::new(Onlooker) as Arc<dyn Witness>]);
+        let onlooker: Arc<dyn Witness> = Arc::new(Onlooker);
+        let witnesses: Witnesses = Arc::from([onlooker]);
         let now = (Clock.now(), Clock.wall());
         let recorded = Recorded::of(&witnesses, (&peer, &head), (target, &info), now);
         assert!(recorded.is_some());
