@@ -82,6 +82,33 @@ impl Status {
     }
 }
 
+/// What `message` takes at most `most` bytes of in JSON, with an ellipsis where that is not all. As a Status is written: quotes and
+/// backslashes take two bytes, control characters up to six.
+#[must_use]
+pub fn shortened(mut message: String, most: usize) -> String {
+    let mut left = most;
+    let end = message.char_indices().find_map(|(at, char)| {
+        let in_json = match char {
+            '"' | '\\' | '\u{8}' | '\t' | '\n' | '\u{c}' | '\r' => 2,
+            '\0'..='\u{1f}' => 6,
+            _ => char.len_utf8(),
+        };
+        match left.checked_sub(in_json) {
+            Some(rest) => {
+                left = rest;
+                None
+            }
+            None => Some(at),
+        }
+    });
+    if let Some(end) = end {
+        message.truncate(end);
+        message.push('…');
+        message.shrink_to_fit();
+    }
+    message
+}
+
 mod json {
     use super::Serialize;
 

@@ -18,6 +18,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 use std::time::Instant;
 
+use crate::api::status::shortened;
 use crate::limits::bucket::Bucket;
 use crate::limits::bucket::Floor;
 use crate::limits::bucket::Rate;
@@ -28,6 +29,10 @@ use crate::limits::lru::Lru;
 use crate::limits::lru::Was;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
+
+/// The longest message about an event, in bytes of JSON: a key may be as long as a body, and client-go reads 2 KiB to keep the
+/// connection. A Status has the message twice.
+pub const LONGEST_MESSAGE: usize = 768;
 
 /// Which API groups' events are limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,18 +199,22 @@ impl Limits {
     }
 }
 
-/// What upstream answers, from the limits that refused, by their types: texts that are equal are told once.
+/// What upstream answers, from the limits that refused, by their types: texts that are equal are told once. Longer ones are cut
+/// at [`LONGEST_MESSAGE`], and no more than that is copied of a key.
 pub fn message(event: &Event<'_>, refused: impl IntoIterator<Item = LimitType>) -> String {
     let mut texts: Vec<String> = Vec::new();
     for limit_type in refused {
-        let key = String::from_utf8_lossy(event.text(limit_type));
+        let key = event.text(limit_type);
+        // What comes before it makes that too long already, so that the cut goes before a character that this cuts in two.
+        let key = String::from_utf8_lossy(key.get(..LONGEST_MESSAGE).unwrap_or(key));
         let text = format!("limit reached on type {} for key {key}", limit_type.name());
         if !texts.contains(&text) {
             texts.push(text);
         }
     }
-    match texts.as_slice() {
+    let message = match texts.as_slice() {
         [text] => format!("Too many requests: {text}"),
         texts => format!("Too many requests: [{}]", texts.join(", ")),
-    }
+    };
+    shortened(message, LONGEST_MESSAGE)
 }

@@ -136,3 +136,39 @@ fn the_proposal_s_example_comes_out_to_the_request() {
     assert_eq!(accepted(1500, start), 1000);
     assert_eq!(accepted(500, start + Duration::from_secs(1)), 100);
 }
+
+#[test]
+fn a_message_is_short_whatever_the_key_is_made_of() {
+    use crate::api::Status;
+    for key in [&b"k"[..], b"\"", b"\x01", b"\xff", "\u{1f600}".as_bytes()] {
+        for prefix in 0..4 {
+            let long = [b"xyz".get(..prefix).unwrap_or(b"xyz"), &key.repeat(1 << 20)].concat();
+            let event = Event {
+                namespace: &long,
+                user: &long,
+                source_and_object: Cow::Borrowed(&long),
+                warning: false,
+            };
+            let message = message(&event, [LimitType::Namespace, LimitType::User]);
+            assert!(message.capacity() < 1024, "{}", message.capacity());
+            assert!(message.ends_with('…') && message.len() > 100, "{message}");
+            let status = Status {
+                code: 429,
+                reason: "TooManyRequests",
+                message,
+                cause: "weir/event-rate-limit",
+                retry_after_seconds: Some(1),
+            };
+            let length = status.to_json().len();
+            assert!(length < 2048, "client-go reads 2 KiB: {length}");
+        }
+    }
+    let event = Event {
+        namespace: b"a\"b",
+        user: b"",
+        source_and_object: Cow::Borrowed(b""),
+        warning: false,
+    };
+    let message = message(&event, [LimitType::Namespace]);
+    assert!(message.ends_with("for key a\"b"), "{message}");
+}
