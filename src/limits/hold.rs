@@ -59,6 +59,8 @@ pub enum When {
 #[derive(Debug, Default)]
 pub struct Told {
     flows: Vec<(Flow, Vec<Instant>)>,
+    /// Some flow is not remembered any more: one that seems to be new may have been here.
+    forgot: bool,
     held: usize,
 }
 
@@ -119,8 +121,9 @@ impl<T> Holds<T> {
         };
         let known = self.known(flow, now);
         let room = told.held < at_a_time;
+        let is_new = told.is_new(flow);
         let times = told.times(flow);
-        if times.is_empty() {
+        if is_new {
             known.connections = known.connections.saturating_add(1);
         }
         let many = known.connections > FEW_CONNECTIONS;
@@ -225,6 +228,11 @@ impl<T> Holds<T> {
 }
 
 impl Told {
+    /// Whether this flow was surely never refused on the connection.
+    fn is_new(&self, flow: Flow) -> bool {
+        !self.forgot && self.flows.iter().all(|(told, _)| *told != flow)
+    }
+
     fn times(&mut self, flow: Flow) -> &mut Vec<Instant> {
         let place = self.flows.iter().position(|(told, _)| *told == flow);
         let (_, times) = match place {
@@ -235,6 +243,7 @@ impl Told {
             None => {
                 if self.flows.len() >= FLOWS_A_CONNECTION {
                     self.flows.remove(0);
+                    self.forgot = true;
                 }
                 self.flows.push_mut((flow, Vec::new()))
             }
@@ -401,6 +410,26 @@ mod tests {
         for _ in 0..8 {
             let when = holds.refuse(&mut Told::default(), ONE, later, WAIT, 1);
             assert_eq!(when, When::AtOnce);
+        }
+    }
+
+    #[test]
+    fn one_connection_with_more_flows_than_are_remembered_is_not_taken_for_many() {
+        let (mut holds, mut told, mut now) = (holds(), Told::default(), Instant::now());
+        for _ in 0..20 {
+            for flow in 0..20 {
+                assert_eq!(
+                    holds.refuse(&mut told, Flow(flow), now, WAIT, 1),
+                    When::AtOnce
+                );
+            }
+            now += SECOND;
+        }
+        for flow in 0..20 {
+            let mut another = Told::default();
+            let early = now - SECOND / 2;
+            let when = holds.refuse(&mut another, Flow(flow), early, WAIT, 1);
+            assert_eq!(when, When::AtOnce, "{flow} was refused on one connection");
         }
     }
 
