@@ -47,6 +47,10 @@ const UPGRADES_AT_A_TIME: usize = 32;
 /// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+/// After a failure to connect, no other connection is tried for this long where there are some: requests that wait for their
+/// streams would try again at once, and again.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Connections for the way `W`.
 pub struct Pool<W> {
     connector: Connector<W>,
@@ -73,6 +77,8 @@ struct State {
     generation: u64,
     /// The last failure to connect, for those who were waiting when it happened.
     failed: Option<(Instant, ForwardError)>,
+    /// Until then no connection is opened beside others.
+    pause: Option<Instant>,
 }
 
 /// A connection's turn for one request; dropping it gives the turn back.
@@ -234,7 +240,8 @@ impl<W: Way> Pool<W> {
                 })
             });
             let crowded = (streams + 1).saturating_mul(4) > most.saturating_mul(3);
-            if crowded && state.opening == 0 && state.shared.len() < self.most {
+            let may = crowded && state.opening == 0 && state.shared.len() < self.most;
+            if may && state.pause.is_none_or(|until| until <= Clock.now()) {
                 self.open_shared(&mut state);
             }
             return lease.map_or(Choice::Wait, Choice::Take);
@@ -317,14 +324,23 @@ impl<W: Way> Pool<W> {
                 }
                 Err(failure) => Err(failure),
             };
-            let mut state = pool.state();
-            state.opening = state.opening.saturating_sub(1);
-            if let Err(failure) = outcome {
-                state.failed = Some((Clock.now(), failure));
-            }
-            drop(state);
+            let paused = pool.opened(outcome);
             pool.changed.notify_waiters();
+            if let Some(until) = paused {
+                tokio::time::sleep_until(until.into()).await;
+                pool.changed.notify_waiters(); // those who wait for a stream try again
+            }
         });
+    }
+
+    /// Takes note of how it went. Until when no other is opened, if that is so.
+    fn opened(&self, outcome: Result<(), ForwardError>) -> Option<Instant> {
+        let mut state = self.state();
+        state.opening = state.opening.saturating_sub(1);
+        let now = Clock.now();
+        state.failed = Some((now, outcome.err()?));
+        state.pause = (!state.shared.is_empty()).then(|| now + PAUSE);
+        state.pause
     }
 
     /// Speaks HTTP/2 on `connection` and puts it up for sharing, so many streams taken.

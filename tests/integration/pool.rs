@@ -302,3 +302,36 @@ async fn a_slow_reader_does_not_stop_the_others_on_its_connection() {
         assert_eq!(call.answer().await.body.len(), 64 << 10);
     }
 }
+
+#[tokio::test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "that time has passed is what is shown, and by no clock of the program's"
+)]
+async fn while_no_other_connection_can_be_had_the_waiting_do_not_try_without_a_pause() {
+    let upstream = ByHand::start().await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(2)
+        .start()
+        .await;
+    let mut client = weir.alice(Http::Two);
+    let first = client.send(Ask::get(LIST)).await;
+    let settings = [(frames::MAX_STREAMS, 1)];
+    let mut server = Frames::server(upstream.next(Http::Two).await, &settings).await;
+    let stream = server.until(frames::HEADERS).await.stream;
+    drop(upstream.tcp().await); // with one stream of one taken the pool is crowded at once
+    let began = std::time::Instant::now();
+    let waiting = client.send(Ask::get(LIST)).await;
+    for _ in 0..2 {
+        drop(upstream.tcp().await);
+    }
+    let took = began.elapsed();
+    assert!(took.as_secs_f64() > 1.5, "{took:?} for two more attempts");
+    // As soon as it is had, it serves.
+    let mut other = Frames::server(upstream.next(Http::Two).await, &settings).await;
+    let taken = other.until(frames::HEADERS).await.stream;
+    other.send(&Frame::ok(taken, true)).await;
+    assert_eq!(waiting.answer().await.status, 200);
+    server.send(&Frame::ok(stream, true)).await;
+    assert_eq!(first.answer().await.status, 200);
+}
