@@ -114,8 +114,10 @@ impl Addresses {
 /// How the run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Everything under way had its end.
+    /// Every request and watch had its end. (Tunnels, which have none, are cut off.)
     Drained,
+    /// Some were cut off when their time was over.
+    CutOff,
     /// A second order to go cut it short.
     AtOnce,
 }
@@ -177,9 +179,10 @@ impl App {
         facts::show(&serving, &upstream, &own_calls.own, &readiness, &registry);
         let ground = Ground::new(server, &upstream_metrics, &registry, &provider);
         let (who, reviews) = who_asks(identity, impersonate, ground)?;
+        let proven = ProvenTokens::beginning_with(who.identity.of_the_file());
         let shared = Shared {
             who,
-            proven: Arc::default(),
+            proven: Arc::new(proven),
             rates: Arc::new(Rates::new(&rates, &registry)),
             event_bodies: Budget::new(ALL_BODIES),
             admission: admission.clone(),
@@ -247,7 +250,7 @@ impl App {
         let accepting = tokio::spawn(acceptor.run());
         stop.await;
         let ended = tokio::select! {
-            () = go_away(&drain, shutdown, request_timeout) => Ended::Drained,
+            ended = go_away(&drain, shutdown, request_timeout) => ended,
             () = at_once => Ended::AtOnce,
         };
         drain.enter(Stage::Closing); // when it is cut short, the listener ends here
@@ -494,7 +497,7 @@ fn who_does_most(admission: &Admission) -> Arc<Talkers> {
     Talkers::new(Clock.now(), seats_without_decision)
 }
 
-async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) {
+async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) -> Ended {
     let Shutdown { delay, watch_grace } = shutdown;
     info!(
         delay_seconds = delay.as_secs_f64(),
@@ -517,10 +520,18 @@ async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) {
     drain.end_watches(watch_grace);
     let _ = timeout(watch_grace + CLOSE_WITHIN, drain.watches_done()).await;
     let _ = timeout(CLOSE_WITHIN, drain.connections_done()).await;
+    let (requests, watches) = (drain.open_requests(), drain.open_watches());
     info!(
+        requests,
+        watches,
         connections = drain.open_connections(),
         "gone; what is still open is cut off"
     );
+    if requests == 0 && watches == 0 {
+        Ended::Drained
+    } else {
+        Ended::CutOff
+    }
 }
 
 /// What the limits need done from time to time.

@@ -62,7 +62,7 @@ fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, Failure> {
 pub(super) fn exit_code(ended: Ended) -> ExitCode {
     match ended {
         Ended::Drained => ExitCode::SUCCESS,
-        Ended::AtOnce => ExitCode::FAILURE,
+        Ended::CutOff | Ended::AtOnce => ExitCode::FAILURE,
     }
 }
 

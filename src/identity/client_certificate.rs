@@ -2,7 +2,8 @@
 //!
 //! The handshake proves possession only; whether the certificate is trusted is decided here, afterwards, so that a bad
 //! certificate with a good token still works. Name, groups and uid are read as `x509.CommonNameUserConversion`
-//! (Kubernetes 1.36) reads them. A connection's chain is verified once and again only when a certificate in it expires.
+//! (Kubernetes 1.36) reads them. A connection's chain is verified once and again only when a certificate in it expires; one that is
+//! not valid yet, or not any more, every ten seconds at most.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use rustls::CertificateError;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::server::VerifierBuilderError;
@@ -33,6 +35,10 @@ const UID_ATTRIBUTE: Oid<'static> = oid!(1.3.6.1.4.1.57683.2);
 
 /// The extra key under which upstream notes which certificate it was.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+
+/// How long a certificate that is not of its time is not looked at again: verifying takes a tenth of a millisecond, and clients
+/// ask by the thousand.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Why a certificate names nobody.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +70,8 @@ impl fmt::Display for CertificateFault {
     }
 }
 
-/// The client CA (`--client-ca-file`).
+/// An authority that vouches for certificates of clients: the client CA (`--client-ca-file`), or that of front proxies
+/// (`--requestheader-client-ca-file`).
 #[derive(Debug)]
 pub struct ClientCertificates {
     verifier: Arc<dyn ClientCertVerifier>,
@@ -88,7 +95,7 @@ impl ClientCertificates {
         &self,
         chain: &[CertificateDer<'static>],
         wall: SystemTime,
-    ) -> Result<Verified, CertificateFault> {
+    ) -> Result<Verified, Fault> {
         let (own, parsed, expires) = self.holds(chain, wall)?;
         Ok(Verified {
             user: Arc::new(user(&parsed, own)?),
@@ -102,8 +109,7 @@ impl ClientCertificates {
         &self,
         chain: &'c [CertificateDer<'static>],
         wall: SystemTime,
-    ) -> Result<(&'c CertificateDer<'static>, X509Certificate<'c>, SystemTime), CertificateFault>
-    {
+    ) -> Result<(&'c CertificateDer<'static>, X509Certificate<'c>, SystemTime), Fault> {
         let (own, intermediates) = chain
             .split_first()
             .ok_or_else(|| CertificateFault::Malformed("there is none".to_owned()))?;
@@ -112,11 +118,18 @@ impl ClientCertificates {
             .unwrap_or_default();
         self.verifier
             .verify_client_cert(own, intermediates, UnixTime::since_unix_epoch(since_epoch))
-            .map_err(|why| CertificateFault::Untrusted(why.to_string()))?;
+            .map_err(|why| Fault {
+                again: is_of_its_time(&why).then_some(wall),
+                fault: CertificateFault::Untrusted(why.to_string()),
+            })?;
         let parsed = parse(own)?;
         let mut expires = not_after(&parsed);
         for certificate in intermediates {
-            expires = expires.min(not_after(&parse(certificate)?));
+            let end = not_after(&parse(certificate)?);
+            // It holds without one that is over already.
+            if end >= wall {
+                expires = expires.min(end);
+            }
         }
         Ok((own, parsed, expires))
     }
@@ -126,9 +139,32 @@ impl ClientCertificates {
 pub struct PeerCertificate {
     chain: Vec<CertificateDer<'static>>,
     /// The last verdict. Guarded so that a connection's requests share it; nothing is awaited under the lock.
-    verdict: Mutex<Option<Result<Verified, CertificateFault>>>,
+    verdict: Mutex<Option<Result<Verified, Fault>>>,
     /// Likewise, on whether it is a front proxy's: until when it is.
-    front_proxy: Mutex<Option<Result<SystemTime, CertificateFault>>>,
+    front_proxy: Mutex<Option<Result<SystemTime, Fault>>>,
+}
+
+/// A fault, and when it was found if time may mend it.
+#[derive(Clone, Debug)]
+struct Fault {
+    fault: CertificateFault,
+    again: Option<SystemTime>,
+}
+
+impl From<CertificateFault> for Fault {
+    fn from(fault: CertificateFault) -> Self {
+        Self { fault, again: None }
+    }
+}
+
+impl Fault {
+    /// Whether it is still believed at `wall`. A calendar that is set back is a reason to look again.
+    fn holds(&self, wall: SystemTime) -> bool {
+        self.again.is_none_or(|found| {
+            wall.duration_since(found)
+                .is_ok_and(|since| since < LOOK_AGAIN)
+        })
+    }
 }
 
 #[derive(Clone)]
@@ -165,8 +201,8 @@ impl PeerCertificate {
             .unwrap_or_else(PoisonError::into_inner);
         match &*verdict {
             Some(Ok(expires)) if wall <= *expires => return Ok(()),
-            Some(Err(fault)) => return Err(fault.clone()),
-            Some(Ok(_)) | None => {}
+            Some(Err(fault)) if fault.holds(wall) => return Err(fault.fault.clone()),
+            Some(_) | None => {}
         }
         let fresh = authority
             .holds(&self.chain, wall)
@@ -175,11 +211,11 @@ impl PeerCertificate {
                 if allowed(name) {
                     Ok(expires)
                 } else {
-                    Err(CertificateFault::NotAllowed(name.to_owned()))
+                    Err(CertificateFault::NotAllowed(name.to_owned()).into())
                 }
             });
         *verdict = Some(fresh.clone());
-        fresh.map(|_| ())
+        fresh.map(|_| ()).map_err(|fault| fault.fault)
     }
 
     /// When the client's own certificate ends, if it named a user.
@@ -200,12 +236,14 @@ impl PeerCertificate {
             Some(Ok(verified)) if wall <= verified.expires => {
                 return Ok(Arc::clone(&verified.user));
             }
-            Some(Err(fault)) => return Err(fault.clone()),
-            Some(Ok(_)) | None => {}
+            Some(Err(fault)) if fault.holds(wall) => return Err(fault.fault.clone()),
+            Some(_) | None => {}
         }
         let fresh = authority.verify(&self.chain, wall);
         *verdict = Some(fresh.clone());
-        fresh.map(|verified| verified.user)
+        fresh
+            .map(|verified| verified.user)
+            .map_err(|fault| fault.fault)
     }
 }
 
@@ -213,6 +251,19 @@ impl fmt::Debug for PeerCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PeerCertificate({} in the chain)", self.chain.len())
     }
+}
+
+/// Whether a certificate was met before its time or after it.
+const fn is_of_its_time(why: &rustls::Error) -> bool {
+    matches!(
+        why,
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. }
+                | CertificateError::Expired
+                | CertificateError::ExpiredContext { .. }
+        )
+    )
 }
 
 fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, CertificateFault> {
@@ -279,3 +330,7 @@ fn uid(subject: &X509Name<'_>) -> Result<String, CertificateFault> {
         Ok(_) | Err(_) => Err(CertificateFault::Uid("it is empty or no string".to_owned())),
     }
 }
+
+#[cfg(test)]
+#[path = "client_certificate_tests.rs"]
+mod tests;

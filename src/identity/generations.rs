@@ -78,7 +78,7 @@ impl<V> Generations<V> {
         self.old.remove(&mark);
     }
 
-    #[cfg(test)]
+    /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }

@@ -76,9 +76,10 @@ pub enum Credential {
     FrontProxy,
     /// Nothing at all.
     None,
-    /// A token whose signature holds, which says nothing of whether the upstream still takes it; it goes on.
-    SignedToken,
-    /// A token of the token file, or one that the upstream itself has vouched for; it goes on.
+    /// A token that weir knows by itself, from the token file or by its signature, which says nothing of whether the upstream
+    /// (still) takes it; it goes on.
+    KnownToken,
+    /// A token that the upstream itself has vouched for; it goes on.
     Token,
     /// A token that weir cannot verify, or a bad one; it goes on, and the upstream judges it.
     UnverifiedToken,
@@ -111,17 +112,24 @@ impl Identity {
     pub fn new(
         front_proxies: Option<FrontProxies>,
         certificates: Option<ClientCertificates>,
-        file: TokenFile,
+        mut file: TokenFile,
         tokens: Arc<Tokens>,
     ) -> Result<Self, String> {
+        let marks = Marks::new()?;
+        file.mark(&marks);
         Ok(Self {
             front_proxies,
             certificates,
             file,
-            marks: Marks::new()?,
+            marks,
             tokens,
             anonymous: Arc::new(UserInfo::anonymous()),
         })
+    }
+
+    /// The tokens of the token file.
+    pub fn of_the_file(&self) -> impl Iterator<Item = Mark> {
+        self.file.marks()
     }
 
     /// What the client says as a front proxy. To be read from the headers as they came: what `Connection` names is not for a
@@ -208,11 +216,11 @@ impl Identity {
     }
 
     async fn by_token(&self, token: &[u8], asker: Asker, now: Instant, wall: SystemTime) -> Known {
-        if let Some(user) = self.file.user(token) {
+        if let Some((user, mark)) = self.file.user(token) {
             return Known {
                 user,
-                credential: Credential::Token,
-                mark: None,
+                credential: Credential::KnownToken,
+                mark,
             };
         }
         let mark = self.marks.of(token);
@@ -225,7 +233,7 @@ impl Identity {
             user: verified.user,
             credential: match verified.voucher {
                 Some(Voucher::ApiServer) => Credential::Token,
-                Some(Voucher::Signature) => Credential::SignedToken,
+                Some(Voucher::Signature) => Credential::KnownToken,
                 None => Credential::UnverifiedToken,
             },
             mark: Some(mark),
@@ -283,11 +291,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_of_the_file_names_its_user_whatever_the_scheme_s_case() {
+        let identity = identity();
         for header in ["Bearer secret", "bearer secret", " BEARER secret trailing"] {
-            let known = resolve(header).await;
+            let value = HeaderValue::from_static(header);
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
+            let known = of(&identity, &headers).await;
             assert_eq!(known.user.name, "alice");
             assert_eq!(known.user.groups, ["dev", "ops", "system:authenticated"]);
-            assert_eq!(known.credential, Credential::Token);
+            assert_eq!(known.credential, Credential::KnownToken);
+            let of_the_file: Vec<_> = identity.of_the_file().map(Some).collect();
+            assert_eq!(
+                of_the_file,
+                [known.mark],
+                "the upstream's word on it is heard"
+            );
         }
     }
 
@@ -333,6 +350,6 @@ mod tests {
         let headers = HeaderMap::from_iter([(http::header::SEC_WEBSOCKET_PROTOCOL, value)]);
         let known = of(&identity(), &headers).await;
         assert_eq!(known.user.name, "alice");
-        assert_eq!(known.credential, Credential::Token);
+        assert_eq!(known.credential, Credential::KnownToken);
     }
 }

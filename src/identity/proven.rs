@@ -1,10 +1,9 @@
 //! Which tokens the upstream has taken, so that their requests may share connections.
 //!
 //! kube-apiserver closes an HTTP/2 connection after a 401, so a token that weir cannot verify goes by itself until the
-//! upstream has answered it with anything else. Kept as keyed hashes, never as tokens, and bounded: the last
+//! upstream has answered it with anything else; those of the token file share until it has answered one with 401. Kept as keyed hashes, never as tokens, and bounded: the last
 //! [`GENERATION`] to twice as many. This decides which connection a request takes, never who it is from.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -14,6 +13,7 @@ use aws_lc_rs::hmac;
 use aws_lc_rs::rand::SystemRandom;
 
 use crate::api::UserInfo;
+use crate::identity::generations::Generations;
 
 /// Tokens in one generation; the older of two is dropped when the younger is full. Above the 5,000 tokens a second that
 /// Kubernetes names as its scalability threshold.
@@ -76,63 +76,53 @@ impl fmt::Debug for Marks {
 }
 
 /// The tokens that were good.
-#[derive(Default)]
 pub struct ProvenTokens {
     /// Held for a look-up or an insertion.
-    generations: Mutex<Generations>,
+    generations: Mutex<Generations<()>>,
 }
 
-#[derive(Default)]
-struct Generations {
-    young: HashSet<Mark>,
-    old: HashSet<Mark>,
+impl Default for ProvenTokens {
+    fn default() -> Self {
+        Self {
+            generations: Mutex::new(Generations::new(GENERATION, usize::MAX)),
+        }
+    }
 }
 
 impl ProvenTokens {
+    /// These are taken for good until the upstream says otherwise: the operator's word, as with a token file.
+    pub fn beginning_with(marks: impl Iterator<Item = Mark>) -> Self {
+        let tokens = Self::default();
+        marks.for_each(|mark| tokens.note(mark, true));
+        tokens
+    }
+
     /// Whether the upstream has taken it.
     #[must_use]
     pub fn knows(&self, mark: Mark) -> bool {
-        let mut generations = self.generations();
-        if generations.young.contains(&mark) {
-            return true;
-        }
-        let known = generations.old.contains(&mark);
-        if known {
-            generations.remember(mark);
-        }
-        known
+        self.generations().get(mark).is_some()
     }
 
     /// The upstream has taken it, or has not.
     pub fn note(&self, mark: Mark, taken: bool) {
         let mut generations = self.generations();
-        if taken {
-            generations.remember(mark);
-        } else {
-            generations.young.remove(&mark);
-            generations.old.remove(&mark);
+        if !taken {
+            generations.remove(mark);
+        } else if generations.get(mark).is_none() {
+            generations.insert(mark, (), 0);
         }
     }
 
-    fn generations(&self) -> MutexGuard<'_, Generations> {
+    fn generations(&self) -> MutexGuard<'_, Generations<()>> {
         self.generations
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Generations {
-    fn remember(&mut self, mark: Mark) {
-        if self.young.len() >= GENERATION {
-            self.old = std::mem::take(&mut self.young);
-        }
-        self.young.insert(mark);
-    }
-}
-
 impl fmt::Debug for ProvenTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ProvenTokens({})", self.generations().young.len())
+        write!(f, "ProvenTokens({})", self.generations().len())
     }
 }
 
@@ -172,7 +162,6 @@ mod tests {
             tokens.note(mark(token), true);
             assert!(tokens.knows(used));
         }
-        let generations = tokens.generations();
-        assert!(generations.young.len() + generations.old.len() <= 2 * GENERATION);
+        assert!(tokens.generations().len() <= 2 * GENERATION);
     }
 }

@@ -8,11 +8,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::api::UserInfo;
+use crate::identity::proven::Mark;
+use crate::identity::proven::Marks;
 
 /// Tokens and whose they are. Its `Debug` shows no token.
 #[derive(Default)]
 pub struct TokenFile {
-    users: HashMap<Box<[u8]>, Arc<UserInfo>>,
+    users: HashMap<Box<[u8]>, (Arc<UserInfo>, Option<Mark>)>,
     /// The length of the longest, in bytes: signed tokens are longer as a rule, and need not be hashed for a look here.
     longest: usize,
 }
@@ -60,7 +62,8 @@ impl TokenFile {
                     .collect(),
                 extra: Vec::new(),
             };
-            users.insert(token.as_bytes().into(), Arc::new(user.authenticated()));
+            let user = (Arc::new(user.authenticated()), None);
+            users.insert(token.as_bytes().into(), user);
         }
         if faults.is_empty() {
             let longest = users.keys().map(|token| token.len()).max();
@@ -71,13 +74,26 @@ impl TokenFile {
         }
     }
 
-    /// Whose token it is.
+    /// Whose token it is, and its mark, if it was made.
     #[must_use]
-    pub fn user(&self, token: &[u8]) -> Option<Arc<UserInfo>> {
+    pub fn user(&self, token: &[u8]) -> Option<(Arc<UserInfo>, Option<Mark>)> {
         if token.len() > self.longest {
             return None;
         }
-        self.users.get(token).map(Arc::clone)
+        let (user, mark) = self.users.get(token)?;
+        Some((Arc::clone(user), *mark))
+    }
+
+    /// Makes the marks of all, so that no request has to.
+    pub(super) fn mark(&mut self, marks: &Marks) {
+        for (token, (_, mark)) in &mut self.users {
+            *mark = Some(marks.of(token));
+        }
+    }
+
+    /// The marks that were made.
+    pub(super) fn marks(&self) -> impl Iterator<Item = Mark> {
+        self.users.values().filter_map(|(_, mark)| *mark)
     }
 }
 
@@ -103,14 +119,14 @@ mod tests {
     #[test]
     fn the_last_line_of_a_token_counts_and_an_empty_token_names_nobody() {
         let tokens = TokenFile::parse("t,alice,1\nt,bob,2\n,root,0\n").unwrap();
-        assert_eq!(tokens.user(b"t").unwrap().name, "bob");
+        assert_eq!(tokens.user(b"t").unwrap().0.name, "bob");
         assert!(tokens.user(b"").is_none());
     }
 
     #[test]
     fn a_longer_token_is_nobody_s() {
         let tokens = TokenFile::parse("secret,alice,1\nt,bob,2\n").unwrap();
-        assert_eq!(tokens.user(b"secret").unwrap().name, "alice");
+        assert_eq!(tokens.user(b"secret").unwrap().0.name, "alice");
         assert!(tokens.user(b"secret2").is_none());
         assert!(TokenFile::default().user(b"").is_none());
     }

@@ -94,7 +94,7 @@ impl Pipeline {
     ) -> Result<InTheNameOf, Refusal> {
         let asserted = match known.credential {
             Credential::Certificate | Credential::FrontProxy => self.upstream.impersonates(),
-            Credential::SignedToken | Credential::Token => false,
+            Credential::KnownToken | Credential::Token => false,
             // Nobody has a right that could be looked at.
             Credential::None | Credential::UnverifiedToken => return Ok(InTheNameOf::default()),
         };

@@ -128,7 +128,7 @@ impl Pipeline {
                 let head = headers::pass_through(head, client, names);
                 (Dressed::PassThrough(head), told)
             }
-            Credential::SignedToken | Credential::UnverifiedToken | Credential::None => {
+            Credential::KnownToken | Credential::UnverifiedToken | Credential::None => {
                 let proven = known.mark.is_some_and(|mark| self.proven.knows(mark));
                 let dressed = if proven {
                     Dressed::PassThrough(headers::pass_through(head, client, names))

@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 use std::time::Instant;
 
+use crate::identity::tokens::turns::network;
+
 /// Who connects, as far as turns go: an address (of IPv6 the first 64 bits: who has one has them all); or one of the
 /// trusted proxies, behind which many clients are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,10 +25,7 @@ impl Origin {
     /// Of a client at this address.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
-        Self::Address(match address.to_canonical() {
-            IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
-            v4 @ IpAddr::V4(_) => v4,
-        })
+        Self::Address(network(address))
     }
 }
 

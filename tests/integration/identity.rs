@@ -351,3 +351,20 @@ async fn a_token_that_hides_in_a_websocket_protocol_is_a_credential_and_stops_at
         call.answer().await;
     }
 }
+
+#[tokio::test]
+async fn a_token_of_the_file_that_the_upstream_does_not_take_goes_by_itself_until_it_does() {
+    for near in Http::BOTH {
+        let (weir, mut upstream) = serving().await;
+        let mut client = weir.alice(near);
+        assert_eq!(served(&mut client, &mut upstream, 200).await.1, Http::Two);
+        assert_eq!(served(&mut client, &mut upstream, 401).await.1, Http::Two);
+        for status in [401, 500, 401, 200] {
+            assert_eq!(
+                served(&mut client, &mut upstream, status).await.1,
+                Http::One
+            );
+        }
+        assert_eq!(served(&mut client, &mut upstream, 200).await.1, Http::Two);
+    }
+}

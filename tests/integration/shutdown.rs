@@ -258,3 +258,20 @@ async fn at_its_start_it_raises_and_tells_its_open_file_limit() {
             .any(|line| line.contains("system:anonymous"))
     );
 }
+
+#[tokio::test]
+async fn a_watch_that_has_to_be_cut_off_is_told_by_the_exit_code() {
+    let (mut weir, mut upstream) = serving(&[]).await;
+    let mut call = weir.alice(Http::One).send(Ask::get(WATCH)).await;
+    let mut exchange = upstream.next().await;
+    exchange.begin(200, &[]).await;
+    call.head().await;
+    // Nobody reads it, so that it cannot be ended in order.
+    let flood =
+        tokio::spawn(async move { while exchange.try_send(vec![7; 64 << 10]).await.is_ok() {} });
+    weir.signal("TERM").await;
+    weir.logs("what is still open is cut off").await;
+    assert_eq!(weir.ended().await.code(), Some(1));
+    flood.await.unwrap();
+    drop(call);
+}

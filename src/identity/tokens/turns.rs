@@ -122,8 +122,9 @@ impl<T> Turns<T> {
     }
 }
 
-/// An IPv6 host has a whole /64 to send from.
-fn network(address: IpAddr) -> IpAddr {
+/// Whose address it is: an IPv6 host has a whole /64 to send from.
+#[must_use]
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {
             let [a, b, c, d, ..] = v6.segments();
