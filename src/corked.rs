@@ -19,6 +19,7 @@ use std::sync::PoisonError;
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
+use std::time::Duration;
 
 use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
@@ -46,6 +47,8 @@ struct Gathering<S> {
     gone: usize,
     /// Whether `stream` may keep something back.
     unflushed: bool,
+    /// The bytes that have been read.
+    read: u64,
     /// It failed while nobody asked: whoever asks next is told.
     broken: Option<io::ErrorKind>,
 }
@@ -57,6 +60,7 @@ pub fn cork<S>(stream: S) -> (Corked<S>, Cork<S>) {
         waiting: Vec::new(),
         gone: 0,
         unflushed: false,
+        read: 0,
         broken: None,
     }));
     (Corked(Arc::clone(&gathering)), Cork(gathering))
@@ -73,6 +77,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Cork<S> {
             polled
         })
         .await
+    }
+
+    /// Comes if less than `bytes` have been read when this `time` is over.
+    pub async fn silence(&self, bytes: u64, time: Duration) {
+        tokio::time::sleep(time).await;
+        if lock(&self.0).read >= bytes {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Whether that has failed.
@@ -146,7 +158,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Corked<S> {
     ) -> Poll<io::Result<()>> {
         let mut gathering = lock(&self.0);
         gathering.whole()?;
-        Pin::new(&mut gathering.stream).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut gathering.stream).poll_read(cx, buffer);
+        let read = buffer.filled().len().saturating_sub(before);
+        gathering.read += u64::try_from(read).unwrap_or_default();
+        polled
     }
 }
 
@@ -329,5 +345,28 @@ mod tests {
             corked.read_u8().await.unwrap_err().kind()
         });
         assert_eq!(cork.drive(speaking).await, io::ErrorKind::ConnectionReset);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_said_too_little_when_the_time_is_over_is_told_of_and_nobody_else() {
+        const TIME: Duration = Duration::from_secs(10);
+        for (said, is_silence) in [(0, true), (23, true), (24, false)] {
+            let (near, mut far) = tokio::io::duplex(64);
+            let (mut corked, cork) = cork(near);
+            far.write_all(&vec![0; said]).await.unwrap();
+            let reading = pin!(async {
+                let mut read = Vec::new();
+                let _ = corked.read_to_end(&mut read).await; // never comes to it
+            });
+            let began = tokio::time::Instant::now();
+            tokio::select! {
+                () = cork.drive(reading) => panic!("nobody closed it"),
+                () = cork.silence(24, TIME) => {
+                    assert!(is_silence, "{said}");
+                    assert_eq!(began.elapsed(), TIME);
+                }
+                () = tokio::time::sleep(100 * TIME) => assert!(!is_silence, "{said}"),
+            }
+        }
     }
 }

@@ -30,7 +30,8 @@
 //!
 //! # Invariants
 //!
-//! A permit is given back exactly once, after the upstream's stream is closed. Nothing is awaited under a lock. A refusal
+//! A permit is given back exactly once, after the upstream's stream is closed (over HTTP/2, where a request's body is still on its
+//! way by then: after its upload was stopped, which resets the stream). Nothing is awaited under a lock. A refusal
 //! never reaches the upstream. A request that names a user travels only on connections that carry weir's certificate, and
 //! one with its own credential only on connections that carry none.
 

@@ -7,6 +7,9 @@
     reason = "futures of one kind in a list, and a time to begin at"
 )]
 
+#[path = "memory/held.rs"]
+mod held;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::pin::pin;

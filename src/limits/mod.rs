@@ -228,7 +228,7 @@ impl Permit {
             let now = Clock.now();
             client.answered(code, self.unanswered_since.unwrap_or(now), now);
         }
-        self.answered();
+        self.unanswered_since = None;
     }
 
     /// The request is about to be sent to the upstream.
@@ -236,9 +236,10 @@ impl Permit {
         self.unanswered_since = Some(now);
     }
 
-    /// The upstream has answered (or will never): from here on a drop gives back at once.
-    pub fn answered(&mut self) {
-        self.unanswered_since = None;
+    /// The protocol has changed: what limits how many requests there are at a time goes back; what client limits hold, a client's
+    /// tunnels among it, stays to the end.
+    pub fn switched(&mut self) {
+        self.held = Held::Nothing;
     }
 
     /// Whether it holds anything that can be given back.

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http_body::Frame;
 use http_body::SizeHint;
 
+use crate::pipeline::begun::Begun;
 use crate::pipeline::guarded::Broken;
 use crate::pipeline::guarded::Guarded;
 use crate::pipeline::riding::Riding;
@@ -29,10 +30,14 @@ impl Body {
         Self(Inner::Fixed(bytes))
     }
 
-    /// Whether all of it is here.
+    /// The same, with which a request is over: with its last byte, or when its time is up, even if nobody reads on. One that is
+    /// all here is over at once.
     #[must_use]
-    pub const fn is_fixed(&self) -> bool {
-        matches!(self.0, Inner::Fixed(_))
+    pub fn ending(self, begun: Begun) -> Self {
+        if let Inner::Forwarded(body) = &self.0 {
+            body.with_guard(|riding| riding.begun = Some(begun));
+        }
+        self
     }
 
     pub(super) fn forwarded(body: Guarded<AnswerBody, Riding>) -> Self {

@@ -6,7 +6,9 @@
 //! target up to there is the one. (HTTP/2 has no text to look at: there the target goes on without its fragment, to weir's
 //! limits and to the upstream alike.)
 
+use std::collections::hash_map::RandomState;
 use std::fmt;
+use std::hash::BuildHasher;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
@@ -28,6 +30,7 @@ const MOST_NOTED: usize = 16;
 pub struct Fragments {
     /// Set with the first note, so that an ordinary connection's requests ask for no lock.
     any: AtomicBool,
+    hasher: RandomState,
     /// Held while bytes are looked over, or a note is taken.
     state: Mutex<State>,
 }
@@ -38,7 +41,8 @@ struct State {
     line: Vec<u8>,
     /// The line is longer than any request line.
     too_long: bool,
-    noted: Vec<Vec<u8>>,
+    /// Keyed hashes of the lines, since a line may be long.
+    noted: Vec<u64>,
 }
 
 impl Fragments {
@@ -68,10 +72,15 @@ impl Fragments {
         let mut rest = bytes;
         while let Some(end) = memchr2(b'#', b'\n', rest) {
             let (line, ended) = rest.split_at(end);
+            if state.line.len() + line.len() > LONGEST_LINE {
+                state.too_long = true;
+                state.line = Vec::new();
+            }
             if ended.first() == Some(&b'#') && !state.too_long {
-                let cut = [state.line.as_slice(), line].concat();
-                if begins_request(&cut) && state.noted.len() < MOST_NOTED {
-                    state.noted.push(cut);
+                state.line.extend_from_slice(line);
+                if begins_request(&state.line) && state.noted.len() < MOST_NOTED {
+                    let line = self.hasher.hash_one(state.line.as_slice());
+                    state.noted.push(line);
                     self.any.store(true, Ordering::Release);
                 }
                 state.too_long = true; // what follows in this line is fragment
@@ -90,8 +99,9 @@ impl Fragments {
             return false;
         }
         let line = format!("{method} {target}");
+        let line = self.hasher.hash_one(line.as_bytes());
         let mut state = self.state();
-        let found = state.noted.iter().position(|cut| cut == line.as_bytes());
+        let found = state.noted.iter().position(|cut| *cut == line);
         if let Some(at) = found {
             state.noted.remove(at);
         }
@@ -158,5 +168,20 @@ mod tests {
         }
         let state = fragments.state();
         assert!(state.line.capacity() <= 4 * LONGEST_LINE && state.noted.len() == MOST_NOTED);
+    }
+
+    #[test]
+    fn long_lines_leave_nothing_behind() {
+        let fragments = Fragments::default();
+        for length in [LONGEST_LINE / 2, 20 * LONGEST_LINE] {
+            for _ in 0..MOST_NOTED {
+                let line = format!("GET /{}#x HTTP/1.1\r\n", "x".repeat(length));
+                fragments.look(line.as_bytes());
+            }
+        }
+        let state = fragments.state();
+        assert_eq!(state.noted.len(), MOST_NOTED, "of the short ones");
+        let kept = state.line.capacity() + size_of_val(state.noted.as_slice());
+        assert!(kept <= 2 * LONGEST_LINE, "{kept} bytes");
     }
 }

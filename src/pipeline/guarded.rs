@@ -112,6 +112,13 @@ where
     B: Body + Send + 'static,
     G: Guard,
 {
+    /// Does something to the guard, if it is still on it.
+    pub fn with_guard(&self, change: impl FnOnce(&mut G)) {
+        if let Some((_, guard)) = self.held.inner().as_mut() {
+            change(guard);
+        }
+    }
+
     /// `body` with `guard` on it, cut at `until`.
     pub fn new(body: B, mut guard: G, until: Until) -> Self {
         let (size, ended) = (body.size_hint(), body.is_end_stream());

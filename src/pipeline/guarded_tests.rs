@@ -6,6 +6,8 @@ use http_body_util::Full;
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::pipeline::begun::Begun;
+use crate::pipeline::begun::Requests;
 
 /// Notes what it is told, and that it was let go.
 #[derive(Clone, Default)]
@@ -17,7 +19,7 @@ impl Log {
     }
 }
 
-struct Noting(Log);
+struct Noting(Log, Option<Begun>);
 
 impl Guard for Noting {
     fn passed(&mut self, data: &[u8]) {
@@ -60,7 +62,7 @@ impl Body for Fed {
 
 fn guarded<B: Body + Send + 'static>(body: B, until: Until) -> (Guarded<B, Noting>, Log) {
     let log = Log::default();
-    (Guarded::new(body, Noting(log.clone()), until), log)
+    (Guarded::new(body, Noting(log.clone(), None), until), log)
 }
 
 #[tokio::test]
@@ -118,4 +120,24 @@ async fn a_client_that_goes_away_lets_go_and_leaves_the_list() {
     drop(body);
     assert_eq!(log.lines(), ["let go"]);
     assert_eq!(format!("{overdue:?}"), "Overdue(0 under way)");
+}
+
+#[tokio::test]
+async fn what_is_put_on_the_guard_later_goes_at_the_deadline_although_nobody_reads() {
+    let overdue = Arc::new(Overdue::default());
+    let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1);
+    let (body, log) = guarded(
+        Full::new(Bytes::from_static(b"abc")),
+        Until::Deadline(deadline, Arc::clone(&overdue)),
+    );
+    let requests = Arc::new(Requests::default());
+    let begun = requests.begin();
+    body.with_guard(|noting| noting.1 = Some(begun));
+    assert_eq!((requests.begun(), requests.ended()), (1, 0));
+    overdue.expire(deadline);
+    assert_eq!(requests.ended(), 1, "while the body is still there");
+    assert_eq!(log.lines(), ["broken", "let go"]);
+    let begun = requests.begin();
+    body.with_guard(|noting| noting.1 = Some(begun));
+    assert_eq!(requests.ended(), 2, "a body that is over holds nothing");
 }

@@ -8,6 +8,7 @@ use std::fmt;
 use std::future::Future;
 use std::hash::BuildHasher;
 use std::hash::Hash;
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
@@ -28,9 +29,14 @@ use crate::limits::hold::Told;
 use crate::limits::hold::Wait;
 use crate::limits::hold::When;
 use crate::metrics::Registry;
+use crate::upstream::read_body::Budget;
 
-/// Most refusals that are held at a time: each takes less than 2 KiB.
+/// Most refusals that are held at a time: each takes less than 2 KiB, and what is written down of long requests no more than
+/// [`LONG_ONES`] in all.
 const MOST: usize = 10_000;
+
+/// What held requests with long targets and user agents may keep of them, in bytes: as much as all others.
+const LONG_ONES: usize = 16 << 20;
 
 /// Upper bounds in seconds; the default of `--rejection-hold` is 1 s.
 const BUCKETS: [f64; 8] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
@@ -41,6 +47,7 @@ pub struct Holding {
     hasher: RandomState,
     /// Held for one decision; nothing is awaited under it. Taken after a connection's.
     holds: Mutex<Holds<oneshot::Sender<()>>>,
+    long: Arc<Budget>,
     now: IntGauge,
     flows: IntGauge,
     ended: IntCounterVec,
@@ -74,6 +81,7 @@ impl Holding {
             longest,
             hasher: RandomState::new(),
             holds: Mutex::new(Holds::new(longest, MOST)),
+            long: Budget::new(LONG_ONES),
             now: registry.gauge(
                 "weir_rejection_holds",
                 "Refusals that are held back at the moment, because their clients did not wait as they were told.",
@@ -104,7 +112,8 @@ impl Holding {
         Flow(self.hasher.hash_one(marks))
     }
 
-    /// What waits until a refusal of `flow` may be said whose client is to wait; `None` where it may be said at once.
+    /// What waits until a refusal of `flow` may be said whose client is to wait; `None` where it may be said at once. It `fits`
+    /// if what must be kept of the request does, for which there is a budget.
     ///
     /// # Cancel safety
     /// See the module's.
@@ -113,11 +122,16 @@ impl Holding {
         patience: &'h Patience,
         flow: Flow,
         wait: Wait,
+        fits: &mut dyn FnMut(&Arc<Budget>) -> bool,
     ) -> Option<impl Future<Output = ()> + use<'h>> {
         if self.longest.is_zero() {
             return None;
         }
         let (until, held, let_go) = self.enter(patience, flow, wait)?;
+        if !fits(&self.long) {
+            held.end(End::LetGo);
+            return None;
+        }
         Some(async move {
             let end = match timeout_at(until.into(), let_go).await {
                 Ok(_) => End::LetGo,

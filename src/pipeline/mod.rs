@@ -9,6 +9,7 @@
 //! is reset first, then the permit goes.
 
 pub mod audited;
+pub mod begun;
 pub mod body;
 mod explained;
 mod filters;
@@ -75,6 +76,7 @@ use crate::pipeline::record::Witnesses;
 use crate::pipeline::refusal::Prepared;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusing::Asked;
+use crate::pipeline::refusing::Unread;
 use crate::pipeline::riding::Held;
 use crate::pipeline::riding::Listing;
 use crate::pipeline::riding::Riding;
@@ -167,13 +169,14 @@ impl Pipeline {
         let mut trace = Trace::started(Arc::clone(&self.metrics), Clock.now());
         let asked = Asked::of(&request);
         let (head, body) = request.into_parts();
-        let mut body = Some(body);
+        let mut body = Unread::Left(body);
         // In a box of its own, so that a refusal that is held does not hold the memory of all the steps.
         let served = Box::pin(self.serve(peer, head, &mut body, &mut trace)).await;
         match served {
             Ok(response) => response,
             Err(refusal) => {
-                let mut response = self.refuse(peer, asked, body, &refusal).await;
+                let asked = (asked, body);
+                let mut response = self.refuse(peer, asked, &refusal, &mut trace).await;
                 trace.tell_id(response.headers_mut());
                 if self.explains {
                     explained::explain(response.headers_mut(), trace.decision());
@@ -188,7 +191,7 @@ impl Pipeline {
         &self,
         peer: &Peer,
         mut head: request::Parts,
-        body: &mut Option<Incoming>,
+        body: &mut Unread,
         trace: &mut Trace,
     ) -> Result<Response<Body>, Refusal> {
         let no = |why: Unreadable<'_>| self.metrics.malformed.refuse(peer, why, trace.arrived());
@@ -198,6 +201,7 @@ impl Pipeline {
         let (asked, now) = ((&target, &info), (trace.arrived(), Clock.wall()));
         trace.classified(Recorded::of(&self.witnesses, (peer, &head), asked, now));
         trace.begin_audit(self.auditing(), &head.headers);
+        let (limit, under_way) = (self.limit(&info, trace.arrived()), self.under_way(&info));
 
         let answered = async {
             self.own_readiness(&info)?;
@@ -215,8 +219,7 @@ impl Pipeline {
                 info: &info,
                 user: name.counted(&known),
             };
-            let (time, under_way) = (self.time_for(&info), self.under_way(&info));
-            let times = (trace.arrived(), time.map(|time| trace.arrived() + time));
+            let times = (trace.arrived(), limit.map(|limit| limit.until));
             let (permit, read) = self
                 .pass_limits(&digest, (peer, &head), body, times, trace)
                 .await
@@ -236,7 +239,7 @@ impl Pipeline {
                 upgrade,
                 told,
                 permit,
-                time,
+                limit,
                 listing,
                 under_way,
             };
@@ -253,7 +256,7 @@ impl Pipeline {
         &self,
         digest: &RequestDigest<'_>,
         (peer, head): (&Peer, &request::Parts),
-        body: &mut Option<Incoming>,
+        body: &mut Unread,
         times: (Instant, Option<Instant>),
         trace: &mut Trace,
     ) -> Result<(Permit, Option<RequestBody>), Refusal> {
@@ -296,11 +299,10 @@ impl Pipeline {
             upgrade,
             told,
             mut permit,
-            time,
+            limit,
             listing,
             under_way,
         } = passage;
-        let deadline = time.map(|time| trace.arrived() + time);
         permit.forwarding(Clock.now());
         let size = body.size_hint().exact();
         let sent = self.send(
@@ -308,12 +310,13 @@ impl Pipeline {
             body,
             upgrade.as_ref().map(|(protocol, _)| protocol.clone()),
         );
-        let (mut response, turn) = match (deadline, time) {
-            (Some(deadline), Some(time)) => tokio::time::timeout_at(deadline.into(), sent)
+        let (mut response, turn) = match limit {
+            Some(Limit { time, until }) => tokio::time::timeout_at(until.into(), sent)
                 .await
                 .map_err(|_| Refusal::Timeout(time))??,
-            _ => sent.await?,
+            None => sent.await?,
         };
+        let switched = switched(response.status(), upgrade)?;
         permit.answered_with(response.status().as_u16());
         trace.answered(subject, response.status(), size);
         self.heard(response.status(), told);
@@ -325,13 +328,14 @@ impl Pipeline {
             trace: trace.hand_over(),
             held,
             list,
-            _under_way: under_way,
+            begun: None,
+            _under_way: under_way.filter(|_| switched.is_none()), // tunnels are not waited for
         };
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return switch(response, upgrade, riding);
+        if let Some(client) = switched {
+            return Ok(switch(response, client, riding));
         }
-        let until = match deadline {
-            Some(deadline) => Until::Deadline(deadline, Arc::clone(&self.overdue)),
+        let until = match limit {
+            Some(limit) => Until::Deadline(limit.until, Arc::clone(&self.overdue)),
             None if *subject.info.verb() == Verb::Watch => {
                 Until::Stop(Box::pin(self.drain.watch_end()))
             }
@@ -357,8 +361,9 @@ impl Pipeline {
         }
     }
 
-    /// How long the answer holds what the request was admitted with.
-    fn held(&self, info: &RequestInfo<'_>, status: StatusCode, permit: Permit) -> Held {
+    /// How long the answer holds what the request was admitted with. A tunnel has no deadline, so it holds no seat: whatever the
+    /// request was, it runs as long as those that are known to.
+    fn held(&self, info: &RequestInfo<'_>, status: StatusCode, mut permit: Permit) -> Held {
         if *info.verb() == Verb::Watch {
             Held::by_watch(
                 info,
@@ -368,6 +373,9 @@ impl Pipeline {
                 &self.overdue,
             )
         } else {
+            if status == StatusCode::SWITCHING_PROTOCOLS {
+                permit.switched();
+            }
             Held::ToTheEnd { _permit: permit }
         }
     }
@@ -415,14 +423,23 @@ impl Pipeline {
     }
 
     /// How long the request may take from its arrival; long-running ones as long as they like.
-    fn time_for(&self, info: &RequestInfo<'_>) -> Option<Duration> {
+    fn limit(&self, info: &RequestInfo<'_>, arrived: Instant) -> Option<Limit> {
         if info.long_running() {
             return None;
         }
         // A timeout that cannot be read is the upstream's to answer.
         let wished = info.timeout(self.request_timeout).ok().flatten();
-        Some(wished.unwrap_or(self.request_timeout))
+        let time = wished.unwrap_or(self.request_timeout);
+        let until = arrived + time;
+        Some(Limit { time, until })
     }
+}
+
+/// How long a request may take.
+#[derive(Clone, Copy)]
+struct Limit {
+    time: Duration,
+    until: Instant,
 }
 
 /// A request that was admitted, and what goes with it.
@@ -432,7 +449,7 @@ struct Passage {
     upgrade: Option<(HeaderValue, OnUpgrade)>,
     told: Told,
     permit: Permit,
-    time: Option<Duration>,
+    limit: Option<Limit>,
     listing: Option<Listing>,
     under_way: Option<UnderWay>,
 }
@@ -458,16 +475,24 @@ fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
     protocol.zip(upgrade)
 }
 
+/// The client's side of a tunnel, if the answer begins one.
+fn switched(
+    status: StatusCode,
+    upgrade: Option<(HeaderValue, OnUpgrade)>,
+) -> Result<Option<OnUpgrade>, ForwardError> {
+    if status != StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(None);
+    }
+    let (_, client) = upgrade.ok_or(ForwardError::Unasked)?;
+    Ok(Some(client))
+}
+
 /// Answers 101 and passes bytes both ways from then on.
 fn switch(
-    response: Response<AnswerBody>,
-    upgrade: Option<(HeaderValue, OnUpgrade)>,
+    mut response: Response<AnswerBody>,
+    client: OnUpgrade,
     mut riding: Riding,
-) -> Result<Response<Body>, Refusal> {
-    let Some((_, client)) = upgrade else {
-        return Err(Refusal::Forward(ForwardError::Unasked));
-    };
-    let mut response = response;
+) -> Response<Body> {
     let upstream = hyper::upgrade::on(&mut response);
     let protocol = headers::strip_hop_by_hop(response.headers_mut());
     tokio::spawn(async move {
@@ -481,5 +506,5 @@ fn switch(
             .headers_mut()
             .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     }
-    Ok(response)
+    response
 }

@@ -23,6 +23,7 @@ use crate::limits::events::enforce::EventRequest;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::refusing::Unread;
 use crate::upstream::body::RequestBody;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::read_body::Budget;
@@ -70,7 +71,7 @@ impl Pipeline {
         &self,
         digest: &RequestDigest<'_>,
         from: (&Peer, &request::Parts),
-        body: &mut Option<Incoming>,
+        body: &mut Unread,
         (arrived, deadline): (Instant, Option<Instant>),
     ) -> Result<Passed, Refusal> {
         let passed = Passed {
@@ -78,7 +79,7 @@ impl Pipeline {
             at: arrived,
             body: None,
         };
-        if self.rates.clients.is_none() && self.rates.events.is_none() {
+        if !self.rates.any() {
             return Ok(passed);
         }
         // In a box: who has no such limits does not pay for the room.
@@ -90,7 +91,7 @@ impl Pipeline {
         mut passed: Passed,
         digest: &RequestDigest<'_>,
         (peer, head): (&Peer, &request::Parts),
-        body: &mut Option<Incoming>,
+        body: &mut Unread,
         deadline: Option<Instant>,
     ) -> Result<Passed, Refusal> {
         let arrived = passed.at;
@@ -122,7 +123,7 @@ impl Pipeline {
         &self,
         digest: &RequestDigest<'_>,
         (peer, headers): (&Peer, &HeaderMap),
-        body: &mut Option<Incoming>,
+        body: &mut Unread,
         deadline: Option<Instant>,
     ) -> Result<Option<RequestBody>, Refusal> {
         let Some(limits) = &self.rates.events else {
@@ -134,17 +135,19 @@ impl Pipeline {
             return Ok(None);
         };
         let read = match body.as_mut().filter(|_| EventRequest::wants_body(&request)) {
-            Some(incoming) => Some(self.read(incoming, deadline).await.map_err(Refusal::Body)?),
+            Some(incoming) => {
+                let read = self.read(incoming, deadline).await;
+                let read = read.map_err(Refusal::Body)?;
+                *body = Unread::Nothing;
+                Some(read)
+            }
             None => None,
         };
         let data = read.as_ref().map_or(&[][..], ReadBody::data);
         limits
             .admit(request, digest.info, &digest.user.name, data, Clock.now())
             .map_err(|no| self.rejected(peer, Rejection::Events(no), digest))?;
-        Ok(read.map(|read| {
-            *body = None; // all of it is here
-            RequestBody::read(read)
-        }))
+        Ok(read.map(RequestBody::read))
     }
 
     async fn read(

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use http::HeaderMap;
 use http::HeaderValue;
 use http::Method;
@@ -24,9 +25,15 @@ use crate::limits::Rejection;
 use crate::pipeline::Peer;
 use crate::pipeline::audited::Audited;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::trace::Trace;
 use crate::pipeline::traced::Traced;
 use crate::request_info::RequestInfo;
 use crate::request_info::TargetError;
+use crate::upstream::read_body::Budget;
+use crate::upstream::read_body::Reserved;
+
+/// Targets, user agents and the addresses of proxies are no longer than this together as a rule, in bytes.
+const USUAL_LENGTH: usize = 512;
 
 /// One request, as far as it has come.
 #[derive(Debug)]
@@ -59,7 +66,7 @@ pub struct Record {
     pub traced: Option<Box<Traced>>,
     /// What it was told.
     pub outcome: Outcome,
-    /// How much of the answer's body has gone out, in bytes.
+    /// How much of the answer's body has gone out, in bytes; known at its end.
     pub sent: u64,
     /// What an audit log asks for, if there is one; the id also where a line tells of it.
     pub audited: Option<Box<Audited>>,
@@ -136,6 +143,48 @@ impl Record {
     #[must_use]
     pub fn counts_for(&self) -> Option<&UserInfo> {
         self.counted.as_deref().or(self.user.as_deref())
+    }
+}
+
+impl Record {
+    /// The bytes of what is as long as the client likes.
+    fn length(&self) -> usize {
+        let texts = [&self.forwarded_for, &self.user_agent];
+        let texts = texts.into_iter().flatten().map(HeaderValue::len);
+        self.target.as_str().len() + texts.sum::<usize>()
+    }
+
+    /// Copies what is a part of the connection's buffer, which would be kept as long as the record otherwise.
+    fn detach(&mut self) {
+        let target = Bytes::copy_from_slice(self.target.as_str().as_bytes());
+        if let Ok(target) = PathAndQuery::from_maybe_shared(target) {
+            self.target = target;
+        }
+        for text in [&mut self.forwarded_for, &mut self.user_agent] {
+            let copied = text
+                .as_ref()
+                .map(|text| HeaderValue::from_bytes(text.as_bytes()));
+            if let Some(Ok(copied)) = copied {
+                *text = Some(copied);
+            }
+        }
+    }
+}
+
+impl Trace {
+    /// Lets go of the connection's buffer, for a request that is to be held; what it keeps itself, if that is long, is taken
+    /// from `room`. `None` if there is not enough.
+    pub(super) fn keeps_to_itself(&mut self, room: &Arc<Budget>) -> Option<Reserved> {
+        let mut reserved = room.reserve();
+        let Some(recorded) = self.recorded_mut() else {
+            return Some(reserved);
+        };
+        let length = recorded.record.length();
+        if length > USUAL_LENGTH && !reserved.grow_to(length) {
+            return None;
+        }
+        recorded.record.detach();
+        Some(reserved)
     }
 }
 

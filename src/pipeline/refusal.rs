@@ -3,7 +3,7 @@
 //! A no is a `metav1.Status` that names weir and the limit or the fault in its first cause, so that `kubectl` prints a
 //! sentence and a log on the client's side tells who refused. (kube-apiserver itself answers plain text to too many
 //! requests; client-go takes both.) The refusals of the limits are written once, when weir starts: saying no must cost next to nothing.
-//! A refusal never touches the upstream, and never reads the request's body.
+//! A refusal never touches the upstream. It does not look at the request's body; what becomes of that is `refusing`'s.
 
 use std::fmt;
 use std::time::Duration;
@@ -50,10 +50,6 @@ const RETRY_UNSENT: u32 = 1;
 
 /// What refuses events for whose bodies there is no room.
 pub const EVENT_BODIES: &str = "event-bodies";
-
-/// The longest message about an event, in bytes: a key may be as long as a body, and client-go reads 2 KiB to keep the
-/// connection. A Status has the message twice.
-const LONGEST_MESSAGE: usize = 768;
 
 /// What `/readyz` says once weir has been told to go, in the form of kube-apiserver's.
 const SHUTTING_DOWN: &[u8] = b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
@@ -284,11 +280,6 @@ fn body_fault(fault: BodyFault) -> Said {
 
 /// Of an event as upstream's plugin has it; who leaves Retry-After out gets nothing but that.
 fn too_many_events(rejected: &TooManyEvents) -> Status {
-    let mut message = rejected.message.clone();
-    if message.len() > LONGEST_MESSAGE {
-        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
-        message.push('…');
-    }
     let cause = match rejected.retry_after {
         Some(_) => "weir/event-rate-limit",
         None => "",
@@ -296,7 +287,7 @@ fn too_many_events(rejected: &TooManyEvents) -> Status {
     Status {
         code: StatusCode::TOO_MANY_REQUESTS.as_u16(),
         reason: "TooManyRequests",
-        message,
+        message: rejected.message.clone(),
         cause,
         retry_after_seconds: rejected.retry_after,
     }
@@ -403,34 +394,33 @@ impl Wire {
         wire
     }
 
-    fn respond(&self, accept: Option<&HeaderValue>) -> Response<Body> {
-        let (headers, body) = if wants_protobuf(accept) {
-            &self.protobuf
-        } else {
-            &self.json
+    fn respond(&self, encoding: Encoding) -> Response<Body> {
+        let (headers, body) = match encoding {
+            Encoding::Json => &self.json,
+            Encoding::Protobuf => &self.protobuf,
         };
         answer(self.code, headers.clone(), body.clone())
     }
 }
 
 impl Prepared {
-    /// The answer to a client whose request had this `Accept`.
+    /// The answer to a client who reads this.
     #[must_use]
-    pub fn respond(&self, refusal: &Refusal, accept: Option<&HeaderValue>) -> Response<Body> {
+    pub fn respond(&self, refusal: &Refusal, encoding: Encoding) -> Response<Body> {
         if let Refusal::Rejected { rejection, .. } = refusal {
-            return self.rejected(rejection, accept);
+            return self.rejected(rejection, encoding);
         }
         match refusal.status() {
-            Ok(status) => Wire::of(&status, refusal.code()).respond(accept),
+            Ok(status) => Wire::of(&status, refusal.code()).respond(encoding),
             Err(text) => answer(refusal.code(), usual_headers(PLAIN), text),
         }
     }
 
-    fn rejected(&self, rejection: &Rejection, accept: Option<&HeaderValue>) -> Response<Body> {
+    fn rejected(&self, rejection: &Rejection, encoding: Encoding) -> Response<Body> {
         let kind = match rejection {
             // As many texts as keys: written when they are needed.
             Rejection::Clients(_) | Rejection::Events(_) => {
-                return Wire::of_rejection(rejection).respond(accept);
+                return Wire::of_rejection(rejection).respond(encoding);
             }
             Rejection::Fairness(rejected) => Key::of(
                 &self.secret,
@@ -444,10 +434,10 @@ impl Prepared {
             Rejection::MaxInFlight { kind, limit } => Key::of(&self.secret, (kind, limit)),
         };
         if let Some(wire) = self.written.get(&kind) {
-            return wire.respond(accept);
+            return wire.respond(encoding);
         }
         let wire = Wire::of_rejection(rejection);
-        let response = wire.respond(accept);
+        let response = wire.respond(encoding);
         if self.written.len() < MOST_KINDS {
             self.written.insert(kind, wire);
         }
@@ -470,7 +460,27 @@ fn answer(code: StatusCode, headers: HeaderMap, body: Bytes) -> Response<Body> {
     response
 }
 
-/// Whether `Accept` allows protobuf and nothing that JSON would satisfy.
+/// How a Status is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// JSON.
+    Json,
+    /// Kubernetes' protobuf.
+    Protobuf,
+}
+
+impl Encoding {
+    /// By this `Accept`: protobuf where that is allowed and nothing that JSON would satisfy.
+    #[must_use]
+    pub fn accepted(accept: Option<&HeaderValue>) -> Self {
+        if wants_protobuf(accept) {
+            Self::Protobuf
+        } else {
+            Self::Json
+        }
+    }
+}
+
 fn wants_protobuf(accept: Option<&HeaderValue>) -> bool {
     let mut protobuf = false;
     for range in accept
@@ -508,7 +518,7 @@ mod tests {
             rejection: REJECTION,
             flow: None,
         };
-        let response = Prepared::default().respond(&refusal, None);
+        let response = Prepared::default().respond(&refusal, Encoding::Json);
         assert_eq!(response.status(), 429);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
@@ -554,12 +564,14 @@ mod tests {
 
     #[test]
     fn what_cannot_have_reached_the_server_may_be_tried_again_and_nothing_else() {
-        let unsent = Prepared::default().respond(&Refusal::Forward(ForwardError::Closed), None);
+        let unsent = Refusal::Forward(ForwardError::Closed);
+        let unsent = Prepared::default().respond(&unsent, Encoding::Json);
         assert_eq!(
             (unsent.status(), &unsent.headers()[header::RETRY_AFTER]),
             (StatusCode::SERVICE_UNAVAILABLE, &HeaderValue::from(1))
         );
-        let late = Prepared::default().respond(&Refusal::Timeout(Duration::from_secs(60)), None);
+        let late = Refusal::Timeout(Duration::from_secs(60));
+        let late = Prepared::default().respond(&late, Encoding::Json);
         assert_eq!(late.status(), 504);
         assert!(!late.headers().contains_key(header::RETRY_AFTER));
     }

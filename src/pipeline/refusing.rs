@@ -23,7 +23,9 @@ use crate::limits::RequestDigest;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::body::Body;
+use crate::pipeline::refusal::Encoding;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::trace::Trace;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 
@@ -35,21 +37,27 @@ const SKIP_AT_MOST: u64 = 256 << 10;
 const SKIP_WITHIN: Duration = Duration::from_secs(1);
 
 impl Pipeline {
-    /// Says no: at once, or when the time is over that the client was told to wait. Nothing of the request is kept till then.
+    /// Says no: at once, or when the time is over that the client was told to wait. Nothing of the request is kept till then but
+    /// what is written down of it.
     pub(super) async fn refuse(
         &self,
         peer: &Peer,
-        asked: Asked,
-        body: Option<Incoming>,
+        (asked, body): (Asked, Unread),
         refusal: &Refusal,
+        trace: &mut Trace,
     ) -> Response<Body> {
         self.log(refusal);
-        let goes_on = asked.nothing_follows() || Box::pin(asked.skip(body)).await;
+        let goes_on = if asked.nothing_follows() {
+            drop(body);
+            true
+        } else {
+            Box::pin(asked.skip(body)).await
+        };
         // In a box: most refusals are not held.
-        if let Some(held) = self.held_back(peer, refusal).map(Box::pin) {
+        if let Some(held) = self.held_back(peer, refusal, trace).map(Box::pin) {
             held.await;
         }
-        let mut response = self.refusals.respond(refusal, asked.accept.as_ref());
+        let mut response = self.refusals.respond(refusal, asked.encoding);
         if !goes_on {
             response
                 .headers_mut()
@@ -66,16 +74,24 @@ impl Pipeline {
         &'a self,
         peer: &'a Peer,
         refusal: &Refusal,
+        trace: &mut Trace,
     ) -> Option<impl Future<Output = ()> + use<'a>> {
         let Refusal::Rejected { rejection, flow } = refusal else {
             return None;
         };
+        let mut room = None;
+        let mut fits = |long: &_| {
+            room = trace.keeps_to_itself(long);
+            room.is_some()
+        };
+        let wait = rejection.patience();
         let held = self
             .holding
-            .hold(&peer.patience, (*flow)?, rejection.patience())?;
+            .hold(&peer.patience, (*flow)?, wait, &mut fits)?;
         // Boxes, since what is moved into a future takes its room twice.
         let (held, closing) = (Box::pin(held), Box::pin(self.drain.reached(Stage::Closing)));
         Some(async move {
+            let _room = room;
             tokio::select! {
                 () = held => {}
                 () = closing => {}
@@ -128,9 +144,38 @@ fn without_body(response: Response<Body>) -> Response<Body> {
     Response::from_parts(head, Body::fixed(Bytes::new()))
 }
 
-/// What a refusal needs to know of a request that was taken apart.
+/// What has become of a request's body.
+pub(super) enum Unread {
+    /// It may still come.
+    Left(Incoming),
+    /// All of it has been read.
+    Nothing,
+    /// It is on its way upstream.
+    Gone,
+}
+
+impl Unread {
+    /// Takes it for its way upstream, if it is there.
+    pub(super) fn take(&mut self) -> Option<Incoming> {
+        match std::mem::replace(self, Self::Gone) {
+            Self::Left(body) => Some(body),
+            Self::Nothing | Self::Gone => None,
+        }
+    }
+
+    /// It, to be read.
+    pub(super) const fn as_mut(&mut self) -> Option<&mut Incoming> {
+        match self {
+            Self::Left(body) => Some(body),
+            Self::Nothing | Self::Gone => None,
+        }
+    }
+}
+
+/// What a refusal needs to know of a request that was taken apart: nothing that is a part of the connection's buffer.
+#[derive(Clone, Copy)]
 pub(super) struct Asked {
-    accept: Option<HeaderValue>,
+    encoding: Encoding,
     head: bool,
     has_body: bool,
     http1: bool,
@@ -140,7 +185,7 @@ pub(super) struct Asked {
 impl Asked {
     pub(super) fn of(request: &Request<Incoming>) -> Self {
         Self {
-            accept: request.headers().get(header::ACCEPT).cloned(),
+            encoding: Encoding::accepted(request.headers().get(header::ACCEPT)),
             head: request.method() == Method::HEAD,
             has_body: !request.body().is_end_stream(),
             http1: request.version() < Version::HTTP_2,
@@ -149,14 +194,17 @@ impl Asked {
     }
 
     /// Whether nothing stands in the way of the next request: on HTTP/2 nothing ever does (the stream is reset).
-    const fn nothing_follows(&self) -> bool {
+    const fn nothing_follows(self) -> bool {
         !self.http1 || !self.has_body
     }
 
     /// Whether an HTTP/1.1 connection can go on after a refusal: if what is left of the request's body is small and comes soon.
-    async fn skip(&self, body: Option<Incoming>) -> bool {
-        // One that was on its way upstream is not looked after any more.
-        let Some(mut body) = body else { return false };
+    async fn skip(self, body: Unread) -> bool {
+        let mut body = match body {
+            Unread::Left(body) => body,
+            Unread::Nothing => return true,
+            Unread::Gone => return false, // it is not looked after any more
+        };
         if body.is_end_stream() {
             return true;
         }
@@ -203,12 +251,15 @@ mod tests {
         let parts = [
             size_of_future(|(pipeline, peer, request): Handled| pipeline.handle(peer, request)),
             size_of_some(
-                |(pipeline, peer, refusal): (&'static Pipeline, &'static Peer, Refusal)| {
-                    pipeline.held_back(peer, &refusal)
-                },
+                |(pipeline, peer, refusal, mut trace): (
+                    &'static Pipeline,
+                    &'static Peer,
+                    Refusal,
+                    Trace,
+                )| { pipeline.held_back(peer, &refusal, &mut trace) },
             ),
             size_of_some(|(holding, patience, flow, wait): Told| {
-                holding.hold(patience, flow, wait)
+                holding.hold(patience, flow, wait, &mut |_| true)
             }),
             size_of_future(|drain: &'static Drain| drain.reached(Stage::Closing)),
         ];

@@ -25,6 +25,7 @@ use crate::drain::UnderWay;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::object_counts::ListAnswer;
 use crate::limits::Permit;
+use crate::pipeline::begun::Begun;
 use crate::pipeline::guarded::Guard;
 use crate::pipeline::overdue::Entered;
 use crate::pipeline::overdue::Expire;
@@ -49,6 +50,7 @@ pub(super) struct Riding {
     pub(super) trace: Trace,
     pub(super) held: Held,
     pub(super) list: Option<Box<Counting>>,
+    pub(super) begun: Option<Begun>,
     pub(super) _under_way: Option<UnderWay>,
 }
 

@@ -147,9 +147,6 @@ impl Trace {
     /// So many more bytes of the answer have gone out.
     pub(super) fn passed(&mut self, bytes: usize) {
         self.sent += u64::try_from(bytes).unwrap_or_default();
-        if let Some(recorded) = &mut self.recorded {
-            recorded.record.sent += u64::try_from(bytes).unwrap_or_default();
-        }
     }
 
     /// Leaves what is noted to the value returned, which goes on with the answer's body.
@@ -260,6 +257,9 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.record.sent = self.sent;
+        }
         match &self.noted {
             // The connection tells the client 500, once the stack is unwound.
             Noted::Nothing if std::thread::panicking() => {

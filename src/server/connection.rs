@@ -45,21 +45,25 @@ use crate::identity::PeerCertificate;
 use crate::metrics::Counted;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
+use crate::pipeline::begun::Begun;
+use crate::pipeline::begun::Requests;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
 use crate::pipeline::holding::Patience;
+use crate::pipeline::refusal::Encoding;
 use crate::pipeline::refusal::Refusal;
 use crate::server::Metrics;
 use crate::server::gate::Origin;
 use crate::server::proxied;
-use crate::server::quiet::Answering;
-use crate::server::quiet::Begun;
-use crate::server::quiet::Requests;
+use crate::server::quiet::quiet_for_too_long;
 use crate::server::turns::Turns;
 use crate::server::worker::Held;
 
 /// Longest handshake: two lost packets' worth; Go's server gives `ReadHeaderTimeout`, which is no shorter for the honest.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What an HTTP/2 client sends before anything else, in bytes (RFC 9113, 3.4). The library asks for a sign of life only after it.
+const PREFACE: u64 = 24;
 
 /// How long a handshake keeps its turn: what it takes of the cores is a few milliseconds.
 const TURN: Duration = Duration::from_secs(1);
@@ -210,7 +214,7 @@ async fn serve_http1(stream: LookedOver, peer: Arc<Peer>, serving: &Arc<Serving>
     );
     tokio::select! {
         ended = connection.as_mut() => return log_end(&peer, ended),
-        () = requests.quiet_for_too_long() => return,
+        () = quiet_for_too_long(&requests) => return,
         () = serving.drain.reached(Stage::Closing) => connection.as_mut().graceful_shutdown(),
     }
     log_end(&peer, connection.await);
@@ -246,6 +250,9 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
     );
     tokio::select! {
         ended = cork.drive(connection.as_mut()) => return log_end(&peer, ended),
+        () = cork.silence(PREFACE, HANDSHAKE_TIMEOUT) => {
+            return debug!(client = %peer.address, "a connection that said nothing is closed");
+        }
         () = serving.drain.reached(Stage::Closing) => connection.as_mut().graceful_shutdown(),
         () = go_away.notified() => connection.as_mut().graceful_shutdown(),
     }
@@ -265,21 +272,21 @@ fn answer(
         Ok(answered.unwrap_or_else(|_| {
             serving.metrics.panics.inc();
             error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
-            serving.pipeline.refusals.respond(&Refusal::Panic, None)
+            serving
+                .pipeline
+                .refusals
+                .respond(&Refusal::Panic, Encoding::Json)
         }))
     })
 }
 
-/// The answer, and with it the request: until the last byte, where it is not all here.
+/// The answer, and with it the request.
 async fn under_way(
     begun: Begun,
     answer: impl Future<Output = Result<Response<Body>, Infallible>>,
-) -> Result<Response<Answering>, Infallible> {
+) -> Result<Response<Body>, Infallible> {
     let answer = answer.await?;
-    Ok(answer.map(|body| {
-        let _begun = (!body.is_fixed()).then_some(begun);
-        Answering { body, _begun }
-    }))
+    Ok(answer.map(|body| body.ending(begun)))
 }
 
 /// A connection whose bytes are looked over as they are read.

@@ -1,6 +1,9 @@
 //! Clients that err, dawdle or mean harm: they get a no, or nothing, and nobody else notices.
 
+use std::sync::Arc;
+
 use crate::support::Http;
+use crate::support::certificates;
 use crate::support::client::Ask;
 use crate::support::client::Client;
 use crate::support::eventually;
@@ -363,4 +366,17 @@ async fn now_and_then_a_client_is_asked_to_connect_anew_and_loses_nothing() {
         }
     }
     panic!("never asked to connect anew");
+}
+
+#[tokio::test]
+async fn who_agrees_on_http2_and_does_not_speak_it_is_closed() {
+    let (weir, _upstream) = serving().await;
+    let silent = async |said: &'static str| {
+        let tls = certificates::client_config(&[Http::Two.alpn()], None);
+        let mut wire = Wire::new(weir.dial(Arc::new(tls)).await);
+        wire.send(said).await;
+        // weir's SETTINGS, and then nothing more.
+        while let Ok(Some(_)) = wire.reader.some(1000).await {}
+    };
+    tokio::join!(silent(""), silent("PRI * HTTP/2.0\r\n"));
 }

@@ -385,3 +385,44 @@ async fn so_many_at_a_time_of_a_resource_and_so_many_watches() {
     watching.body().rest().await.unwrap();
     passes(&mut alice, &mut upstream, watch(), 200).await;
 }
+
+#[tokio::test]
+async fn an_event_that_was_read_and_is_refused_by_another_limit_does_not_cost_the_connection() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .rates(events(vec![limit(LimitType::SourceAndObject, 100)], true))
+        .limits(1, 1)
+        .start()
+        .await;
+    let held = weir.alice(Http::Two).send(Ask::post(EVENTS, "{}")).await;
+    let exchange = upstream.next().await;
+    let mut wire = weir.wire().await;
+    let event = event("kubelet");
+    let length = event.len();
+    for (head, body) in [
+        (format!("content-length: {length}"), event.clone()),
+        (
+            "transfer-encoding: chunked".to_owned(),
+            format!("{length:x}\r\n{event}\r\n0\r\n\r\n"),
+        ),
+        (
+            "expect: 100-continue\r\ntransfer-encoding: chunked".to_owned(),
+            format!("{length:x}\r\n{event}\r\n0\r\n\r\n"),
+        ),
+    ] {
+        wire.send(format!(
+            "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\n{head}\r\n\r\n"
+        ))
+        .await;
+        if head.starts_with("expect") {
+            assert_eq!(wire.answered().await.status, 100);
+        }
+        wire.send(body).await;
+        let (answered, _) = wire.answer("POST").await;
+        assert_eq!(answered.status, 429);
+        assert_eq!(answered.headers.get("connection"), None, "{head}");
+    }
+    upstream.assert_nothing_came();
+    exchange.reply(201, "{}").await;
+    assert_eq!(held.answer().await.status, 201);
+}

@@ -4,6 +4,7 @@
 use crate::support::Http;
 use crate::support::certificates::pki;
 use crate::support::client::Ask;
+use crate::support::eventually;
 use crate::support::upstream::Exchange;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
@@ -328,4 +329,54 @@ async fn tunnels_do_not_disturb_each_other_or_anybody_else() {
         upstream.next().await.reply(200, "{}").await;
         assert_eq!(call.answer().await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn a_tunnel_holds_no_slot_whatever_its_request_was_and_is_not_waited_for() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .limits(1, 1)
+        .request_timeout(std::time::Duration::from_secs(1))
+        .start()
+        .await;
+    let vnc = "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachineinstances/b/vnc";
+    let ask = Ask::get(vnc)
+        .header("connection", "Upgrade")
+        .header("upgrade", "SPDY/3.1");
+    let (mut near, mut far) = tunnel(&weir, &mut upstream, ask).await;
+    let mut client = weir.alice(Http::Two);
+    for _ in 0..2 {
+        let call = client.send(Ask::get("/api/v1/pods")).await;
+        let exchange = upstream.next().await;
+        // The second one's time is over when that of the tunnel's request is as well.
+        let answer = call.answer().await;
+        assert_eq!(answer.status, 504, "and not 429");
+        drop(exchange);
+    }
+    eventually("nothing to be under way", async || {
+        let status = weir.operator("/status.json").await;
+        let status: serde_json::Value = serde_json::from_str(status.text()).unwrap();
+        (status["requests"]["inFlight"] == 0).then_some(())
+    })
+    .await;
+    assert_echoes(&mut near, &mut far, b"still there").await;
+    assert_echoes(&mut far, &mut near, b"and here").await;
+}
+
+#[tokio::test]
+async fn a_change_of_protocol_that_nobody_asked_for_is_one_answer_and_not_two() {
+    let (weir, mut upstream) = serving().await;
+    let mut near = weir.wire().await;
+    near.send(Ask::get("/api/v1/pods").to_http1()).await;
+    let mut far = upstream.next().await.into_wire();
+    far.send(switching("SPDY/3.1")).await;
+    assert_eq!(near.answer("GET").await.0.status, 502);
+    let metrics = weir.operator("/metrics").await;
+    let counted: Vec<&str> = metrics
+        .text()
+        .lines()
+        .filter(|line| line.starts_with("apiserver_request_total{"))
+        .collect();
+    assert_eq!(counted.len(), 1, "{counted:#?}");
+    assert!(counted[0].contains("code=\"502\""), "{counted:#?}");
 }

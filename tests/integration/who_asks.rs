@@ -4,6 +4,7 @@
 mod attacks;
 mod impersonation;
 mod log;
+mod under_way;
 mod wishes;
 
 use std::collections::BTreeSet;
