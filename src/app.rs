@@ -179,10 +179,9 @@ impl App {
         facts::show(&serving, &upstream, &own_calls.own, &readiness, &registry);
         let ground = Ground::new(server, &upstream_metrics, &registry, &provider);
         let (who, reviews) = who_asks(identity, impersonate, ground)?;
-        let proven = ProvenTokens::beginning_with(who.identity.of_the_file());
         let shared = Shared {
+            proven: Arc::new(ProvenTokens::beginning_with(who.identity.of_the_file())),
             who,
-            proven: Arc::new(proven),
             rates: Arc::new(Rates::new(&rates, &registry)),
             event_bodies: Budget::new(ALL_BODIES),
             admission: admission.clone(),

@@ -11,10 +11,13 @@ use crate::api::UserInfo;
 use crate::identity::proven::Mark;
 use crate::identity::proven::Marks;
 
+/// Who, and the token's mark, once it was made.
+type Whose = (Arc<UserInfo>, Option<Mark>);
+
 /// Tokens and whose they are. Its `Debug` shows no token.
 #[derive(Default)]
 pub struct TokenFile {
-    users: HashMap<Box<[u8]>, (Arc<UserInfo>, Option<Mark>)>,
+    users: HashMap<Box<[u8]>, Whose>,
     /// The length of the longest, in bytes: signed tokens are longer as a rule, and need not be hashed for a look here.
     longest: usize,
 }
@@ -76,7 +79,7 @@ impl TokenFile {
 
     /// Whose token it is, and its mark, if it was made.
     #[must_use]
-    pub fn user(&self, token: &[u8]) -> Option<(Arc<UserInfo>, Option<Mark>)> {
+    pub fn user(&self, token: &[u8]) -> Option<Whose> {
         if token.len() > self.longest {
             return None;
         }

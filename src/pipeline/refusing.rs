@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_that_is_held_takes_less_than_two_kibibytes() {
+    fn the_futures_of_a_refusal_that_is_held_take_less_than_two_kibibytes() {
         type Told = (&'static Holding, &'static Patience, Flow, Wait);
         let parts = [
             size_of_future(|(pipeline, peer, request): Handled| pipeline.handle(peer, request)),

@@ -318,3 +318,25 @@ async fn what_is_wrong_with_a_kubeconfig_is_told() {
         assert!(told, "{parts:?}: {}", finished.stderr);
     }
 }
+
+#[tokio::test]
+async fn weir_s_end_waits_for_a_request_whose_token_is_still_being_reviewed() {
+    let mut upstream = Upstream::start().await;
+    let files = Files::new();
+    files.write(
+        "kubeconfig",
+        &kubeconfig(upstream.address, "", "token: weirs-own"),
+    );
+    let mut weir = serve(files).await;
+    let mut client = weir.bearing(Http::Two, ("authorization", "Bearer opaque"));
+    let call = client.send(Ask::get(LIST)).await;
+    let review = upstream.next().await;
+    assert_eq!(review.asked.method, "POST");
+    weir.signal("TERM").await;
+    // It waits for the review longer than connections have that nothing is under way on.
+    let exchange = upstream.next().await;
+    assert_eq!(exchange.asked.target, LIST);
+    exchange.reply(200, "{}").await;
+    assert_eq!(call.answer().await.status, 200);
+    assert_eq!(weir.ended().await.code(), Some(0));
+}

@@ -1,5 +1,9 @@
 //! Going away in order: first unready, then no new connections, then requests and watches end, then exit code 0.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+
 use crate::support::Http;
 use crate::support::client::Answer;
 use crate::support::client::Ask;
@@ -267,8 +271,14 @@ async fn a_watch_that_has_to_be_cut_off_is_told_by_the_exit_code() {
     exchange.begin(200, &[]).await;
     call.head().await;
     // Nobody reads it, so that it cannot be ended in order.
-    let flood =
-        tokio::spawn(async move { while exchange.try_send(vec![7; 64 << 10]).await.is_ok() {} });
+    let sent = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&sent);
+    let flood = tokio::spawn(async move {
+        while exchange.try_send(vec![7; 64 << 10]).await.is_ok() {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    weir.comes_to_rest(&sent, 1024).await;
     weir.signal("TERM").await;
     weir.logs("what is still open is cut off").await;
     assert_eq!(weir.ended().await.code(), Some(1));

@@ -4,7 +4,6 @@
 mod attacks;
 mod impersonation;
 mod log;
-mod under_way;
 mod wishes;
 
 use std::collections::BTreeSet;
