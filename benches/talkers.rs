@@ -45,10 +45,12 @@ fn record(n: u32) -> Record {
         arrived,
         arrived_wall,
         user: Some(Arc::new(user)),
+        counted: None,
         decision: None,
         rule: None,
         traced: None,
         audited: None,
+        written_down: false,
         outcome: Outcome::Answered(StatusCode::OK),
         sent: 1000,
     }

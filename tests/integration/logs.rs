@@ -14,9 +14,7 @@ const LIST: &str = "/api/v1/namespaces/a/pods";
 /// The value of a field in a line for people.
 fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once(&format!(" {name}="))?;
-    rest.trim_start_matches('"')
-        .split(|c: char| c == '"' || c == ' ')
-        .next()
+    rest.trim_start_matches('"').split(['"', ' ']).next()
 }
 
 fn id(answer: &Answer) -> Option<String> {

@@ -121,7 +121,7 @@ fn requests_that_are_alike_count_as_if_each_were_the_first() {
         let deletes = random.bool();
         record.method = if deletes { Method::DELETE } else { Method::GET };
         // Many, so that there is not always room for all that are alike.
-        let user = format!("user-{}", random.u8(0..60));
+        let user = format!("user-{}", random.u8(0..50));
         record.user = Some(Arc::new(UserInfo {
             name: user.clone(),
             ..UserInfo::default()
