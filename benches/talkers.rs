@@ -45,12 +45,14 @@ fn record(n: u32) -> Record {
         arrived,
         arrived_wall,
         user: Some(Arc::new(user)),
+        counted: None,
         decision: None,
         rule: None,
         traced: None,
         audited: None,
         outcome: Outcome::Answered(StatusCode::OK),
         sent: 1000,
+        written_down: false,
     }
 }
 
