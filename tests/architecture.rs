@@ -39,8 +39,11 @@ const APART: &[&str] = &["playground"];
 /// Files and folders that decide: no I/O, no clock, no locks, no logs.
 const PURE: &[&str] = &[
     "api",
+    "cli/top/lists.rs",
     "cli/top/model.rs",
     "cli/top/once.rs",
+    "cli/top/shown.rs",
+    "cli/top/ui.rs",
     "cli/top/view.rs",
     "cli/top/words.rs",
     "document",

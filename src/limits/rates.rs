@@ -1,5 +1,8 @@
 //! How many at all: client limits and event limits, which come before how many at a time.
 
+use serde::Deserialize;
+use serde::Serialize;
+
 use crate::limits::clients;
 use crate::limits::clients::enforce::ClientLimits;
 use crate::limits::events;
@@ -47,7 +50,7 @@ impl Rates {
 
     /// Every limit as it stands, in the order of the configuration.
     #[must_use]
-    pub fn shown(&self) -> Vec<Shown> {
+    pub fn shown(&self) -> Vec<RateLimit> {
         let events = self.events.iter().flat_map(EventRateLimit::shown);
         let clients = self.clients.iter().flat_map(ClientLimits::shown);
         events.chain(clients).collect()
@@ -73,13 +76,14 @@ impl Rates {
 }
 
 /// A limit as it stands, for operators.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RateLimit {
     /// `EventRateLimit/Namespace`, `clientLimits/NAME`.
     pub name: String,
     /// What it allows, in few words.
     pub allows: String,
-    /// It counts only.
+    /// It refuses nobody, and counts only.
     pub dry_run: bool,
     /// Requests that it let through at once.
     pub passed: u64,
@@ -87,7 +91,7 @@ pub struct Shown {
     pub delayed: u64,
     /// Requests that it refused.
     pub rejected: u64,
-    /// Keys that it remembers.
+    /// Keys (clients, namespaces ...) that it remembers.
     pub keys: u64,
     /// The most that it may.
     pub most_keys: u64,

@@ -3,6 +3,9 @@
 //! Each key in the table has a count that is too high by at most what it says. A key that is refused more often than all
 //! refusals divided by the table's size is in it for sure.
 
+use serde::Deserialize;
+use serde::Serialize;
+
 /// So many keys are told apart: more than anyone reads.
 const MOST: usize = 64;
 
@@ -14,7 +17,8 @@ const LONGEST: usize = 256;
 pub struct TopKeys(Vec<TopKey>);
 
 /// A key and how often it was refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct TopKey {
     /// Its beginning, as text.
     pub key: String,

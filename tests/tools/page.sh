@@ -56,6 +56,16 @@ eval [...document.querySelectorAll('#by button')].find(b => b.textContent === 'A
 until $LIMIT document.querySelector('#t-talkers tbody th').textContent.includes('<img src=x')
 eval [document.title, document.scripts.length, document.images.length]
 picture $PICTURES/light.png
+eval document.getElementById('freeze').click()
+eval (window.at = document.getElementById('clock').textContent, document.querySelectorAll('#t-levels tbody tr').length)
+eval (f => { f.value = 'team-0'; f.dispatchEvent(new Event('input')); return document.querySelectorAll('#t-levels tbody tr').length; })(document.getElementById('filter'))
+eval (document.getElementById('idle').click(), [...document.querySelectorAll('#t-levels tbody th')].map(th => th.textContent))
+eval ([...document.querySelectorAll('#window button')].at(-1).click(), document.querySelector('#window [aria-pressed=true]').textContent)
+until $LIMIT snaps.at(-1).unixMs > frozen.now.unixMs + 2000
+eval document.getElementById('clock').textContent === window.at
+eval (f => { f.value = ''; f.dispatchEvent(new Event('input')); document.getElementById('idle').click(); document.getElementById('freeze').click(); return document.querySelectorAll('#t-levels tbody tr').length; })(document.getElementById('filter'))
+eval document.getElementById('clock').textContent > window.at
+eval (past => { source.dispatchEvent(new MessageEvent('history', { data: past })); source.dispatchEvent(new MessageEvent('snapshot', { data: JSON.stringify(Object.assign({}, window.old, { uptimeSeconds: 0.5 })) })); return [JSON.stringify(history) === past, snaps.length, document.getElementById('said').textContent]; })((window.old = snaps.at(-1), JSON.stringify(history)))
 eval document.querySelector('#t-levels thead button').focus()
 key Enter
 until $LIMIT document.querySelector('#t-levels tbody th').textContent.startsWith('catch-all')
@@ -115,6 +125,17 @@ said 'talkers can be told apart by agent' null
 said 'the agent is in the table' "$done_in"
 said 'and it is text: no title, script or image came from it' '\["weir", 1, 0\]'
 said 'a picture is taken' true
+said 'the page is frozen' null
+said '... with all levels' 58
+said 'while it is, a filter leaves those that are wanted' 10
+said '... idle ones are hidden' "\\[\"$FLOODED\"\\]"
+said '... and talkers are over another time' '"60 min"'
+said 'snapshots come meanwhile' "$done_in"
+said '... and are not shown' true
+said 'it goes on, with all levels' 58
+said '... as they are now' true
+said 'another weir with a history of its own: it is kept, nothing is counted from before, and nobody is alarmed' \
+    '\[true, 1, "Requests are being rejected"\]'
 said 'a heading can be focused' null
 said 'Enter' true
 said 'levels are sorted by name' "$done_in"
@@ -185,4 +206,45 @@ signal listener TERM
 check_ok 'who goes leaves its place to another' within "$LIMIT" a_place
 for n in $(seq 2 $LISTENERS); do signal "listener-$n" TERM; done
 stopped front
+
+# --- a dry run -----------------------------------------------------------------------------------------------------------
+
+playground paper --flowcontrol-config "$WORK/levels.json" --max-requests-inflight 100 --max-mutating-requests-inflight 50 \
+    --service-time 20ms --flowcontrol-enforcement DryRun
+cat >"$WORK/steps" <<STEPS
+open light 1320x900
+until $LIMIT document.querySelectorAll('#t-levels tbody tr').length === 58
+eval document.getElementById('paper').textContent
+eval document.getElementById('paper').hidden
+run wrk -t 1 -c 200 -d 60 -H '$(bearer alice)' $URL/api/v1/nodes
+until $LIMIT document.getElementById('no-maybe').textContent.includes('a second (queue-full')
+until $LIMIT document.querySelector('#t-levels tbody th').textContent === '$FLOODED'
+eval [...document.querySelectorAll('#t-reasons tbody th span')].map(s => s.textContent)
+eval document.querySelectorAll('#t-levels td.warm').length > 0
+eval [document.getElementById('no-now').firstChild.textContent, document.querySelectorAll('.hot, .over').length, document.getElementById('said').textContent]
+picture $PICTURES/paper.png
+stop
+errors
+STEPS
+start browser python3 "$ROOT/tests/tools/page.py" "http://$ADMIN/" "$WORK/steps"
+finish browser 120
+check 'the browser comes to its end' 0 "$STATUS"
+mapfile -t SAID <"$WORK/browser.out"
+at=0
+said 'the page loads' "$done_in"
+said 'it shows all levels' "$done_in"
+said 'it says that nothing is refused' '"Dry run: priority levels refuse nothing"'
+said '... for all to see' false
+said 'a flood begins' true
+said 'it says what would be rejected' "$done_in"
+said 'the level is the first' "$done_in"
+said 'the reason is one that would be' '\["queue-full", "would be"\]'
+said 'it stands out' true
+said 'nothing is red, no rejection is counted, and nobody is alarmed' '\["0", 0, ""\]'
+said 'a picture is taken' true
+said 'the flood ends' true
+said 'the console says nothing' '\[\]'
+check 'its data say so' 'true {} true' \
+    "$(curl -sS "http://$ADMIN/status.json" | jq -r '"\(.dryRun) \(.rejections) \(.wouldBeRejections["queue-full"] > 0)"')"
+stopped paper
 summary

@@ -26,7 +26,15 @@ keys() {
     tm send-keys -t top "$@"
 }
 
-playground front --enable-priority-and-fairness=false --max-requests-inflight 4 --service-time 20ms
+cat >"$WORK/limits.yaml" <<'LIMITS'
+clientLimits:
+- name: tried-out
+  dryRun: true
+  rules:
+  - subjects: [{kind: User, user: {name: alice}}]
+    resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], clusterScope: true, namespaces: ["*"]}]
+LIMITS
+playground front --enable-priority-and-fairness=false --max-requests-inflight 4 --service-time 20ms --config "$WORK/limits.yaml"
 FIRST=$ADMIN
 start flood wrk -t 1 -c 64 -d 300 -H "$(bearer alice)" "$URL/api/v1/nodes"
 
@@ -44,6 +52,17 @@ check_ok 'once, as JSON' within "$LIMIT" flooded
 table=$(once)
 check_match 'once, as a table: the level' $'\n''readOnly +4/4 +- +0 +- +[0-9.k]+ +[1-9][0-9.k]* +[0-9]+'$'\n' "$table"
 check_match '... and who it is' $'\n''alice +[0-9]+ ' "$table"
+check_match '... and the limit that is tried out' $'\n''clientLimits/tried-out \(dry run\) +each user: .*alice \([1-9]' "$table"
+check_match 'talkers by something else, over another time' $'\n''USERAGENT \(5m\) ' "$(once --by userAgent --window 5m --sort bytes)"
+# shellcheck disable=SC2317,SC2329 # called by `check_ok`
+chosen() {
+    once -o json --by namespace --window 60m | jq -e '(.rateLimits[0].dryRun) and (.talkers | length == 1 and
+        .[0].by == "namespace" and .[0].windowSeconds == 3600)'
+}
+check_ok '... as JSON, with the limit' chosen
+code=0
+said=$(once --by agent 2>&1) || code=$?
+check_match 'a wrong name is told with the right ones' '^2 .*user, userAgent, namespace, resource, flow' "$code $said"
 code=0
 said=$("$WEIR" top --admin http://127.0.0.1:9 --once 2>&1) || code=$?
 check 'where nobody is it says so, and fails' '1 weir: http://127.0.0.1:9 is not reachable: Connection refused (os error 111)' "$code $said"
@@ -62,6 +81,9 @@ sees 'it shows that weir is ready' '^weir [0-9.]+ +up .* ready '
 sees 'it shows the flood' '^rejections +[1-9][0-9.k]*/s +max-in-flight'
 sees 'it shows the level' '^readOnly +█{10} 4/4 .* [1-9]'
 sees 'it shows who it is' '^alice .* [1-9]'
+sees 'it shows the limit' '^clientLimits/tried-out \(dry run\) '
+keys b w
+sees 'keys choose other talkers' 'top talkers by userAgent, 5m'
 keys 1
 sees 'a key sorts' '^mutating '
 check 'by name, mutating first' mutating "$(screen | grep -oE '^(mutating|readOnly)' | head -n 1)"
@@ -82,10 +104,11 @@ signal flood KILL
 signal front KILL
 { wait "${PIDS[flood]}" "${PIDS[front]}" || true; } 2>/dev/null
 sees 'it says when weir has gone' 'not reachable: .*trying again'
-start again "$WEIR" playground --dir "$WORK/again" --secure-port 0 --admin-address "$FIRST"
+start again "$WEIR" playground --dir "$WORK/again" --secure-port 0 --admin-address "$FIRST" --flowcontrol-enforcement DryRun
 serving again
 sees 'it finds the next one' '^weir [0-9.]+ +up [0-9]s'
 sees '... with its levels' 'priority levels 8/8'
+sees '... and that it refuses nothing' 'DRY RUN: LEVELS REFUSE NOTHING'
 keys q
 sees 'it gives the terminal back' '^back> *$'
 check_no_match '... as it was' 'priority levels' "$(screen)"

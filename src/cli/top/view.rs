@@ -1,32 +1,36 @@
 //! Draws what `weir top` knows: from a [`Model`] and a frame's size alone.
 
+use std::collections::BTreeMap;
+
 use ratatui::Frame;
 use ratatui::layout::Constraint;
 use ratatui::layout::Layout;
 use ratatui::layout::Rect;
-use ratatui::style::Modifier;
 use ratatui::style::Style;
 use ratatui::style::Stylize;
 use ratatui::text::Line;
 use ratatui::text::Span;
 use ratatui::text::Text;
 use ratatui::widgets::Block;
-use ratatui::widgets::Borders;
 use ratatui::widgets::Cell;
 use ratatui::widgets::Clear;
 use ratatui::widgets::Paragraph;
 use ratatui::widgets::Row;
 use ratatui::widgets::Table;
 
-use crate::cli::top::model::LevelRow;
+use crate::cli::top::lists;
+use crate::cli::top::lists::chosen;
+use crate::cli::top::lists::right;
 use crate::cli::top::model::Model;
-use crate::cli::top::model::Shown;
-use crate::cli::top::model::Sort;
+use crate::cli::top::shown::LevelRow;
+use crate::cli::top::shown::Shown;
+use crate::cli::top::ui;
+use crate::cli::top::ui::Scrolled;
+use crate::cli::top::ui::Sort;
 use crate::cli::top::words;
 use crate::cli::top::words::plain;
 use crate::observe::status::snapshot::Mode;
 use crate::observe::status::snapshot::Snapshot;
-use crate::observe::status::snapshot::Talkers;
 
 /// The smallest terminal on which more than a line is drawn.
 const LEAST: (u16, u16) = (40, 8);
@@ -41,8 +45,9 @@ const FULL: u16 = 72;
 /// From this width on there is room for plots.
 const WIDE: u16 = 100;
 
-/// The lines of talkers, with the head: more is for the page.
-const TALKER_LINES: u16 = 12;
+/// The lines of the header and of the footer.
+const HEADER: u16 = 4;
+const FOOTER: u16 = 1;
 
 const HELP: &[(&str, &str)] = &[
     ("1 .. 7", "sort levels by that column; again: turn round"),
@@ -51,40 +56,49 @@ const HELP: &[(&str, &str)] = &[
     ("space", "freeze, go on"),
     ("b", "tell talkers apart by something else"),
     ("w", "talkers over another time"),
-    ("up, down, PgUp, PgDn", "scroll levels"),
+    ("t", "sort talkers by the next column"),
+    ("Tab", "scroll levels, limits or talkers"),
+    ("arrows, PgUp, PgDn", "scroll; Home, End"),
     ("q, Ctrl-C", "quit"),
 ];
 
-/// Draws everything.
-pub fn draw(frame: &mut Frame<'_>, model: &Model, address: &str) {
+/// Draws everything; how far each block can be scrolled.
+pub fn draw(frame: &mut Frame<'_>, model: &Model, address: &str) -> Scrolled {
     let area = frame.area();
+    let mut most = Scrolled::default();
     if area.width < LEAST.0 || area.height < LEAST.1 {
-        return frame.render_widget(Paragraph::new("weir top: too small"), area);
+        frame.render_widget(Paragraph::new("weir top: too small"), area);
+        return most;
     }
     let Some((now, _)) = &model.shown.now else {
-        return waiting(frame, area, model, address);
+        waiting(frame, area, model, address);
+        return most;
     };
     let talkers = model.shown.talkers(&model.ui);
-    let lines = talkers.map_or(0, |list| {
-        u16::try_from(list.rows.len() + 2).map_or(TALKER_LINES, |lines| lines.min(TALKER_LINES))
-    });
-    let lines = lines.min(area.height.saturating_sub(4) / 2);
-    let [head, levels, talking, keys] = Layout::vertical([
-        Constraint::Length(4),
+    let rest = area.height.saturating_sub(HEADER + FOOTER);
+    let rows = talkers.map_or(0, |list| list.rows.len());
+    let (limits, talking) = lists::lines(rest, now.rate_limits.len(), rows, model.ui.focus);
+    let [head, levels, limits, talking, keys] = Layout::vertical([
+        Constraint::Length(HEADER),
         Constraint::Min(3),
-        Constraint::Length(lines),
-        Constraint::Length(1),
+        Constraint::Length(limits),
+        Constraint::Length(talking),
+        Constraint::Length(FOOTER),
     ])
     .areas(area);
     frame.render_widget(Paragraph::new(header(now, model, address)), head);
-    draw_levels(frame, levels, now, model);
-    if let Some(list) = talkers {
-        draw_talkers(frame, talking, list, model);
+    most.levels = draw_levels(frame, levels, now, model);
+    if limits.height > 0 {
+        most.limits = lists::draw_limits(frame, limits, model);
+    }
+    if let Some(list) = talkers.filter(|_| talking.height > 0) {
+        most.talkers = lists::draw_talkers(frame, talking, list, model);
     }
     frame.render_widget(footer(model), keys);
     if model.ui.help {
         help(frame, area);
     }
+    most
 }
 
 /// Nothing has come yet.
@@ -113,9 +127,13 @@ fn header(now: &Snapshot, model: &Model, address: &str) -> Text<'static> {
         } else {
             Span::from(ready).red()
         },
-        Span::from(format!("  {address}  ")).dim(),
-        Span::from(clock(now.unix_ms)).dim(),
     ];
+    if now.dry_run {
+        let words = words::DRY_RUN.to_uppercase();
+        first.push(Span::from(format!("  {words}")).yellow().bold());
+    }
+    first.push(Span::from(format!("  {address}  ")).dim());
+    first.push(Span::from(clock(now.unix_ms)).dim());
     if model.ui.frozen {
         first.push(Span::from("  FROZEN").cyan().bold());
     }
@@ -132,27 +150,43 @@ fn header(now: &Snapshot, model: &Model, address: &str) -> Text<'static> {
 }
 
 fn rejections(now: &Snapshot, shown: &Shown) -> Line<'static> {
-    let all = shown.rate(|snapshot| snapshot.rejections.values().sum());
-    let style = if all > 0.0 {
-        Style::new().red().bold()
-    } else {
-        Style::new()
-    };
-    let mut line = vec![
-        Span::from("rejections  ").dim(),
-        Span::styled(format!("{}/s", words::rate(all)), style),
-    ];
-    for (reason, count) in &now.rejections {
-        let of =
-            shown.rate(|snapshot| snapshot.rejections.get(reason).copied().unwrap_or_default());
+    let mut line = vec![Span::from("rejections  ").dim()];
+    line.extend(by_reason(
+        shown,
+        |snapshot| &snapshot.rejections,
+        Style::new().red(),
+    ));
+    if now.dry_run {
+        line.push(Span::from("  would be  ").dim());
+        let yellow = Style::new().yellow();
+        line.extend(by_reason(
+            shown,
+            |snapshot| &snapshot.would_be_rejections,
+            yellow,
+        ));
+    }
+    Line::from(line)
+}
+
+/// All of them a second, which stands out if there are any, and each reason.
+fn by_reason(
+    shown: &Shown,
+    of: fn(&Snapshot) -> &BTreeMap<String, u64>,
+    hot: Style,
+) -> Vec<Span<'static>> {
+    let all = shown.rate(|snapshot| of(snapshot).values().sum());
+    let style = if all > 0.0 { hot.bold() } else { Style::new() };
+    let mut line = vec![Span::styled(format!("{}/s", words::rate(all)), style)];
+    for (reason, count) in shown.now.iter().flat_map(|(now, _)| of(now)) {
+        let rate = shown.rate(|snapshot| of(snapshot).get(reason).copied().unwrap_or_default());
         line.push(Span::from(format!(
             "  {} {}/s ({})",
             plain(reason),
-            words::rate(of),
+            words::rate(rate),
             words::count(*count)
         )));
     }
-    Line::from(line)
+    line
 }
 
 fn requests(now: &Snapshot, shown: &Shown) -> Line<'static> {
@@ -235,33 +269,41 @@ impl Columns {
     }
 }
 
-fn draw_levels(frame: &mut Frame<'_>, area: Rect, now: &Snapshot, model: &Model) {
+fn draw_levels(frame: &mut Frame<'_>, area: Rect, now: &Snapshot, model: &Model) -> usize {
     let rows = model.shown.levels(&model.ui);
-    let room = usize::from(area.height.saturating_sub(2)).max(1);
-    let scrolled = model.ui.scrolled.min(rows.len().saturating_sub(room));
+    let (from, most) = lists::scrolled(rows.len(), area, model.ui.scrolled.levels);
     let columns = Columns::of(&rows, area.width);
     let title = match now.mode {
         Mode::MaxInFlight => "max in flight",
         Mode::PriorityAndFairness => "priority levels",
     };
-    let title = format!(" {title} {}/{} ", rows.len(), now.levels.len());
-    let shown = rows.iter().skip(scrolled).take(room);
-    let shown = shown.map(|row| level(row, model, columns));
+    let on_paper = if now.dry_run { "on paper " } else { "" };
+    let title = format!(" {title} {}/{} {on_paper}", rows.len(), now.levels.len());
+    let hot = match now.dry_run {
+        true => Style::new().yellow(),
+        false => Style::new().red(),
+    };
+    let shown = rows.iter().skip(from);
+    let shown = shown.map(|row| level(row, model, columns, hot));
     let table = Table::new(shown, columns.widths())
-        .header(head(model, columns))
-        .block(Block::new().borders(Borders::TOP).title(title));
+        .header(head(now, model, columns))
+        .block(lists::block(title, ui::Block::Levels, model));
     frame.render_widget(table, area);
+    most
 }
 
-fn head(model: &Model, columns: Columns) -> Row<'static> {
-    let title = |title: &str, sort| {
+fn head(now: &Snapshot, model: &Model, columns: Columns) -> Row<'static> {
+    let title = |title: &'static str, sort| {
         let left = sort == Sort::Name || sort == Sort::Seats;
-        let cell = right(title.to_owned(), left);
-        if sort == model.ui.sort {
-            cell.style(Modifier::BOLD | Modifier::UNDERLINED)
-        } else {
-            cell
-        }
+        let cell = match left {
+            true => Cell::from(title),
+            false => right(title.to_owned()),
+        };
+        chosen(cell, sort == model.ui.sort)
+    };
+    let rejected = match now.dry_run {
+        true => "WOULD-BE/S",
+        false => "REJECTED/S",
     };
     let plot = if columns.plot > 0 {
         "15 MINUTES: SEATS"
@@ -275,16 +317,17 @@ fn head(model: &Model, columns: Columns) -> Row<'static> {
         title("WAITING", Sort::Waiting),
         title("WAIT", Sort::Wait),
         title("THROUGH/S", Sort::Through),
-        title("REJECTED/S", Sort::Rejected),
+        title(rejected, Sort::Rejected),
         Cell::from(plot),
     ];
     Row::new(columns.kept(cells)).dim()
 }
 
-fn level(row: &LevelRow<'_>, model: &Model, columns: Columns) -> Row<'static> {
+/// `hot`: how rejections look.
+fn level(row: &LevelRow<'_>, model: &Model, columns: Columns, hot: Style) -> Row<'static> {
     let level = row.level;
     let colour = match (row.rejected > 0.0, row.fullness() >= 1.0) {
-        (true, _) => Style::new().red(),
+        (true, _) => hot,
         (_, true) => Style::new().yellow(),
         _ => Style::new().cyan(),
     };
@@ -293,9 +336,9 @@ fn level(row: &LevelRow<'_>, model: &Model, columns: Columns) -> Row<'static> {
         Span::styled(bar(row, columns.bar), colour),
         Span::from(format!(" {seats}")),
     ];
-    let number = |text: String, hot: bool, style: Style| {
-        let cell = right(text, false);
-        if hot {
+    let number = |text: String, any: bool, style: Style| {
+        let cell = right(text);
+        if any {
             cell.style(style.bold())
         } else {
             cell.dim()
@@ -309,11 +352,11 @@ fn level(row: &LevelRow<'_>, model: &Model, columns: Columns) -> Row<'static> {
     Row::new(columns.kept([
         Cell::from(Line::from(name)),
         Cell::from(Line::from(seats)),
-        right(words::borrowed(level.borrowed()), false),
+        right(words::borrowed(level.borrowed())),
         number(waiting, level.waiting > 0, Style::new().yellow()),
-        right(row.wait.map_or_else(|| "-".to_owned(), words::time), false),
-        right(words::rate(row.through), false),
-        number(rejected, row.rejected > 0.0, Style::new().red()),
+        right(row.wait.map_or_else(|| "-".to_owned(), words::time)),
+        right(words::rate(row.through)),
+        number(rejected, row.rejected > 0.0, hot),
         Cell::from(plot).cyan(),
     ]))
 }
@@ -329,38 +372,6 @@ fn past_seats(row: &LevelRow<'_>, model: &Model) -> Vec<f32> {
     seats.map(|&seats| small(seats) / small(most)).collect()
 }
 
-fn draw_talkers(frame: &mut Frame<'_>, area: Rect, list: &Talkers, model: &Model) {
-    let minutes = list.window_seconds / 60;
-    let title = format!(" top talkers by {}, {minutes}m ", plain(&list.by));
-    let head = ["REQUESTS", "SEAT-S", "WAITED", "BYTES", "REJECTED"];
-    let head = head.map(|title| right(title.to_owned(), false));
-    let head = Row::new([Cell::from("NAME")].into_iter().chain(head)).dim();
-    let wanted = model.ui.filter.to_lowercase();
-    let rows = list.rows.iter();
-    let rows = rows.filter(|row| row.name.to_lowercase().contains(&wanted));
-    let rows = rows.map(|row| {
-        let rejected = right(words::count(row.rejections), false);
-        Row::new([
-            Cell::from(plain(&row.name)),
-            right(words::count(row.requests), false),
-            right(words::rate(row.seat_seconds), false),
-            right(words::time(row.queue_wait_seconds), false),
-            right(words::bytes(row.bytes), false),
-            if row.rejections > 0 {
-                rejected.red()
-            } else {
-                rejected.dim()
-            },
-        ])
-    });
-    let widths = [9, 8, 8, 9, 9].map(Constraint::Length);
-    let widths = [Constraint::Min(12)].into_iter().chain(widths);
-    let table = Table::new(rows, widths)
-        .header(head)
-        .block(Block::new().borders(Borders::TOP).title(title));
-    frame.render_widget(table, area);
-}
-
 fn footer(model: &Model) -> Line<'static> {
     let ui = &model.ui;
     if ui.typing {
@@ -371,7 +382,7 @@ fn footer(model: &Model) -> Line<'static> {
         filter => format!("  [filter: {}]", plain(filter)),
     };
     Line::from(format!(
-        "s sort  / filter  space freeze  b by  w window  ? help  q quit{filter}"
+        "s t sort  / filter  space freeze  b by  w window  Tab scroll  ? help  q quit{filter}"
     ))
     .dim()
 }
@@ -386,11 +397,6 @@ fn help(frame: &mut Frame<'_>, area: Rect) {
     let text: Text<'_> = lines.collect();
     let block = Block::bordered().title(" keys ");
     frame.render_widget(Paragraph::new(text).block(block), area);
-}
-
-fn right(text: String, left: bool) -> Cell<'static> {
-    let line = Line::from(text);
-    Cell::from(if left { line } else { line.right_aligned() })
 }
 
 /// Of so many blocks as many as seats are taken of those there are.

@@ -1,3 +1,5 @@
+//! What is on the screen, from models that are made up.
+
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::KeyCode;
@@ -6,8 +8,12 @@ use ratatui::crossterm::event::KeyModifiers;
 
 use super::*;
 use crate::cli::top::model::Message;
+use crate::cli::top::ui::Block;
+use crate::limits::rates::RateLimit;
+use crate::limits::top_keys::TopKey;
 use crate::observe::status::snapshot::Level;
 use crate::observe::status::snapshot::Talker;
+use crate::observe::status::snapshot::Talkers;
 
 fn snapshot(second: u64, levels: usize) -> Snapshot {
     let level = |n: usize| Level {
@@ -70,7 +76,9 @@ fn press(model: &mut Model, key: char) {
 fn drawn(model: &Model, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal
-        .draw(|frame| draw(frame, model, "http://weir"))
+        .draw(|frame| {
+            draw(frame, model, "http://weir");
+        })
         .unwrap();
     let buffer = terminal.backend().buffer();
     let line = |y| {
@@ -191,10 +199,146 @@ fn talkers_are_told_apart_by_what_is_asked_for() {
             .join("\n")
             .contains("top talkers by userAgent")
     );
-    press(&mut model, 'b');
+    for _ in 0..4 {
+        press(&mut model, 'b');
+    }
     assert!(
         drawn(&model, 100, 30)
             .join("\n")
             .contains("top talkers by user,")
     );
+}
+
+/// A model with limits, and with more talkers than there is room for.
+fn crowded(dry_run: bool) -> Model {
+    let mut model = Model::default();
+    for second in 0..12 {
+        let mut now = snapshot(second, 8);
+        if dry_run {
+            now.dry_run = true;
+            now.would_be_rejections = std::mem::take(&mut now.rejections);
+        }
+        now.rate_limits = vec![RateLimit {
+            name: "clientLimits/strict".to_owned(),
+            allows: "each user: 5/s, burst 10".to_owned(),
+            passed: second * 5,
+            rejected: second * 20,
+            keys: 3,
+            most_keys: 50,
+            top: vec![TopKey {
+                key: "bob\x1b".to_owned(),
+                rejections: 200,
+                error: 0,
+            }],
+            ..RateLimit::default()
+        }];
+        let rows = (0..40).map(|n| Talker {
+            name: format!("user-{n:02}"),
+            requests: 100 - n,
+            bytes: n,
+            ..Talker::default()
+        });
+        now.talkers[0].rows = rows.collect();
+        model.heard(Message::Snapshot(Box::new(now)));
+    }
+    model
+}
+
+#[test]
+fn limits_are_a_block_of_their_own() {
+    let lines = drawn(&crowded(false), 140, 40);
+    let at = lines
+        .iter()
+        .position(|line| line.contains("event and client limits 1"));
+    let row = &lines[at.unwrap() + 2];
+    for part in [
+        "clientLimits/strict",
+        "5.0",
+        "20",
+        "220",
+        "3/50",
+        "bob· (200)",
+        "each user: 5/s, burst 10",
+    ] {
+        assert!(row.contains(part), "{part}: {row}");
+    }
+    let narrow = drawn(&crowded(false), 80, 40).join("\n");
+    assert!(
+        narrow.contains("clientLimits/strict") && narrow.contains("bob· (200)"),
+        "{narrow}"
+    );
+}
+
+#[test]
+fn every_talker_can_be_scrolled_to() {
+    let mut model = crowded(false);
+    model.ui.focus = Block::Talkers;
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..40 {
+        let lines = drawn(&model, 100, 30);
+        let names = lines.iter().filter(|line| line.starts_with("user-"));
+        seen.extend(names.map(|line| line[..7].to_owned()));
+        press(&mut model, 'j');
+    }
+    assert_eq!(seen.len(), 40, "{seen:?}");
+    for _ in 0..3 {
+        press(&mut model, 't'); // by bytes; from the top again
+    }
+    let lines = drawn(&model, 100, 30);
+    let first = lines.iter().find(|line| line.starts_with("user-"));
+    assert!(first.unwrap().starts_with("user-39"), "{lines:?}");
+}
+
+#[test]
+fn a_dry_run_is_no_alarm_and_says_what_would_be() {
+    let model = crowded(true);
+    let lines = drawn(&model, 140, 40);
+    assert!(
+        lines[0].contains("ready  DRY RUN: LEVELS REFUSE NOTHING"),
+        "{}",
+        lines[0]
+    );
+    assert_eq!(
+        lines[1],
+        "rejections  0/s  would be  40/s  queue-full 40/s (440)"
+    );
+    assert!(
+        lines[4].contains("priority levels 8/8 on paper"),
+        "{}",
+        lines[4]
+    );
+    assert!(lines[5].contains("WOULD-BE/S"), "{}", lines[5]);
+    let mut terminal = Terminal::new(TestBackend::new(140, 12)).unwrap();
+    let mut red = |model: &Model| {
+        terminal
+            .draw(|frame| {
+                draw(frame, model, "http://weir");
+            })
+            .unwrap();
+        let cells = terminal.backend().buffer().content().iter();
+        cells
+            .filter(|cell| cell.fg == ratatui::style::Color::Red)
+            .count()
+    };
+    assert_eq!(red(&model), 0);
+    assert!(red(&crowded(false)) > 0, "what is refused is red");
+}
+
+#[test]
+fn what_is_scrolled_has_room_and_levels_keep_some() {
+    for focus in [Block::Levels, Block::Limits, Block::Talkers] {
+        for rest in 0..200 {
+            let (limits, talkers) = lists::lines(rest, 20, 40, focus);
+            let least = 3.min(rest);
+            assert!(
+                limits + talkers + least <= rest,
+                "{focus:?} {rest}: {limits} {talkers}"
+            );
+            if rest >= 9 {
+                assert!(focus != Block::Limits || limits >= 3);
+                assert!(focus != Block::Talkers || talkers >= 3);
+            }
+        }
+    }
+    assert_eq!(lists::lines(40, 0, 0, Block::Levels), (0, 0));
 }

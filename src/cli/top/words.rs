@@ -1,10 +1,14 @@
 //! Numbers and names as `weir top` writes them.
 
-use crate::cli::top::model::float;
+use crate::cli::top::shown::float;
+use crate::limits::rates::RateLimit;
 use crate::observe::status::snapshot::Snapshot;
 
 /// The blocks that small plots are made of, the lowest first.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// What `--flowcontrol-enforcement=DryRun` means, for who sees rejections.
+pub const DRY_RUN: &str = "dry run: levels refuse nothing";
 
 /// Text that a client may have chosen, for a terminal: nothing in it moves the cursor or turns the line round.
 #[must_use]
@@ -129,6 +133,23 @@ pub fn of_class(snapshot: &Snapshot, class: u16) -> u64 {
         .filter(|(code, _)| **code / 100 == class)
         .map(|(_, count)| count)
         .sum()
+}
+
+/// A limit's name, and whether it only counts.
+#[must_use]
+pub fn limit(limit: &RateLimit) -> String {
+    let counts_only = if limit.dry_run { " (dry run)" } else { "" };
+    format!("{}{counts_only}", plain(&limit.name))
+}
+
+/// Whom a limit refused most, and how often.
+#[must_use]
+pub fn refused_most(limit: &RateLimit) -> String {
+    let first = limit.top.first();
+    first.map_or_else(
+        || "-".to_owned(),
+        |top| format!("{} ({})", plain(&top.key), count(top.rejections)),
+    )
 }
 
 /// What `/readyz` says, and whether that is good.

@@ -166,6 +166,12 @@ impl Controller {
         controller
     }
 
+    /// Whether its decisions are only counted.
+    #[must_use]
+    pub const fn is_dry_run(&self) -> bool {
+        matches!(self.config.enforcement, Enforcement::DryRun)
+    }
+
     /// Admits a request that arrived at `arrived`, perhaps after a while in a queue; a quarter of
     /// the time to its `deadline` at most.
     ///

@@ -31,7 +31,7 @@ use crate::limits::clients::slots::Slots;
 use crate::limits::lock::lock;
 use crate::limits::lru::Key;
 use crate::limits::lru::Keys;
-use crate::limits::rates::Shown;
+use crate::limits::rates::RateLimit;
 use crate::limits::retry_after;
 use crate::limits::top_keys::TopKey;
 use crate::limits::top_keys::TopKeys;
@@ -265,7 +265,7 @@ impl ClientLimits {
 
     /// Each rule as it stands.
     #[must_use]
-    pub fn shown(&self) -> Vec<Shown> {
+    pub fn shown(&self) -> Vec<RateLimit> {
         self.rules.iter().map(|rule| rule.shown()).collect()
     }
 
@@ -323,10 +323,10 @@ impl Client {
 }
 
 impl Working {
-    fn shown(&self) -> Shown {
+    fn shown(&self) -> RateLimit {
         let sum = |counters: &[IntCounter]| counters.iter().map(IntCounter::get).sum();
         let counters = &self.counters;
-        Shown {
+        RateLimit {
             name: format!("clientLimits/{}", self.name),
             allows: allows(&self.rule),
             dry_run: self.rule.dry_run,

@@ -2,16 +2,16 @@
 
 use crate::limits::events::config::Limit;
 use crate::limits::events::enforce::EventRateLimit;
-use crate::limits::rates::Shown;
+use crate::limits::rates::RateLimit;
 
 impl EventRateLimit {
     /// Each limit as it stands.
     #[must_use]
-    pub fn shown(&self) -> Vec<Shown> {
+    pub fn shown(&self) -> Vec<RateLimit> {
         let tops = self.top_keys().into_iter();
         let limits = self.configured().iter().zip(self.counted()).zip(tops);
         limits
-            .map(|((limit, counted), (_, top))| Shown {
+            .map(|((limit, counted), (_, top))| RateLimit {
                 name: format!("EventRateLimit/{}", limit.limit_type.name()),
                 allows: allows(limit),
                 dry_run: false,

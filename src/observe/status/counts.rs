@@ -35,7 +35,7 @@ impl Default for Counts {
 }
 
 impl Counts {
-    fn count(&self, outcome: Outcome) {
+    pub(super) fn count(&self, outcome: Outcome) {
         if let Outcome::Rejected(by) = outcome {
             let known = self.by_rates.iter().find(|(limit, _)| *limit == by);
             known.inspect(|(_, count)| {

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::Serialize;
 
+use crate::limits::rates::RateLimit;
+
 /// One moment of weir.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -29,6 +31,10 @@ pub struct Snapshot {
     pub rejections: BTreeMap<String, u64>,
     /// How it is decided how many requests go on at a time.
     pub mode: Mode,
+    /// `--flowcontrol-enforcement=DryRun`: every request goes on at once, and what levels say of themselves is what would be.
+    pub dry_run: bool,
+    /// Requests that a level would have refused in a dry run, by reason; none of them is among the rejections.
+    pub would_be_rejections: BTreeMap<String, u64>,
     /// Priority levels by name; with max-in-flight its two kinds of requests.
     pub levels: Vec<Level>,
     /// Event limits and client limits, in the order of the configuration.
@@ -133,7 +139,7 @@ pub struct Level {
     pub queue_length_limit: u64,
     /// Requests that were let through.
     pub dispatched: u64,
-    /// Requests that were refused, by reason.
+    /// Requests that were refused, or in a dry run would have been, by reason.
     pub rejected: BTreeMap<String, u64>,
     /// How long requests waited that were let through or gave up.
     pub waits: Waits,
@@ -163,42 +169,6 @@ pub struct Waits {
     pub seconds: f64,
     /// Upper bounds in seconds, and how many did not wait longer.
     pub buckets: Vec<(f64, u64)>,
-}
-
-/// A limit of how many requests at all.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct RateLimit {
-    /// `EventRateLimit/Namespace`, `clientLimits/NAME`.
-    pub name: String,
-    /// What it allows, in few words.
-    pub allows: String,
-    /// It refuses nobody, and counts only.
-    pub dry_run: bool,
-    /// Requests that passed.
-    pub passed: u64,
-    /// Requests that were delayed.
-    pub delayed: u64,
-    /// Requests that were refused.
-    pub rejected: u64,
-    /// Clients that are remembered.
-    pub keys: u64,
-    /// The most that are.
-    pub most_keys: u64,
-    /// Whom it refused most.
-    pub top: Vec<TopKey>,
-}
-
-/// Whom a limit refused.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct TopKey {
-    /// The key's beginning.
-    pub key: String,
-    /// How often, at most.
-    pub rejections: u64,
-    /// By how much that may be too high.
-    pub error: u64,
 }
 
 /// Refusals that are held back, because their clients did not wait as they were told.

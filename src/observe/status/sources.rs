@@ -10,7 +10,7 @@ use crate::flowcontrol::level;
 use crate::flowcontrol::queue_set::Queuing;
 use crate::limits::Admission;
 use crate::limits::max_in_flight;
-use crate::limits::rates;
+use crate::limits::rates::RateLimit;
 use crate::limits::rates::Rates;
 use crate::observe::readiness::Readiness;
 use crate::observe::status::counts::Counts;
@@ -20,10 +20,8 @@ use crate::observe::status::snapshot::Holds;
 use crate::observe::status::snapshot::Level;
 use crate::observe::status::snapshot::LevelKind;
 use crate::observe::status::snapshot::Mode;
-use crate::observe::status::snapshot::RateLimit;
 use crate::observe::status::snapshot::Requests;
 use crate::observe::status::snapshot::Snapshot;
-use crate::observe::status::snapshot::TopKey;
 use crate::observe::status::snapshot::Upstream;
 use crate::observe::status::snapshot::Waits;
 use crate::observe::talkers::Talkers;
@@ -62,14 +60,18 @@ impl Sources {
     /// All of it at one moment, or nearly: each part waits for nobody.
     #[must_use]
     pub fn snapshot(&self, now: Instant, wall: SystemTime) -> Snapshot {
-        let (mode, levels): (_, Vec<_>) = match &self.admission {
+        let (mode, dry_run, levels): (_, _, Vec<_>) = match &self.admission {
             Admission::Fairness(controller) => (
                 Mode::PriorityAndFairness,
+                controller.is_dry_run(),
                 controller.summaries().into_iter().map(level).collect(),
             ),
-            Admission::MaxInFlight(limit) => (Mode::MaxInFlight, limit.shown().map(kind).to_vec()),
+            Admission::MaxInFlight(limit) => {
+                let kinds = limit.shown().map(kind);
+                (Mode::MaxInFlight, false, kinds.to_vec())
+            }
         };
-        let rate_limits: Vec<_> = self.rates.shown().into_iter().map(rate_limit).collect();
+        let (rejections, would_be_rejections) = rejections(&levels, dry_run, &self.counts);
         let (held, flows, ended) = self.holding.shown();
         Snapshot {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -83,10 +85,12 @@ impl Sources {
                 by_code: self.counts.by_code(),
                 aborted: self.counts.aborted(),
             },
-            rejections: rejections(&levels, &self.counts),
+            rejections,
             mode,
+            dry_run,
+            would_be_rejections,
             levels,
-            rate_limits,
+            rate_limits: self.rates.shown().into_iter().map(shortened).collect(),
             holds: Holds {
                 now: count(held),
                 flows: count(flows),
@@ -117,15 +121,22 @@ impl Sources {
     }
 }
 
-/// By reason: levels count at once, and what rates reject never comes to one.
-fn rejections(levels: &[Level], counts: &Counts) -> BTreeMap<String, u64> {
-    let mut all = BTreeMap::new();
-    let by_levels = levels.iter().flat_map(|level| &level.rejected);
-    for (reason, count) in by_levels {
-        *all.entry(reason.clone()).or_default() += count;
+/// Those that were, and those that would be, by reason. Levels count at once, and what rates reject never comes to one.
+fn rejections(
+    levels: &[Level],
+    dry_run: bool,
+    counts: &Counts,
+) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
+    let mut by_levels = BTreeMap::new();
+    for (reason, count) in levels.iter().flat_map(|level| &level.rejected) {
+        *by_levels.entry(reason.clone()).or_default() += count;
     }
-    all.extend(counts.by_rates().map(|(limit, n)| (limit.to_owned(), n)));
-    all
+    let (mut rejections, would_be) = match dry_run {
+        true => (BTreeMap::new(), by_levels),
+        false => (by_levels, BTreeMap::new()),
+    };
+    rejections.extend(counts.by_rates().map(|(limit, n)| (limit.to_owned(), n)));
+    (rejections, would_be)
 }
 
 fn level(summary: level::Summary) -> Level {
@@ -197,34 +208,9 @@ fn kind(shown: max_in_flight::Shown) -> Level {
     }
 }
 
-fn rate_limit(shown: rates::Shown) -> RateLimit {
-    let rates::Shown {
-        name,
-        allows,
-        dry_run,
-        passed,
-        delayed,
-        rejected,
-        keys,
-        most_keys,
-        top,
-    } = shown;
-    let top = top.into_iter().take(TOP_KEYS).map(|top| TopKey {
-        key: top.key,
-        rejections: top.rejections,
-        error: top.error,
-    });
-    RateLimit {
-        name,
-        allows,
-        dry_run,
-        passed,
-        delayed,
-        rejected,
-        keys,
-        most_keys,
-        top: top.collect(),
-    }
+fn shortened(mut limit: RateLimit) -> RateLimit {
+    limit.top.truncate(TOP_KEYS);
+    limit
 }
 
 fn unix_ms(wall: SystemTime) -> u64 {
@@ -236,4 +222,33 @@ fn unix_ms(wall: SystemTime) -> u64 {
 
 fn count(of: usize) -> u64 {
     u64::try_from(of).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::record::Outcome;
+
+    #[test]
+    fn what_levels_reject_in_a_dry_run_is_no_rejection_and_what_rates_reject_is() {
+        let level = |rejected| Level {
+            rejected: [("queue-full".to_owned(), rejected)].into(),
+            ..Level::default()
+        };
+        let levels = [level(3), level(4)];
+        let counts = Counts::default();
+        counts.count(Outcome::Rejected("client-limit"));
+        let by = |of: &[(&str, u64)]| -> BTreeMap<String, u64> {
+            let of = of.iter();
+            of.map(|&(reason, n)| (reason.to_owned(), n)).collect()
+        };
+        assert_eq!(
+            rejections(&levels, true, &counts),
+            (by(&[("client-limit", 1)]), by(&[("queue-full", 7)]))
+        );
+        assert_eq!(
+            rejections(&levels, false, &counts),
+            (by(&[("client-limit", 1), ("queue-full", 7)]), by(&[]))
+        );
+    }
 }

@@ -17,15 +17,6 @@ const ROWS: usize = 8;
 /// The longer windows change slowly, and cost as much as the short one.
 const LONGER_EVERY: Duration = Duration::from_secs(10);
 
-/// In the order of the question "which client is it?".
-const ORDER: [By; 5] = [
-    By::User,
-    By::UserAgent,
-    By::Namespace,
-    By::Resource,
-    By::Flow,
-];
-
 /// What was found for the longer windows, and when.
 #[derive(Debug, Default)]
 pub(super) struct Longer(Option<(Instant, Vec<snapshot::Talkers>)>);
@@ -51,7 +42,7 @@ impl Longer {
 fn lists(talkers: &Talkers, windows: &[Window]) -> Vec<snapshot::Talkers> {
     let each = windows
         .iter()
-        .flat_map(|window| ORDER.map(|by| (*window, by)));
+        .flat_map(|window| By::SHOWN.map(|by| (*window, by)));
     each.map(|(window, by)| list(talkers, window, by)).collect()
 }
 
@@ -62,13 +53,7 @@ fn list(talkers: &Talkers, window: Window, by: By) -> snapshot::Talkers {
         ..snapshot::Talkers::default()
     };
     // By requests first: of those nobody is left out.
-    for sort in [
-        Sort::Requests,
-        Sort::SeatSeconds,
-        Sort::Rejections,
-        Sort::QueueWait,
-        Sort::Bytes,
-    ] {
+    for sort in Sort::SHOWN {
         let top = talkers.top(&Query {
             window,
             by,

@@ -93,6 +93,15 @@ impl By {
         Self::UserAgent,
     ];
 
+    /// All of them, in the order of the question "which client is it?".
+    pub const SHOWN: [Self; 5] = [
+        Self::User,
+        Self::UserAgent,
+        Self::Namespace,
+        Self::Resource,
+        Self::Flow,
+    ];
+
     /// As it is asked for.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -114,6 +123,15 @@ impl Sort {
         Self::Rejections,
         Self::Requests,
         Self::SeatSeconds,
+    ];
+
+    /// All of them, in the order of the columns that are shown.
+    pub const SHOWN: [Self; 5] = [
+        Self::Requests,
+        Self::SeatSeconds,
+        Self::QueueWait,
+        Self::Bytes,
+        Self::Rejections,
     ];
 
     /// As it is asked for.
