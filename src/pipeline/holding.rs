@@ -31,11 +31,11 @@ use crate::limits::hold::When;
 use crate::metrics::Registry;
 use crate::upstream::read_body::Budget;
 
-/// Most refusals that are held at a time: each takes less than 3 KiB (`tests/memory/held.rs`), and what is written down of long requests no more than
-/// [`LONG_ONES`] in all.
+/// Most refusals that are held at a time: each takes less than 4 KiB (`tests/memory/held.rs`), and what is written down of long
+/// requests no more than [`LONG_ONES`] in all.
 const MOST: usize = 10_000;
 
-/// What held requests with long targets and user agents may keep of them, in bytes: as much as all others.
+/// What held requests with long targets and user agents may keep of them, in bytes: half of what all others may.
 const LONG_ONES: usize = 16 << 20;
 
 /// Upper bounds in seconds; the default of `--rejection-hold` is 1 s.

@@ -1,4 +1,4 @@
-//! What a refusal that is held takes of memory, over what the HTTP library takes for any request that waits: less than 3 KiB, however
+//! What a refusal that is held takes of memory, over what the HTTP library takes for any request that waits: less than 4 KiB, however
 //! long its head, its body and what it names are.
 
 use std::convert::Infallible;
@@ -65,7 +65,7 @@ const STREAMS: u32 = 100;
 const EARLY: usize = 49;
 
 /// What each of them may take, in bytes.
-const MOST: i64 = 3 << 10;
+const MOST: i64 = 4 << 10;
 
 /// What weir answers itself, at once.
 const AT_ONCE: &str = "/api/v1/watch";
