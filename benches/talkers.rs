@@ -53,7 +53,6 @@ fn record(n: u32) -> Record {
         written_down: false,
         outcome: Outcome::Answered(StatusCode::OK),
         sent: 1000,
-        written_down: false,
     }
 }
 
