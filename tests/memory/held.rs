@@ -1,6 +1,12 @@
 //! What a refusal that is held takes of memory, over what the HTTP library takes for any request that waits: less than 4 KiB, however
 //! long its head, its body and what it names are.
 
+#![expect(
+    clippy::too_many_lines,
+    clippy::unwrap_used,
+    reason = "what does not come as it should fails the test, and a pipeline has many parts"
+)]
+
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
