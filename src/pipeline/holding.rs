@@ -31,7 +31,7 @@ use crate::limits::hold::When;
 use crate::metrics::Registry;
 use crate::upstream::read_body::Budget;
 
-/// Most refusals that are held at a time: each takes less than 4 KiB (`tests/memory/held.rs`), and what is written down of long
+/// Most refusals that are held at a time: each takes less than 2 KiB (`tests/memory/held.rs`), and what is written down of long
 /// requests no more than [`LONG_ONES`] in all.
 const MOST: usize = 10_000;
 

@@ -164,26 +164,24 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Answers a request.
-    pub async fn handle(&self, peer: &Peer, request: Request<Incoming>) -> Response<Body> {
+    /// Answers a request, which comes in a box: the future would keep its place long after it was taken apart.
+    pub async fn handle(&self, peer: &Peer, request: Box<Request<Incoming>>) -> Response<Body> {
         let mut trace = Trace::started(Arc::clone(&self.metrics), Clock.now());
         let asked = Asked::of(&request);
         let (head, body) = request.into_parts();
         let mut body = Unread::Left(body);
         // In a box of its own, so that a refusal that is held does not hold the memory of all the steps.
-        let served = Box::pin(self.serve(peer, head, &mut body, &mut trace)).await;
-        match served {
-            Ok(response) => response,
-            Err(refusal) => {
-                let asked = (asked, body);
-                let mut response = self.refuse(peer, asked, &refusal, &mut trace).await;
-                trace.tell_id(response.headers_mut());
-                if self.explains {
-                    explained::explain(response.headers_mut(), trace.decision());
-                }
-                response
-            }
+        let refusal = match Box::pin(self.serve(peer, head, &mut body, &mut trace)).await {
+            Ok(response) => return response,
+            Err(refusal) => refusal,
+        };
+        let asked = (asked, body);
+        let mut response = self.refuse(peer, asked, &refusal, &mut trace).await;
+        trace.tell_id(response.headers_mut());
+        if self.explains {
+            explained::explain(response.headers_mut(), trace.decision());
         }
+        response
     }
 
     /// The way of a request.

@@ -235,7 +235,7 @@ mod tests {
     use crate::pipeline::holding::Holding;
     use crate::pipeline::holding::Patience;
 
-    type Handled = (&'static Pipeline, &'static Peer, Request<Incoming>);
+    type Handled = (&'static Pipeline, &'static Peer, Box<Request<Incoming>>);
 
     fn size_of_future<T, F: Future>(_: impl Fn(T) -> F) -> usize {
         size_of::<F>()

@@ -259,12 +259,13 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
     log_end(&peer, cork.drive(connection.as_mut()).await);
 }
 
-/// In a box: the library moves what it is given several times on its way into a task.
+/// In boxes: the library moves what it is given several times on its way into a task.
 fn answer(
     serving: Arc<Serving>,
     peer: Arc<Peer>,
     request: Request<Incoming>,
 ) -> Pin<Box<impl Future<Output = Result<Response<Body>, Infallible>>>> {
+    let request = Box::new(request);
     Box::pin(async move {
         let answered = AssertUnwindSafe(serving.pipeline.handle(&peer, request))
             .catch_unwind()

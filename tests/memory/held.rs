@@ -1,4 +1,4 @@
-//! What a refusal that is held takes of memory, over what the HTTP library takes for any request that waits: less than 4 KiB, however
+//! What a refusal that is held takes of memory, over what the HTTP library takes for any request that waits: less than 2 KiB, however
 //! long its head, its body and what it names are.
 
 #![expect(
@@ -71,7 +71,7 @@ const STREAMS: u32 = 100;
 const EARLY: usize = 49;
 
 /// What each of them may take, in bytes.
-const MOST: i64 = 4 << 10;
+const MOST: i64 = 2 << 10;
 
 /// What weir answers itself, at once.
 const AT_ONCE: &str = "/api/v1/watch";
@@ -179,6 +179,7 @@ fn by_weir(pipeline: &Arc<Pipeline>) -> Serve {
     });
     Arc::new(move |request| {
         let (pipeline, peer) = (Arc::clone(&pipeline), Arc::clone(&peer));
+        let request = Box::new(request);
         Box::pin(async move { pipeline.handle(&peer, request).await })
     })
 }

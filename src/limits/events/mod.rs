@@ -216,5 +216,7 @@ pub fn message(event: &Event<'_>, refused: impl IntoIterator<Item = LimitType>) 
         [text] => format!("Too many requests: {text}"),
         texts => format!("Too many requests: [{}]", texts.join(", ")),
     };
-    shortened(message, LONGEST_MESSAGE)
+    let mut message = shortened(message, LONGEST_MESSAGE);
+    message.shrink_to_fit(); // it is kept as long as the refusal is held
+    message
 }
