@@ -6,13 +6,16 @@
 # request holds the only place), and `floor` is what the libraries under weir need for a fixed answer.
 #
 # Prints, for each case and proxy: requests/s, p50 and p99 in milliseconds, CPU microseconds of the proxy's processes for each
-# request, and their resident memory afterwards. The machine's noise is in all of it: compare within a run.
+# request, and their resident memory afterwards. The machine's noise is in all of it: the proxies take turns, and each figure
+# is the median of its rounds. Compare within a run.
 #
-# Usage: benches/peers.sh [seconds for each case, default 5] [case ...]
+# Usage: benches/peers.sh [seconds for each round, default 2] [case ...]
+# ROUNDS: how many turns each proxy has (default 5).
 # Needs: nginx, haproxy, wrk, h2load (nghttp2-client), openssl, taskset; two cores. `cargo build --release` first.
 set -euo pipefail
 
-seconds=${1:-5}
+seconds=${1:-2}
+rounds=${ROUNDS:-5}
 shift || true
 cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(h1-4 h1-64 h1-700 h1-list h2 h2-list h1-429 h2-429)
@@ -113,11 +116,11 @@ proxies=(
     "nginx 18001 nginx -c $dir/nginx.conf"
     "haproxy->h1 18002 haproxy -db -f $dir/haproxy-h1.cfg"
     "haproxy->h2 18003 haproxy -db -f $dir/haproxy-h2.cfg"
-    "weir->h2 18004 $weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --secure-port 18004 --admin-address 127.0.0.1:18005 --max-requests-inflight 100000 --workers 1 --http2-max-streams-per-connection 1000 --log-level error"
+    "weir->h2 18004 $weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --secure-port 18004 --admin-address 127.0.0.1:0 --max-requests-inflight 100000 --workers 1 --http2-max-streams-per-connection 1000 --log-level error"
 )
 
 # What weir is before the same origin when its only place is taken.
-refusing="$weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --admin-address 127.0.0.1:18005 --workers 1 --http2-max-streams-per-connection 1000 --log-level error --rejection-hold=0"
+refusing="$weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --admin-address 127.0.0.1:0 --workers 1 --http2-max-streams-per-connection 1000 --log-level error --rejection-hold=0"
 cat >"$dir/one-seat.yaml" <<END
 apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: PriorityLevelConfiguration
@@ -139,13 +142,15 @@ refusers=(
     "nginx 18001 nginx -c $dir/nginx.conf"
     "haproxy 18003 haproxy -db -f $dir/haproxy-h2.cfg"
     "weir-max 18004 $refusing --secure-port 18004 --enable-priority-and-fairness=false --max-requests-inflight=1"
-    "weir-fair 18004 $refusing --secure-port 18004 --max-requests-inflight=20 --max-mutating-requests-inflight=1 --flowcontrol-config $dir/one-seat.yaml"
+    "weir-fair 18005 $refusing --secure-port 18005 --max-requests-inflight=20 --max-mutating-requests-inflight=1 --flowcontrol-config $dir/one-seat.yaml"
 )
 
 # The CPU ticks and resident KiB of a process and its children.
 family() { echo "$1"; pgrep -P "$1" || true; }
 ticks() { local sum=0 pid; for pid in $(family "$1"); do sum=$((sum + $(awk '{print $14+$15}' "/proc/$pid/stat" 2>/dev/null || echo 0))); done; echo "$sum"; }
 resident() { local sum=0 pid; for pid in $(family "$1"); do sum=$((sum + $(awk '/VmRSS/{print $2}' "/proc/$pid/status" 2>/dev/null || echo 0))); done; echo "$sum"; }
+
+median() { sort -g -k "$2,$2" "$1" | awk -v c="$2" '{ v[NR] = $c } END { print v[int((NR + 1) / 2)] }'; } # file, column
 
 load() { # case, url
     local auth="Authorization: Bearer benchmark"
@@ -177,6 +182,7 @@ for case in "${cases[@]}"; do
     refused=
     these=("${proxies[@]}")
     case $case in *-429) refused=1 these=("${refusers[@]}") ;; esac
+    running=()
     for proxy in "${these[@]}"; do
         read -r name port command <<<"$proxy"
         if [ "$name" = floor ] && [ -z "$floor" ]; then
@@ -184,27 +190,35 @@ for case in "${cases[@]}"; do
             continue
         fi
         # shellcheck disable=SC2086 # the command's words are words
-        taskset -c 0 $command >"$dir/proxy.log" 2>&1 &
-        pid=$!
-        pids+=("$pid")
+        taskset -c 0 $command >"$dir/$name.log" 2>&1 &
+        pids+=("$!")
+        running+=("$name $port $!")
         for _ in $(seq 100); do
             curl -sk -o /dev/null -H 'Authorization: Bearer benchmark' "https://127.0.0.1:$port/api/v1/namespaces/a/pods/b" && break
             sleep 0.1
         done
         if [ -n "$refused" ]; then # holds weir's only place
             curl -sk -o /dev/null -H 'Authorization: Bearer benchmark' "https://127.0.0.1:$port/api/v1/namespaces/a/pods/slow" &
-            slow=$!
-            pids+=("$slow")
+            pids+=("$!")
             sleep 0.3
         fi
-        before=$(ticks "$pid")
-        read -r requests rate p50 p99 bad <<<"$(load "$case" "https://127.0.0.1:$port")"
-        cpu=$(awk -v t=$(($(ticks "$pid") - before)) -v n="$requests" -v hz="$(getconf CLK_TCK)" 'BEGIN { printf "%.1f", t / hz * 1e6 / n }')
-        printf '%-10s %-12s %10.0f %9.2f %9.2f %10s %9.1f' "$case" "$name" "$rate" "$p50" "$p99" "$cpu" "$(awk -v k="$(resident "$pid")" 'BEGIN { print k / 1024 }')"
-        if [ -n "$refused" ]; then
-            kill "$slow" 2>/dev/null || true
-            bad=$(awk -v n="$requests" -v b="$bad" 'BEGIN { print n - b }') # here those are the good ones
-        fi
+    done
+    for _ in $(seq "$rounds"); do
+        for proxy in "${running[@]}"; do
+            read -r name port pid <<<"$proxy"
+            before=$(ticks "$pid")
+            read -r requests rate p50 p99 bad <<<"$(load "$case" "https://127.0.0.1:$port")"
+            if [ -n "$refused" ]; then bad=$((requests - bad)); fi
+            awk -v t=$(($(ticks "$pid") - before)) -v n="$requests" -v hz="$(getconf CLK_TCK)" \
+                -v rest="$rate $p50 $p99 $bad" 'BEGIN { print t / hz * 1e6 / n, rest }' >>"$dir/$case.$name.rounds"
+        done
+    done
+    for proxy in "${running[@]}"; do
+        read -r name port pid <<<"$proxy"
+        of=$dir/$case.$name.rounds
+        printf '%-10s %-12s %10.0f %9.2f %9.2f %10.1f %9.1f' "$case" "$name" "$(median "$of" 2)" "$(median "$of" 3)" \
+            "$(median "$of" 4)" "$(median "$of" 1)" "$(($(resident "$pid") * 10 / 1024))e-1"
+        bad=$(awk '{ n += $5 } END { print n }' "$of")
         if [ "$bad" = 0 ]; then echo; else echo "  ($bad answers with another code)"; fi
         kill "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
