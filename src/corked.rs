@@ -143,6 +143,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Gathering<S> {
         if self.waiting.len() + length > FULL {
             ready!(self.poll_waiting(cx))?;
         }
+        if self.waiting.capacity() == 0 {
+            self.waiting.reserve_exact(FULL); // at once, not by doubling
+        }
         for slice in slices {
             self.waiting.extend_from_slice(slice);
         }

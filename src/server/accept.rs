@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use socket2::Domain;
 use socket2::Protocol;
-use socket2::SockRef;
 use socket2::Socket;
-use socket2::TcpKeepalive;
 use socket2::Type;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
@@ -18,6 +16,7 @@ use tracing::warn;
 use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::server::Metrics;
+use crate::server::signs_of_life;
 use crate::server::worker::Accepted;
 use crate::server::worker::Worker;
 
@@ -26,9 +25,6 @@ const BACKLOG: i32 = 4096;
 
 /// The pause after a failure to accept that does not go away by trying again (no file descriptors left).
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// kube-apiserver's TCP keep-alive towards clients.
-const KEEPALIVE: Duration = Duration::from_secs(180);
 
 /// Binds `address`; port 0 takes any free one.
 ///
@@ -95,7 +91,7 @@ impl Acceptor {
         }
         let open = self.drain.connection();
         let _ = tcp.set_nodelay(true); // a connection without these works, if less well
-        let _ = SockRef::from(&tcp).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE));
+        signs_of_life::ask(&tcp);
         match (
             tcp.into_std(),
             self.workers.iter().min_by_key(|worker| worker.load()),

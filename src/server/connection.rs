@@ -25,7 +25,6 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioExecutor;
 use hyper_util::rt::TokioIo;
-use hyper_util::rt::TokioTimer;
 use ipnet::IpNet;
 use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
@@ -56,6 +55,7 @@ use crate::server::Metrics;
 use crate::server::gate::Origin;
 use crate::server::proxied;
 use crate::server::quiet::quiet_for_too_long;
+use crate::server::signs_of_life;
 use crate::server::turns::Turns;
 use crate::server::worker::Held;
 
@@ -89,10 +89,6 @@ const SEND_BUFFER: usize = 64 << 10;
 
 /// Streams that a client gave up before weir came to them: more, and its connection ends (CVE-2023-44487).
 const RESET_UNSEEN: usize = 1000;
-
-/// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS` and `HTTP2_PING_TIMEOUT_SECONDS`, towards the client.
-const PING_EVERY: Duration = Duration::from_secs(30);
-const PING_ANSWER: Duration = Duration::from_secs(15);
 
 /// What all connections of a worker share.
 #[derive(Debug)]
@@ -228,10 +224,10 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
         }
         answer(Arc::clone(serving), Arc::clone(&peer), request)
     });
+    signs_of_life::ask_http2(stream.get_ref().0);
     let (stream, cork) = cork(stream);
     let mut connection = pin!(
         http2::Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
             .max_concurrent_streams(serving.max_streams)
             .max_header_list_size(HEADER_BYTES)
             .initial_stream_window_size(STREAM_WINDOW)
@@ -244,8 +240,6 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
             )
             .max_send_buf_size(SEND_BUFFER)
             .max_pending_accept_reset_streams(RESET_UNSEEN)
-            .keep_alive_interval(PING_EVERY)
-            .keep_alive_timeout(PING_ANSWER)
             .serve_connection(TokioIo::new(stream), service)
     );
     tokio::select! {

@@ -8,6 +8,7 @@ pub mod connection;
 pub mod gate;
 mod proxied;
 mod quiet;
+mod signs_of_life;
 pub mod tls;
 pub mod turns;
 pub mod worker;
