@@ -58,7 +58,7 @@ impl Key {
     }
 }
 
-/// Takes a key for what it is: a hash already.
+/// Takes a key for what it is: a hash already, of 64 or 128 bits.
 #[derive(Debug, Default)]
 pub struct Itself(u64);
 
@@ -76,10 +76,22 @@ impl Hasher for Itself {
     fn write_u64(&mut self, hash: u64) {
         self.0 = hash;
     }
+
+    #[expect(
+        clippy::as_conversions,
+        clippy::cast_possible_truncation,
+        reason = "any half of a good hash is one"
+    )]
+    fn write_u128(&mut self, hash: u128) {
+        self.0 = hash as u64;
+    }
 }
 
+/// What a map is made with whose keys are hashes.
+pub type AsTheyAre = BuildHasherDefault<Itself>;
+
 /// A map by [`Key`].
-pub type ByKey<V> = HashMap<Key, V, BuildHasherDefault<Itself>>;
+pub type ByKey<V> = HashMap<Key, V, AsTheyAre>;
 
 /// The same, for all workers.
-pub type SharedByKey<V> = DashMap<Key, V, BuildHasherDefault<Itself>>;
+pub type SharedByKey<V> = DashMap<Key, V, AsTheyAre>;

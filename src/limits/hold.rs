@@ -9,11 +9,11 @@
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
-use std::hash::Hasher;
 use std::mem;
 use std::time::Duration;
 use std::time::Instant;
+
+use crate::keyed::AsTheyAre;
 
 /// A flow: a keyed hash of the user's name and of what classified the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -79,10 +79,10 @@ pub struct Holds<T> {
     longest: Duration,
     most: usize,
     /// Those of late, and those of before: what both have lost is forgotten.
-    flows: [HashMap<Flow, Known, Plain>; 2],
+    flows: [HashMap<Flow, Known, AsTheyAre>; 2],
     /// In the order in which they came.
     held: BTreeMap<Ticket, (Flow, T)>,
-    held_by_flow: HashMap<Flow, usize, Plain>,
+    held_by_flow: HashMap<Flow, usize, AsTheyAre>,
     next: Ticket,
 }
 
@@ -255,27 +255,6 @@ impl Told {
 fn insert(times: &mut Vec<Instant>, time: Instant) {
     let place = times.partition_point(|earlier| *earlier <= time);
     times.insert(place, time);
-}
-
-/// Flows are keyed hashes already.
-#[derive(Debug, Default)]
-struct AsIs(u64);
-type Plain = BuildHasherDefault<AsIs>;
-
-impl Hasher for AsIs {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
 }
 
 #[cfg(test)]

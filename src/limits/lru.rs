@@ -5,12 +5,13 @@
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::hash::BuildHasherDefault;
 use std::hash::Hasher;
 use std::hash::RandomState;
 
 use siphasher::sip128::Hasher128;
 use siphasher::sip128::SipHasher13;
+
+use crate::keyed::AsTheyAre;
 
 /// Makes keys, by a secret of this process.
 #[derive(Clone, Copy, Debug)]
@@ -53,31 +54,6 @@ impl Keys {
     }
 }
 
-/// A key is a hash already.
-#[derive(Debug, Default)]
-struct Itself(u64);
-
-impl Hasher for Itself {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    #[expect(
-        clippy::as_conversions,
-        clippy::cast_possible_truncation,
-        reason = "any half of a good hash is one"
-    )]
-    fn write_u128(&mut self, hash: u128) {
-        self.0 = hash as u64;
-    }
-}
-
 /// The end of the list.
 const NONE: u32 = u32::MAX;
 
@@ -85,7 +61,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Lru<V> {
     most: usize,
-    by_key: HashMap<Key, u32, BuildHasherDefault<Itself>>,
+    by_key: HashMap<Key, u32, AsTheyAre>,
     /// All that are in use; one that goes is replaced by the last.
     entries: Vec<Entry<V>>,
     newest: u32,

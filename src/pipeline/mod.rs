@@ -223,9 +223,7 @@ impl Pipeline {
                 .await
                 .inspect_err(|no| trace.rejected(no, &head.headers))?;
             let listing = self.listing(&info, &head);
-            if head.version == Version::HTTP_2 {
-                headers::strip_hop_by_hop(&mut head.headers);
-            }
+            headers::strip_hop_by_hop(&mut head.headers); // what was not in the way before
             let (request, told) = self.dress(head, peer, (&known, &name))?;
             let unread = body
                 .take()
@@ -462,10 +460,10 @@ fn name_decision(headers: &mut HeaderMap, flow_schema: &Named, priority_level: &
     }
 }
 
-/// Takes the connection's own headers off, and the wish to change the protocol with them. HTTP/2 has neither such a wish nor
-/// headers that say what others are (the library refuses them), so that there they may stay on until the request goes on.
+/// Takes the connection's own headers off, and the wish to change the protocol with them. Where `Connection` does not say that
+/// others are (the library refuses it on HTTP/2) there is no such wish, and they may stay on until the request goes on.
 fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
-    if head.version == Version::HTTP_2 {
+    if !head.headers.contains_key(header::CONNECTION) {
         return None;
     }
     let protocol = headers::strip_hop_by_hop(&mut head.headers);
