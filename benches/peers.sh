@@ -25,6 +25,8 @@ for tool in nginx haproxy wrk h2load openssl taskset; do
     command -v "$tool" >/dev/null || { echo "$tool is needed" >&2; exit 2; }
 done
 [ -x "$weir" ] || { echo "cargo build --release first" >&2; exit 2; }
+# shellcheck source-path=SCRIPTDIR source=origin.sh
+source "$here/benches/origin.sh"
 floor=$(find "$here/target/release/deps" -maxdepth 1 -name 'floor-*' -type f -executable -printf '%T@ %p\n' 2>/dev/null |
     sort -n | tail -n 1 | cut -d ' ' -f 2)
 
@@ -37,38 +39,10 @@ finish() {
 }
 trap finish EXIT
 
-certificates() {
-    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca \
-        -keyout "$dir/ca.key" -out "$dir/ca.crt"
-    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost \
-        -keyout "$dir/tls.key" -out "$dir/tls.csr"
-    openssl x509 -req -days 2 -in "$dir/tls.csr" -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -CAcreateserial \
-        -extfile <(echo 'subjectAltName=DNS:localhost,IP:127.0.0.1') -out "$dir/tls.crt"
-    cat "$dir/tls.crt" "$dir/tls.key" >"$dir/both.pem"
-}
-certificates 2>"$dir/openssl.log"
-
 origin=18443
-mkdir -p "$dir/root/api/v1/namespaces/a/pods"
-head -c 1024 /dev/zero | tr '\0' x >"$dir/root/api/v1/namespaces/a/pods/b"
-head -c 11264 /dev/zero | tr '\0' x >"$dir/root/api/v1/namespaces/a/pods/all"
-cp "$dir/root/api/v1/namespaces/a/pods/all" "$dir/root/api/v1/namespaces/a/pods/slow"
-chmod -R go+rX "$dir"
-cat >"$dir/origin.conf" <<END
-worker_processes 1; daemon off; pid $dir/origin.pid; error_log $dir/origin.log;
-events { worker_connections 8192; }
-http {
-    access_log off; keepalive_requests 1000000000; http2_max_concurrent_streams 1000;
-    server {
-        listen 127.0.0.1:$origin ssl http2 backlog=4096;
-        ssl_certificate $dir/tls.crt; ssl_certificate_key $dir/tls.key; ssl_protocols TLSv1.2 TLSv1.3;
-        default_type application/json; root $dir/root; sendfile on; open_file_cache max=10;
-        location = /api/v1/namespaces/a/pods/slow { limit_rate 1; }
-    }
-}
-END
-taskset -c 1 nginx -c "$dir/origin.conf" &
-pids+=($!)
+origin "$dir" "$origin" taskset -c 1
+cat "$dir/tls.crt" "$dir/tls.key" >"$dir/both.pem"
+one_seat "$dir/one-seat.yaml"
 
 cat >"$dir/nginx.conf" <<END
 worker_processes 1; daemon off; pid $dir/nginx.pid; error_log $dir/nginx.log;
@@ -121,22 +95,6 @@ proxies=(
 
 # What weir is before the same origin when its only place is taken.
 refusing="$weir serve --upstream https://localhost:$origin --upstream-ca-file $dir/ca.crt --tls-cert-file $dir/tls.crt --tls-private-key-file $dir/tls.key --token-auth-file $dir/tokens.csv --bind-address 127.0.0.1 --admin-address 127.0.0.1:0 --workers 1 --http2-max-streams-per-connection 1000 --log-level error --rejection-hold=0"
-cat >"$dir/one-seat.yaml" <<END
-apiVersion: flowcontrol.apiserver.k8s.io/v1
-kind: PriorityLevelConfiguration
-metadata: {name: one-seat}
-spec: {type: Limited, limited: {nominalConcurrencyShares: 1, lendablePercent: 0, borrowingLimitPercent: 0, limitResponse: {type: Reject}}}
----
-apiVersion: flowcontrol.apiserver.k8s.io/v1
-kind: FlowSchema
-metadata: {name: one-seat}
-spec:
-  matchingPrecedence: 2
-  priorityLevelConfiguration: {name: one-seat}
-  rules:
-  - subjects: [{kind: User, user: {name: bench}}]
-    resourceRules: [{verbs: ["*"], apiGroups: ["*"], resources: ["*"], namespaces: ["*"], clusterScope: true}]
-END
 refusers=(
     "floor 18006 $floor 18006 $dir/tls.crt $dir/tls.key"
     "nginx 18001 nginx -c $dir/nginx.conf"
