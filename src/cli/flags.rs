@@ -53,17 +53,17 @@ pub struct ServeArgs {
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Upstream")]
 pub struct UpstreamArgs {
-    /// The API server, as https://HOST:PORT.
+    /// The API server, as https://HOST:PORT; this or --kubeconfig is required.
     #[arg(long, value_name = "URL")]
     pub upstream: Option<String>,
-    /// CA of the API server's certificate (PEM). The system's CAs where it is missing.
+    /// CA of the API server's certificate (PEM); the system's CAs if not given.
     #[arg(long, value_name = "FILE")]
     pub upstream_ca_file: Option<PathBuf>,
     /// The API server, its CA and the credentials for weir's own calls, from a kubeconfig. None of these credentials is
-    /// ever lent to a client's request.
+    /// ever lent to a client's request. Not together with --upstream or --upstream-ca-file.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The kubeconfig's context to use; its current one where it is missing.
+    /// The kubeconfig's context to use; its current one if not given.
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
     /// Certificate by which the API server takes weir for a front proxy and believes the user that it names; signed by
@@ -123,19 +123,19 @@ pub struct ServingArgs {
     /// Port to listen on; 0 takes any free one.
     #[arg(long, value_name = "PORT", default_value_t = 6443)]
     pub secure_port: u16,
-    /// Certificate that clients see, with its intermediates (PEM).
+    /// Certificate that clients see, with its intermediates (PEM). Required, except by the playground.
     #[arg(long, value_name = "FILE")]
     pub tls_cert_file: Option<PathBuf>,
-    /// Key of --tls-cert-file.
+    /// Key of --tls-cert-file, required like it.
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// Least TLS version.
+    /// Minimum TLS version.
     #[arg(long, value_name = "VERSION", value_enum, default_value_t = TlsVersion::VersionTLS12)]
     pub tls_min_version: TlsVersion,
-    /// Most streams at a time on an HTTP/2 connection of a client.
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Most streams at a time on an HTTP/2 connection of a client; 0 is 100, as for kube-apiserver.
+    #[arg(long, value_name = "N", default_value_t = 100)]
     pub http2_max_streams_per_connection: u32,
-    /// Chance that an HTTP/2 request makes its client connect anew (and so maybe elsewhere); 0 to 0.02.
+    /// Probability (0 to 0.02) that an HTTP/2 request gets its client a GOAWAY, so that it reconnects, perhaps to another weir.
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = goaway_chance)]
     pub goaway_chance: f64,
     /// Most open connections of clients; by default what the open-file limit allows.
@@ -173,7 +173,7 @@ pub struct IdentityArgs {
     /// the API server is asked.
     #[arg(long, value_name = "URL")]
     pub service_account_issuer: Vec<String>,
-    /// Whom tokens for the API server are meant for; its --api-audiences. The issuer where it is missing.
+    /// Audiences of tokens for the API server, as in its own --api-audiences; by default the issuer.
     #[arg(long, value_name = "AUDIENCE", value_delimiter = ',')]
     pub api_audiences: Vec<String>,
     /// Issuers of OIDC tokens that weir verifies by itself: kube-apiserver's AuthenticationConfiguration, which may say by
@@ -205,7 +205,7 @@ pub struct IdentityArgs {
     /// CA of the certificates of front proxies before weir (PEM), whose word about who asks is believed.
     #[arg(long, value_name = "FILE")]
     pub requestheader_client_ca_file: Option<PathBuf>,
-    /// The common names of these certificates; any of that CA where it is missing.
+    /// The common names of these certificates; any of that CA if not given.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub requestheader_allowed_names: Vec<String>,
     /// Networks whose X-Forwarded-For is believed. May be given several times, or as a list.
@@ -223,8 +223,8 @@ pub struct IdentityArgs {
         action = clap::ArgAction::Set
     )]
     pub proxy_protocol: bool,
-    /// The header by which the API server takes a user's name from a front proxy, and weir from one before it: the first is
-    /// written, all are removed from clients.
+    /// Headers that carry the user's name: read from trusted front proxies before weir. weir sends the first to the API server,
+    /// and strips all of them from clients' requests.
     #[arg(
         long,
         value_name = "NAME",
@@ -262,10 +262,12 @@ pub struct IdentityArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Most read-only requests (get, list) in flight; 0 is no limit.
+    /// Most read-only requests (get, list) in flight, 0 for no limit. With priority and fairness (the default) only a summand of
+    /// the total number of seats.
     #[arg(long, value_name = "N", default_value_t = 400)]
     pub max_requests_inflight: u32,
-    /// Most mutating requests in flight; 0 is no limit.
+    /// Most mutating requests in flight, 0 for no limit. With priority and fairness (the default) only a summand of the total
+    /// number of seats.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_mutating_requests_inflight: u32,
     /// API Priority and Fairness: requests queue by flow, and the two limits above are only added up to its total. With
@@ -284,7 +286,8 @@ pub struct LimitArgs {
     /// They stand beside the built-in ones, and in the place of those of the same name. May be given several times.
     #[arg(long, value_name = "PATH")]
     pub flowcontrol_config: Vec<PathBuf>,
-    /// DryRun lets every request through at once, and only counts what would have become of it.
+    /// DryRun lets every request pass priority and fairness at once, and only counts what would have become of it. Event and
+    /// client limits still refuse; max-in-flight has no dry run.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = FlowcontrolEnforcement::Enforce)]
     pub flowcontrol_enforcement: FlowcontrolEnforcement,
     /// kube-apiserver's own AdmissionConfiguration, of which the plugin EventRateLimit is used.
@@ -379,13 +382,15 @@ pub struct TellingArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Operation")]
 pub struct OperationArgs {
-    /// After SIGTERM: how long weir goes on as usual, but for /readyz, so that load balancers can turn away.
+    /// How long weir keeps serving after SIGTERM with only /readyz failing, so that load balancers can take it out of rotation.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     pub shutdown_delay_duration: Duration,
-    /// After SIGTERM: the time over which open watches are ended.
+    /// The longest time over which open watches are ended after SIGTERM (200 a second, if that is sooner). 0 ends all at once, and
+    /// their clients come back together.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     pub shutdown_watch_termination_grace_period: Duration,
-    /// Where /livez, /readyz, /metrics and what else is for operators is served, in plain HTTP.
+    /// Where /livez, /readyz, /metrics, the status page and /debug are served, in plain HTTP and without authentication: whoever
+    /// reaches it sees users' names and can change the log level, so keep it on the loopback.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6480")]
     pub admin_address: SocketAddr,
     /// Where /livez and /readyz are served as well, for probes that cannot reach the admin address.
@@ -412,7 +417,8 @@ pub struct OperationArgs {
     /// How logs are written.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LoggingFormat::Text)]
     pub logging_format: LoggingFormat,
-    /// What is logged: error, warn, info, debug, or a filter such as weir::upstream=debug,info.
+    /// What is logged: error, warn, info, debug, or a filter such as weir::upstream=debug,info (weir::access=debug:
+    /// each request; weir::rejections: refusals).
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log_level: String,
 }

@@ -55,7 +55,7 @@ pub struct PlaygroundArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Playground")]
 pub struct ServerArgs {
-    /// Where kubeconfig, certificates, tokens and addresses are written; a fresh temporary folder where it is missing.
+    /// Where kubeconfig, certificates, tokens and addresses are written; a fresh temporary folder if not given.
     /// Certificates and tokens that are there already are used again.
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -68,7 +68,7 @@ pub struct ServerArgs {
     /// Pods to begin with.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub pods: usize,
-    /// How many requests the API server serves at full speed; more of them share it. Unlimited where it is missing.
+    /// How many requests the API server serves at full speed; more of them share it. Unlimited if not given.
     #[arg(long, value_name = "N")]
     pub capacity: Option<NonZeroUsize>,
     /// How long the API server takes to serve a request at full speed.

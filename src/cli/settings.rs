@@ -51,6 +51,9 @@ use crate::upstream::tls::PemFault;
 /// File descriptors that are not clients' connections: listeners, connections to the upstream, logs.
 const SPARE_DESCRIPTORS: u64 = 256;
 
+/// What the fault is of flags that would do nothing, and be believed to.
+const WITHOUT_FAIRNESS: &str = "only together with --enable-priority-and-fairness: max-in-flight has neither objects nor a dry run";
+
 /// kube-apiserver's default.
 const EVERYWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
@@ -113,6 +116,9 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let spans = faults.spans(operation.tracing_config_file.as_deref());
     let upstream = faults.upstream(&upstream, &limits);
     let telling = faults.telling(telling, spans);
+    if operation.health_metrics && operation.health_address.is_none() {
+        faults.add("health-metrics", "only together with --health-address");
+    }
     let (Some(serving), Some(who), Some(how_much), Some((upstream, own)), Some(rates), true) =
         (serving, who, how_much, upstream, rates, faults.0.is_empty())
     else {
@@ -159,6 +165,12 @@ fn cores() -> usize {
 impl Faults {
     fn limits(&mut self, limits: &LimitArgs) -> Option<config::Limits> {
         if !limits.enable_priority_and_fairness {
+            if limits.flowcontrol_enforcement == FlowcontrolEnforcement::DryRun {
+                self.add("flowcontrol-enforcement", WITHOUT_FAIRNESS);
+            }
+            if !limits.flowcontrol_config.is_empty() {
+                self.add("flowcontrol-config", WITHOUT_FAIRNESS);
+            }
             return Some(config::Limits::MaxInFlight(max_in_flight::Config {
                 read_only: limits.max_requests_inflight.into(),
                 mutating: limits.max_mutating_requests_inflight.into(),
@@ -277,7 +289,7 @@ impl Faults {
                 client_ca,
                 tls13_only: args.tls_min_version == TlsVersion::VersionTLS13,
             },
-            max_streams: args.http2_max_streams_per_connection,
+            max_streams: most_streams(args.http2_max_streams_per_connection),
             goaway_chance: args.goaway_chance,
             max_connections: args
                 .max_connections
@@ -288,6 +300,11 @@ impl Faults {
             proxy_protocol,
         })
     }
+}
+
+/// Zero is 100, as kube-apiserver's flag has it (1.36).
+const fn most_streams(asked: u32) -> u32 {
+    if asked == 0 { 100 } else { asked }
 }
 
 /// What the open-file limit leaves for clients: each may need a descriptor of its own and one towards the upstream.
@@ -465,4 +482,14 @@ fn manifests(path: &Path) -> Result<Vec<PathBuf>, String> {
     files.retain(manifest);
     files.sort();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::most_streams;
+
+    #[test]
+    fn no_streams_at_all_are_the_usual_hundred() {
+        assert_eq!([0, 1, 1000].map(most_streams), [100, 1, 1000]);
+    }
 }

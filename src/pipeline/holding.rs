@@ -92,7 +92,7 @@ impl Holding {
             ),
             ended: registry.counters(
                 "weir_rejection_holds_total",
-                "Refusals that were held back, by how that ended: the time was over (elapsed), the client went away (gone), or there were too many (let_go).",
+                "Refusals that were held back, by how that ended: the time was over (elapsed), the client went away (gone), or there was no room (let_go).",
                 &["end"],
             ),
             time: registry

@@ -300,7 +300,7 @@ async fn values_that_cannot_be_are_told() {
         ("--request-timeout=60", "unit"),
         ("--max-requests-inflight=-1", "--max-requests-inflight"),
         (
-            "--http2-max-streams-per-connection=0",
+            "--http2-max-streams-per-connection=-1",
             "--http2-max-streams-per-connection",
         ),
         ("--trusted-proxies=10.0.0.0/33", "--trusted-proxies"),

@@ -60,13 +60,13 @@ pub struct TopArgs {
     /// With --once: how. The table looks twice, a second apart, for its rates.
     #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = Output::Table, requires = "once")]
     output: Output,
-    /// Tell talkers apart by this (user, if nothing is said). JSON has all lists, unless one is asked for.
+    /// Group talkers by this (default user); with -o json, show only this grouping.
     #[arg(long, value_name = "WHAT", value_parser = one_of(By::SHOWN, By::name))]
     by: Option<By>,
     /// Talkers of the last minutes (1m, if nothing is said). JSON has all lists, unless one is asked for.
     #[arg(long, value_name = "TIME", value_parser = one_of(Window::ALL, Window::name))]
     window: Option<Window>,
-    /// Which talkers are the first (requests, if nothing is said).
+    /// Sort talkers by this (default requests).
     #[arg(long, value_name = "MEASURE", value_parser = one_of(Sort::SHOWN, Sort::name))]
     sort: Option<Sort>,
 }
