@@ -221,6 +221,7 @@ cluster() {
     UPSTREAM=$ADDRESS
     mkdir -p "$etc"/kubernetes/pki "$etc"/weir/{pki,tls,cluster-ca} "$HOME/.kube"
     cp "$DIR"/{ca,apiserver,front-proxy-client}.crt "$DIR"/{apiserver,front-proxy-client}.key "$etc/kubernetes/pki/"
+    cp "$DIR/service-account.pub" "$etc/kubernetes/pki/sa.pub"
     cp "$DIR/ca.crt" "$etc/weir/cluster-ca/"
     for folder in pki tls; do cp "$DIR"/tls.{crt,key} "$etc/weir/$folder/"; done
     sed 's/^\(- name\|current-context\): admin$/\1: prod/; s/user: admin$/user: prod/' "$DIR/kubeconfig" >"$HOME/.kube/config"
