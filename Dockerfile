@@ -10,7 +10,7 @@
 
 # The same Debian as below, so that what is linked here is found there.
 FROM rust:1.95-bookworm AS builder
-# What deploy/build.sh needs to see weir at work.
+# What the build needs to see weir at work.
 RUN apt-get update && \
     apt-get install -y --no-install-recommends llvm-19 nghttp2-client nginx-light wrk && \
     rm -rf /var/lib/apt/lists/*
@@ -20,7 +20,7 @@ COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
     deploy/build.sh --no-default-features --features otlp && \
-    install -m 0755 target/guided/release/weir /weir
+    install -m 0755 target/guided/weir /weir
 
 FROM gcr.io/distroless/cc-debian12:nonroot
 COPY --from=builder /weir /weir

@@ -2,7 +2,7 @@
 # weir as it is shipped: built once, watched at work for half a minute, and built again for what it does most
 # (profile-guided optimization). A request costs a tenth to a quarter less than with `cargo build --release` alone.
 #
-# Usage: deploy/build.sh [flag of cargo build ...]; the program is target/guided/release/weir then.
+# Usage: deploy/build.sh [flag of cargo build ...]; the program is target/guided/weir then.
 # Needs: nginx, wrk, h2load (nghttp2-client), openssl, curl, and llvm-profdata: Debian's llvm-19 has it, and so has
 # `rustup component add llvm-tools`. LLVM_PROFDATA names another.
 set -euo pipefail
@@ -75,15 +75,18 @@ for flags in --max-requests-inflight=400 --max-requests-inflight=8; do
     over
 done
 # What is turned away: by fairness, and by max-in-flight.
-for flags in "--max-requests-inflight=20 --flowcontrol-config=$dir/one-seat.yaml" \
+for flags in "--max-requests-inflight=20 --max-mutating-requests-inflight=1 --flowcontrol-config=$dir/one-seat.yaml" \
     '--max-requests-inflight=1 --enable-priority-and-fairness=false'; do
     # shellcheck disable=SC2086 # the flags are words
     at_work --rejection-hold=0 $flags
-    curl --silent --insecure --output "$dir/slow" --header "$token" "$pods/slow" & # has the only place
+    curl --silent --insecure --retry 100 --output "$dir/slow" --header "$token" "$pods/slow" & # has the only place
     pids+=("$!")
-    until [ "$(curl --silent --insecure --output "$dir/said" --write-out '%{http_code}' --header "$token" "$pods/b")" = 429 ]; do
+    for _ in $(seq 100); do
+        code=$(curl --silent --insecure --output "$dir/said" --write-out '%{http_code}' --header "$token" "$pods/b")
+        [ "$code" != 429 ] || break
         sleep 0.1
     done
+    [ "$code" = 429 ] || { echo "nothing is turned away by $flags" >&2; exit 1; }
     http1 "$pods/b"
     http2 "$pods/b"
     over
@@ -93,5 +96,5 @@ seen=$guided/seen-$(date +%s).profdata # another name each time: cargo looks at 
 rm -f "$guided"/seen-*.profdata
 "$profdata" merge --output="$seen" "$guided/seen"
 build "-Cprofile-use=$seen" "$guided" "$@"
-ln -sfn "$machine/release" "$guided/release"
-"$guided/release/weir" --version
+install -m 0755 "$guided/$machine/release/weir" "$guided/weir"
+"$guided/weir" --version

@@ -2,7 +2,10 @@
 //!
 //! They run on a runtime of their own, so that a flood of clients does not keep a probe or a scrape waiting.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::future::Future;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +16,7 @@ use http::Request;
 use http::Response;
 use http::StatusCode;
 use http::header;
+use http::uri::Authority;
 use http_body_util::BodyExt;
 use http_body_util::Full;
 use http_body_util::StreamBody;
@@ -25,7 +29,8 @@ use hyper_util::rt::TokioTimer;
 use socket2::SockRef;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
 use tracing::debug;
 use tracing::warn;
 
@@ -39,6 +44,7 @@ use crate::observe::status::Status;
 use crate::observe::status::page;
 use crate::observe::talkers;
 use crate::observe::talkers::Talkers;
+use crate::pipeline::begun::Requests;
 use crate::request_info::Query;
 
 /// Most connections at a time: probes and scrapers are few, and these listeners must not eat the clients' descriptors.
@@ -46,6 +52,9 @@ const MOST_CONNECTIONS: usize = 64;
 
 /// How long an idle connection is kept, or a slow request waited for.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a filter of [`log_level`] may take to come.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long an operator's machine may leave what was sent to it unread or unconfirmed: who listens and has gone to sleep
 /// gives its place back then.
@@ -77,6 +86,10 @@ const SERVED: &str = "served here: /livez /readyz /metrics, the page / (/status)
                        and under /debug/api_priority_and_fairness/ dump_priority_levels, dump_queues and dump_requests; \
                        /debug/rate_limits /debug/top_talkers /debug/log_level\n";
 
+/// What a browser is told that was led here by a name of somebody else's.
+const ELSEWHERE: &str =
+    "this listener is on the loopback: ask for it by its address, or as localhost\n";
+
 /// What is served.
 #[derive(Debug)]
 pub struct Admin {
@@ -105,11 +118,9 @@ impl Admin {
     /// # Cancel safety
     /// Dropping the future closes the listener; connections under way end by themselves.
     pub async fn run(self: Arc<Self>, listener: TcpListener) {
-        let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let local = listener.local_addr().is_ok_and(|at| at.ip().is_loopback());
+        let mut connections = Connections::default();
         loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-                return; // never: the semaphore is not closed
-            };
             let tcp = match listener.accept().await {
                 Ok((tcp, _)) => {
                     bound(&tcp);
@@ -122,8 +133,12 @@ impl Admin {
                 }
             };
             let admin = Arc::clone(&self);
-            tokio::spawn(async move {
-                let service = service_fn(|request| admin.answer(request));
+            connections.add(|requests| async move {
+                let service = service_fn(|request| {
+                    let begun = requests.begin();
+                    let answer = admin.answer(request, local);
+                    async move { answer.await.inspect(|_| drop(begun)) }
+                });
                 let served = http1::Builder::new()
                     .timer(TokioTimer::new())
                     .header_read_timeout(HEAD_TIMEOUT)
@@ -132,14 +147,24 @@ impl Admin {
                 if let Err(why) = served {
                     debug!(%why, "an operator's connection ended");
                 }
-                drop(place);
             });
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Result<Response<AdminBody>, Infallible> {
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        local: bool,
+    ) -> Result<Response<AdminBody>, Infallible> {
+        if local && !names_this_machine(request.headers().get(header::HOST)) {
+            return Ok(response(StatusCode::FORBIDDEN, ELSEWHERE));
+        }
         if let (log_level::PATH, Some(level)) = (request.uri().path(), &self.log_level) {
-            let (code, text) = level.answer(request).await;
+            let answered = timeout(BODY_TIMEOUT, level.answer(request)).await;
+            let (code, text) = answered.unwrap_or_else(|_| {
+                let why = "no filter came\n".to_owned();
+                (StatusCode::REQUEST_TIMEOUT, why)
+            });
             return Ok(response(code, text));
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -204,6 +229,44 @@ impl Admin {
             _ => return response(StatusCode::NOT_FOUND, SERVED),
         };
         response(StatusCode::OK, text)
+    }
+}
+
+/// Whether a listener on the loopback is asked for as one: a page from elsewhere, whose name was made to lead here, would be taken for
+/// weir's own otherwise, by a browser on this machine.
+fn names_this_machine(host: Option<&HeaderValue>) -> bool {
+    let Some(host) = host else {
+        return true; // no browser
+    };
+    let authority = host.to_str().ok().and_then(|host| host.parse().ok());
+    authority.is_some_and(|authority: Authority| {
+        let host = authority.host();
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        bare.parse::<IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost")
+    })
+}
+
+/// The open connections, the oldest first. Whoever comes finds a place: that of one on which nothing is under way, if all are taken,
+/// so that nobody keeps a probe out by saying nothing.
+#[derive(Debug, Default)]
+struct Connections(VecDeque<(Arc<Requests>, AbortHandle)>);
+
+impl Connections {
+    fn add<F>(&mut self, serve: impl FnOnce(Arc<Requests>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.0.retain(|(_, task)| !task.is_finished());
+        if self.0.len() >= MOST_CONNECTIONS {
+            let quiet = |requests: &Requests| requests.begun() == requests.ended();
+            let quiet = self.0.iter().position(|(requests, _)| quiet(requests));
+            if let Some((_, task)) = self.0.remove(quiet.unwrap_or(0)) {
+                task.abort();
+            }
+        }
+        let requests = Arc::new(Requests::default());
+        let task = tokio::spawn(serve(Arc::clone(&requests)));
+        self.0.push_back((requests, task.abort_handle()));
     }
 }
 

@@ -18,9 +18,18 @@ use crate::pipeline::refusal::Refusal;
 use crate::request_info::RequestInfo;
 use crate::request_info::TargetError;
 use crate::sparingly::Sparingly;
+use crate::upstream::headers;
+use crate::upstream::headers::Unfit;
 
 /// Every cause there is, and so every value of the label.
-const CAUSES: [&str; 5] = ["connect", "fragment", "no-target", "target", "unresolvable"];
+const CAUSES: [&str; 6] = [
+    "connect",
+    "fragment",
+    "headers",
+    "no-target",
+    "target",
+    "unresolvable",
+];
 
 /// Why something is no request.
 #[derive(Debug)]
@@ -29,6 +38,8 @@ pub(super) enum Unreadable<'a> {
     Connect,
     /// Its target holds a `#`, which would be cut off with what follows.
     Fragment,
+    /// Its headers would cost others the connection to the API server.
+    Headers(Unfit),
     /// It has no target.
     NoTarget,
     /// Kubernetes makes nothing of its target.
@@ -41,6 +52,7 @@ impl Unreadable<'_> {
         match self {
             Self::Connect => "connect",
             Self::Fragment => "fragment",
+            Self::Headers(_) => "headers",
             Self::NoTarget => "no-target",
             Self::Target(TargetError::Malformed(_)) => "target",
             Self::Target(TargetError::Unresolvable(_)) => "unresolvable",
@@ -53,6 +65,10 @@ impl Unreadable<'_> {
             Self::Fragment => Refusal::BadRequest(
                 "the request's target holds a #, which must be written %23".to_owned(),
             ),
+            Self::Headers(Unfit::Length) => Refusal::LongHead,
+            Self::Headers(Unfit::Name) => {
+                Refusal::BadRequest("a header's name holds a \", which no name may".to_owned())
+            }
             Self::NoTarget => Refusal::BadRequest("the request has no target".to_owned()),
             Self::Target(why) => why.into(),
         }
@@ -73,6 +89,7 @@ pub(super) fn target(
     if peer.fragments.cut(head.method.as_str(), target.as_str()) {
         return Err(Unreadable::Fragment);
     }
+    headers::fit(&head.headers, target.as_str().len()).map_err(Unreadable::Headers)?;
     Ok(target.clone())
 }
 
@@ -95,7 +112,7 @@ impl Malformed {
     pub(super) fn register(registry: &Registry) -> Self {
         let counts = registry.counters(
             "weir_malformed_requests_total",
-            "Requests that could not be read and were refused, in no other metric and in no log of requests, by cause: CONNECT (connect), a # in the target (fragment), a target that is none (no-target, target), or a path that ends too early (unresolvable).",
+            "Requests that could not be read and were refused, in no other metric and in no log of requests, by cause: CONNECT (connect), a # in the target (fragment), headers that are too long or have an impossible name (headers), a target that is none (no-target, target), or a path that ends too early (unresolvable).",
             &["cause"],
         );
         Self {
@@ -128,6 +145,7 @@ mod tests {
         for (why, cause) in [
             (Unreadable::Connect, "connect"),
             (Unreadable::Fragment, "fragment"),
+            (Unreadable::Headers(Unfit::Length), "headers"),
             (Unreadable::NoTarget, "no-target"),
             (Unreadable::Target(read("/api/%2").unwrap_err()), "target"),
             (

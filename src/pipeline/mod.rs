@@ -460,8 +460,8 @@ fn name_decision(headers: &mut HeaderMap, flow_schema: &Named, priority_level: &
     }
 }
 
-/// Takes the connection's own headers off, and the wish to change the protocol with them. Where `Connection` does not say that
-/// others are (the library refuses it on HTTP/2) there is no such wish, and they may stay on until the request goes on.
+/// Takes the connection's own headers off, and the wish to change the protocol with them. Without `Connection` (which the library
+/// refuses on HTTP/2) there is no such wish, and they may stay on until the request goes on.
 fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
     if !head.headers.contains_key(header::CONNECTION) {
         return None;

@@ -33,6 +33,7 @@ use crate::pipeline::rates::LARGEST_BODY;
 use crate::request_info::RequestKind;
 use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
+use crate::upstream::headers::MOST;
 use crate::upstream::headers::Unspeakable;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -73,6 +74,8 @@ pub enum Refusal {
     Forward(ForwardError),
     /// A certificate's user who may not impersonate, where weir asserts by impersonation itself.
     Impersonation(Refused),
+    /// More headers than can go on.
+    LongHead,
     /// Told to go: `/readyz` on the client's port.
     NotReady,
     /// A certificate's user, and no way to assert one.
@@ -138,6 +141,7 @@ impl Refusal {
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::Forward(error) if error.unsent() => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forward(_) => StatusCode::BAD_GATEWAY,
+            Self::LongHead => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
@@ -190,6 +194,12 @@ impl Refusal {
                 None,
             ),
             Self::Forward(error) => unanswered(error),
+            Self::LongHead => (
+                "BadRequest",
+                "weir/headers",
+                format!("the request's headers are longer than {MOST} bytes"),
+                None,
+            ),
             Self::NoFrontProxy => unauthorized("weir/no-front-proxy-certificate", NO_FRONT_PROXY),
             Self::Impersonation(refused) => impersonation(refused),
             Self::Rejected { rejection, .. } => return Ok(rejected(rejection)),

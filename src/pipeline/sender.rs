@@ -4,6 +4,7 @@ use std::time::Instant;
 use std::time::SystemTime;
 
 use http::HeaderMap;
+use http::Method;
 use http::StatusCode;
 use http::request;
 
@@ -106,6 +107,7 @@ impl Pipeline {
             trusted: peer.trusted,
         };
         let names = &*self.identity_headers;
+        let proves = known.mark.filter(|_| is_asked_of_kubernetes(&head));
         let told = Told {
             verified: known.mark,
             ..Told::default()
@@ -135,10 +137,7 @@ impl Pipeline {
                 } else {
                     Dressed::Stranger(headers::stranger(head, client, names))
                 };
-                let told = Told {
-                    proves: known.mark,
-                    ..told
-                };
+                let told = Told { proves, ..told };
                 (dressed, told)
             }
         })
@@ -157,6 +156,12 @@ impl Pipeline {
             self.upstream.impersonator_refused();
         }
     }
+}
+
+/// Whether what answers this request has looked at its token. Go's server answers `OPTIONS *` by itself, and kube-apiserver's CORS filter
+/// any OPTIONS, before anybody is authenticated.
+fn is_asked_of_kubernetes(head: &request::Parts) -> bool {
+    head.method != Method::OPTIONS && head.uri.path().starts_with('/')
 }
 
 /// Whether an answer shows that a token is good or that it is not. Those that kube-apiserver gives before it has looked at the

@@ -80,6 +80,9 @@ const HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
 /// kube-apiserver's own for an upload.
 const STREAM_WINDOW: u32 = 256 << 10;
 
+/// How long a client whose HTTP/2 connection was quiet for too long has to hear so, and to begin what it was about to.
+const FAREWELL: Duration = Duration::from_secs(5);
+
 /// What HTTP/2 allows of a window.
 const LARGEST_WINDOW: u32 = (1 << 31) - 1;
 
@@ -197,8 +200,12 @@ async fn shake(
 async fn serve_http1(stream: LookedOver, peer: Arc<Peer>, serving: &Arc<Serving>) {
     let requests = Arc::new(Requests::default());
     let service = service_fn(|request| {
-        let answer = answer(Arc::clone(serving), Arc::clone(&peer), request);
-        under_way(requests.begin(), answer)
+        answer(
+            Arc::clone(serving),
+            Arc::clone(&peer),
+            requests.begin(),
+            request,
+        )
     });
     let mut connection = pin!(
         http1::Builder::new()
@@ -218,11 +225,17 @@ async fn serve_http1(stream: LookedOver, peer: Arc<Peer>, serving: &Arc<Serving>
 
 async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Arc<Serving>) {
     let go_away = Arc::new(Notify::new());
+    let requests = Arc::new(Requests::default());
     let service = service_fn(|request| {
         if serving.goaway_chance > 0.0 && fastrand::f64() < serving.goaway_chance {
             go_away.notify_one();
         }
-        answer(Arc::clone(serving), Arc::clone(&peer), request)
+        answer(
+            Arc::clone(serving),
+            Arc::clone(&peer),
+            requests.begin(),
+            request,
+        )
     });
     signs_of_life::ask_http2(stream.get_ref().0);
     let (stream, cork) = cork(stream);
@@ -247,16 +260,25 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
         () = cork.silence(PREFACE, HANDSHAKE_TIMEOUT) => {
             return debug!(client = %peer.address, "a connection that said nothing is closed");
         }
+        () = quiet_for_too_long(&requests) => {
+            connection.as_mut().graceful_shutdown();
+            if let Ok(ended) = timeout(FAREWELL, cork.drive(connection.as_mut())).await {
+                log_end(&peer, ended);
+            }
+            return;
+        }
         () = serving.drain.reached(Stage::Closing) => connection.as_mut().graceful_shutdown(),
         () = go_away.notified() => connection.as_mut().graceful_shutdown(),
     }
     log_end(&peer, cork.drive(connection.as_mut()).await);
 }
 
-/// In boxes: the library moves what it is given several times on its way into a task.
+/// In boxes: the library moves what it is given several times on its way into a task. The request is under way to the end of its
+/// answer.
 fn answer(
     serving: Arc<Serving>,
     peer: Arc<Peer>,
+    begun: Begun,
     request: Request<Incoming>,
 ) -> Pin<Box<impl Future<Output = Result<Response<Body>, Infallible>>>> {
     let request = Box::new(request);
@@ -264,24 +286,16 @@ fn answer(
         let answered = AssertUnwindSafe(serving.pipeline.handle(&peer, request))
             .catch_unwind()
             .await;
-        Ok(answered.unwrap_or_else(|_| {
+        let answer = answered.unwrap_or_else(|_| {
             serving.metrics.panics.inc();
             error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");
             serving
                 .pipeline
                 .refusals
                 .respond(&Refusal::Panic, Encoding::Json)
-        }))
+        });
+        Ok(answer.map(|body| body.ending(begun)))
     })
-}
-
-/// The answer, and with it the request.
-async fn under_way(
-    begun: Begun,
-    answer: impl Future<Output = Result<Response<Body>, Infallible>>,
-) -> Result<Response<Body>, Infallible> {
-    let answer = answer.await?;
-    Ok(answer.map(|body| body.ending(begun)))
 }
 
 /// A connection whose bytes are looked over as they are read.

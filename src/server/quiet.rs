@@ -1,7 +1,7 @@
-//! Whether an HTTP/1.1 connection has been quiet for too long: nothing under way on it, and no whole request for a while.
+//! Whether a connection has been quiet for too long: nothing under way on it, and no whole request for a while.
 //!
-//! The HTTP library has a timer for that, which it sets anew for each request; that costs more than telling who asks. Here
-//! requests are counted, and the counts are looked at from time to time.
+//! The HTTP library has a timer for that on HTTP/1.1, which it sets anew for each request; that costs more than telling who asks. On
+//! HTTP/2 it has none. Here requests are counted, and the counts are looked at from time to time.
 
 use std::time::Duration;
 

@@ -34,8 +34,8 @@ pub(super) fn ask_http2(tcp: &TcpStream) {
         .with_interval(ANSWER_HTTP2 / QUESTIONS)
         .with_retries(QUESTIONS);
     set(tcp, &keepalive);
-    let longest = QUIET_HTTP2 + ANSWER_HTTP2;
-    if let Err(why) = SockRef::from(tcp).set_tcp_user_timeout(Some(longest)) {
+    #[cfg(target_os = "linux")] // elsewhere the system has its own
+    if let Err(why) = SockRef::from(tcp).set_tcp_user_timeout(Some(QUIET_HTTP2 + ANSWER_HTTP2)) {
         debug!(%why, "a client's connection has no time-out");
     }
 }

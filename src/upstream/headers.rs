@@ -2,8 +2,7 @@
 //!
 //! The only place where a request for the upstream is made: an [`Outbound`] of a [`Way`] can be built nowhere else, so
 //! that a request which asserts a user cannot get onto a connection without weir's certificate, nor one that carries
-//! its own credential onto a connection with it. The order matters and is fixed: what is hop-by-hop goes first (also what
-//! `Connection` names), then whatever could pass for an identity, and an asserted identity is written last.
+//! its own credential onto a connection with it. The order matters and is fixed: what is hop-by-hop goes first, then whatever could pass for an identity, and an asserted identity is written last.
 //!
 //! Follows `k8s.io/apiserver/pkg/authentication/request/headerrequest` and `transport.NewAuthProxyRoundTripper` (1.36).
 
@@ -29,9 +28,12 @@ use crate::identity::WEBSOCKET_BEARER;
 use crate::identity::impersonation::is_impersonation;
 pub use crate::identity::request_header::IdentityHeaders;
 
-/// Headers that concern one connection only (RFC 9110, 7.6.1, and the older ones that are still met).
-const HOP_BY_HOP: [HeaderName; 6] = [
+/// Headers that concern one connection only (RFC 9110, 7.6.1, and the older ones that are still met). What else `Connection` names
+/// goes on, as to kube-apiserver, whose server does not look: a client of a proxy before weir could otherwise name away by whom that
+/// proxy wants its request to be taken for sent (`Impersonate-User`).
+const HOP_BY_HOP: [HeaderName; 7] = [
     header::CONNECTION,
+    HeaderName::from_static("http2-settings"),
     header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION,
     header::TRANSFER_ENCODING,
@@ -177,19 +179,9 @@ impl<W: Way> Outbound<W> {
 
 /// Takes off what concerns the client's connection only, and tells which protocol it wants to change to, if any.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
-    let mut upgrade = None;
-    if let Some(connection) = headers.get(header::CONNECTION) {
-        let single = headers.get_all(header::CONNECTION).iter().count() == 1;
-        if !(single && connection.as_bytes().eq_ignore_ascii_case(b"keep-alive")) {
-            let named = connection_options(headers);
-            if named.contains(&header::UPGRADE) {
-                upgrade = headers.get(header::UPGRADE).cloned();
-            }
-            for name in named {
-                headers.remove(name);
-            }
-        }
-    }
+    let upgrade = wishes_upgrade(headers)
+        .then(|| headers.get(header::UPGRADE).cloned())
+        .flatten();
     let te_trailers = headers.get(header::TE).is_some_and(|te| {
         te.to_str().is_ok_and(|te| {
             te.split(',')
@@ -207,15 +199,60 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
     upgrade
 }
 
-fn connection_options(headers: &HeaderMap) -> Vec<HeaderName> {
+/// Whether `Connection` names `Upgrade`, without which that header is no wish.
+fn wishes_upgrade(headers: &HeaderMap) -> bool {
     headers
         .get_all(header::CONNECTION)
         .iter()
         .flat_map(|value| value.as_bytes().split(|b| *b == b','))
-        .filter_map(|option| HeaderName::from_bytes(option.trim_ascii()).ok())
-        // `Connection: close` names no header, and a message without its length would be another message.
-        .filter(|name| *name != header::CONTENT_LENGTH && *name != header::HOST)
-        .collect()
+        .any(|option| option.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
+}
+
+/// Whether headers may go to an API server on a connection that others use as well, beside a target of this length. Go's HTTP/2 gives up
+/// a whole connection for a name that is none, for more than 1 MiB of them, and for a value whose compressed form is longer.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn fit(headers: &HeaderMap, target: usize) -> Result<(), Unfit> {
+    let mut length = target;
+    for (name, value) in headers {
+        // The one character that the library takes for a part of a name, and RFC 9110 does not.
+        if name.as_str().contains('"') {
+            return Err(Unfit::Name);
+        }
+        length += name.as_str().len() + value.len() + ENTRY;
+    }
+    let compressed = || headers.values().map(compressed_at_most).sum::<usize>();
+    if length > MOST || (length > MOST / LONGEST_CODE && compressed() > MOST) {
+        return Err(Unfit::Length);
+    }
+    Ok(())
+}
+
+/// Why headers cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// They are more than [`MOST`] bytes.
+    Length,
+    /// One has a name that is none.
+    Name,
+}
+
+/// Most bytes of a request's headers and target, compressed or not: what the API server takes (`http.DefaultMaxHeaderBytes`), and room
+/// for what weir adds.
+pub const MOST: usize = (1 << 20) - (64 << 10);
+
+/// What an entry counts for beside its name and its value (RFC 9113, 6.5.2).
+const ENTRY: usize = 32;
+
+/// Bytes of the longest code of a byte (30 bits; RFC 7541, appendix B).
+const LONGEST_CODE: usize = 4;
+
+/// How long a value is at most once the library has compressed it: most codes of what headers are made of have at most eight bits.
+fn compressed_at_most(value: &HeaderValue) -> usize {
+    let short = |byte: u8| byte.is_ascii_alphanumeric() || b" %-./=_:&*,;".contains(&byte);
+    let length = |byte: &u8| if short(*byte) { 1 } else { LONGEST_CODE };
+    value.as_bytes().iter().map(length).sum()
 }
 
 /// Whose requests come from where, as the upstream's audit log will tell it.

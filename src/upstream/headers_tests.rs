@@ -191,7 +191,7 @@ fn space_around_a_name_or_a_group_makes_nobody_another() {
 }
 
 #[test]
-fn hop_by_hop_headers_and_those_that_connection_names_stop_here() {
+fn hop_by_hop_headers_stop_here_and_no_others_that_connection_names() {
     let (headers, upgrade) = stripped(&[
         ("connection", "close, X-Private"),
         ("Connection", " impersonate-user ,keep-alive"),
@@ -201,13 +201,15 @@ fn hop_by_hop_headers_and_those_that_connection_names_stop_here() {
         ("proxy-connection", "keep-alive"),
         ("transfer-encoding", "chunked"),
         ("te", "gzip, trailers"),
+        ("http2-settings", "AAMAAABkAAQAoAAAAAIAAAAA"),
         ("upgrade", "h2c"),
         ("x-kept", "1"),
         ("trailer", "x-checksum"),
     ]);
     let mut names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
     names.sort_unstable();
-    assert_eq!(names, ["te", "trailer", "x-kept"]);
+    let kept = ["impersonate-user", "te", "trailer", "x-kept", "x-private"];
+    assert_eq!(names, kept);
     assert_eq!(headers["te"], "trailers");
     assert_eq!(
         upgrade, None,
@@ -226,13 +228,20 @@ fn an_upgrade_is_told_once_connection_names_it() {
 }
 
 #[test]
-fn connection_cannot_name_what_makes_the_message() {
-    let (headers, _) = stripped(&[
-        ("connection", "content-length, host"),
-        ("content-length", "3"),
-        ("host", "h"),
-    ]);
-    assert_eq!(headers.len(), 2);
+fn headers_that_would_end_a_connection_do_not_fit() {
+    let of = |byte: u8, length| {
+        let value = HeaderValue::from_bytes(&vec![byte; length]).unwrap();
+        HeaderMap::from_iter([(HeaderName::from_static("x-a"), value)])
+    };
+    let room = MOST - ENTRY - "x-a".len() - 10;
+    assert_eq!(fit(&of(b'v', room), 10), Ok(()));
+    assert_eq!(fit(&of(b'v', room + 1), 10), Err(Unfit::Length));
+    assert_eq!(fit(&of(b'v', room), 11), Err(Unfit::Length));
+    assert_eq!(fit(&of(0xff, MOST / 4), 10), Ok(()));
+    assert_eq!(fit(&of(0xff, MOST / 4 + 1), 10), Err(Unfit::Length));
+    let odd = HeaderName::from_lowercase(b"a\"b").unwrap();
+    let odd = HeaderMap::from_iter([(odd, HeaderValue::from_static("v"))]);
+    assert_eq!(fit(&odd, 10), Err(Unfit::Name));
 }
 
 #[test]

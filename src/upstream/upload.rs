@@ -14,6 +14,7 @@ use http_body::Frame;
 use tokio::task::JoinHandle;
 
 use crate::upstream::body::RequestBody;
+use crate::upstream::headers;
 
 /// A request's body on its way. Dropping it stops it; the stream, if nothing else holds it, is reset as soon as the runtime
 /// comes to it.
@@ -36,7 +37,7 @@ impl Upload {
 }
 
 /// Sends a body as it comes, as fast as the peer takes it. A body that breaks off resets the stream; when the peer
-/// resets it, the answer says why.
+/// resets it, the answer says why. So does one with trailers that would cost others the connection.
 async fn upload(mut body: RequestBody, mut stream: SendStream<Bytes>) {
     if let Err(Stopped::Body) = pump(&mut body, &mut stream).await {
         stream.send_reset(Reason::CANCEL);
@@ -70,6 +71,7 @@ async fn pump(body: &mut RequestBody, stream: &mut SendStream<Bytes>) -> Result<
             }
             Err(frame) => {
                 if let Ok(trailers) = frame.into_trailers() {
+                    headers::fit(&trailers, 0).map_err(|_| Stopped::Body)?;
                     stream.send_trailers(trailers)?;
                     return Ok(());
                 }

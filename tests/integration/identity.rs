@@ -288,6 +288,19 @@ async fn a_token_that_the_upstream_takes_no_more_is_unknown_again() {
 }
 
 #[tokio::test]
+async fn what_is_answered_before_anybody_is_authenticated_proves_nothing() {
+    let (weir, mut upstream) = serving().await;
+    let mut client = weir.bearing(Http::One, UNKNOWN);
+    for target in ["/api", "*"] {
+        let call = client.send(Ask::new("OPTIONS", target)).await;
+        upstream.next().await.reply(200, "").await;
+        assert_eq!(call.answer().await.status, 200);
+        let (_, by) = served(&mut client, &mut upstream, 429).await;
+        assert_eq!(by, Http::One, "{target}: it is nobody's yet");
+    }
+}
+
+#[tokio::test]
 async fn one_token_s_proof_is_not_another_s() {
     let (weir, mut upstream) = serving().await;
     assert_eq!(

@@ -9,8 +9,11 @@ use ::weir::flowcontrol::controller::Enforcement;
 
 use crate::support::Http;
 use crate::support::client::Ask;
+use crate::support::frames;
+use crate::support::frames::Frame;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
+use crate::support::wire::Wire;
 
 const LIST: &str = "/api/v1/pods";
 
@@ -122,6 +125,21 @@ async fn what_cannot_be_read_as_a_request_is_counted_by_its_cause() {
         let series = format!("weir_malformed_requests_total{{cause=\"{cause}\"}}");
         assert_eq!(weir.metric(&series).await, 1.0, "{request}");
     }
+    // Either would cost others the connection to the API server.
+    let long = Ask::get(LIST).header("x-long", &"~".repeat(250_000));
+    assert_eq!(weir.alice(Http::Two).ask(long).await.status, 431);
+    let mut client = weir.frames().await;
+    let odd = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", LIST),
+        ("x\"odd", "v"),
+    ];
+    client.send(&Frame::request(1, &odd, true)).await;
+    assert!(!client.until(frames::HEADERS).await.is_ok());
+    let series = "weir_malformed_requests_total{cause=\"headers\"}";
+    assert_eq!(weir.metric(series).await, 2.0);
     let metrics = weir.operator("/metrics").await;
     assert!(!metrics.text().contains("apiserver_request_total{"));
 }
@@ -152,6 +170,37 @@ async fn the_client_s_port_passes_health_checks_on() {
             upstream.next().await.reply(200, "the upstream's").await;
             assert_eq!(call.answer().await.text(), "the upstream's");
         }
+    }
+}
+
+#[tokio::test]
+async fn those_who_say_nothing_keep_no_probe_out() {
+    let upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    let mut silent = Vec::new();
+    for _ in 0..80 {
+        silent.push(tokio::net::TcpStream::connect(weir.admin).await.unwrap());
+    }
+    assert_eq!(weir.operator("/livez").await.status, 200);
+}
+
+#[tokio::test]
+async fn the_loopback_is_not_asked_for_by_another_s_name() {
+    let upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    for (host, code) in [
+        ("127.0.0.1:6480", 200),
+        ("LocalHost:6480", 200),
+        ("[::1]:6480", 200),
+        ("rebound.example:6480", 403),
+        ("127.0.0.1.example", 403),
+        ("localhost@example", 403),
+        ("", 403),
+    ] {
+        let mut wire = Wire::new(tokio::net::TcpStream::connect(weir.admin).await.unwrap());
+        wire.send(format!("GET /livez HTTP/1.1\r\nhost: {host}\r\n\r\n"))
+            .await;
+        assert_eq!(wire.answered().await.status, code, "{host:?}");
     }
 }
 

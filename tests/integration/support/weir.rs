@@ -339,7 +339,7 @@ impl Door {
             .unwrap();
         let mut wire = Wire::new(tcp);
         wire.send(format!(
-            "GET {target} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n"
+            "GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         ))
         .await;
         let answered = wire.answered().await;

@@ -158,6 +158,30 @@ async fn nobody_impersonates_by_weir_s_own_right() {
     }
 }
 
+/// A proxy before weir says for whom it asks; its own client may have named that in a `Connection` header which the proxy passes on.
+#[tokio::test]
+async fn a_wish_cannot_be_named_away() {
+    for by_impersonation in [false, true] {
+        let cluster = Cluster::start().await;
+        cluster.grant("alice", "users", MAY);
+        let weir = if by_impersonation {
+            cluster.impersonator(true).await
+        } else {
+            cluster
+                .weir(|config| config.identity.impersonation.classify = true)
+                .await
+        };
+        for connection in ["impersonate-user", "Upgrade, Impersonate-User", "close"] {
+            let ask = [CAROL, ("connection", connection)]
+                .iter()
+                .fold(whoami(), |ask, (name, value)| ask.header(name, value));
+            let answer = weir.certified(Http::One, &pki().alice).ask(ask).await;
+            assert_eq!(answer.status, 201, "{connection}: {}", answer.text());
+            assert_eq!(user_in(&answer)["username"], MAY, "{connection}");
+        }
+    }
+}
+
 /// What only raw HTTP/1.1 can say: a wish that disappears on the way, or comes behind the body.
 #[tokio::test]
 async fn no_wish_is_smuggled_past_weir() {
