@@ -38,8 +38,7 @@ build() {
     RUSTFLAGS="${RUSTFLAGS:-} $flags" cargo build --release --locked --target "$machine" --target-dir "$folder" "$@"
 }
 rm -rf "$guided/seen"
-# Without optimization over crates, which takes minutes: what is counted is the same.
-CARGO_PROFILE_RELEASE_LTO=off build "-Cprofile-generate=$guided/seen" "$guided/watched" "$@"
+build "-Cprofile-generate=$guided/seen" "$guided/watched" "$@"
 
 origin "$dir" 18443
 one_seat "$dir/one-seat.yaml"
