@@ -157,13 +157,19 @@ pub(super) fn quoted(text: &str) -> String {
             '\u{b}' => shown.push_str("\\v"),
             '\'' => shown.push(c),
             c if c.is_ascii_control() => shown.push_str(&format!("\\x{:02x}", u32::from(c))),
-            c if c.escape_debug().count() == 1 => shown.push(c),
+            c if is_printable(c) => shown.push(c),
             c if u32::from(c) <= 0xffff => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
             c => shown.push_str(&format!("\\U{:08x}", u32::from(c))),
         }
     }
     shown.push('"');
     shown
+}
+
+/// `unicode.IsPrint`: the standard library has the same table behind `escape_debug`; a letter in front keeps it from
+/// escaping marks, which Go prints as they are.
+fn is_printable(c: char) -> bool {
+    c.is_ascii() || String::from_iter(['a', c]).escape_debug().count() == 2
 }
 
 /// Any other value, which Go shows as the JSON of its encoder: that escapes what HTML would mind.
@@ -212,6 +218,7 @@ mod tests {
             super::quoted("a'\"\\\n\u{1}é\u{200b}😀"),
             "\"a'\\\"\\\\\\n\\x01é\\u200b😀\""
         );
+        assert_eq!(super::quoted("cafe\u{301}"), "\"cafe\u{301}\"");
         assert_eq!(super::json(&json!(["a<b", "*"])), "[\"a\\u003cb\",\"*\"]");
     }
 }
