@@ -25,6 +25,10 @@ pub enum Malformed {
     Escape,
     /// Neither a path, nor a URL, nor `*`.
     Form,
+    /// The method is empty, or holds what a token of HTTP may not.
+    Method,
+    /// A raw space, which ends the target in a request line.
+    Space,
 }
 
 impl Malformed {
@@ -37,6 +41,8 @@ impl Malformed {
             Self::Empty => "the request target is empty",
             Self::Escape => "the path holds a malformed percent-escape",
             Self::Form => "the request target is neither a path nor a URL",
+            Self::Method => "the method is no token",
+            Self::Space => "the request target holds a space",
         }
     }
 }
@@ -64,11 +70,17 @@ pub(super) struct Target<'a> {
 impl<'a> Target<'a> {
     pub(super) fn parse(method: &str, target: &'a [u8]) -> Result<Self, Malformed> {
         // Without an early exit this compiles to a few vector instructions.
-        if target
-            .iter()
-            .fold(false, |found, b| found | b.is_ascii_control())
-        {
-            return Err(Malformed::ControlByte);
+        if target.iter().fold(false, |found, b| {
+            found | b.is_ascii_control() | (*b == b' ')
+        }) {
+            return Err(if target.contains(&b' ') {
+                Malformed::Space
+            } else {
+                Malformed::ControlByte
+            });
+        }
+        if method.is_empty() || !method.bytes().all(is_token_byte) {
+            return Err(Malformed::Method);
         }
         let question_mark = target
             .iter()
@@ -134,6 +146,28 @@ impl<'a> Target<'a> {
         url.extend_from_slice(self.tail);
         url
     }
+}
+
+/// `tchar` of RFC 9110, which `http.ReadRequest` holds a method to.
+const fn is_token_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'!' | b'#'
+                | b'$'
+                | b'%'
+                | b'&'
+                | b'\''
+                | b'*'
+                | b'+'
+                | b'-'
+                | b'.'
+                | b'^'
+                | b'_'
+                | b'`'
+                | b'|'
+                | b'~'
+        )
 }
 
 /// The scheme of `front` and what follows its colon.
@@ -255,6 +289,7 @@ mod tests {
             ("GET", "/a?", "/a", ""),
             ("GET", "/%61%2Fb?%zz", "/a/b", "%zz"),
             ("OPTIONS", "*", "*", ""),
+            ("x!#$%&'*+-.^_`|~9", "/a", "/a", ""),
             ("GET", "*", "*", ""),
             ("GET", "http://h/a?b", "/a", "b"),
             ("GET", "http://h", "", ""),
@@ -295,7 +330,13 @@ mod tests {
             ("GET", "http://h/%zz", Malformed::Escape),
             ("GET", "http://h:8x/", Malformed::Authority),
             ("CONNECT", "h:x", Malformed::Authority),
-            ("CONNECT", "a b", Malformed::Authority),
+            ("CONNECT", "a b", Malformed::Space),
+            ("GET", "/a b", Malformed::Space),
+            ("GET", "/a?b c", Malformed::Space),
+            ("GET", " /a", Malformed::Space),
+            ("G@T", "/a", Malformed::Method),
+            ("", "/a", Malformed::Method),
+            ("G\u{e9}T", "/a", Malformed::Method),
         ];
         for (method, target, fault) in cases {
             assert_eq!(
