@@ -255,7 +255,8 @@ impl fmt::Display for AllocationError {
             Self::NegativeSum => f.write_str("negative sums are not supported"),
             Self::NegativeLowerBound { class, lower_bound } => write!(
                 f,
-                "lower bound {class} is {lower_bound} but negative lower bounds are not allowed"
+                "lower bound {class} is {} but negative lower bounds are not allowed",
+                shown(*lower_bound)
             ),
             Self::TargetBelowLowerBound {
                 class,
@@ -263,7 +264,9 @@ impl fmt::Display for AllocationError {
                 lower_bound,
             } => write!(
                 f,
-                "target {class} is {target}, which is below its lower bound of {lower_bound}"
+                "target {class} is {}, which is below its lower bound of {}",
+                shown(*target),
+                shown(*lower_bound)
             ),
             Self::UpperBelowLowerBound {
                 class,
@@ -271,23 +274,41 @@ impl fmt::Display for AllocationError {
                 lower_bound,
             } => write!(
                 f,
-                "upper bound {class} is {upper_bound} but should not be less than the lower bound {lower_bound}"
+                "upper bound {class} is {} but should not be less than the lower bound {}",
+                shown(*upper_bound),
+                shown(*lower_bound)
             ),
             Self::SumTooLow {
                 lower_bounds,
                 required_sum,
             } => write!(
                 f,
-                "lower bounds sum to {lower_bounds}, which is higher than the required sum of {required_sum}"
+                "lower bounds sum to {}, which is higher than the required sum of {required_sum}",
+                shown(*lower_bounds)
             ),
             Self::SumTooHigh {
                 upper_bounds,
                 required_sum,
             } => write!(
                 f,
-                "upper bounds sum to {upper_bounds}, which is lower than the required sum of {required_sum}"
+                "upper bounds sum to {}, which is lower than the required sum of {required_sum}",
+                shown(*upper_bounds)
             ),
         }
+    }
+}
+
+/// As Go's `%v` shows a number: with an exponent of two digits or more below 1e-4 and from 1e6 on, as its shortest `%g` has it.
+fn shown(value: f64) -> String {
+    let scientific = format!("{value:e}");
+    let parts = scientific.split_once('e');
+    let exponent = parts.and_then(|(mantissa, e)| Some((mantissa, e.parse::<i32>().ok()?)));
+    match exponent {
+        Some((mantissa, e @ (..-4 | 6..))) => {
+            let sign = if e < 0 { '-' } else { '+' };
+            format!("{mantissa}e{sign}{:02}", e.unsigned_abs())
+        }
+        _ => value.to_string(),
     }
 }
 
@@ -355,6 +376,31 @@ mod tests {
             })
         );
         assert!(allocate(5, &classes).is_ok() && allocate(10, &classes).is_ok());
+    }
+
+    #[test]
+    fn numbers_are_shown_as_go_shows_them() {
+        for (number, text) in [
+            (0.0, "0"),
+            (10.0000005, "10.0000005"),
+            (999999.5, "999999.5"),
+            (1e6, "1e+06"),
+            (2097152.5, "2.0971525e+06"),
+            (1e21, "1e+21"),
+            (1e100, "1e+100"),
+            (0.0001, "0.0001"),
+            (-0.00001, "-1e-05"),
+        ] {
+            assert_eq!(shown(number), text);
+        }
+        let error = AllocationError::NegativeLowerBound {
+            class: 0,
+            lower_bound: -1e-7,
+        };
+        assert_eq!(
+            error.to_string(),
+            "lower bound 0 is -1e-07 but negative lower bounds are not allowed"
+        );
     }
 
     /// The properties in the header, for a grid of problems.
