@@ -3,6 +3,7 @@
 pub mod flowcontrol;
 pub mod list_scan;
 pub mod status;
+pub(crate) mod time;
 pub mod user;
 
 pub use status::Status;

@@ -232,19 +232,23 @@ impl<'a> Fields<'a> {
         format!("unknown field; known here: {}", self.asked.join(", "))
     }
 
-    /// Reports unknown fields and fields given twice.
+    /// Reports unknown fields and fields given twice, each once, as Go does.
     fn finish(self) {
         let Some(severity) = self.strictness.severity() else {
             return;
         };
         let mut seen = HashSet::new();
+        let mut told = HashSet::new();
         for Entry { name, place, .. } in self.entries {
-            let message = if !seen.insert(name) {
-                "given twice; the last one counts".to_owned()
-            } else if !self.asked.contains(&name.as_str()) {
-                self.unknown()
-            } else {
+            let known = self.asked.contains(&name.as_str());
+            let again = !seen.insert(name);
+            if known != again || !told.insert(name) {
                 continue;
+            }
+            let message = if known {
+                "given twice; the last one counts".to_owned()
+            } else {
+                self.unknown()
             };
             let (place, field) = (place.clone(), self.path(name));
             self.faults.push(Fault {

@@ -102,6 +102,13 @@ impl Faults {
         self.0.iter()
     }
 
+    /// Puts the faults behind the first `kept` in the order of their places, which is that in which Go's decoders
+    /// come upon them.
+    pub fn sort_behind(&mut self, kept: usize) {
+        let added = self.0.get_mut(kept..).unwrap_or_default();
+        added.sort_by_key(|fault| (fault.place.line, fault.place.column));
+    }
+
     /// Adds those of another list behind these.
     pub fn extend(&mut self, others: Self) {
         self.0.extend(others.0);

@@ -16,6 +16,7 @@ use super::ServiceAccountSubject;
 use super::Subject;
 use super::defaults;
 use super::manifest::Version;
+use crate::api::time::is_time;
 use crate::document::Fields;
 
 /// With it, a zero in `nominalConcurrencyShares` of a v1beta3 object is meant (Kubernetes 1.29,
@@ -35,23 +36,50 @@ fn strings(fields: &mut Fields<'_>, name: &'static str) -> Vec<String> {
     fields.strings(name).unwrap_or_default()
 }
 
+/// Fields that are of no interest but for their type, of which a wrong one is a fault.
+fn texts(fields: &mut Fields<'_>, names: &[&'static str]) {
+    for name in names {
+        fields.string(name);
+    }
+}
+
+/// Likewise of a `metav1.Time`.
+fn time(fields: &mut Fields<'_>, name: &'static str) {
+    fields.parsed(name, |text| {
+        let expected = "expected a time as 2006-01-02T15:04:05Z";
+        is_time(text.as_bytes()).then_some(()).ok_or(expected)
+    });
+}
+
 /// The fields of every object; `metadata.namespace` counts for nothing, as kube-apiserver clears it
 /// here.
 fn metadata(fields: &mut Fields<'_>) -> ObjectMeta {
     fields.known(&["apiVersion", "kind"]);
     let read = |fields: &mut Fields<'_>| {
-        fields.known(&[
-            "creationTimestamp",
-            "deletionGracePeriodSeconds",
-            "deletionTimestamp",
-            "finalizers",
-            "generateName",
-            "generation",
-            "managedFields",
-            "namespace",
-            "ownerReferences",
-            "selfLink",
-        ]);
+        texts(fields, &["generateName", "namespace", "selfLink"]);
+        time(fields, "creationTimestamp");
+        time(fields, "deletionTimestamp");
+        for name in ["deletionGracePeriodSeconds", "generation"] {
+            fields.integer(name, i64::MIN..=i64::MAX);
+        }
+        fields.strings("finalizers");
+        fields.objects("managedFields", |fields| {
+            let strings = [
+                "apiVersion",
+                "fieldsType",
+                "manager",
+                "operation",
+                "subresource",
+            ];
+            texts(fields, &strings);
+            time(fields, "time");
+            fields.known(&["fieldsV1"]);
+        });
+        fields.objects("ownerReferences", |fields| {
+            texts(fields, &["apiVersion", "kind", "name", "uid"]);
+            fields.boolean("blockOwnerDeletion");
+            fields.boolean("controller");
+        });
         ObjectMeta {
             name: string(fields, "name"),
             uid: string(fields, "uid"),
@@ -69,7 +97,8 @@ fn metadata(fields: &mut Fields<'_>) -> ObjectMeta {
 
 fn condition_types(fields: &mut Fields<'_>) -> Vec<String> {
     let condition = |fields: &mut Fields<'_>| {
-        fields.known(&["lastTransitionTime", "message", "reason", "status"]);
+        texts(fields, &["message", "reason", "status"]);
+        time(fields, "lastTransitionTime");
         string(fields, "type")
     };
     let conditions = |fields: &mut Fields<'_>| fields.objects("conditions", condition);

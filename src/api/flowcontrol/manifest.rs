@@ -114,12 +114,15 @@ pub fn decode<'n>(
                     version,
                 }| {
         let before = faults.errors().count();
+        let kept = faults.iter().len();
         let object = Node::decode(node, faults, &path, strictness, |fields| match kind {
             Kind::FlowSchema => Object::FlowSchema(flow_schema(fields)),
             Kind::PriorityLevelConfiguration => {
                 Object::PriorityLevelConfiguration(priority_level(fields, version))
             }
-        })?;
+        });
+        faults.sort_behind(kept);
+        let object = object?;
         let sound = faults.errors().count() == before;
         sound.then_some(Manifest {
             object,

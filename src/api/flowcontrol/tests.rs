@@ -197,6 +197,88 @@ items:
     assert_eq!(faults.lines().collect::<Vec<_>>(), expected);
 }
 
+/// What is reported of a schema with this metadata beside its name, and this condition.
+fn faults_of(metadata: &str, condition: &str) -> Faults {
+    let text = format!(
+        r#"{{"apiVersion":"flowcontrol.apiserver.k8s.io/v1","kind":"FlowSchema",
+        "metadata":{{"name":"a"{metadata}}},"status":{{"conditions":[{{"type":"t"{condition}}}]}}}}"#
+    );
+    let mut faults = Faults::default();
+    let documents = parse_all("f", &text, &mut faults);
+    let found = decode(&documents[0], Strictness::Warn, &mut faults);
+    assert_eq!(found.is_empty(), faults.has_errors(), "{text}: {faults}");
+    faults
+}
+
+#[test]
+fn metadata_and_conditions_have_the_types_that_upstream_knows() {
+    for wrong in [
+        r#""annotations":{"a":5}"#,
+        r#""creationTimestamp":5"#,
+        r#""creationTimestamp":"x""#,
+        r#""creationTimestamp":"""#,
+        r#""deletionGracePeriodSeconds":"x""#,
+        r#""deletionTimestamp":{}"#,
+        r#""finalizers":"x""#,
+        r#""finalizers":[5]"#,
+        r#""generateName":5"#,
+        r#""generation":"a""#,
+        r#""generation":9223372036854775808"#,
+        r#""managedFields":{}"#,
+        r#""managedFields":[{"time":"x"}]"#,
+        r#""managedFields":[{"manager":5}]"#,
+        r#""namespace":5"#,
+        r#""ownerReferences":{}"#,
+        r#""ownerReferences":[{"controller":"yes"}]"#,
+        r#""ownerReferences":[{"uid":5}]"#,
+        r#""resourceVersion":5"#,
+        r#""selfLink":[]"#,
+        r#""uid":true"#,
+    ] {
+        let faults = faults_of(&format!(",{wrong}"), "");
+        assert_eq!(faults.errors().count(), 1, "{wrong}: {faults}");
+    }
+    for wrong in [
+        r#""lastTransitionTime":"x""#,
+        r#""message":5"#,
+        r#""reason":5"#,
+        r#""status":true"#,
+    ] {
+        let faults = faults_of("", &format!(",{wrong}"));
+        assert_eq!(faults.errors().count(), 1, "{wrong}: {faults}");
+    }
+    let right = r#","creationTimestamp":null,"generation":-1,"finalizers":["x",null],"managedFields":
+        [{"time":"2024-02-03T04:05:06Z","fieldsV1":{"f:spec":{}},"fieldsType":"FieldsV1"}],
+        "ownerReferences":[{"controller":true,"uid":"u"}],"deletionGracePeriodSeconds":null"#;
+    let faults = faults_of(right, r#","lastTransitionTime":null,"status":"True""#);
+    assert_eq!(faults.to_string(), "");
+}
+
+#[test]
+fn unknown_fields_are_told_in_the_order_of_the_document() {
+    let text = r#"{"apiVersion":"flowcontrol.apiserver.k8s.io/v1","bogus":1,"kind":"FlowSchema",
+        "metadata":{"managedFields":[{"bogus":1}],"ownerReferences":[{"bogus":1}]},
+        "spec":{"bogus":1,"rules":[{"bogus":1,"bogus":2}],"zero":0},
+        "status":{"conditions":[{"bogus":1}]},"zero":0}"#;
+    let mut faults = Faults::default();
+    let documents = parse_all("f", text, &mut faults);
+    decode(&documents[0], Strictness::Warn, &mut faults);
+    let fields: Vec<&str> = faults.warnings().map(|w| w.field.as_str()).collect();
+    assert_eq!(
+        fields,
+        [
+            "bogus",
+            "metadata.managedFields[0].bogus",
+            "metadata.ownerReferences[0].bogus",
+            "spec.bogus",
+            "spec.rules[0].bogus",
+            "spec.zero",
+            "status.conditions[0].bogus",
+            "zero",
+        ]
+    );
+}
+
 #[test]
 fn two_objects_of_one_name_are_a_fault() {
     let one = "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {name: a}\n\

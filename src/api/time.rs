@@ -1,0 +1,134 @@
+//! Which texts Kubernetes takes for a time: `time.Parse` (Go 1.27) with the layouts of `metav1.Time` and `metav1.MicroTime`.
+//!
+//! That takes a little more than RFC 3339: an hour of one digit, a comma before the fraction, offsets of 24 hours or 60
+//! minutes. The time itself is of no interest here.
+
+/// `metav1.Time`, with a fraction of the second or without one.
+#[must_use]
+pub(crate) fn is_time(text: &[u8]) -> bool {
+    date_and_clock(text)
+        .map(|rest| match rest {
+            [b'.' | b',', b'0'..=b'9', rest @ ..] => past_digits(rest),
+            rest => rest,
+        })
+        .is_some_and(is_zone)
+}
+
+/// `metav1.MicroTime`, with exactly six digits of the second's fraction, the first of which may be a sign.
+#[must_use]
+pub(crate) fn is_micro_time(text: &[u8]) -> bool {
+    let Some((fraction, zone)) =
+        date_and_clock(text).and_then(|rest| rest.split_first_chunk::<7>())
+    else {
+        return false;
+    };
+    let digits = |digits: &[u8]| digits.iter().all(u8::is_ascii_digit);
+    let well = match fraction {
+        [b'.' | b',', b'-', rest @ ..] => rest == b"00000",
+        [b'.' | b',', b'+', rest @ ..] => digits(rest),
+        [b'.' | b',', rest @ ..] => digits(rest),
+        [_, _, _, _, _, _, _] => false,
+    };
+    well && is_zone(zone)
+}
+
+/// What follows the seconds.
+fn date_and_clock(text: &[u8]) -> Option<&[u8]> {
+    let (century, rest) = two_digits(text)?;
+    let (year, rest) = two_digits(rest)?;
+    let (month, rest) = two_digits(rest.strip_prefix(b"-")?)?;
+    let (day, rest) = two_digits(rest.strip_prefix(b"-")?)?;
+    let rest = rest.strip_prefix(b"T")?;
+    let (hour, rest) = match two_digits(rest) {
+        Some(both) => both,
+        None => {
+            let (digit, rest) = rest.split_first()?;
+            (digit.is_ascii_digit().then(|| digit - b'0')?, rest)
+        }
+    };
+    let (minute, rest) = two_digits(rest.strip_prefix(b":")?)?;
+    let (second, rest) = two_digits(rest.strip_prefix(b":")?)?;
+    let leap = year % 4 == 0 && (year != 0 || century % 4 == 0);
+    let days = match month {
+        1 | 3 | 5 | 7 | 8 | 10 | 12 => 31,
+        4 | 6 | 9 | 11 => 30,
+        2 if leap => 29,
+        2 => 28,
+        _ => return None,
+    };
+    let sound = (1..=days).contains(&day) && hour < 24 && minute < 60 && second < 60;
+    sound.then_some(rest)
+}
+
+fn is_zone(text: &[u8]) -> bool {
+    let offset = |rest| {
+        let (hours, rest) = two_digits(rest)?;
+        let (minutes, rest) = two_digits(rest)?;
+        Some(hours <= 24 && minutes <= 60 && rest.is_empty())
+    };
+    match text {
+        b"Z" => true,
+        [b'+' | b'-', a, b, b':', c, d] => offset(&[*a, *b, *c, *d]).unwrap_or_default(),
+        _ => false,
+    }
+}
+
+fn two_digits(text: &[u8]) -> Option<(u8, &[u8])> {
+    match text {
+        [a @ b'0'..=b'9', b @ b'0'..=b'9', rest @ ..] => Some(((a - b'0') * 10 + b - b'0', rest)),
+        _ => None,
+    }
+}
+
+fn past_digits(text: &[u8]) -> &[u8] {
+    let end = text.iter().position(|byte| !byte.is_ascii_digit());
+    text.get(end.unwrap_or(text.len())..).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Go answered, for either layout.
+    #[test]
+    fn a_time_is_what_go_takes_for_one() {
+        for (text, time, micro) in [
+            ("2024-02-03T04:05:06Z", true, false),
+            ("2024-02-03T4:05:06Z", true, false),
+            ("2024-02-03T04:05:06,5Z", true, false),
+            ("2024-02-03T04:05:06.123456Z", true, true),
+            ("2024-02-03T4:05:06,123456+01:00", true, true),
+            ("2024-02-03T04:05:06.+12345Z", false, true),
+            ("2024-02-03T04:05:06.-00000Z", false, true),
+            ("2024-02-03T04:05:06.-12345Z", false, false),
+            ("2024-02-03T04:05:06.1234567Z", true, false),
+            ("2024-01-01T00:00:00.1234567890123456789Z", true, false),
+            ("0000-02-29T00:00:00-07:00", true, false),
+            ("2024-02-29T04:05:06+24:60", true, false),
+            ("2000-02-29T00:00:00.000000Z", true, true),
+            ("1900-02-29T00:00:00.000000Z", false, false),
+            ("2023-02-29T00:00:00.000000Z", false, false),
+            ("2024-02-29T04:05:06+25:00", false, false),
+            ("2024-02-29T04:05:06+00:61", false, false),
+            ("2024-02-03T04:05:06.Z", false, false),
+            ("2024-02-03T04:05:06 Z", false, false),
+            ("2024-02-03t04:05:06Z", false, false),
+            ("2024-02-03T04:05:06z", false, false),
+            ("2024-02-03T04:05:60Z", false, false),
+            ("2024-02-03T04:60:00Z", false, false),
+            ("2024-02-03T24:00:00Z", false, false),
+            ("2024-13-01T00:00:00Z", false, false),
+            ("2024-00-01T00:00:00Z", false, false),
+            ("2024-04-31T00:00:00Z", false, false),
+            ("2024-01-00T00:00:00Z", false, false),
+            ("2024-01-01T00:00:00-07:00x", false, false),
+            ("2024-01-01T00:00:00.123456-0700", false, false),
+            ("2024-01-01", false, false),
+            ("yesterday", false, false),
+            ("", false, false),
+        ] {
+            assert_eq!(is_time(text.as_bytes()), time, "{text}");
+            assert_eq!(is_micro_time(text.as_bytes()), micro, "{text}");
+        }
+    }
+}
