@@ -42,7 +42,10 @@ pub use node::Node;
 pub use node::Place;
 pub use node::Scalar;
 pub use node::Style;
+pub use parse::First;
 pub use parse::parse_all;
+pub use parse::parse_first;
+pub use parse::parse_json;
 pub use resolve::Resolved;
 
 #[cfg(test)]

@@ -41,15 +41,9 @@ pub(super) const MAX_EXPANSION: usize = 1 << 20;
 #[must_use]
 pub fn parse_all(file: &str, text: &str, faults: &mut Faults) -> Vec<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut reading = Reading {
-        file: file.into(),
-        open: Vec::new(),
-        anchors: HashMap::new(),
-        expanded: 0,
-        roots: Vec::new(),
-    };
+    let mut reading = Reading::new(file);
     let result = if serde_json::from_str::<IgnoredAny>(text).is_ok() {
-        reading.read_json(text)
+        reading.read_json(text, resolve::json)
     } else {
         reading.read_yaml(text)
     };
@@ -57,6 +51,108 @@ pub fn parse_all(file: &str, text: &str, faults: &mut Faults) -> Vec<Node> {
         faults.error(&place, "", message);
     }
     reading.roots
+}
+
+/// The first document of a YAML stream.
+#[derive(Debug, Default, PartialEq)]
+pub struct First {
+    /// What it holds; `None` if it is empty, or there is none.
+    pub document: Option<Node>,
+    /// Where more follows, which nobody has looked at.
+    pub further: Option<Place>,
+}
+
+/// Reads the first document of a YAML stream, as sigs.k8s.io/yaml does: what follows may be
+/// anything, and a text that is JSON as well is still read by YAML's rules (`3.0` is whole, and
+/// escapes are YAML's). `None`, and a fault, if it cannot be read.
+pub fn parse_first(file: &str, text: &str, faults: &mut Faults) -> Option<First> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut reading = Reading::new(file);
+    let result = if !text.chars().all(is_yaml) {
+        let message = "the text holds a control character".to_owned();
+        Err((Place::whole(file), message))
+    } else if text.trim_start_matches([' ', '\n', '\r']).starts_with('\t') {
+        let message = "a tab cannot stand before the first value".to_owned();
+        Err((Place::whole(file), message))
+    } else if is_flow_json(text) {
+        let read = reading.read_json(text, resolve::yaml);
+        if has_json_escape(text) {
+            let message = "YAML has neither surrogates nor the escape \\/".to_owned();
+            Err((Place::whole(file), message))
+        } else {
+            read.map(|()| None)
+        }
+    } else {
+        reading.read_first(text)
+    };
+    match result {
+        Ok(further) => Some(First {
+            document: reading.roots.pop(),
+            further,
+        }),
+        Err((place, message)) => {
+            faults.error(&place, "", message);
+            None
+        }
+    }
+}
+
+/// Reads a text that has to be one JSON value and nothing besides. `None`, and a fault, if it is
+/// not, or null.
+pub fn parse_json(file: &str, text: &str, faults: &mut Faults) -> Option<Node> {
+    let mut reading = Reading::new(file);
+    let result = match serde_json::from_str::<IgnoredAny>(text) {
+        Ok(IgnoredAny) => reading.read_json(text, resolve::json),
+        Err(e) => {
+            let place = Place {
+                file: file.into(),
+                line: u32::try_from(e.line()).unwrap_or(u32::MAX),
+                column: u32::try_from(e.column()).unwrap_or(u32::MAX),
+            };
+            let message = e.to_string();
+            let message = message.split(" at line ").next().unwrap_or_default();
+            let why = "what begins with { is read as JSON, not as YAML";
+            Err((place, format!("{message}; {why}")))
+        }
+    };
+    if let Err((place, message)) = result {
+        faults.error(&place, "", message);
+        return None;
+    }
+    reading.roots.pop()
+}
+
+/// What go-yaml takes in a text at all.
+const fn is_yaml(c: char) -> bool {
+    matches!(c, '\t' | '\n' | '\r' | ' '..='~' | '\u{85}' | '\u{a0}'..='\u{fffd}' | '\u{10000}'..)
+}
+
+/// Whether a YAML text is one JSON object, which is read as such: within it saphyr-parser minds tabs
+/// that go-yaml does not.
+fn is_flow_json(text: &str) -> bool {
+    text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok()
+}
+
+/// Whether a JSON text has an escape that go-yaml refuses: half a surrogate pair, or `\/`.
+fn has_json_escape(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'\\' {
+            continue;
+        }
+        let found = match bytes.next() {
+            Some(b'/') => true,
+            Some(b'u') => {
+                matches!(bytes.next(), Some(b'd' | b'D'))
+                    && matches!(bytes.next(), Some(b'8' | b'9' | b'a'..=b'f' | b'A'..=b'F'))
+            }
+            _ => false,
+        };
+        if found {
+            return true;
+        }
+    }
+    false
 }
 
 /// The tags of values that faults name.
@@ -124,7 +220,18 @@ impl Partial {
 }
 
 impl Reading {
-    fn read_json(&mut self, text: &str) -> Result<(), Fatal> {
+    fn new(file: &str) -> Self {
+        Self {
+            file: file.into(),
+            open: Vec::new(),
+            anchors: HashMap::new(),
+            expanded: 0,
+            roots: Vec::new(),
+        }
+    }
+
+    /// Reads a text that is JSON, whose unquoted scalars mean what `resolve` says.
+    fn read_json(&mut self, text: &str, resolve: fn(&str) -> Resolved) -> Result<(), Fatal> {
         for (line, column, token) in Tokens::of(text) {
             let place = Place {
                 file: Arc::clone(&self.file),
@@ -136,7 +243,7 @@ impl Reading {
                 Token::Mapping => self.begin(place, NO_ANCHOR, Partial::mapping())?,
                 Token::Sequence => self.begin(place, NO_ANCHOR, Partial::Sequence(Vec::new()))?,
                 Token::Bare(text) => {
-                    let resolved = resolve::json(text);
+                    let resolved = resolve(text);
                     let scalar = Scalar {
                         text: text.to_owned(),
                         style: Style::Plain,
@@ -166,6 +273,25 @@ impl Reading {
             }
         }
         Ok(())
+    }
+
+    /// Reads up to the end of the first document, and finds out where more follows.
+    fn read_first(&mut self, text: &str) -> Result<Option<Place>, Fatal> {
+        let mut parser = Parser::new_from_str(text);
+        let mut over = false;
+        while let Some(event) = parser.next_event() {
+            match event {
+                Ok((Event::DocumentEnd, _)) => over = true,
+                Ok((Event::DocumentStart(_) | Event::StreamEnd, _)) if over => {}
+                Ok((Event::Scalar(text, ScalarStyle::Plain, ..), _))
+                    if over && resolve::yaml(&text) == Resolved::Null => {}
+                Ok((_, span)) if over => return Ok(Some(self.place(span.start))),
+                Err(e) if over => return Ok(Some(self.place(*e.marker()))),
+                Ok((event, span)) => self.take(event, span)?,
+                Err(e) => return Err((self.place(*e.marker()), e.info().to_owned())),
+            }
+        }
+        Ok(None)
     }
 
     fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), Fatal> {

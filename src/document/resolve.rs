@@ -102,7 +102,7 @@ fn decimal(text: &str) -> Option<f64> {
         .chars()
         .all(|c| c.is_ascii_digit() || "+-.eE".contains(c));
     if formed && unsigned.contains(|c: char| c.is_ascii_digit()) {
-        text.parse().ok()
+        text.parse().ok().filter(|value: &f64| value.is_finite()) // to Go, too great a number is none
     } else {
         None
     }
@@ -157,6 +157,7 @@ mod tests {
             ("-", Text),
             (".", Text),
             ("1h", Text),
+            ("1E400", Text),
             ("inf", Text),
             ("NaN", Text),
             ("-inf", Text),

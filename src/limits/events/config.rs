@@ -141,18 +141,19 @@ pub fn limits(node: &Node, path: &str, faults: &mut Faults) -> Option<Vec<Limit>
     sound.then(|| limits.into_iter().flatten().collect())
 }
 
-/// Upstream reads no more than the first.
+/// Upstream reads no more than the first, be it empty; and what begins with a brace as JSON alone (`RecognizesData`).
 fn first_document(file: &str, text: &str, faults: &mut Faults) -> Option<Node> {
-    let before = faults.errors().count();
-    let mut documents = document::parse_all(file, text, faults).into_iter();
-    let first = documents.next();
-    if first.is_none() && faults.errors().count() == before {
-        faults.error(&Place::whole(file), "", "the file is empty");
+    if text.trim_start().starts_with('{') {
+        return document::parse_json(file, text, faults);
     }
-    for further in documents {
-        faults.warning(&further.place, "", "only the first document is read");
+    let first = document::parse_first(file, text, faults)?;
+    if let Some(further) = &first.further {
+        faults.warning(further, "", "only the first document is read");
     }
-    first.filter(|_| faults.errors().count() == before)
+    if first.document.is_none() {
+        faults.error(&Place::whole(file), "", "the first document is empty");
+    }
+    first.document
 }
 
 /// A document without `apiVersion` and `kind`, or with others, cannot be read at all.
@@ -274,6 +275,62 @@ mod tests {
             "admission.yaml:12:27: plugins[1].configuration.limits[0].qps: Invalid value: 0: must be positive"
         );
         assert!(admission(&text("")).1.contains("must not be empty"));
+    }
+
+    const CONFIGURATION: &str = r#"{"apiVersion":"eventratelimit.admission.k8s.io/v1alpha1","kind":"Configuration","limits":[{"type":"Server","qps":1,"burst":2}]}"#;
+
+    fn read(text: &str) -> (Option<usize>, String) {
+        let mut faults = Faults::default();
+        let limits = configuration("e", text, &mut faults);
+        (limits.map(|limits| limits.len()), faults.to_string())
+    }
+
+    #[test]
+    fn what_begins_with_a_brace_is_json_and_nothing_else() {
+        for right in [
+            CONFIGURATION.to_owned(),
+            format!(" \t\r\n{CONFIGURATION}\n\n"),
+        ] {
+            assert_eq!(read(&right), (Some(1), String::new()));
+        }
+        for wrong in [
+            format!("{CONFIGURATION}\n# a comment\n"),
+            format!("{CONFIGURATION}\n---\n{CONFIGURATION}\n"),
+            CONFIGURATION.replace("]}", "],}"),
+            CONFIGURATION.replace('"', ""),
+            format!("\u{a0}{CONFIGURATION}"),
+            "{{{{".to_owned(),
+        ] {
+            let (limits, faults) = read(&wrong);
+            assert_eq!(limits, None, "{wrong}");
+            assert!(
+                faults.starts_with("e:1:") || faults.starts_with("e:2:"),
+                "{faults}"
+            );
+            assert!(faults.contains("is read as JSON"), "{faults}");
+        }
+    }
+
+    #[test]
+    fn only_the_first_document_counts_be_it_empty() {
+        let yaml = CONFIGURATION.replace('"', "").replace(':', ": ");
+        let yaml = format!("---\n{yaml}\n");
+        assert_eq!(read(&yaml), (Some(1), String::new()));
+        assert_eq!(read(&format!("{yaml}---\n")), (Some(1), String::new()));
+        for later in ["{{{{", "a: b", "\"x"] {
+            let (limits, faults) = read(&format!("{yaml}---\n{later}\n"));
+            assert_eq!(limits, Some(1), "{later}: {faults}");
+            assert!(
+                faults.ends_with("warning: only the first document is read"),
+                "{faults}"
+            );
+        }
+        let (limits, faults) = read(&format!("---\n{yaml}"));
+        assert_eq!(limits, None);
+        assert!(
+            faults.ends_with("e: the first document is empty"),
+            "{faults}"
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use super::Format;
 use super::Key;
 use super::Kind;
+use super::Listed;
 use super::Text;
 use super::Value;
 
@@ -125,7 +126,7 @@ impl<'b> Cbor<'b> {
             24 => None,
             _ => match argument {
                 NULL | UNDEFINED => Some(Kind::Null),
-                FALSE | TRUE => Some(Kind::Other),
+                FALSE | TRUE => Some(Kind::Bool),
                 _ => None,
             },
         }
@@ -136,8 +137,8 @@ impl<'b> Cbor<'b> {
         match head.major {
             UNSIGNED | NEGATIVE => {
                 // -1 - n
-                let small = head.argument? <= u64::from(i32::MAX.unsigned_abs());
-                Some(if small { Kind::Int32 } else { Kind::Other })
+                let whole = i64::try_from(head.argument?);
+                Some(whole.map_or(Kind::Other, Kind::of_whole))
             }
             BYTES | TEXT => self.string(head).map(|_| Kind::Text),
             SIMPLE => Self::simple(head),
@@ -189,6 +190,8 @@ fn well_formed(major: u8, bytes: &[u8]) -> bool {
 }
 
 impl<'b> Format<'b> for Cbor<'b> {
+    /// How many items are left, if that is told.
+    type List = Option<u64>;
     type Map = Pairs<'b>;
 
     fn value(&mut self) -> Option<Value<'b, Pairs<'b>>> {
@@ -203,9 +206,9 @@ impl<'b> Format<'b> for Cbor<'b> {
                 self.pass(head)?;
                 Value::Other
             }
-            _ => match self.plain(&head)? {
-                Kind::Null => Value::Null,
-                Kind::Int32 | Kind::Map | Kind::Other | Kind::Text => Value::Other,
+            _ => match self.plain(&head)? == Kind::Null {
+                true => Value::Null,
+                false => Value::Other,
             },
         })
     }
@@ -223,6 +226,30 @@ impl<'b> Format<'b> for Cbor<'b> {
         }
         let name = self.string(&head)?;
         map.seen.insert(name.clone()).then_some(Key::Named(name))
+    }
+
+    fn list(&mut self) -> Option<Listed<Option<u64>>> {
+        let head = self.head()?;
+        Some(match head.major {
+            ARRAY => Listed::Items(head.argument),
+            MAP | TAG => {
+                self.pass(head)?;
+                Listed::Other
+            }
+            _ => match self.plain(&head)? == Kind::Null {
+                true => Listed::Null,
+                false => Listed::Other,
+            },
+        })
+    }
+
+    fn item(&mut self, list: &mut Option<u64>) -> Option<bool> {
+        match list {
+            Some(0) => return Some(false),
+            Some(left) => *left -= 1,
+            None => return Some(!self.broke_off()),
+        }
+        Some(true)
     }
 
     fn skip(&mut self) -> Option<Kind> {

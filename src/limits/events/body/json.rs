@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use super::Format;
 use super::Key;
 use super::Kind;
+use super::Listed;
 use super::Text;
 use super::Value;
 
@@ -18,7 +19,7 @@ pub(super) struct Json<'b> {
     open: Vec<u8>,
 }
 
-/// Whether the next key is the first.
+/// Whether a key or an item was there already.
 pub(super) struct Begun(bool);
 
 impl<'b> Json<'b> {
@@ -113,10 +114,10 @@ impl<'b> Json<'b> {
         self.at += length;
         match scalar {
             b"null" => Some(Kind::Null),
-            b"true" | b"false" => Some(Kind::Other),
+            b"true" | b"false" => Some(Kind::Bool),
             number if is_number(number) => {
-                let whole = std::str::from_utf8(number).ok()?.parse::<i32>().is_ok();
-                Some(if whole { Kind::Int32 } else { Kind::Other })
+                let whole = std::str::from_utf8(number).ok()?.parse::<i64>();
+                Some(whole.map_or(Kind::Other, Kind::of_whole))
             }
             _ => None,
         }
@@ -181,6 +182,7 @@ impl<'b> Json<'b> {
 }
 
 impl<'b> Format<'b> for Json<'b> {
+    type List = Begun;
     type Map = Begun;
 
     fn value(&mut self) -> Option<Value<'b, Begun>> {
@@ -190,9 +192,10 @@ impl<'b> Format<'b> for Json<'b> {
                 self.at += 1;
                 Some(Value::Map(Begun(false)))
             }
-            _ => Some(match self.skip()? {
-                Kind::Null => Value::Null,
-                Kind::Int32 | Kind::Map | Kind::Other | Kind::Text => Value::Other,
+            _ => Some(if self.skip()? == Kind::Null {
+                Value::Null
+            } else {
+                Value::Other
             }),
         }
     }
@@ -210,6 +213,32 @@ impl<'b> Format<'b> for Json<'b> {
         let name = self.string()?;
         self.expect(b':')?;
         Some(Key::Named(name))
+    }
+
+    fn list(&mut self) -> Option<Listed<Begun>> {
+        if self.next()? == b'[' {
+            self.at += 1;
+            return Some(Listed::Items(Begun(false)));
+        }
+        Some(if self.skip()? == Kind::Null {
+            Listed::Null
+        } else {
+            Listed::Other
+        })
+    }
+
+    fn item(&mut self, list: &mut Begun) -> Option<bool> {
+        let begun = std::mem::replace(&mut list.0, true);
+        match (self.next()?, begun) {
+            (b']', _) => {
+                self.at += 1;
+                return Some(false);
+            }
+            (b',', true) => self.at += 1, // what follows has to be a value
+            (_, false) => {}
+            (_, true) => return None,
+        }
+        Some(true)
     }
 
     fn skip(&mut self) -> Option<Kind> {

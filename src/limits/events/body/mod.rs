@@ -1,19 +1,22 @@
 //! What the limits must know of an event, found in its body without making the object.
 //!
 //! A body is read as kube-apiserver's decoders read it (1.36.2), as far as it matters: the fields that name the source and
-//! the object, the event's name and type, its kind and version, and that all around them is well-formed. What upstream would
-//! answer with 400 for reasons that lie elsewhere (a time that is none, a label that is a number) is still read.
+//! the object, the event's name and type, its kind and version, and that all around them is well-formed and of the types
+//! that an event's fields have.
 //!
 //! A format is a pull parser ([`Format`]); which fields there are, of what type, and how doubles count is told once, here.
 
 mod cbor;
 mod json;
 mod protobuf;
+mod shape;
 #[cfg(test)]
 mod tests;
 mod yaml;
 
 use std::borrow::Cow;
+
+use self::shape::Shape;
 
 /// How a body is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,10 +176,16 @@ impl<'b> Found<'b> {
 trait Format<'b> {
     /// Where one is within a map.
     type Map;
+    /// Likewise within a list.
+    type List;
     /// Reads a value, or enters it if it is a map: the caller then asks for keys until there are no more.
     fn value(&mut self) -> Option<Value<'b, Self::Map>>;
     /// The next key of a map; its value must be read or skipped then.
     fn key(&mut self, map: &mut Self::Map) -> Option<Key<'b>>;
+    /// Reads a value that should be a list, and enters it if it is one: the caller then asks for items until there are no more.
+    fn list(&mut self) -> Option<Listed<Self::List>>;
+    /// Whether a list has another item, which must be read or skipped then.
+    fn item(&mut self, list: &mut Self::List) -> Option<bool>;
     /// Passes over a value.
     fn skip(&mut self) -> Option<Kind>;
     /// Nothing follows.
@@ -191,6 +200,13 @@ enum Value<'b, M> {
     Other,
 }
 
+enum Listed<L> {
+    Items(L),
+    Null,
+    /// Anything else, passed over.
+    Other,
+}
+
 enum Key<'b> {
     Named(Text<'b>),
     /// The map is at its end.
@@ -200,12 +216,21 @@ enum Key<'b> {
 /// What a value was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
+    Bool,
     /// A whole number of 32 bits.
     Int32,
+    /// One of 64 bits.
+    Int64,
     Map,
     Null,
     Other,
     Text,
+}
+
+impl Kind {
+    fn of_whole(number: i64) -> Self {
+        i32::try_from(number).map_or(Self::Int64, |_| Self::Int32)
+    }
 }
 
 /// What a field of an event holds.
@@ -216,8 +241,8 @@ enum Field {
     Metadata,
     Object(Schema),
     Source(Schema),
-    /// Something else, of that kind, in this spelling or both.
-    Typed(Kind, Option<Schema>),
+    /// Something else, of that shape, in this spelling or both.
+    Typed(Shape, Option<Schema>),
     Unknown,
 }
 
@@ -234,19 +259,18 @@ impl Field {
             b"involvedObject" => Self::Object(Core),
             b"deprecatedSource" => Self::Source(Events),
             b"regarding" => Self::Object(Events),
-            b"action" | b"eventTime" | b"reason" | b"reportingInstance" => {
-                Self::Typed(Kind::Text, None)
+            b"action" | b"reason" | b"reportingInstance" => Self::Typed(Shape::Text, None),
+            b"eventTime" => Self::Typed(Shape::MicroTime, None),
+            b"related" => Self::Typed(Shape::Object(shape::REFERENCE), None),
+            b"series" => Self::Typed(Shape::Object(shape::SERIES), None),
+            b"message" | b"reportingComponent" => Self::Typed(Shape::Text, Some(Core)),
+            b"firstTimestamp" | b"lastTimestamp" => Self::Typed(Shape::Time, Some(Core)),
+            b"count" => Self::Typed(Shape::Int32, Some(Core)),
+            b"note" | b"reportingController" => Self::Typed(Shape::Text, Some(Events)),
+            b"deprecatedFirstTimestamp" | b"deprecatedLastTimestamp" => {
+                Self::Typed(Shape::Time, Some(Events))
             }
-            b"related" | b"series" => Self::Typed(Kind::Map, None),
-            b"firstTimestamp" | b"lastTimestamp" | b"message" | b"reportingComponent" => {
-                Self::Typed(Kind::Text, Some(Core))
-            }
-            b"count" => Self::Typed(Kind::Int32, Some(Core)),
-            b"deprecatedFirstTimestamp"
-            | b"deprecatedLastTimestamp"
-            | b"note"
-            | b"reportingController" => Self::Typed(Kind::Text, Some(Events)),
-            b"deprecatedCount" => Self::Typed(Kind::Int32, Some(Events)),
+            b"deprecatedCount" => Self::Typed(Shape::Int32, Some(Events)),
             _ => Self::Unknown,
         }
     }
@@ -299,8 +323,7 @@ fn field<'b, F: Format<'b>>(format: &mut F, name: &[u8], found: &mut Found<'b>) 
         Field::Object(schema) => reference(format, false, found.side(schema)),
         Field::Source(schema) => reference(format, true, found.side(schema)),
         Field::Typed(expected, schema) => {
-            let kind = format.skip()?;
-            if kind != expected && kind != Kind::Null {
+            if !shape::fits(format, &expected)? {
                 found.wrong(schema);
             }
             Some(())
@@ -338,10 +361,7 @@ fn metadata<'b, F: Format<'b>>(format: &mut F, found: &mut Found<'b>) -> Option<
             while let Key::Named(name) = format.key(&mut map)? {
                 let well = match &*name {
                     b"name" => text(format, &mut found.name)?,
-                    b"generateName" | b"namespace" | b"resourceVersion" | b"uid" => {
-                        matches!(format.skip()?, Kind::Null | Kind::Text)
-                    }
-                    _ => format.skip().map(|_| true)?,
+                    other => shape::fits(format, shape::of(shape::METADATA, other))?,
                 };
                 if !well {
                     found.wrong(None);

@@ -1,7 +1,8 @@
 //! Kubernetes' protobuf: four bytes of magic, then `runtime.Unknown` with the event inside.
 //!
 //! Follows the code that gogo generates (`generated.pb.go`): a field of a known number has its wire type or the body is
-//! malformed; others are passed over; a message that comes twice is laid over the first, of strings the last counts.
+//! malformed, and so it is in the messages within; others are passed over; a message that comes twice is laid over the first,
+//! of strings the last counts.
 
 use std::borrow::Cow;
 
@@ -61,30 +62,168 @@ fn type_meta<'b>(meta: &'b [u8], found: &mut Found<'b>) -> Option<()> {
     Some(())
 }
 
-/// The numbers of the fields of interest, and the one that is a number itself.
+/// The numbers of the fields of interest, and what all fields are.
 struct Numbers {
     object: u64,
     source: u64,
     event_type: u64,
-    count: u64,
+    fields: Fields,
 }
 
 const CORE: Numbers = Numbers {
     object: 2,
     source: 5,
     event_type: 9,
-    count: 8,
+    fields: &[
+        (1, Field::Message(METADATA)),
+        (2, Field::Message(REFERENCE)),
+        (3, Field::Bytes),
+        (4, Field::Bytes),
+        (5, Field::Message(SOURCE)),
+        (6, Field::Message(TIME)),
+        (7, Field::Message(TIME)),
+        (8, Field::Varint),
+        (9, Field::Bytes),
+        (10, Field::Message(TIME)),
+        (11, Field::Message(SERIES)),
+        (12, Field::Bytes),
+        (13, Field::Message(REFERENCE)),
+        (14, Field::Bytes),
+        (15, Field::Bytes),
+    ],
 };
 
 const EVENTS: Numbers = Numbers {
     object: 8,
     source: 12,
     event_type: 11,
-    count: 15,
+    fields: &[
+        (1, Field::Message(METADATA)),
+        (2, Field::Message(TIME)),
+        (3, Field::Message(SERIES)),
+        (4, Field::Bytes),
+        (5, Field::Bytes),
+        (6, Field::Bytes),
+        (7, Field::Bytes),
+        (8, Field::Message(REFERENCE)),
+        (9, Field::Message(REFERENCE)),
+        (10, Field::Bytes),
+        (11, Field::Bytes),
+        (12, Field::Message(SOURCE)),
+        (13, Field::Message(TIME)),
+        (14, Field::Message(TIME)),
+        (15, Field::Varint),
+    ],
 };
 
-/// The highest number of either.
-const LAST: u64 = 15;
+/// What a field of a known number is.
+#[derive(Clone, Copy)]
+enum Field {
+    /// A string, or bytes.
+    Bytes,
+    /// An entry of a map from strings to strings.
+    Entry,
+    Message(Fields),
+    Varint,
+}
+
+type Fields = &'static [(u64, Field)];
+
+/// `metav1.ObjectMeta`.
+const METADATA: Fields = &[
+    (1, Field::Bytes),
+    (2, Field::Bytes),
+    (3, Field::Bytes),
+    (4, Field::Bytes),
+    (5, Field::Bytes),
+    (6, Field::Bytes),
+    (7, Field::Varint),
+    (8, Field::Message(TIME)),
+    (9, Field::Message(TIME)),
+    (10, Field::Varint),
+    (11, Field::Entry),
+    (12, Field::Entry),
+    (13, Field::Message(OWNER)),
+    (14, Field::Bytes),
+    (17, Field::Message(MANAGED)),
+];
+
+/// `metav1.OwnerReference`.
+const OWNER: Fields = &[
+    (1, Field::Bytes),
+    (3, Field::Bytes),
+    (4, Field::Bytes),
+    (5, Field::Bytes),
+    (6, Field::Varint),
+    (7, Field::Varint),
+];
+
+/// `metav1.ManagedFieldsEntry`.
+const MANAGED: Fields = &[
+    (1, Field::Bytes),
+    (2, Field::Bytes),
+    (3, Field::Bytes),
+    (4, Field::Message(TIME)),
+    (6, Field::Bytes),
+    (7, Field::Message(&[(1, Field::Bytes)])),
+    (8, Field::Bytes),
+];
+
+/// `core.ObjectReference`.
+const REFERENCE: Fields = &[
+    (1, Field::Bytes),
+    (2, Field::Bytes),
+    (3, Field::Bytes),
+    (4, Field::Bytes),
+    (5, Field::Bytes),
+    (6, Field::Bytes),
+    (7, Field::Bytes),
+];
+
+/// `core.EventSource`.
+const SOURCE: Fields = &[(1, Field::Bytes), (2, Field::Bytes)];
+
+/// `EventSeries` of either group.
+const SERIES: Fields = &[(1, Field::Varint), (2, Field::Message(TIME))];
+
+/// `metav1.Timestamp`, as which both kinds of time are sent.
+const TIME: Fields = &[(1, Field::Varint), (2, Field::Varint)];
+
+/// Passes over the fields of a message. `None` if it is malformed.
+fn well_formed(bytes: &[u8], fields: Fields) -> Option<()> {
+    let mut message = Message(bytes);
+    while let Some((number, value)) = message.next()? {
+        check(number, &value, fields)?;
+    }
+    Some(())
+}
+
+/// `None` if a field of a known number is not what it should be.
+fn check(number: u64, value: &Wire<'_>, fields: Fields) -> Option<()> {
+    let field = fields.iter().find(|(known, _)| *known == number);
+    match (field.map(|(_, field)| *field), value) {
+        (None, _) | (Some(Field::Bytes), Wire::Bytes(_)) | (Some(Field::Varint), Wire::Varint) => {
+            Some(())
+        }
+        (Some(Field::Entry), Wire::Bytes(bytes)) => entry(bytes),
+        (Some(Field::Message(fields)), Wire::Bytes(bytes)) => well_formed(bytes, fields),
+        (Some(Field::Bytes | Field::Entry | Field::Message(_) | Field::Varint), _) => None,
+    }
+}
+
+/// Key and value are strings, whatever wire type they say they have; and any number will do.
+fn entry(bytes: &[u8]) -> Option<()> {
+    let mut message = Message(bytes);
+    while !message.0.is_empty() {
+        let tag = message.varint()?;
+        match ((tag >> 3) & u64::from(u32::MAX), tag & 7) {
+            (1 | 2, _) => message.value(2).map(|_| ())?,
+            (_, 3) => message.group().map(|_| ())?,
+            (_, wire_type) => message.value(wire_type).map(|_| ())?,
+        }
+    }
+    Some(())
+}
 
 fn event<'b>(raw: &'b [u8], schema: Schema, found: &mut Found<'b>) -> Option<()> {
     let numbers = match schema {
@@ -95,22 +234,16 @@ fn event<'b>(raw: &'b [u8], schema: Schema, found: &mut Found<'b>) -> Option<()>
     let mut name = Text::default();
     let mut message = Message(raw);
     while let Some((number, value)) = message.next()? {
-        match value {
-            Wire::Bytes(meta) if number == 1 => metadata(meta, &mut name)?,
-            Wire::Bytes(bytes) if number == numbers.object => {
-                reference(bytes, &[2, 3, 4, 5, 6], 7, &mut side)?;
-            }
-            Wire::Bytes(bytes) if number == numbers.source => {
-                reference(bytes, &[0, 1], 2, &mut side)?;
-            }
-            Wire::Bytes(text) if number == numbers.event_type => {
-                side.event_type = Cow::Borrowed(text);
-            }
-            Wire::Bytes(_) if number == numbers.count => return None,
-            Wire::Bytes(_) => {}
-            Wire::Varint if number == numbers.count => {}
-            Wire::Varint | Wire::Other if number <= LAST => return None,
-            Wire::Varint | Wire::Other => {}
+        check(number, &value, numbers.fields)?;
+        let Wire::Bytes(bytes) = value else { continue };
+        if number == 1 {
+            metadata(bytes, &mut name)?;
+        } else if number == numbers.object {
+            reference(bytes, &[2, 3, 4, 5, 6], &mut side)?;
+        } else if number == numbers.source {
+            reference(bytes, &[0, 1], &mut side)?;
+        } else if number == numbers.event_type {
+            side.event_type = Cow::Borrowed(bytes);
         }
     }
     *found.side(schema) = side;
@@ -121,25 +254,18 @@ fn event<'b>(raw: &'b [u8], schema: Schema, found: &mut Found<'b>) -> Option<()>
 fn metadata<'b>(meta: &'b [u8], name: &mut Text<'b>) -> Option<()> {
     let mut meta = Message(meta);
     while let Some((number, value)) = meta.next()? {
-        match (number, value) {
-            (1, Wire::Bytes(text)) => *name = Cow::Borrowed(text),
-            (1, _) => return None,
-            _ => {}
+        if let (1, Wire::Bytes(text)) = (number, value) {
+            *name = Cow::Borrowed(text);
         }
     }
     Some(())
 }
 
-/// A message whose fields are strings: the first ones go to these places of the key, those up to `last` are passed over.
-fn reference<'b>(bytes: &'b [u8], places: &[usize], last: u64, side: &mut Side<'b>) -> Option<()> {
+/// A message whose first fields are strings that go to these places of the key.
+fn reference<'b>(bytes: &'b [u8], places: &[usize], side: &mut Side<'b>) -> Option<()> {
     let mut message = Message(bytes);
     while let Some((number, value)) = message.next()? {
-        let Wire::Bytes(text) = value else {
-            if number <= last {
-                return None;
-            }
-            continue;
-        };
+        let Wire::Bytes(text) = value else { continue };
         let nth = usize::try_from(number).ok().and_then(|n| n.checked_sub(1));
         let place = nth.and_then(|nth| places.get(nth));
         if let Some(into) = place.and_then(|place| side.key.get_mut(*place)) {

@@ -54,12 +54,38 @@ fn a_field_of_another_type_makes_it_none() {
         r#"{"count":2147483648}"#,
         r#"{"reason":{}}"#,
         r#"{"series":"x"}"#,
+        r#"{"series":{"count":"x"}}"#,
+        r#"{"series":{"lastObservedTime":"2024-02-03T04:05:06Z"}}"#,
+        r#"{"related":{"name":5}}"#,
+        r#"{"firstTimestamp":"yesterday"}"#,
+        r#"{"lastTimestamp":""}"#,
+        r#"{"eventTime":"x"}"#,
+        r#"{"eventTime":{"a":1}}"#,
+        r#"{"metadata":{"labels":{"a":5}}}"#,
+        r#"{"metadata":{"annotations":[]}}"#,
+        r#"{"metadata":{"creationTimestamp":5}}"#,
+        r#"{"metadata":{"finalizers":["a",5]}}"#,
+        r#"{"metadata":{"finalizers":"a"}}"#,
+        r#"{"metadata":{"generation":1.0}}"#,
+        r#"{"metadata":{"ownerReferences":[{"controller":"yes"}]}}"#,
+        r#"{"metadata":{"managedFields":[{"time":"x"}]}}"#,
+        r#"{"metadata":{"managedFields":[{}"#,
+        r#"{"metadata":{"finalizers":["a",]}}"#,
+        r#"{"metadata":{"finalizers":["a" "b"]}}"#,
         r#"{"type":1}"#,
         r#"{"kind":"Pod"}"#,
         r#"{"apiVersion":"v2"}"#,
         r#"{"apiVersion":1}"#,
     ] {
         assert_eq!(json(wrong), None, "{wrong}");
+    }
+    let right = r#"{"metadata":{"labels":{"a":null,"b":"c"},"creationTimestamp":null,"generation":9007199254740993,
+        "finalizers":[null,"a"],"managedFields":[{"fieldsV1":{"a":[1]},"time":"2024-02-03T04:05:06Z"}],
+        "ownerReferences":[{"controller":true},null],"other":[5]},"eventTime":"2024-02-03T04:05:06.000000Z",
+        "firstTimestamp":"2024-02-03T04:05:06Z","lastTimestamp":null,"series":{"count":null},"related":{"other":5}}"#;
+    for encoding in [Encoding::Json, Encoding::Yaml] {
+        let found = key(encoding, b"v1", right.as_bytes());
+        assert_eq!(found.as_deref(), Some(""), "{encoding:?}");
     }
     // What belongs to the other spelling is not known here.
     for other in [
@@ -150,6 +176,32 @@ fn cbor_may_have_indefinite_lengths_but_no_key_twice() {
 }
 
 #[test]
+fn cbor_has_the_types_of_json() {
+    let metadata = |fields: &[u8]| [&b"\xa1\x48metadata\xa1"[..], fields].concat();
+    for right in [
+        metadata(b"\x4afinalizers\x82\x41a\xf6"),
+        metadata(b"\x4afinalizers\x9f\x61a\xff"),
+        metadata(b"\x4ageneration\x1b\x7f\xff\xff\xff\xff\xff\xff\xff"),
+        b"\xa1\x4efirstTimestamp\x542024-02-03T04:05:06Z".to_vec(),
+        b"\xa1\x45count\x3a\x7f\xff\xff\xff".to_vec(),
+    ] {
+        let found = key(Encoding::Cbor, b"v1", &right);
+        assert_eq!(found.as_deref(), Some(""), "{right:02x?}");
+    }
+    for wrong in [
+        metadata(b"\x4afinalizers\x81\x01"),
+        metadata(b"\x4afinalizers\x41a"),
+        metadata(b"\x4afinalizers\x9f\x61a"),
+        metadata(b"\x4ageneration\x1b\x80\x00\x00\x00\x00\x00\x00\x00"),
+        metadata(b"\x46labels\xa1\x41a\x05"),
+        b"\xa1\x4efirstTimestamp\x49yesterday".to_vec(),
+        b"\xa1\x45count\x3a\x80\x00\x00\x00".to_vec(),
+    ] {
+        assert_eq!(key(Encoding::Cbor, b"v1", &wrong), None, "{wrong:02x?}");
+    }
+}
+
+#[test]
 fn protobuf_is_read_as_its_type_says_and_else_as_the_url_does() {
     let string = |number: u8, text: &[u8]| {
         [&[number << 3 | 2, u8::try_from(text.len()).unwrap()], text].concat()
@@ -173,8 +225,13 @@ fn protobuf_is_read_as_its_type_says_and_else_as_the_url_does() {
     let event = read(Encoding::Protobuf, b"v1", &typed).unwrap();
     assert_eq!(&*event.event_type, b"Warning");
     // Field 9 of the other spelling is `related`, field 2 a time.
-    let untyped = body(b"");
-    let event = read(Encoding::Protobuf, b"events.k8s.io/v1", &untyped).unwrap();
+    assert_eq!(
+        key(Encoding::Protobuf, b"events.k8s.io/v1", &body(b"")),
+        None
+    );
+    let other = [&core[..core.len() - 9], &string(9, b"")].concat();
+    let other = [&b"k8s\0"[..], &string(2, &other)].concat();
+    let event = read(Encoding::Protobuf, b"events.k8s.io/v1", &other).unwrap();
     assert_eq!(
         (&*event.event_type, event.key.concat().len()),
         (&b""[..], 0)
@@ -201,6 +258,73 @@ fn a_group_is_passed_over_and_an_illegal_tag_is_not() {
             None,
             "{wrong:02x?}"
         );
+    }
+}
+
+#[test]
+fn the_messages_within_a_message_are_looked_into() {
+    let message = |number: u8, text: &[u8]| {
+        [&[number << 3 | 2, u8::try_from(text.len()).unwrap()], text].concat()
+    };
+    let body = |raw: &[u8]| [&b"k8s\0"[..], &message(2, raw)].concat();
+    let found = |raw: &[u8]| key(Encoding::Protobuf, b"v1", &body(raw));
+    let label = [message(1, b"a"), message(2, b"b")].concat();
+    for right in [
+        message(6, b"\x08\x01\x10\x02"),
+        message(6, b""),
+        message(11, &[&b"\x08\x05"[..], &message(2, b"\x08\x01")].concat()),
+        message(13, &message(3, b"n")),
+        message(1, &message(11, &label)),
+        message(1, &message(11, b"\x08\x01a")), // the wire type of a map's key is not looked at
+        message(1, b"\x38\x01"),
+        message(1, b"\x78\x01"),
+        message(
+            1,
+            &[&b"\x8a\x01\x06"[..], &message(7, &message(1, b"{}"))].concat(),
+        ),
+    ] {
+        assert_eq!(found(&right).as_deref(), Some(""), "{right:02x?}");
+    }
+    for wrong in [
+        message(1, b"\x18\x01"),
+        message(1, &message(7, b"")),
+        message(1, &message(8, b"\x0a\x00")),
+        message(1, &message(11, b"\x0a\x05a")),
+        message(1, &message(13, b"\x08\x01")),
+        message(1, b"\x8a\x01\x04\x3a\x02\x08\x01"),
+        message(6, b"\x08"),
+        message(6, b"\x0a\x00"),
+        message(10, b"\x15\x00\x00\x00\x00"),
+        message(11, &message(1, b"")),
+        message(11, &message(2, b"\x0a\x00")),
+        message(13, b"\x08\x01"),
+    ] {
+        assert_eq!(found(&wrong), None, "{wrong:02x?}");
+    }
+}
+
+#[test]
+fn yaml_is_read_by_its_own_rules_and_only_its_first_document() {
+    let read = |text: &str| key(Encoding::Yaml, b"v1", text.as_bytes());
+    for (text, found) in [
+        (r#"{"count":3.0,"source":{"host":"h"}}"#, Some("h")),
+        ("{\"source\":\t{\n\t\"host\": \"h\"}}\n", Some("h")),
+        ("source: {host: h}\n---\n{{{{", Some("h")),
+        ("---\n---\nsource: {host: h}\n", Some("")),
+        ("---\nsource: {host: h}\n", Some("h")),
+        ("null", Some("")),
+        ("firstTimestamp: 2024-02-03T04:05:06Z\n", Some("")),
+        ("count: 1E400\n", None),
+        ("message: 1E400\n", Some("")),
+        (r#"{"source":{"host":"\ud83d\ude00"}}"#, None),
+        ("source: {host: \"\\ud83d\\ude00\"}\n", None),
+        (r#"{"source":{"host":"a\/b"}}"#, None),
+        (r#"{"source":{"host":"\\/\u00e9"}}"#, Some("\\/é")),
+        ("source: {host: \"h\u{7f}\"}\n", None),
+        ("\t{}", None),
+        ("{{{{", None),
+    ] {
+        assert_eq!(read(text).as_deref(), found, "{text}");
     }
 }
 

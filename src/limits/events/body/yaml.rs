@@ -9,6 +9,7 @@ use super::Format;
 use super::Found;
 use super::Key;
 use super::Kind;
+use super::Listed;
 use super::Value;
 use super::object;
 use crate::document;
@@ -26,11 +27,9 @@ pub(super) fn read<'b>(body: &[u8]) -> Option<Found<'b>> {
     let text = std::str::from_utf8(body).ok();
     let text = text.filter(|text| text.len() <= LARGEST)?;
     let mut faults = Faults::default();
-    let documents = document::parse_all("body", text, &mut faults);
-    match documents.first() {
-        Some(first) => object(&mut Tree { next: Some(first) }).map(owned),
-        None if faults.is_empty() => Some(Found::default()),
-        None => None,
+    match document::parse_first("body", text, &mut faults)?.document {
+        Some(first) => object(&mut Tree { next: Some(&first) }).map(owned),
+        None => Some(Found::default()),
     }
 }
 
@@ -61,6 +60,7 @@ struct Tree<'n> {
 struct Entries<'n>(Vec<&'n Entry>);
 
 impl<'n> Format<'n> for Tree<'n> {
+    type List = std::slice::Iter<'n, Node>;
     type Map = Entries<'n>;
 
     fn value(&mut self) -> Option<Value<'n, Entries<'n>>> {
@@ -91,6 +91,20 @@ impl<'n> Format<'n> for Tree<'n> {
         })
     }
 
+    fn list(&mut self) -> Option<Listed<Self::List>> {
+        let node = self.next.take()?;
+        Some(match &node.content {
+            Content::Sequence(items) => Listed::Items(items.iter()),
+            Content::Mapping(_) | Content::Scalar(_) if node.is_null() => Listed::Null,
+            Content::Mapping(_) | Content::Scalar(_) => Listed::Other,
+        })
+    }
+
+    fn item(&mut self, list: &mut Self::List) -> Option<bool> {
+        self.next = list.next();
+        Some(self.next.is_some())
+    }
+
     fn skip(&mut self) -> Option<Kind> {
         let node = self.next.take()?;
         Some(match &node.content {
@@ -99,8 +113,11 @@ impl<'n> Format<'n> for Tree<'n> {
             Content::Scalar(scalar) => match scalar.resolved {
                 Resolved::Null => Kind::Null,
                 Resolved::Text => Kind::Text,
-                Resolved::Integer(value) if i32::try_from(value).is_ok() => Kind::Int32,
-                Resolved::Bool(_) | Resolved::Float(_) | Resolved::Integer(_) => Kind::Other,
+                Resolved::Bool(_) => Kind::Bool,
+                Resolved::Integer(value) => {
+                    i64::try_from(value).map_or(Kind::Other, Kind::of_whole)
+                }
+                Resolved::Float(_) => Kind::Other,
             },
         })
     }
