@@ -79,7 +79,8 @@ for flags in "--max-requests-inflight=20 --max-mutating-requests-inflight=1 --fl
     # shellcheck disable=SC2086 # the flags are words
     at_work --rejection-hold=0 $flags
     curl --silent --insecure --retry 100 --output "$dir/slow" --header "$token" "$pods/slow" & # has the only place
-    pids+=("$!")
+    slow=$!
+    pids+=("$slow")
     for _ in $(seq 100); do
         code=$(curl --silent --insecure --output "$dir/said" --write-out '%{http_code}' --header "$token" "$pods/b")
         [ "$code" != 429 ] || break
@@ -88,6 +89,7 @@ for flags in "--max-requests-inflight=20 --max-mutating-requests-inflight=1 --fl
     [ "$code" = 429 ] || { echo "nothing is turned away by $flags" >&2; exit 1; }
     http1 "$pods/b"
     http2 "$pods/b"
+    kill "$slow" # it would be waited for
     over
 done
 
