@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # weir as it is shipped: built once, watched at work for half a minute, and built again for what it does most
-# (profile-guided optimization). A request costs a tenth to a quarter less than with `cargo build --release` alone.
+# (profile-guided optimization). A request costs a tenth to a sixth less than with `cargo build --release` alone.
 #
 # Usage: deploy/build.sh [flag of cargo build ...]; the program is target/guided/weir then.
 # Needs: nginx, wrk, h2load (nghttp2-client), openssl, curl, and llvm-profdata: Debian's llvm-19 has it, and so has
