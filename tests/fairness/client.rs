@@ -214,7 +214,7 @@ pub(crate) async fn operator(address: SocketAddr, target: &str) -> String {
         tokio::spawn(connection);
         let request = Request::builder()
             .uri(target)
-            .header(header::HOST, "admin")
+            .header(header::HOST, "localhost")
             .body(Full::<Bytes>::default())
             .unwrap();
         let answer = Answer::read(sender.send_request(request).await).await;
