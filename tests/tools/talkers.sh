@@ -56,6 +56,8 @@ check 'a first user ends' 0 "$STATUS"
 check_match 'and comes by a front proxy, too' '"kind":"Namespace"' "$(get --cert "$DIR/front-proxy-client.crt" \
     --key "$DIR/front-proxy-client.key" -H 'X-Remote-User: alice' -H 'User-Agent:' /api/v1/namespaces/default)"
 check 'and is the first that is shown' alice "$(top 'by=user' | jq -r '.rows[0].name')"
+# What weir asks by itself now and then has its series as well.
+check 'the API server answers weir' 200 "$(curl -sS -o "$WORK/body" -w '%{http_code}' "http://$ADMIN/readyz")"
 total=$(total)
 series=$(series_count)
 before=$(resident)
