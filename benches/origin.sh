@@ -2,11 +2,21 @@
 # An origin behind a proxy, for benches/peers.sh and deploy/build.sh: nginx with TLS and HTTP/2 that answers
 # /api/v1/namespaces/a/pods/b with 1 KiB, .../all with 11 KiB, and .../slow with so much that it never ends.
 #
-# origin FOLDER PORT [COMMAND...]: makes the folder's certificates (ca.crt, tls.crt, tls.key) and starts nginx there, by the
-# command; its process is added to the array `pids`.
+# Whoever sources it has a folder, `dir`, and `pids`, processes that are ended with the script.
+
+dir=$(mktemp -d)
+pids=()
+finish() {
+    [ ${#pids[@]} -eq 0 ] || kill "${pids[@]}" 2>/dev/null || true
+    wait 2>/dev/null || true
+    rm -rf "$dir"
+}
+trap finish EXIT
+
+# origin PORT [COMMAND...]: makes the folder's certificates (ca.crt, tls.crt, tls.key) and starts nginx there, by the command.
 origin() {
-    local dir=$1 port=$2 pods=$1/root/api/v1/namespaces/a/pods
-    shift 2
+    local port=$1 pods=$dir/root/api/v1/namespaces/a/pods
+    shift
     {
         openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=ca \
             -keyout "$dir/ca.key" -out "$dir/ca.crt"

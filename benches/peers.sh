@@ -30,17 +30,8 @@ source "$here/benches/origin.sh"
 floor=$(find "$here/target/release/deps" -maxdepth 1 -name 'floor-*' -type f -executable -printf '%T@ %p\n' 2>/dev/null |
     sort -n | tail -n 1 | cut -d ' ' -f 2)
 
-dir=$(mktemp -d)
-pids=()
-finish() {
-    [ ${#pids[@]} -eq 0 ] || kill "${pids[@]}" 2>/dev/null || true
-    wait 2>/dev/null || true
-    rm -rf "$dir"
-}
-trap finish EXIT
-
 origin=18443
-origin "$dir" "$origin" taskset -c 1
+origin "$origin" taskset -c 1
 cat "$dir/tls.crt" "$dir/tls.key" >"$dir/both.pem"
 one_seat "$dir/one-seat.yaml"
 

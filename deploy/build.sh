@@ -21,15 +21,6 @@ for tool in nginx wrk h2load openssl curl "${profdata:-llvm-profdata}"; do
     command -v "$tool" >/dev/null || { echo "$tool is needed" >&2; exit 2; }
 done
 
-dir=$(mktemp -d)
-pids=()
-finish() {
-    [ ${#pids[@]} -eq 0 ] || kill "${pids[@]}" 2>/dev/null || true
-    wait 2>/dev/null || true
-    rm -rf "$dir"
-}
-trap finish EXIT
-
 # build FLAGS FOLDER [flag of cargo build ...]: of the program alone, not of what runs while it is built.
 machine=$(rustc -vV | sed -n 's/^host: //p')
 build() {
@@ -40,7 +31,7 @@ build() {
 rm -rf "$guided/seen"
 build "-Cprofile-generate=$guided/seen" "$guided/watched" "$@"
 
-origin "$dir" 18443
+origin 18443
 one_seat "$dir/one-seat.yaml"
 echo 'benchmark,bench,1' >"$dir/tokens.csv"
 token='Authorization: Bearer benchmark'

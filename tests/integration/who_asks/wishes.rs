@@ -158,19 +158,26 @@ async fn nobody_impersonates_by_weir_s_own_right() {
     }
 }
 
+/// A cluster in which alice may be whom she may, and weir before it: it asserts by impersonation, or as a front proxy that counts a
+/// request for whom it impersonates.
+async fn where_wishes_count(by_impersonation: bool) -> (Cluster, Weir) {
+    let cluster = Cluster::start().await;
+    cluster.grant("alice", "users", MAY);
+    let weir = if by_impersonation {
+        cluster.impersonator(true).await
+    } else {
+        cluster
+            .weir(|config| config.identity.impersonation.classify = true)
+            .await
+    };
+    (cluster, weir)
+}
+
 /// A proxy before weir says for whom it asks; its own client may have named that in a `Connection` header which the proxy passes on.
 #[tokio::test]
 async fn a_wish_cannot_be_named_away() {
     for by_impersonation in [false, true] {
-        let cluster = Cluster::start().await;
-        cluster.grant("alice", "users", MAY);
-        let weir = if by_impersonation {
-            cluster.impersonator(true).await
-        } else {
-            cluster
-                .weir(|config| config.identity.impersonation.classify = true)
-                .await
-        };
+        let (_cluster, weir) = where_wishes_count(by_impersonation).await;
         for connection in ["impersonate-user", "Upgrade, Impersonate-User", "close"] {
             let ask = [CAROL, ("connection", connection)]
                 .iter()
@@ -205,15 +212,7 @@ async fn no_wish_is_smuggled_past_weir() {
         trailers,
     ];
     for by_impersonation in [false, true] {
-        let cluster = Cluster::start().await;
-        cluster.grant("alice", "users", MAY);
-        let weir = if by_impersonation {
-            cluster.impersonator(true).await
-        } else {
-            cluster
-                .weir(|config| config.identity.impersonation.classify = true)
-                .await
-        };
+        let (_cluster, weir) = where_wishes_count(by_impersonation).await;
         for request in &requests {
             let mut wire = weir.wire_of(Some(&pki().alice)).await;
             wire.send(request.clone()).await;
