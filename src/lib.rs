@@ -17,7 +17,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `corked` `document` `keyed` `metrics` `sparingly` |
+//! | 0 | `clock` `corked` `document` `keyed` `metrics` `sparingly` `wire` |
 //! | 1 | `api` `drain` `request_info` (pure), `playground` (apart from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
@@ -62,6 +62,7 @@ pub mod drain;
 pub mod keyed;
 pub mod metrics;
 pub mod sparingly;
+pub mod wire;
 
 // A room of its own
 #[cfg(feature = "playground")]

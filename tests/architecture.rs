@@ -20,6 +20,7 @@ const LAYERS: &[&[&str]] = &[
         "keyed",
         "metrics",
         "sparingly",
+        "wire",
     ],
     &["api", "drain", "playground", "request_info"],
     &["identity"],

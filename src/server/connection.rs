@@ -52,12 +52,15 @@ use crate::pipeline::holding::Patience;
 use crate::pipeline::refusal::Encoding;
 use crate::pipeline::refusal::Refusal;
 use crate::server::Metrics;
+use crate::server::aside::First;
+use crate::server::aside::beside;
 use crate::server::gate::Origin;
 use crate::server::proxied;
 use crate::server::quiet::quiet_for_too_long;
 use crate::server::signs_of_life;
 use crate::server::turns::Turns;
 use crate::server::worker::Held;
+use crate::wire::Wire;
 
 /// Longest handshake: two lost packets' worth; Go's server gives `ReadHeaderTimeout`, which is no shorter for the honest.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -175,7 +178,7 @@ async fn shake(
     address: &mut SocketAddr,
     tls: &TlsAcceptor,
     serving: &Serving,
-) -> io::Result<TlsStream<TcpStream>> {
+) -> io::Result<TlsStream<Wire>> {
     let mut origin = Origin::of(address.ip());
     if serving.trusts(*address) {
         origin = Origin::Trusted(address.ip());
@@ -189,7 +192,7 @@ async fn shake(
     tcp.readable().await?; // who says nothing takes no turn
     let turn = serving.turns.take(origin).await;
     let turn = turn.ok_or_else(|| io::Error::other("too many wait for the handshake"))?;
-    let mut accepting = pin!(tls.accept(tcp));
+    let mut accepting = pin!(tls.accept(Wire::new(tcp, ())));
     tokio::select! {
         shaken = accepting.as_mut() => return shaken,
         () = tokio::time::sleep(TURN) => drop(turn), // it waits for its peer, not for us
@@ -215,15 +218,23 @@ async fn serve_http1(stream: LookedOver, peer: Arc<Peer>, serving: &Arc<Serving>
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades()
     );
-    tokio::select! {
-        ended = connection.as_mut() => return log_end(&peer, ended),
-        () = quiet_for_too_long(&requests) => return,
-        () = serving.drain.reached(Stage::Closing) => connection.as_mut().graceful_shutdown(),
+    let end = pin!(async {
+        tokio::select! {
+            () = quiet_for_too_long(&requests) => End::Quiet,
+            () = serving.drain.reached(Stage::Closing) => End::Farewell,
+        }
+    });
+    match beside(connection.as_mut(), end).await {
+        First::Main(ended) => log_end(&peer, ended),
+        First::Aside(End::Silent | End::Quiet) => {}
+        First::Aside(End::Farewell) => {
+            connection.as_mut().graceful_shutdown();
+            log_end(&peer, connection.await);
+        }
     }
-    log_end(&peer, connection.await);
 }
 
-async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Arc<Serving>) {
+async fn serve_http2(stream: TlsStream<Wire>, peer: Arc<Peer>, serving: &Arc<Serving>) {
     let go_away = Arc::new(Notify::new());
     let requests = Arc::new(Requests::default());
     let service = service_fn(|request| {
@@ -237,7 +248,7 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
             request,
         )
     });
-    signs_of_life::ask_http2(stream.get_ref().0);
+    signs_of_life::ask_http2(stream.get_ref().0.tcp());
     let (stream, cork) = cork(stream);
     let mut connection = pin!(
         http2::Builder::new(TokioExecutor::new())
@@ -255,22 +266,41 @@ async fn serve_http2(stream: TlsStream<TcpStream>, peer: Arc<Peer>, serving: &Ar
             .max_pending_accept_reset_streams(RESET_UNSEEN)
             .serve_connection(TokioIo::new(stream), service)
     );
-    tokio::select! {
-        ended = cork.drive(connection.as_mut()) => return log_end(&peer, ended),
-        () = cork.silence(PREFACE, HANDSHAKE_TIMEOUT) => {
-            return debug!(client = %peer.address, "a connection that said nothing is closed");
+    let end = pin!(async {
+        tokio::select! {
+            () = cork.silence(PREFACE, HANDSHAKE_TIMEOUT) => End::Silent,
+            () = quiet_for_too_long(&requests) => End::Quiet,
+            () = serving.drain.reached(Stage::Closing) => End::Farewell,
+            () = go_away.notified() => End::Farewell,
         }
-        () = quiet_for_too_long(&requests) => {
-            connection.as_mut().graceful_shutdown();
-            if let Ok(ended) = timeout(FAREWELL, cork.drive(connection.as_mut())).await {
-                log_end(&peer, ended);
-            }
-            return;
-        }
-        () = serving.drain.reached(Stage::Closing) => connection.as_mut().graceful_shutdown(),
-        () = go_away.notified() => connection.as_mut().graceful_shutdown(),
+    });
+    let first = beside(pin!(cork.drive(connection.as_mut())), end).await;
+    let end = match first {
+        First::Main(ended) => return log_end(&peer, ended),
+        First::Aside(end) => end,
+    };
+    if end == End::Silent {
+        return debug!(client = %peer.address, "a connection that said nothing is closed");
     }
-    log_end(&peer, cork.drive(connection.as_mut()).await);
+    connection.as_mut().graceful_shutdown();
+    let leaving = cork.drive(connection.as_mut());
+    if end == End::Farewell {
+        return log_end(&peer, leaving.await);
+    }
+    if let Ok(ended) = timeout(FAREWELL, leaving).await {
+        log_end(&peer, ended);
+    }
+}
+
+/// Why weir ends a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Nothing was said on it.
+    Silent,
+    /// Nothing has been asked on it for a long time.
+    Quiet,
+    /// Its requests are to be finished, and no more begun.
+    Farewell,
 }
 
 /// In boxes: the library moves what it is given several times on its way into a task. The request is under way to the end of its
@@ -300,7 +330,7 @@ fn answer(
 
 /// A connection whose bytes are looked over as they are read.
 struct LookedOver {
-    stream: TlsStream<TcpStream>,
+    stream: TlsStream<Wire>,
     fragments: Arc<Fragments>,
     /// Here, because the stream outlives HTTP where the protocol changes: a tunnel is an open connection, too.
     _open: (Held, Counted),

@@ -4,6 +4,7 @@
 //! a pipeline of its own, so that a request never changes its core. What is decided about a request is `pipeline`'s.
 
 pub mod accept;
+mod aside;
 pub mod connection;
 pub mod gate;
 mod proxied;
