@@ -45,6 +45,7 @@ use crate::upstream::connector::Target;
 use crate::upstream::credentials::Source;
 use crate::upstream::kubeconfig;
 use crate::upstream::kubeconfig::Kubeconfig;
+use crate::upstream::room::Room;
 use crate::upstream::tls::Pem;
 use crate::upstream::tls::PemFault;
 
@@ -307,7 +308,7 @@ const fn most_streams(asked: u32) -> u32 {
     if asked == 0 { 100 } else { asked }
 }
 
-/// What the open-file limit leaves for clients: each may need a descriptor of its own and one towards the upstream.
+/// What the open-file limit leaves for each side: a client may need a descriptor of its own and one towards the upstream.
 fn connections_allowed() -> usize {
     let descriptors = rlimit::Resource::NOFILE
         .get()
@@ -373,6 +374,7 @@ impl Faults {
                 roots,
                 front_proxy: front_proxy?,
                 most_connections,
+                room: Room::of(connections_allowed()),
             },
             own,
         ))

@@ -96,6 +96,7 @@ use crate::upstream::body::RequestBody;
 use crate::upstream::forward::Turn;
 use crate::upstream::headers;
 use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::pool::Place;
 use crate::upstream::read_body::Budget;
 use crate::upstream::upgrade;
 
@@ -301,11 +302,7 @@ impl Pipeline {
         } = passage;
         permit.forwarding(Clock.now());
         let size = body.size_hint().exact();
-        let sent = self.send(
-            request,
-            body,
-            upgrade.as_ref().map(|(protocol, _)| protocol.clone()),
-        );
+        let sent = self.send(subject.info, request, body, upgrade.as_ref());
         let (mut response, turn) = match limit {
             Some(Limit { time, until }) => tokio::time::timeout_at(until.into(), sent)
                 .await
@@ -391,20 +388,20 @@ impl Pipeline {
     /// Sends the request; one that asks for another protocol has a connection of its own, and so no turn.
     async fn send(
         &self,
+        info: &RequestInfo<'_>,
         request: Dressed,
         body: RequestBody,
-        protocol: Option<HeaderValue>,
+        upgrade: Option<&(HeaderValue, OnUpgrade)>,
     ) -> Result<(Response<AnswerBody>, Option<Box<dyn Turn>>), ForwardError> {
-        match protocol {
-            None => self
-                .upstream
-                .send(request, body)
-                .await
-                .map(|(answer, turn)| (answer, Some(turn))),
-            Some(protocol) => Box::pin(self.upstream.send_upgrade(request, body, protocol))
-                .await
-                .map(|answer| (answer, None)),
+        if let Some((protocol, _)) = upgrade {
+            let sent = self.upstream.send_upgrade(request, body, protocol.clone());
+            return Box::pin(sent).await.map(|answer| (answer, None));
         }
+        // A watch's events are the API server's own, and there are too many of them for a connection each.
+        let apart = info.long_running() && *info.verb() != Verb::Watch;
+        let place = if apart { Place::Apart } else { Place::Shared };
+        let (answer, turn) = self.upstream.send(request, body, place).await?;
+        Ok((answer, Some(turn)))
     }
 
     /// What weir's end waits for: requests, then watches; other long-running ones are cut off, as upstream does.

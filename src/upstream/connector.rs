@@ -24,6 +24,9 @@ use tokio_rustls::client::TlsStream;
 
 use crate::upstream::ForwardError;
 use crate::upstream::headers::Way;
+use crate::upstream::room::Room;
+use crate::upstream::room::Taken;
+use crate::wire::Wire;
 
 /// Longest that a connection may take from the first packet to the end of the TLS handshake: long enough for a lost
 /// SYN or two, short enough for a client to see the failure.
@@ -82,13 +85,15 @@ pub struct Connector<W> {
     any: Arc<ClientConfig>,
     /// ALPN http/1.1 only: for upgrades, which HTTP/2 has none of.
     http1: Arc<ClientConfig>,
+    /// Where clients' requests have their connections; weir's own are few.
+    room: Option<Room>,
     way: PhantomData<W>,
 }
 
 impl<W: Way> Connector<W> {
-    /// Connects to `target` with `tls` (its ALPN is set here).
+    /// Connects to `target` with `tls` (its ALPN is set here), as far as there is `room`, if that is bounded.
     #[must_use]
-    pub fn new(target: Target, tls: ClientConfig) -> Self {
+    pub fn new(target: Target, tls: ClientConfig, room: Option<Room>) -> Self {
         let mut http1 = tls.clone();
         http1.alpn_protocols = vec![b"http/1.1".to_vec()];
         let mut any = tls;
@@ -100,6 +105,7 @@ impl<W: Way> Connector<W> {
             target,
             any: Arc::new(any),
             http1: Arc::new(http1),
+            room,
             way: PhantomData,
         }
     }
@@ -118,10 +124,11 @@ impl<W: Way> Connector<W> {
     /// # Cancel safety
     /// Dropping the future closes what was opened.
     pub async fn connect(&self) -> Result<(Connection, Protocol), ForwardError> {
-        self.connect_with(Arc::clone(&self.any)).await
+        let place = self.room.as_ref().map(Room::take).transpose()?;
+        self.connect_with(Arc::clone(&self.any), place).await
     }
 
-    /// A new connection that speaks HTTP/1.1.
+    /// A new connection that speaks HTTP/1.1, for a request that lasts.
     ///
     /// # Errors
     /// As [`Connector::connect`].
@@ -129,7 +136,8 @@ impl<W: Way> Connector<W> {
     /// # Cancel safety
     /// As [`Connector::connect`].
     pub async fn connect_http1(&self) -> Result<Connection, ForwardError> {
-        self.connect_with(Arc::clone(&self.http1))
+        let place = self.room.as_ref().map(Room::take_lasting).transpose()?;
+        self.connect_with(Arc::clone(&self.http1), place)
             .await
             .map(|(connection, _)| connection)
     }
@@ -137,9 +145,10 @@ impl<W: Way> Connector<W> {
     async fn connect_with(
         &self,
         tls: Arc<ClientConfig>,
+        place: Option<Taken>,
     ) -> Result<(Connection, Protocol), ForwardError> {
         timeout(CONNECT_TIMEOUT, async {
-            let tcp = self.reach().await?;
+            let tcp = self.reach(place).await?;
             let stream = TlsConnector::from(tls)
                 .connect(self.target.server_name.clone(), tcp)
                 .await
@@ -155,10 +164,10 @@ impl<W: Way> Connector<W> {
         .unwrap_or(Err(ForwardError::ConnectTimeout(CONNECT_TIMEOUT)))
     }
 
-    async fn reach(&self) -> Result<Box<dyn Stream>, ForwardError> {
+    async fn reach(&self, place: Option<Taken>) -> Result<Box<dyn Stream>, ForwardError> {
         match &self.target.proxy {
-            None => Ok(Box::new(dial(&self.target.authority).await?)),
-            Some(proxy) => tunnel(proxy, &self.target.authority).await,
+            None => Ok(Box::new(dial(&self.target.authority, place).await?)),
+            Some(proxy) => tunnel(proxy, &self.target.authority, place).await,
         }
     }
 }
@@ -169,7 +178,10 @@ impl<W: Way> std::fmt::Debug for Connector<W> {
     }
 }
 
-async fn dial(authority: &Authority) -> Result<TcpStream, ForwardError> {
+async fn dial(
+    authority: &Authority,
+    place: Option<Taken>,
+) -> Result<Wire<Option<Taken>>, ForwardError> {
     let host = authority
         .host()
         .trim_start_matches('[')
@@ -182,12 +194,16 @@ async fn dial(authority: &Authority) -> Result<TcpStream, ForwardError> {
         .with_time(KEEPALIVE)
         .with_interval(KEEPALIVE);
     let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
-    Ok(stream)
+    Ok(Wire::new(stream, place))
 }
 
 /// Asks `proxy` for a tunnel to `target`.
-async fn tunnel(proxy: &Proxy, target: &Authority) -> Result<Box<dyn Stream>, ForwardError> {
-    let stream = dial(&proxy.authority).await?;
+async fn tunnel(
+    proxy: &Proxy,
+    target: &Authority,
+    place: Option<Taken>,
+) -> Result<Box<dyn Stream>, ForwardError> {
+    let stream = dial(&proxy.authority, place).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|why| ForwardError::Proxy(Arc::new(why)))?;

@@ -24,6 +24,7 @@ use crate::upstream::http2;
 use crate::upstream::pool::Lease;
 use crate::upstream::pool::Own1;
 use crate::upstream::pool::Own2;
+use crate::upstream::pool::Place;
 use crate::upstream::pool::Pool;
 
 /// Tries for one request; a second failure of this kind in a row happens when an upstream is being replaced, a third
@@ -72,11 +73,12 @@ impl<W: Way> Pool<W> {
         self: &Arc<Self>,
         mut head: Outbound<W>,
         mut body: RequestBody,
+        place: Place,
     ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
         self.budget().earn();
         let (mut tries, mut left) = (1, 0);
         loop {
-            let lease = self.lease().await?;
+            let lease = self.lease(place).await?;
             let failed = match self.exchange(lease, head, body).await {
                 Ok((response, lease)) => return Ok((response, Box::new(lease))),
                 Err(failed) => failed,

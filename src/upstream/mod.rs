@@ -16,6 +16,7 @@ pub mod own_calls;
 pub mod pool;
 pub mod read_body;
 mod retry_budget;
+pub mod room;
 mod settings;
 pub mod tls;
 pub mod upgrade;
@@ -65,7 +66,9 @@ use crate::upstream::headers::Own;
 use crate::upstream::headers::PassThrough;
 use crate::upstream::headers::Stranger;
 use crate::upstream::headers::Way;
+use crate::upstream::pool::Place;
 use crate::upstream::pool::Pool;
+use crate::upstream::room::Room;
 
 /// Where the API server is, and what weir shows it.
 #[derive(Clone, Debug)]
@@ -78,6 +81,8 @@ pub struct Config {
     pub front_proxy: Option<Arc<CertifiedKey>>,
     /// Most HTTP/2 connections for each way (`--upstream-max-connections`).
     pub most_connections: usize,
+    /// For all connections of clients' requests.
+    pub room: Room,
 }
 
 /// The API server, by every way that is configured.
@@ -116,15 +121,16 @@ impl Upstream {
                 Arc::new(SingleCertAndKey::from(Arc::clone(key)));
             resolver
         });
+        let room = || Some(config.room.clone());
         Self {
-            asserting: resolver.map(|resolver| pool(config, Some(resolver), metrics)),
+            asserting: resolver.map(|resolver| pool(config, Some(resolver), room(), metrics)),
             impersonating: impersonator.map(|own| Impersonators {
-                pool: pool(config, Some(own.certificate_resolver()), metrics),
+                pool: pool(config, Some(own.certificate_resolver()), room(), metrics),
                 changes: Mutex::new(own.certificate_changes()),
                 own: Arc::clone(own),
             }),
-            pass_through: pool(config, None, metrics),
-            stranger: pool(config, None, metrics),
+            pass_through: pool(config, None, room(), metrics),
+            stranger: pool(config, None, room(), metrics),
             metrics: Arc::clone(metrics),
         }
     }
@@ -167,12 +173,13 @@ impl Upstream {
         &self,
         request: Dressed,
         body: RequestBody,
+        place: Place,
     ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
         let sent = match request {
-            Dressed::Asserting(head) => self.asserting()?.send(head, body).await,
-            Dressed::Impersonating(head) => self.impersonating()?.send(head, body).await,
-            Dressed::PassThrough(head) => self.pass_through.send(head, body).await,
-            Dressed::Stranger(head) => self.stranger.send(head, body).await,
+            Dressed::Asserting(head) => self.asserting()?.send(head, body, place).await,
+            Dressed::Impersonating(head) => self.impersonating()?.send(head, body, place).await,
+            Dressed::PassThrough(head) => self.pass_through.send(head, body, place).await,
+            Dressed::Stranger(head) => self.stranger.send(head, body, place).await,
         };
         sent.inspect_err(|why| self.metrics.failures.note(why, Clock.now()))
     }
@@ -246,7 +253,7 @@ pub fn own_pool(
     own: &Arc<OwnCredentials>,
     metrics: &Arc<Metrics>,
 ) -> Arc<Pool<Own>> {
-    pool(config, Some(own.certificate_resolver()), metrics)
+    pool(config, Some(own.certificate_resolver()), None, metrics)
 }
 
 /// Connections to somebody who is no API server, with nothing to show.
@@ -256,17 +263,18 @@ pub fn elsewhere_pool(
     roots: RootCertStore,
     metrics: &Arc<Metrics>,
 ) -> Arc<Pool<Elsewhere>> {
-    let connector = Connector::new(target, tls::client_config(roots, None));
+    let connector = Connector::new(target, tls::client_config(roots, None), None);
     Pool::new(connector, 1, Arc::clone(metrics))
 }
 
 fn pool<W: Way>(
     config: &Config,
     certificate: Option<Arc<dyn ResolvesClientCert>>,
+    room: Option<Room>,
     metrics: &Arc<Metrics>,
 ) -> Arc<Pool<W>> {
     let tls = tls::client_config(config.roots.clone(), certificate);
-    let connector = Connector::new(config.target.clone(), tls);
+    let connector = Connector::new(config.target.clone(), tls, room);
     Pool::new(connector, config.most_connections, Arc::clone(metrics))
 }
 
@@ -281,6 +289,8 @@ pub enum ForwardError {
     ConnectTimeout(Duration),
     /// weir's own credential is over.
     NoCredential(Arc<Expired>),
+    /// This many connections to the API server are open already.
+    NoRoom(usize),
     /// No stream came free in this time.
     NoStream(Duration),
     /// The CONNECT proxy failed.
@@ -320,6 +330,7 @@ impl ForwardError {
             Self::Refused(_) => "weir/upstream-refused",
             Self::Reset(_) => "weir/upstream-reset",
             Self::Tls(_) => "weir/upstream-tls",
+            Self::NoRoom(_) => "weir/upstream-connections",
             Self::NoStream(_) | Self::TooManyWaiting(_) => "weir/upstream-streams",
             Self::Unasked => "weir/upstream-protocol",
         }
@@ -333,6 +344,7 @@ impl ForwardError {
             | Self::Connect(_)
             | Self::ConnectTimeout(_)
             | Self::NoCredential(_)
+            | Self::NoRoom(_)
             | Self::NoStream(_)
             | Self::Proxy(_)
             | Self::ProxyRefused(_)
@@ -380,6 +392,10 @@ impl fmt::Display for ForwardError {
                 Chain(&**why)
             ),
             Self::Tls(why) => write!(f, "TLS failed: {why}"),
+            Self::NoRoom(most) => write!(
+                f,
+                "{most} connections to the API server are open already, or all but a quarter for requests that last"
+            ),
             Self::NoStream(limit) => write!(f, "no stream came free within {}s", limit.as_secs()),
             Self::Unasked => write!(f, "it changed to a protocol that was not asked for"),
             Self::TooManyWaiting(most) => {

@@ -34,6 +34,7 @@ use crate::upstream::forward::Turn;
 use crate::upstream::headers;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Own;
+use crate::upstream::pool::Place;
 use crate::upstream::pool::Pool;
 
 /// The request timeout that kube-apiserver's delegating authentication has for a `TokenReview`.
@@ -119,7 +120,11 @@ impl Elsewhere {
             proxy: None,
         };
         let pool = elsewhere_pool(target, self.roots, &self.metrics);
-        let sent = pool.send(headers::elsewhere(path), RequestBody::empty());
+        let sent = pool.send(
+            headers::elsewhere(path),
+            RequestBody::empty(),
+            Place::Shared,
+        );
         let reply = exchange(sent.await).await;
         pool.renew();
         reply
@@ -155,7 +160,7 @@ impl Pool<Own> {
     /// The request may have been executed; it is not counted.
     pub async fn ask(self: &Arc<Self>, request: Outbound<Own>, body: RequestBody) -> Sent {
         let method = request.method().clone();
-        let sent = self.send(request, body).await;
+        let sent = self.send(request, body, Place::Shared).await;
         let code = sent.as_ref().map(|(answer, _)| answer.status());
         let code = code.as_ref().map_or("<error>", StatusCode::as_str);
         self.metrics()

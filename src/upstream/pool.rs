@@ -3,7 +3,8 @@
 //! HTTP/2: requests share a few connections, each on the one with the fewest streams. When every connection has 75 % of
 //! the streams taken that the peer allows, another is opened, up to a limit; when every stream is taken, requests wait,
 //! a bounded number of them. HTTP/1.1: a stack of idle connections, the last used first, so that the rest can go
-//! idle and be closed. Nothing is awaited under the lock.
+//! idle and be closed; requests that last and that somebody else fills (logs, proxies) are on these whatever the API server
+//! speaks. Nothing is awaited under the lock.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -18,7 +19,6 @@ use std::time::Instant;
 use hyper::client::conn::http1;
 use tokio::sync::Notify;
 use tokio::sync::Semaphore;
-use tokio::sync::SemaphorePermit;
 use tokio::time::timeout;
 use tokio::time::timeout_at;
 
@@ -41,8 +41,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 /// Most requests that wait for an HTTP/2 stream or for the first connection; one more is told so at once.
 const MOST_WAITING: usize = 1024;
 
-/// Handshakes for upgrades that are under way at a time, of each worker and way.
-const UPGRADES_AT_A_TIME: usize = 32;
+/// Handshakes for requests that last that are under way at a time, of each worker and way.
+const HANDSHAKES_AT_A_TIME: usize = 32;
 
 /// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -62,8 +62,8 @@ pub struct Pool<W> {
     changed: Notify,
     waiting: AtomicUsize,
     budget: RetryBudget,
-    /// Connections for upgrades that may be opened at a time: each costs the API server a handshake, whoever asks.
-    upgrades: Semaphore,
+    /// Connections for requests that last, of which so many are opened at a time: each costs the API server a handshake.
+    handshakes: Semaphore,
     metrics: Arc<Metrics>,
 }
 
@@ -79,6 +79,16 @@ struct State {
     failed: Option<(Instant, ForwardError)>,
     /// Until then no connection is opened beside others.
     pause: Option<Instant>,
+}
+
+/// On what a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A connection with others on it, if the API server speaks HTTP/2.
+    Shared,
+    /// An HTTP/1.1 connection, for what lasts and is sent by whoever the client likes: a log, a Pod behind the API server's proxy.
+    /// On a shared one, small frames that its client does not read would cost the others their connection.
+    Apart,
 }
 
 /// A connection's turn for one request; dropping it gives the turn back.
@@ -153,7 +163,7 @@ impl<W: Way> Pool<W> {
             changed: Notify::new(),
             waiting: AtomicUsize::new(0),
             budget: RetryBudget::default(),
-            upgrades: Semaphore::new(UPGRADES_AT_A_TIME),
+            handshakes: Semaphore::new(HANDSHAKES_AT_A_TIME),
             metrics,
         })
     }
@@ -166,13 +176,16 @@ impl<W: Way> Pool<W> {
         &self.budget
     }
 
-    /// A turn to open a connection for an upgrade; given back by its drop.
-    pub(super) async fn upgrade_turn(&self) -> Result<SemaphorePermit<'_>, ForwardError> {
-        let turn = self.upgrades.acquire();
-        match timeout(LONGEST_WAIT, turn).await {
-            Ok(turn) => turn.map_err(|_| ForwardError::Closed),
-            Err(_) => Err(ForwardError::NoStream(LONGEST_WAIT)),
-        }
+    /// Opens an HTTP/1.1 connection for a request that lasts, when its turn has come.
+    pub(super) async fn connect_http1(&self) -> Result<Connection, ForwardError> {
+        let _turn = match timeout(LONGEST_WAIT, self.handshakes.acquire()).await {
+            Ok(turn) => turn.map_err(|_| ForwardError::Closed)?,
+            Err(_) => return Err(ForwardError::NoStream(LONGEST_WAIT)),
+        };
+        let opened = self.connector.connect_http1().await;
+        let protocol = opened.as_ref().map(|_| Protocol::Http1).ok();
+        self.metrics.connected(W::NAME, protocol);
+        opened
     }
 
     pub(super) fn address(&self) -> &str {
@@ -190,8 +203,11 @@ impl<W: Way> Pool<W> {
     ///
     /// # Cancel safety
     /// Nothing is lost: a connection that is being opened goes on and serves somebody else.
-    pub(super) async fn lease(self: &Arc<Self>) -> Result<Lease<W>, ForwardError> {
+    pub(super) async fn lease(self: &Arc<Self>, place: Place) -> Result<Lease<W>, ForwardError> {
         let asked = Clock.now();
+        if place == Place::Apart {
+            return Box::pin(self.lease_apart(asked)).await;
+        }
         match self.choose(asked) {
             Choice::Take(lease) => return Ok(lease),
             // In boxes: who takes what is there does not pay for the room.
@@ -199,6 +215,30 @@ impl<W: Way> Pool<W> {
             Choice::Wait => {}
         }
         Box::pin(self.wait_for_lease(asked)).await
+    }
+
+    async fn lease_apart(self: &Arc<Self>, asked: Instant) -> Result<Lease<W>, ForwardError> {
+        let (idle, generation) = {
+            let mut state = self.state();
+            (state.idle_connection(asked), state.generation)
+        };
+        let sender = match idle {
+            Some(sender) => sender,
+            None => self.speak_http1(self.connect_http1().await?).await?,
+        };
+        Ok(self.own1(sender, generation))
+    }
+
+    fn own1(
+        self: &Arc<Self>,
+        sender: http1::SendRequest<RequestBody>,
+        generation: u64,
+    ) -> Lease<W> {
+        Lease::Http1(Own1 {
+            sender: Some(sender),
+            generation,
+            pool: Arc::clone(self),
+        })
     }
 
     async fn wait_for_lease(self: &Arc<Self>, asked: Instant) -> Result<Lease<W>, ForwardError> {
@@ -247,12 +287,7 @@ impl<W: Way> Pool<W> {
             return lease.map_or(Choice::Wait, Choice::Take);
         }
         if let Some(sender) = state.idle_connection(now) {
-            let pool = Arc::clone(self);
-            return Choice::Take(Lease::Http1(Own1 {
-                sender: Some(sender),
-                generation: state.generation,
-                pool,
-            }));
+            return Choice::Take(self.own1(sender, state.generation));
         }
         if state.speaks == Some(Protocol::Http1) || !W::HTTP2 {
             return Choice::Open;
@@ -280,11 +315,7 @@ impl<W: Way> Pool<W> {
             }));
         }
         let sender = self.speak_http1(connection).await?;
-        Ok(Lease::Http1(Own1 {
-            sender: Some(sender),
-            generation,
-            pool: Arc::clone(self),
-        }))
+        Ok(self.own1(sender, generation))
     }
 
     async fn speak_http1(

@@ -24,8 +24,8 @@ pub(super) const MOST_STREAMS: usize = 256;
 const CONNECTION_WINDOW: u32 = 256 * STREAM_WINDOW;
 
 /// Small frames that nobody has read count for up to 256 bytes each; beyond this the library gives the connection up, and
-/// with it everybody's answers. Logs come in small frames, and some who follow one stop reading: this is for a hundred
-/// streams full of short lines.
+/// with it everybody's answers. Those of logs and proxies, which others than the API server write, come on connections of
+/// their own; what is left is watches whose events are short, and this is for [`MOST_STREAMS`] of them that nobody reads.
 const UNREAD_SMALL_FRAMES: usize = 256 << 20;
 
 /// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS`: a dead path is found within the sum of the two instead of 15 minutes.

@@ -41,18 +41,9 @@ impl<W: Way> Pool<W> {
         body: RequestBody,
         protocol: HeaderValue,
     ) -> Result<Response<AnswerBody>, ForwardError> {
-        let turn = self.upgrade_turn().await?;
-        let opened = self.connector().connect_http1().await;
-        drop(turn);
-        self.metrics().connected(
-            W::NAME,
-            opened
-                .as_ref()
-                .map(|_| super::connector::Protocol::Http1)
-                .ok(),
-        );
+        let connection = self.connect_http1().await?;
         let (mut sender, driver) = settings::client_http1()
-            .handshake(opened?)
+            .handshake(connection)
             .await
             .map_err(ForwardError::reset)?;
         let open = self.metrics().open(W::NAME);

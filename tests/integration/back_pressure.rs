@@ -61,9 +61,7 @@ async fn a_client_that_does_not_read_stops_the_upstream() {
         let mut upstream = Upstream::preferring(far).await;
         let weir = weir::before(upstream.address).start().await;
         let mut client = weir.alice(near);
-        let mut call = client
-            .send(Ask::get("/api/v1/namespaces/a/pods/b/log?follow=1"))
-            .await;
+        let mut call = client.send(Ask::get("/api/v1/pods?watch=1")).await;
         let mut exchange = upstream.next().await;
         exchange.begin(200, &[]).await;
         assert_eq!(call.head().await.status, 200);
@@ -87,7 +85,7 @@ async fn an_upstream_that_does_not_read_stops_the_client() {
         let mut upstream = Upstream::preferring(far).await;
         let weir = weir::before(upstream.address).start().await;
         let mut client = weir.alice(near);
-        let target = "/api/v1/namespaces/a/pods/b/proxy/upload";
+        let target = "/api/v1/namespaces/a/pods";
         let call = client.send(Ask::new("POST", target).streamed()).await;
         let mut exchange = upstream.next().await;
         let sent = Arc::new(AtomicUsize::new(0));

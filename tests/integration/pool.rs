@@ -1,5 +1,7 @@
 //! Connections to the upstream are shared and reused, and there are as many as the load asks for, up to a limit.
 
+use ::weir::upstream::room::Room;
+
 use crate::support::Http;
 use crate::support::client::Ask;
 use crate::support::client::Call;
@@ -288,7 +290,7 @@ async fn a_slow_reader_does_not_stop_the_others_on_its_connection() {
     let mut calls = Vec::new();
     let mut floods = tokio::task::JoinSet::new();
     for _ in 0..10 {
-        calls.push(slow.send(Ask::get("/api/v1/namespaces/a/pods/b/log")).await);
+        calls.push(slow.send(Ask::get("/api/v1/pods?watch=1")).await);
         let mut exchange = upstream.next().await;
         exchange.begin(200, &[]).await;
         floods.spawn(async move { while exchange.try_send(vec![7; 64 << 10]).await.is_ok() {} });
@@ -334,4 +336,76 @@ async fn while_no_other_connection_can_be_had_the_waiting_do_not_try_without_a_p
     assert_eq!(waiting.answer().await.status, 200);
     server.send(&Frame::ok(stream, true)).await;
     assert_eq!(first.answer().await.status, 200);
+}
+
+/// What lasts, and what somebody else than the API server writes.
+const APART: [&str; 4] = [
+    "/api/v1/namespaces/a/pods/b/log?follow=true",
+    "/api/v1/namespaces/a/pods/b/proxy/stream",
+    "/api/v1/namespaces/a/services/b/proxy/",
+    "/api/v1/nodes/n1/proxy/logs/",
+];
+
+#[tokio::test]
+async fn what_others_than_the_api_server_write_never_shares_a_connection() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    let mut client = weir.alice(Http::Two);
+    let shared = ["/api/v1/pods?watch=1", LIST];
+    let mut open = Vec::new();
+    for target in shared.into_iter().chain(APART).chain(shared) {
+        let call = client.send(Ask::get(target)).await;
+        let exchange = upstream.next().await;
+        let http = if shared.contains(&target) {
+            Http::Two
+        } else {
+            Http::One
+        };
+        assert_eq!(exchange.peer.http, http, "{target}");
+        open.push((call, exchange));
+    }
+    assert_eq!(upstream.connections(), 1 + APART.len());
+    answer_all(open).await;
+    // A connection whose request has come to its end serves another.
+    for target in APART {
+        let call = client.send(Ask::get(target)).await;
+        upstream.next().await.reply(200, "done").await;
+        assert_eq!(call.answer().await.text(), "done");
+    }
+    assert_eq!(upstream.connections(), 1 + APART.len());
+}
+
+#[tokio::test]
+async fn what_lasts_leaves_connections_to_what_ends() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .with(|config| config.upstream.room = Room::of(4))
+        .start()
+        .await;
+    let mut client = weir.alice(Http::Two);
+    let mut open = Vec::new();
+    for target in &APART[..3] {
+        let call = client.send(Ask::get(target)).await;
+        open.push((call, upstream.next().await));
+    }
+    let refused = client.get(APART[3]).await;
+    assert_eq!(refused.status, 503);
+    assert_eq!(refused.told().cause, "weir/upstream-connections");
+    assert_eq!(refused.headers.all("retry-after"), ["1"]);
+    let call = client.send(Ask::get(LIST)).await;
+    upstream.next().await.reply(200, "{}").await;
+    assert_eq!(
+        call.answer().await.status,
+        200,
+        "of the quarter that is kept"
+    );
+    // One that goes away makes room.
+    let (call, mut exchange) = open.pop().unwrap();
+    drop(call);
+    exchange.given_up().await;
+    let connections = "weir_upstream_connections{way=\"pass-through\"}";
+    weir.metric_becomes(connections, 3.0).await;
+    let call = client.send(Ask::get(APART[3])).await;
+    upstream.next().await.reply(200, "{}").await;
+    assert_eq!(call.answer().await.status, 200);
 }

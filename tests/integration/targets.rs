@@ -147,9 +147,13 @@ async fn a_target_goes_on_byte_for_byte() {
     for target in FORWARDED.into_iter().filter(|target| target.is_ascii()) {
         let call = client.send(Ask::get(target)).await;
         let exchange = upstream.next().await;
+        let apart = ["%2Flog", "%2flog", "/proxy/"]
+            .iter()
+            .any(|last| target.contains(last));
+        let http = if apart { Http::One } else { Http::Two };
         assert_eq!(
             (exchange.asked.target.as_str(), exchange.peer.http),
-            (target, Http::Two)
+            (target, http)
         );
         exchange.reply(200, "{}").await;
         call.answer().await;

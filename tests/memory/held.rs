@@ -64,6 +64,7 @@ use weir::upstream;
 use weir::upstream::Upstream;
 use weir::upstream::connector::Target;
 use weir::upstream::read_body::Budget;
+use weir::upstream::room::Room;
 
 /// Streams of the connection: half of them may be held.
 const STREAMS: u32 = 100;
@@ -133,6 +134,7 @@ async fn full() -> (Arc<Pipeline>, Permit) {
         roots: rustls::RootCertStore::empty(),
         front_proxy: None,
         most_connections: 1,
+        room: Room::of(1024),
     };
     let metrics = upstream::Metrics::register(&registry);
     let witness: Arc<dyn Witness> = Arc::new(Onlooker);

@@ -23,6 +23,7 @@ use weir::upstream;
 use weir::upstream::connector::Target;
 use weir::upstream::credentials::Source;
 use weir::upstream::headers::IdentityHeaders;
+use weir::upstream::room::Room;
 
 use crate::support::Http;
 use crate::support::LIMIT;
@@ -103,6 +104,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             roots: pki().servers.roots(),
             front_proxy: Some(pki().proxy.certified_key()),
             most_connections: 8,
+            room: Room::of(1024),
         },
         own: Source::Given {
             certificate: None,
