@@ -385,23 +385,26 @@ impl Pipeline {
         Some(Listing::new(controller, &head.method, target))
     }
 
-    /// Sends the request; one that asks for another protocol has a connection of its own, and so no turn.
+    /// Sends the request, by the kind of connection that it needs.
     async fn send(
         &self,
         info: &RequestInfo<'_>,
         request: Dressed,
         body: RequestBody,
         upgrade: Option<&(HeaderValue, OnUpgrade)>,
-    ) -> Result<(Response<AnswerBody>, Option<Box<dyn Turn>>), ForwardError> {
+    ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
         if let Some((protocol, _)) = upgrade {
             let sent = self.upstream.send_upgrade(request, body, protocol.clone());
-            return Box::pin(sent).await.map(|answer| (answer, None));
+            return Box::pin(sent).await;
         }
-        // A watch's events are the API server's own, and there are too many of them for a connection each.
-        let apart = info.long_running() && *info.verb() != Verb::Watch;
-        let place = if apart { Place::Apart } else { Place::Shared };
-        let (answer, turn) = self.upstream.send(request, body, place).await?;
-        Ok((answer, Some(turn)))
+        let place = if *info.verb() == Verb::Watch {
+            Place::SharedForLong // there are too many of them for a connection each
+        } else if info.long_running() {
+            Place::Apart
+        } else {
+            Place::Shared
+        };
+        self.upstream.send(request, body, place).await
     }
 
     /// What weir's end waits for: requests, then watches; other long-running ones are cut off, as upstream does.

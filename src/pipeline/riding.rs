@@ -46,7 +46,7 @@ const INITIAL_EVENTS_END: &[u8] = b"k8s.io/initial-events-end";
 
 /// Dropped in this order: the turn, the record, what it held.
 pub(super) struct Riding {
-    pub(super) turn: Option<Box<dyn Turn>>,
+    pub(super) turn: Box<dyn Turn>,
     pub(super) trace: Trace,
     pub(super) held: Held,
     pub(super) list: Option<Box<Counting>>,
@@ -82,9 +82,7 @@ impl Guard for Riding {
     }
 
     fn complete(&mut self) {
-        if let Some(turn) = &mut self.turn {
-            turn.complete();
-        }
+        self.turn.complete();
         if let Some(list) = self.list.take() {
             list.learn();
         }

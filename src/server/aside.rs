@@ -37,13 +37,17 @@ pub(super) async fn beside<M: Future, A: Future>(
             Some(bell) if bell.task.will_wake(task) => bell,
             other => other.insert(Bell::rung(task)),
         };
+        // First, so that what has come in is seen before the connection is found to be quiet.
+        if let Poll::Ready(came) = main.as_mut().poll(cx) {
+            return Poll::Ready(First::Main(came));
+        }
         if bell.answer() {
             let waker = Waker::from(Arc::clone(bell));
             if let Poll::Ready(came) = aside.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return Poll::Ready(First::Aside(came));
             }
         }
-        main.as_mut().poll(cx).map(First::Main)
+        Poll::Pending
     })
     .await
 }

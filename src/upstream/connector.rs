@@ -26,14 +26,18 @@ use crate::upstream::ForwardError;
 use crate::upstream::headers::Way;
 use crate::upstream::room::Room;
 use crate::upstream::room::Taken;
+use crate::upstream::settings;
 use crate::wire::Wire;
 
 /// Longest that a connection may take from the first packet to the end of the TLS handshake: long enough for a lost
 /// SYN or two, short enough for a client to see the failure.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Probes on an idle TCP connection, as client-go's dialer has them; the only watch over an upgraded one.
+/// Probes on an idle TCP connection, the only watch over one that speaks HTTP/1.1 or was upgraded: after so long, as client-go's
+/// dialer has it, and given up when as much time has gone without an answer as PING has on HTTP/2.
 const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE_ANSWER: Duration = settings::PING_ANSWER;
+const KEEPALIVE_QUESTIONS: u32 = 3;
 
 /// Where the API server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +87,7 @@ pub struct Connector<W> {
     target: Target,
     /// ALPN h2 and http/1.1, or http/1.1 only where the way wants it.
     any: Arc<ClientConfig>,
-    /// ALPN http/1.1 only: for upgrades, which HTTP/2 has none of.
+    /// ALPN http/1.1 only: for upgrades, which HTTP/2 has none of, and for what is to have a connection to itself.
     http1: Arc<ClientConfig>,
     /// Where clients' requests have their connections; weir's own are few.
     room: Option<Room>,
@@ -110,6 +114,14 @@ impl<W: Way> Connector<W> {
         }
     }
 
+    /// The place of a request that lasts, for as long as it has a connection to itself.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn last(&self) -> Result<Option<Taken>, ForwardError> {
+        self.room.as_ref().map(Room::last).transpose()
+    }
+
     /// Host and port of the upstream.
     #[must_use]
     pub fn authority(&self) -> &Authority {
@@ -124,11 +136,10 @@ impl<W: Way> Connector<W> {
     /// # Cancel safety
     /// Dropping the future closes what was opened.
     pub async fn connect(&self) -> Result<(Connection, Protocol), ForwardError> {
-        let place = self.room.as_ref().map(Room::take).transpose()?;
-        self.connect_with(Arc::clone(&self.any), place).await
+        self.connect_with(Arc::clone(&self.any)).await
     }
 
-    /// A new connection that speaks HTTP/1.1, for a request that lasts.
+    /// A new connection that speaks HTTP/1.1.
     ///
     /// # Errors
     /// As [`Connector::connect`].
@@ -136,8 +147,7 @@ impl<W: Way> Connector<W> {
     /// # Cancel safety
     /// As [`Connector::connect`].
     pub async fn connect_http1(&self) -> Result<Connection, ForwardError> {
-        let place = self.room.as_ref().map(Room::take_lasting).transpose()?;
-        self.connect_with(Arc::clone(&self.http1), place)
+        self.connect_with(Arc::clone(&self.http1))
             .await
             .map(|(connection, _)| connection)
     }
@@ -145,8 +155,8 @@ impl<W: Way> Connector<W> {
     async fn connect_with(
         &self,
         tls: Arc<ClientConfig>,
-        place: Option<Taken>,
     ) -> Result<(Connection, Protocol), ForwardError> {
+        let place = self.room.as_ref().map(Room::take).transpose()?;
         timeout(CONNECT_TIMEOUT, async {
             let tcp = self.reach(place).await?;
             let stream = TlsConnector::from(tls)
@@ -192,7 +202,8 @@ async fn dial(
     let _ = stream.set_nodelay(true); // a connection without it works, if slower
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE)
-        .with_interval(KEEPALIVE);
+        .with_interval(KEEPALIVE_ANSWER / KEEPALIVE_QUESTIONS)
+        .with_retries(KEEPALIVE_QUESTIONS);
     let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
     Ok(Wire::new(stream, place))
 }

@@ -130,7 +130,7 @@ impl Upstream {
                 own: Arc::clone(own),
             }),
             pass_through: pool(config, None, room(), metrics),
-            stranger: pool(config, None, room(), metrics),
+            stranger: pool(config, None, Some(config.room.for_strangers()), metrics),
             metrics: Arc::clone(metrics),
         }
     }
@@ -193,7 +193,7 @@ impl Upstream {
         request: Dressed,
         body: RequestBody,
         protocol: HeaderValue,
-    ) -> Result<Response<AnswerBody>, ForwardError> {
+    ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
         let sent = match request {
             Dressed::Asserting(head) => self.asserting()?.send_upgrade(head, body, protocol).await,
             Dressed::Impersonating(head) => {
@@ -289,7 +289,7 @@ pub enum ForwardError {
     ConnectTimeout(Duration),
     /// weir's own credential is over.
     NoCredential(Arc<Expired>),
-    /// This many connections to the API server are open already.
+    /// Of this many connections to the API server there is none left for such a request.
     NoRoom(usize),
     /// No stream came free in this time.
     NoStream(Duration),
@@ -394,7 +394,7 @@ impl fmt::Display for ForwardError {
             Self::Tls(why) => write!(f, "TLS failed: {why}"),
             Self::NoRoom(most) => write!(
                 f,
-                "{most} connections to the API server are open already, or all but a quarter for requests that last"
+                "of {most} connections to the API server there is none left for such a request"
             ),
             Self::NoStream(limit) => write!(f, "no stream came free within {}s", limit.as_secs()),
             Self::Unasked => write!(f, "it changed to a protocol that was not asked for"),
@@ -490,11 +490,12 @@ impl Metrics {
         open
     }
 
-    fn connected(&self, way: &str, protocol: Option<Protocol>) {
-        let result = match protocol {
-            Some(Protocol::Http1) => "http1",
-            Some(Protocol::Http2) => "http2",
-            None => "failed",
+    fn connected(&self, way: &str, tried: Result<Protocol, &ForwardError>) {
+        let result = match tried {
+            Ok(Protocol::Http1) => "http1",
+            Ok(Protocol::Http2) => "http2",
+            Err(ForwardError::NoRoom(_)) => return, // nothing was tried
+            Err(_) => "failed",
         };
         self.connects.with_label_values(&[way, result]).inc();
     }

@@ -32,6 +32,7 @@ use crate::upstream::connector::Protocol;
 use crate::upstream::headers::Way;
 use crate::upstream::http2::Shared;
 use crate::upstream::retry_budget::RetryBudget;
+use crate::upstream::room::Taken;
 use crate::upstream::settings;
 
 /// An idle HTTP/1.1 connection is closed after this long: well below the 90 s after which kube-apiserver closes it
@@ -43,6 +44,9 @@ const MOST_WAITING: usize = 1024;
 
 /// Handshakes for requests that last that are under way at a time, of each worker and way.
 const HANDSHAKES_AT_A_TIME: usize = 32;
+
+/// How long the rest of an upload may take that goes on after its answer has ended; then it costs the connection.
+const LEFTOVERS: Duration = Duration::from_secs(1);
 
 /// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -61,6 +65,8 @@ pub struct Pool<W> {
     /// Something became free, was opened, or failed.
     changed: Notify,
     waiting: AtomicUsize,
+    /// Likewise, for a connection's handshake.
+    waiting_apart: AtomicUsize,
     budget: RetryBudget,
     /// Connections for requests that last, of which so many are opened at a time: each costs the API server a handshake.
     handshakes: Semaphore,
@@ -84,9 +90,11 @@ struct State {
 /// On what a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A connection with others on it, if the API server speaks HTTP/2.
+    /// For a request that ends: a connection with others on it, if HTTP/2 can be spoken.
     Shared,
-    /// An HTTP/1.1 connection, for what lasts and is sent by whoever the client likes: a log, a Pod behind the API server's proxy.
+    /// For a watch, which lasts: likewise.
+    SharedForLong,
+    /// For what lasts and is sent by whoever the client likes (a log, a Pod behind the API server's proxy): an HTTP/1.1 connection.
     /// On a shared one, small frames that its client does not read would cost the others their connection.
     Apart,
 }
@@ -102,11 +110,14 @@ pub(super) struct Own1<W: Way> {
     pub(super) sender: Option<http1::SendRequest<RequestBody>>,
     generation: u64,
     pool: Arc<Pool<W>>,
+    /// The place of a request that lasts.
+    lasting: Option<Taken>,
 }
 
 impl<W: Way> Own1<W> {
     /// The exchange has come to its end: the connection may serve another.
     pub(super) fn complete(&mut self) {
+        self.lasting = None;
         let Some(mut sender) = self.sender.take() else {
             return;
         };
@@ -115,7 +126,7 @@ impl<W: Way> Own1<W> {
             pool.put_back(sender, generation);
         } else if !sender.is_closed() {
             tokio::spawn(async move {
-                if sender.ready().await.is_ok() {
+                if let Ok(Ok(())) = timeout(LEFTOVERS, sender.ready()).await {
                     pool.put_back(sender, generation);
                 }
             });
@@ -162,6 +173,7 @@ impl<W: Way> Pool<W> {
             state: Mutex::default(),
             changed: Notify::new(),
             waiting: AtomicUsize::new(0),
+            waiting_apart: AtomicUsize::new(0),
             budget: RetryBudget::default(),
             handshakes: Semaphore::new(HANDSHAKES_AT_A_TIME),
             metrics,
@@ -178,13 +190,14 @@ impl<W: Way> Pool<W> {
 
     /// Opens an HTTP/1.1 connection for a request that lasts, when its turn has come.
     pub(super) async fn connect_http1(&self) -> Result<Connection, ForwardError> {
+        let _waiting = Waiting::enter(&self.waiting_apart, &self.metrics)?;
         let _turn = match timeout(LONGEST_WAIT, self.handshakes.acquire()).await {
             Ok(turn) => turn.map_err(|_| ForwardError::Closed)?,
             Err(_) => return Err(ForwardError::NoStream(LONGEST_WAIT)),
         };
         let opened = self.connector.connect_http1().await;
-        let protocol = opened.as_ref().map(|_| Protocol::Http1).ok();
-        self.metrics.connected(W::NAME, protocol);
+        let tried = opened.as_ref().map(|_| Protocol::Http1);
+        self.metrics.connected(W::NAME, tried);
         opened
     }
 
@@ -202,22 +215,26 @@ impl<W: Way> Pool<W> {
     /// If there is none to be had; nothing has been sent then.
     ///
     /// # Cancel safety
-    /// Nothing is lost: a connection that is being opened goes on and serves somebody else.
+    /// Nothing is lost: an HTTP/2 connection that is being opened goes on and serves somebody else.
     pub(super) async fn lease(self: &Arc<Self>, place: Place) -> Result<Lease<W>, ForwardError> {
         let asked = Clock.now();
         if place == Place::Apart {
             return Box::pin(self.lease_apart(asked)).await;
         }
-        match self.choose(asked) {
-            Choice::Take(lease) => return Ok(lease),
+        let mut lease = match self.choose(asked) {
+            Choice::Take(lease) => lease,
             // In boxes: who takes what is there does not pay for the room.
-            Choice::Open => return Box::pin(self.open_http1()).await,
-            Choice::Wait => {}
+            Choice::Open => Box::pin(self.open_http1()).await?,
+            Choice::Wait => Box::pin(self.wait_for_lease(asked)).await?,
+        };
+        if let (Lease::Http1(own), Place::SharedForLong) = (&mut lease, place) {
+            own.lasting = self.connector.last().inspect_err(|_| own.complete())?;
         }
-        Box::pin(self.wait_for_lease(asked)).await
+        Ok(lease)
     }
 
     async fn lease_apart(self: &Arc<Self>, asked: Instant) -> Result<Lease<W>, ForwardError> {
+        let lasting = self.connector.last()?;
         let (idle, generation) = {
             let mut state = self.state();
             (state.idle_connection(asked), state.generation)
@@ -226,19 +243,18 @@ impl<W: Way> Pool<W> {
             Some(sender) => sender,
             None => self.speak_http1(self.connect_http1().await?).await?,
         };
-        Ok(self.own1(sender, generation))
+        let mut own = self.own1(sender, generation);
+        own.lasting = lasting;
+        Ok(Lease::Http1(own))
     }
 
-    fn own1(
-        self: &Arc<Self>,
-        sender: http1::SendRequest<RequestBody>,
-        generation: u64,
-    ) -> Lease<W> {
-        Lease::Http1(Own1 {
+    fn own1(self: &Arc<Self>, sender: http1::SendRequest<RequestBody>, generation: u64) -> Own1<W> {
+        Own1 {
             sender: Some(sender),
             generation,
             pool: Arc::clone(self),
-        })
+            lasting: None,
+        }
     }
 
     async fn wait_for_lease(self: &Arc<Self>, asked: Instant) -> Result<Lease<W>, ForwardError> {
@@ -286,11 +302,10 @@ impl<W: Way> Pool<W> {
             }
             return lease.map_or(Choice::Wait, Choice::Take);
         }
-        if let Some(sender) = state.idle_connection(now) {
-            return Choice::Take(self.own1(sender, state.generation));
-        }
         if state.speaks == Some(Protocol::Http1) || !W::HTTP2 {
-            return Choice::Open;
+            return state.idle_connection(now).map_or(Choice::Open, |sender| {
+                Choice::Take(Lease::Http1(self.own1(sender, state.generation)))
+            });
         }
         let failed_just_now = state.failed.as_ref().is_some_and(|(at, _)| *at >= now);
         if state.opening == 0 && !failed_just_now {
@@ -303,7 +318,7 @@ impl<W: Way> Pool<W> {
         let generation = self.state().generation;
         let opened = self.connector.connect().await;
         self.metrics
-            .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol).ok());
+            .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
         let (connection, protocol) = opened?;
         if protocol == Protocol::Http2 {
             // The upstream has learned HTTP/2 since (an upgrade of the cluster): the next request sees it.
@@ -315,7 +330,7 @@ impl<W: Way> Pool<W> {
             }));
         }
         let sender = self.speak_http1(connection).await?;
-        Ok(self.own1(sender, generation))
+        Ok(Lease::Http1(self.own1(sender, generation)))
     }
 
     async fn speak_http1(
@@ -342,7 +357,7 @@ impl<W: Way> Pool<W> {
         tokio::spawn(async move {
             let opened = pool.connector.connect().await;
             pool.metrics
-                .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol).ok());
+                .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
             let outcome = match opened {
                 Ok((connection, Protocol::Http2)) => pool.share(connection, 0).await.map(|_| {
                     pool.state().speaks = Some(Protocol::Http2);

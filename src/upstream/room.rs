@@ -7,57 +7,61 @@ use tokio::sync::Semaphore;
 
 use crate::upstream::ForwardError;
 
-/// One of so many places is kept from connections that last: streams that nobody ends must not keep requests that end from the
-/// API server.
-const KEPT: usize = 4;
-
-/// Places for connections, shared by all workers and ways.
+/// Places for connections, shared by all workers.
+///
+/// What lasts as long as its client likes must not keep requests that end from the API server, nor strangers those whom the API
+/// server knows: of HTTP/1.1 connections requests that last have half, strangers' a quarter, and a quarter is nobody's.
 #[derive(Clone, Debug)]
 pub struct Room {
     most: usize,
     all: Arc<Semaphore>,
     lasting: Arc<Semaphore>,
+    strangers: Arc<Semaphore>,
 }
 
-/// A connection's place, until it is dropped.
+/// One of the places, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Taken {
     _one: OwnedSemaphorePermit,
-    _lasting: Option<OwnedSemaphorePermit>,
 }
 
 impl Room {
     /// For this many connections.
     #[must_use]
     pub fn of(most: usize) -> Self {
-        let most = most.clamp(1, Semaphore::MAX_PERMITS);
+        let most = most.clamp(4, Semaphore::MAX_PERMITS); // one of each kind
+        let places = |places| Arc::new(Semaphore::new(places));
         Self {
             most,
-            all: Arc::new(Semaphore::new(most)),
-            lasting: Arc::new(Semaphore::new(most - most / KEPT)),
+            all: places(most),
+            lasting: places(most / 2),
+            strangers: places(most / 4),
         }
     }
 
-    /// A place for a connection that others may use after this request.
+    /// The same, for strangers.
+    #[must_use]
+    pub fn for_strangers(&self) -> Self {
+        Self {
+            lasting: Arc::clone(&self.strangers),
+            ..self.clone()
+        }
+    }
+
+    /// A connection's place.
     pub(super) fn take(&self) -> Result<Taken, ForwardError> {
-        self.place(&self.all).map(|one| Taken {
-            _one: one,
-            _lasting: None,
-        })
+        self.place(&self.all)
     }
 
-    /// A place for the connection of a request that lasts as long as its client likes.
-    pub(super) fn take_lasting(&self) -> Result<Taken, ForwardError> {
-        let lasting = self.place(&self.lasting)?;
-        self.place(&self.all).map(|one| Taken {
-            _one: one,
-            _lasting: Some(lasting),
-        })
+    /// The place of a request that lasts, while it has an HTTP/1.1 connection to itself.
+    pub(super) fn last(&self) -> Result<Taken, ForwardError> {
+        self.place(&self.lasting)
     }
 
-    fn place(&self, among: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ForwardError> {
-        Arc::clone(among)
-            .try_acquire_owned()
+    fn place(&self, among: &Arc<Semaphore>) -> Result<Taken, ForwardError> {
+        let taken = Arc::clone(among).try_acquire_owned();
+        taken
+            .map(|one| Taken { _one: one })
             .map_err(|_| ForwardError::NoRoom(self.most))
     }
 }
@@ -67,23 +71,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lasts_leaves_a_quarter_to_the_rest() {
+    fn what_lasts_leaves_half_and_strangers_have_a_quarter_of_their_own() {
         let room = Room::of(8);
-        let mut lasting: Vec<_> = (0..6).map(|_| room.take_lasting().unwrap()).collect();
-        assert!(matches!(room.take_lasting(), Err(ForwardError::NoRoom(8))));
-        let others = [room.take().unwrap(), room.take().unwrap()];
-        assert!(matches!(room.take(), Err(ForwardError::NoRoom(8))));
+        let strangers = room.for_strangers();
+        let full = |taken: Result<Taken, ForwardError>| {
+            assert!(matches!(taken, Err(ForwardError::NoRoom(8))));
+        };
+        let mut lasting: Vec<_> = (0..4).map(|_| room.last().unwrap()).collect();
+        full(room.last());
+        let _theirs = [strangers.last().unwrap(), strangers.last().unwrap()];
+        full(strangers.last());
         lasting.pop();
-        let _other = room.take().unwrap();
-        assert!(room.take_lasting().is_err(), "all are taken");
-        drop(others);
-        let _lasting = room.take_lasting().unwrap();
+        full(strangers.last());
+        let _again = room.last().unwrap();
+        let _all: Vec<_> = (0..8).map(|_| strangers.take().unwrap()).collect();
+        full(room.take());
     }
 
     #[test]
-    fn there_is_always_one() {
-        for most in [0, 1] {
-            assert!(Room::of(most).take_lasting().is_ok());
+    fn there_is_always_one_of_each() {
+        let room = Room::of(0);
+        for room in [room.for_strangers(), room] {
+            assert!(room.take().is_ok() && room.last().is_ok());
         }
     }
 }

@@ -22,13 +22,16 @@ use tokio::io::copy_bidirectional;
 use crate::upstream::ForwardError;
 use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
+use crate::upstream::forward::Turn;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Way;
 use crate::upstream::pool::Pool;
+use crate::upstream::room::Taken;
 use crate::upstream::settings;
 
 impl<W: Way> Pool<W> {
-    /// Sends a request that asks for `protocol`, on a connection of its own.
+    /// Sends a request that asks for `protocol`, on a connection of its own; the turn must be kept until the answer's body, or the
+    /// other protocol, has ended.
     ///
     /// # Errors
     /// What went wrong, and whose fault it is.
@@ -40,7 +43,8 @@ impl<W: Way> Pool<W> {
         head: Outbound<W>,
         body: RequestBody,
         protocol: HeaderValue,
-    ) -> Result<Response<AnswerBody>, ForwardError> {
+    ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
+        let lasting = self.connector().last()?;
         let connection = self.connect_http1().await?;
         let (mut sender, driver) = settings::client_http1()
             .handshake(connection)
@@ -55,9 +59,18 @@ impl<W: Way> Pool<W> {
         sender
             .send_request(request)
             .await
-            .map(|response| response.map(AnswerBody::from))
+            .map(|response| -> (_, Box<dyn Turn>) {
+                (response.map(AnswerBody::from), Box::new(Alone(lasting)))
+            })
             .map_err(ForwardError::reset)
     }
+}
+
+/// The turn of a request whose connection serves no other: its place among those that last.
+struct Alone(#[expect(dead_code, reason = "kept for its drop")] Option<Taken>);
+
+impl Turn for Alone {
+    fn complete(&mut self) {}
 }
 
 /// Passes bytes both ways until both sides have ended; a side that only stops sending leaves the other open. `passed` is

@@ -384,28 +384,69 @@ async fn what_lasts_leaves_connections_to_what_ends() {
         .await;
     let mut client = weir.alice(Http::Two);
     let mut open = Vec::new();
-    for target in &APART[..3] {
+    for target in &APART[..2] {
         let call = client.send(Ask::get(target)).await;
         open.push((call, upstream.next().await));
     }
-    let refused = client.get(APART[3]).await;
+    let refused = client.get(APART[2]).await;
     assert_eq!(refused.status, 503);
     assert_eq!(refused.told().cause, "weir/upstream-connections");
     assert_eq!(refused.headers.all("retry-after"), ["1"]);
     let call = client.send(Ask::get(LIST)).await;
     upstream.next().await.reply(200, "{}").await;
-    assert_eq!(
-        call.answer().await.status,
-        200,
-        "of the quarter that is kept"
-    );
-    // One that goes away makes room.
+    assert_eq!(call.answer().await.status, 200, "of what is kept");
+    // One that goes away makes room; so does one that ends, though its connection stays.
     let (call, mut exchange) = open.pop().unwrap();
     drop(call);
     exchange.given_up().await;
     let connections = "weir_upstream_connections{way=\"pass-through\"}";
-    weir.metric_becomes(connections, 3.0).await;
-    let call = client.send(Ask::get(APART[3])).await;
+    weir.metric_becomes(connections, 2.0).await;
+    for target in APART {
+        let call = client.send(Ask::get(target)).await;
+        upstream.next().await.reply(200, "{}").await;
+        assert_eq!(call.answer().await.status, 200);
+    }
+    assert_eq!(
+        weir.metric("weir_upstream_connects_total{result=\"failed\",way=\"pass-through\"}")
+            .await,
+        0.0,
+        "none was tried in vain"
+    );
+    assert_eq!(upstream.connections(), 4);
+}
+
+#[tokio::test]
+async fn an_idle_connection_of_what_lasted_is_not_taken_for_the_rest_s() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    let mut client = weir.alice(Http::Two);
+    let call = client.send(Ask::get(APART[0])).await;
+    upstream.next().await.reply(200, "done").await;
+    assert_eq!(call.answer().await.text(), "done");
+    let call = client.send(Ask::get(LIST)).await;
+    let exchange = upstream.next().await;
+    assert_eq!(exchange.peer.http, Http::Two);
+    exchange.reply(200, "{}").await;
+    assert_eq!(call.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn watches_of_an_upstream_of_http1_leave_connections_to_what_ends() {
+    let mut upstream = Upstream::speaking(HTTP1).await;
+    let weir = weir::before(upstream.address)
+        .with(|config| config.upstream.room = Room::of(8))
+        .start()
+        .await;
+    let mut client = weir.alice(Http::Two);
+    let mut open = Vec::new();
+    for _ in 0..4 {
+        let call = client.send(Ask::get("/api/v1/pods?watch=1")).await;
+        open.push((call, upstream.next().await));
+    }
+    let refused = client.get("/api/v1/pods?watch=1").await;
+    assert_eq!(refused.told().cause, "weir/upstream-connections");
+    let call = client.send(Ask::get(LIST)).await;
     upstream.next().await.reply(200, "{}").await;
     assert_eq!(call.answer().await.status, 200);
+    answer_all(open).await;
 }
