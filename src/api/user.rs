@@ -25,6 +25,15 @@ pub struct UserInfo {
 }
 
 impl UserInfo {
+    /// The bytes of all that it says.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        let extra = self.extra.iter();
+        let extra = extra.flat_map(|(key, values)| values.iter().chain([key]));
+        let texts = [&self.name, &self.uid].into_iter().chain(&self.groups);
+        texts.chain(extra).map(String::len).sum()
+    }
+
     /// The user of a request that carries no credential that weir could verify.
     #[must_use]
     pub fn anonymous() -> Self {

@@ -18,6 +18,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use crate::api::UserInfo;
+use crate::api::user::GROUP_MASTERS;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::Admitted;
 use crate::flowcontrol::controller::Controller;
@@ -88,20 +89,24 @@ impl Rejection {
 
     /// When it is worth coming back, and how to hold who comes back before. A rate has a token after a part of a second, which
     /// `Retry-After` cannot say: who does not wait is held for that long only, and one after the other, or the tokens that
-    /// come meanwhile would be nobody's.
+    /// come meanwhile would be nobody's. When a place comes free nobody knows.
     #[must_use]
     pub fn patience(&self) -> Wait {
         match self {
-            Self::Clients(TooMany { wait, .. }) | Self::Events(TooManyEvents { wait, .. }) => {
+            Self::Clients(TooMany { wait, .. }) | Self::Events(TooManyEvents { wait, .. })
+                if !wait.is_zero() =>
+            {
                 Wait {
                     time: (*wait).max(LEAST_TURN),
                     in_turn: true,
                 }
             }
-            Self::Fairness(_) | Self::MaxInFlight { .. } => Wait {
-                time: Duration::from_secs(self.retry_after().into()),
-                in_turn: false,
-            },
+            Self::Clients(_) | Self::Events(_) | Self::Fairness(_) | Self::MaxInFlight { .. } => {
+                Wait {
+                    time: Duration::from_secs(self.retry_after().into()),
+                    in_turn: false,
+                }
+            }
         }
     }
 
@@ -194,6 +199,15 @@ impl Admission {
             client: None,
             unanswered_since: None,
         })
+    }
+
+    /// Whether the request is one that is never refused here.
+    #[must_use]
+    pub fn exempts(&self, digest: &RequestDigest<'_>) -> bool {
+        match self {
+            Self::Fairness(controller) => controller.exempts(digest.info, digest.user),
+            Self::MaxInFlight(_) => digest.user.in_group(GROUP_MASTERS),
+        }
     }
 }
 

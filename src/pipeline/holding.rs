@@ -63,12 +63,12 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Of a new connection, on which so many requests can be at a time: half of them may be held, and one of one.
+    /// Of a new connection, on which so many requests can be at a time: at most half of them may be held, but one of one.
     #[must_use]
     pub fn new(requests_at_a_time: usize) -> Self {
         Self {
             told: Mutex::default(),
-            most: requests_at_a_time.div_ceil(2),
+            most: (requests_at_a_time / 2).max(1),
         }
     }
 }

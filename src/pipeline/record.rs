@@ -32,7 +32,7 @@ use crate::request_info::TargetError;
 use crate::upstream::read_body::Budget;
 use crate::upstream::read_body::Reserved;
 
-/// Targets, user agents and the addresses of proxies are no longer than this together as a rule, in bytes.
+/// Targets, user agents, the addresses of proxies, and users are no longer than this together as a rule, in bytes.
 const USUAL_LENGTH: usize = 512;
 
 /// One request, as far as it has come.
@@ -151,7 +151,11 @@ impl Record {
     fn length(&self) -> usize {
         let texts = [&self.forwarded_for, &self.user_agent];
         let texts = texts.into_iter().flatten().map(HeaderValue::len);
-        self.target.as_str().len() + texts.sum::<usize>()
+        let wish = self.audited.as_ref().map(|audited| &audited.wish);
+        let users = [Some(&self.user), Some(&self.counted), wish];
+        let users = users.into_iter().flatten().flatten();
+        let users = users.map(|user| user.length());
+        self.target.as_str().len() + texts.sum::<usize>() + users.sum::<usize>()
     }
 
     /// Copies what is a part of the connection's buffer, which would be kept as long as the record otherwise.
@@ -160,12 +164,11 @@ impl Record {
         if let Ok(target) = PathAndQuery::from_maybe_shared(target) {
             self.target = target;
         }
-        for text in [&mut self.forwarded_for, &mut self.user_agent] {
-            let copied = text
-                .as_ref()
-                .map(|text| HeaderValue::from_bytes(text.as_bytes()));
-            if let Some(Ok(copied)) = copied {
-                *text = Some(copied);
+        let id = self.audited.as_mut().map(|audited| &mut audited.id);
+        let texts = [self.forwarded_for.as_mut(), self.user_agent.as_mut(), id];
+        for text in texts.into_iter().flatten() {
+            if let Ok(copied) = HeaderValue::from_bytes(text.as_bytes()) {
+                *text = copied;
             }
         }
     }
@@ -415,6 +418,32 @@ mod tests {
         let outcomes: Vec<_> = told.iter().map(|(_, outcome, _)| *outcome).collect();
         let broken = Outcome::Refused(StatusCode::BAD_REQUEST);
         assert_eq!(outcomes, [Outcome::Rejected("event-bodies"), broken]);
+    }
+
+    #[test]
+    fn what_is_held_keeps_nothing_of_the_connection_s_buffer_and_of_users_what_there_is_room_for() {
+        let buffer = Bytes::from(vec![b'a'; 1 << 20]);
+        let piece = |range| HeaderValue::from_maybe_shared(buffer.slice(range)).unwrap();
+        let mut recorded = recorded(&Arc::default(), false);
+        let id = ("audit-id".parse().unwrap(), piece(0..36));
+        let mut audited = Audited::begin(&HeaderMap::from_iter([id]));
+        assert_eq!(audited.id.len(), 36);
+        recorded.record.user_agent = Some(piece(36..100));
+        let wish = UserInfo {
+            name: "b".repeat(1000),
+            ..UserInfo::anonymous()
+        };
+        audited.wish = Some(Arc::new(wish));
+        recorded.record.audited = Some(Box::new(audited));
+        let metrics =
+            crate::pipeline::trace::RequestMetrics::register(&crate::metrics::Registry::new());
+        let mut trace = Trace::started(metrics, Clock.now());
+        trace.recorded = Some(Box::new(recorded));
+        assert!(trace.keeps_to_itself(&Budget::new(1000)).is_none());
+        let room = Budget::new(2000);
+        let _reserved = trace.keeps_to_itself(&room).unwrap();
+        assert!(room.taken() > 1000);
+        assert!(buffer.is_unique());
     }
 
     #[test]

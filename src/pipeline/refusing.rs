@@ -109,11 +109,15 @@ impl Pipeline {
     ) -> Refusal {
         let RequestDigest { info, user } = digest;
         let can_wait = rejection.says_when() && !info.long_running() && !is_lease_write(info);
+        // What the levels would never refuse may meet a rate.
+        let by_rate = matches!(rejection, Rejection::Clients(_) | Rejection::Events(_));
+        let can_wait = can_wait && !(by_rate && self.admission.exempts(digest));
         let flow = can_wait.then(|| {
             let who = user.distinguisher();
             // Strangers are told apart by where they are.
             let from = (who == ANONYMOUS).then(|| peer.address.ip());
-            self.holding.flow((who, from, rejection.class()))
+            self.holding
+                .flow((who, from, rejection.limit(), rejection.class()))
         });
         Refusal::Rejected { rejection, flow }
     }

@@ -12,6 +12,7 @@ use ::weir::limits::events::enforce;
 use ::weir::limits::rates;
 
 use crate::support::Http;
+use crate::support::certificates::pki;
 use crate::support::client::Ask;
 use crate::support::client::Client;
 use crate::support::upstream::Upstream;
@@ -425,4 +426,55 @@ async fn an_event_that_was_read_and_is_refused_by_another_limit_does_not_cost_th
     upstream.assert_nothing_came();
     exchange.reply(201, "{}").await;
     assert_eq!(held.answer().await.status, 201);
+}
+
+const EVER_HELD: &str = "weir_rejection_hold_seconds_count";
+
+#[tokio::test]
+async fn what_is_exempt_is_never_held_whatever_refuses_it() {
+    let upstream = Upstream::start().await;
+    let rates = events(vec![limit(LimitType::Server, 1)], true);
+    let weir = weir::before(upstream.address)
+        .rates(rates)
+        .rejection_hold(Duration::from_secs(30))
+        .start()
+        .await;
+    let mut admin = weir.certified(Http::Two, &pki().admin);
+    let mut alice = weir.certified(Http::Two, &pki().alice);
+    let call = alice.send(Ask::post(EVENTS, "{}")).await; // the only token
+    for _ in 0..20 {
+        assert_eq!(admin.ask(Ask::post(EVENTS, "{}")).await.status, 429);
+    }
+    assert_eq!(weir.metric(EVER_HELD).await, 0.0);
+    drop(call);
+    for _ in 0..2 {
+        assert_eq!(alice.ask(Ask::post(EVENTS, "{}")).await.status, 429);
+    }
+    assert_eq!(weir.metric(EVER_HELD).await, 1.0);
+}
+
+#[tokio::test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "that the time has passed is what is shown, and by no clock of the program's"
+)]
+async fn who_does_not_wait_for_a_place_as_told_hears_no_when_the_time_is_over() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .rates(rule("  concurrency: 1\n"))
+        .rejection_hold(Duration::from_secs(30))
+        .start()
+        .await;
+    let mut alice = weir.alice(Http::Two);
+    let call = alice.send(Ask::get("/api/v1/pods")).await;
+    let exchange = upstream.next().await;
+    let began = std::time::Instant::now();
+    for _ in 0..2 {
+        let refused = alice.get("/api/v1/pods").await;
+        assert_eq!(refused.headers.all("retry-after"), ["1"]);
+    }
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    assert_eq!(weir.metric(EVER_HELD).await, 1.0);
+    exchange.reply(200, "{}").await;
+    assert_eq!(call.answer().await.status, 200);
 }

@@ -296,6 +296,14 @@ impl Controller {
         arrived + (time / WAIT_PART).min(LONGEST_WAIT)
     }
 
+    /// Whether the request would be led to a level that neither queues nor refuses.
+    #[must_use]
+    pub fn exempts(&self, info: &RequestInfo<'_>, user: &UserInfo) -> bool {
+        let snapshot = self.snapshot.load();
+        let classified = snapshot.matcher.classify(&RequestDigest::new(info, user));
+        classified.level.is_exempt()
+    }
+
     /// Classifies and estimates a request and brings it to its level.
     fn lead(&self, now: Instant, info: &RequestInfo<'_>, user: &UserInfo) -> Result<Led, Rejected> {
         let digest = RequestDigest::new(info, user);
