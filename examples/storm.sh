@@ -76,6 +76,7 @@ done
 # median CASE COLUMN
 median() { sort -n -k "$2,$2" "$dir/$1.runs" | awk -v c="$2" '{v[NR] = $c} END {print v[int((NR + 1) / 2)]}'; }
 capacity=$(median capacity 1)
+sed -n '/ of CPU for an answer/p' "$dir/api.out" # in the server's own words
 row() { # CASE WHAT
     local good
     good=$(median "$1" 1)

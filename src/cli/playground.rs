@@ -127,6 +127,8 @@ struct Made {
     folder: PathBuf,
     certificates: Certificates,
     server: ApiServer,
+    /// CPU time of an answer and of a refusal.
+    work: [Duration; 2],
 }
 
 fn prepare(args: &ServerArgs) -> Result<Made, Failure> {
@@ -172,6 +174,7 @@ fn prepare(args: &ServerArgs) -> Result<Made, Failure> {
         folder,
         certificates,
         server,
+        work: [args.service_cpu, args.refusal_cpu],
     })
 }
 
@@ -182,6 +185,7 @@ impl Made {
             folder,
             certificates,
             server: _,
+            work: [answer, refusal],
         } = self;
         let url = format!("https://{address}");
         kubeconfig::write(&folder.join("kubeconfig"), &url, certificates)?;
@@ -193,6 +197,11 @@ impl Made {
         let alice = certificates.users.iter().find(|user| user.name == "alice");
         let token = alice.map_or("", |alice| alice.token.as_str());
         let here = folder.display();
+        if !(answer.is_zero() && refusal.is_zero()) {
+            println!(
+                "The API server works {answer:?} of CPU for an answer, and {refusal:?} for a refusal of its own."
+            );
+        }
         println!("The API server is at {url}; everything about it is in {here}. Try:\n");
         println!("  kubectl --kubeconfig {here}/kubeconfig get nodes");
         println!("  kubectl --kubeconfig {here}/kubeconfig --context alice get pods -n default");
