@@ -189,11 +189,18 @@ impl<W: Way> Pool<W> {
     }
 
     /// Opens an HTTP/1.1 connection for a request that lasts, when its turn has come.
+    ///
+    /// # Errors
+    /// There is no connection to be had, or too many wait for their turn.
     pub(super) async fn connect_http1(&self) -> Result<Connection, ForwardError> {
-        let _waiting = Waiting::enter(&self.waiting_apart, &self.metrics)?;
-        let _turn = match timeout(LONGEST_WAIT, self.handshakes.acquire()).await {
-            Ok(turn) => turn.map_err(|_| ForwardError::Closed)?,
-            Err(_) => return Err(ForwardError::NoStream(LONGEST_WAIT)),
+        let _turn = match self.handshakes.try_acquire() {
+            Ok(turn) => turn,
+            Err(_) => {
+                let _waiting = Waiting::enter(&self.waiting_apart, &self.metrics)?;
+                let turn = timeout(LONGEST_WAIT, self.handshakes.acquire()).await;
+                turn.map_err(|_| ForwardError::NoStream(LONGEST_WAIT))?
+                    .map_err(|_| ForwardError::Closed)?
+            }
         };
         let opened = self.connector.connect_http1().await;
         let tried = opened.as_ref().map(|_| Protocol::Http1);

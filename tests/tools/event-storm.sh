@@ -68,7 +68,8 @@ for _ in 1 2 3; do
 done
 check_between "the others' 99th percentile is at most 3 times what it was ($quiet us)" 0 $((3 * quiet)) "$loud"
 accepted=$(metric "$ALLOWED")
-check_between 'a storm it was' 1000 100000000 "$(metric "$REJECTED")"
+# Few, as each is held until there is a token for it: more than one for each connection, all the same.
+check_between 'a storm it was' 200 100000000 "$(metric "$REJECTED")"
 check 'the API server holds what was accepted' "$accepted" "$(held)"
 stopped play
 summary
