@@ -36,6 +36,7 @@ use weir::flowcontrol::bootstrap::Class;
 use weir::flowcontrol::controller::Config;
 use weir::flowcontrol::controller::Controller;
 use weir::flowcontrol::controller::Enforcement;
+use weir::flowcontrol::controller::Times;
 use weir::metrics::Registry;
 use weir::request_info::RequestInfo;
 
@@ -67,7 +68,7 @@ fn info() -> RequestInfo<'static> {
 
 /// Admits a request that need not wait, and ends it.
 fn pass(controller: &Controller, info: &RequestInfo<'_>, user: &UserInfo, arrived: Instant) {
-    let admitted = pin!(controller.admit(info, user, arrived, None));
+    let admitted = pin!(controller.admit(info, user, Times::at(arrived)));
     let mut context = Context::from_waker(Waker::noop());
     match admitted.poll(&mut context) {
         Poll::Ready(Ok(admitted)) => drop(black_box(admitted)),

@@ -6,6 +6,9 @@
 use std::time::Instant;
 use std::time::SystemTime;
 
+use rustix::time::ClockId;
+use rustix::time::clock_gettime;
+
 /// Reads the monotonic clock and, where a date is meant, the wall clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Clock;
@@ -23,5 +26,12 @@ impl Clock {
     #[expect(clippy::disallowed_methods, reason = "this is the place that reads it")]
     pub fn wall(self) -> SystemTime {
         SystemTime::now()
+    }
+
+    /// The second since 1970 as of the system's last tick, a few milliseconds ago: for what looks at whole seconds only, at a
+    /// fifth of the cost.
+    #[must_use]
+    pub fn unix_second(self) -> i64 {
+        clock_gettime(ClockId::RealtimeCoarse).tv_sec
     }
 }

@@ -6,7 +6,11 @@
 
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::sync::PoisonError;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use prometheus::CounterVec;
 use prometheus::Histogram;
@@ -19,6 +23,11 @@ use prometheus::IntGaugeVec;
 use prometheus::Opts;
 use prometheus::TextEncoder;
 use prometheus::core::Collector;
+use prometheus::core::Desc;
+use prometheus::proto;
+use prometheus::proto::Bucket;
+use prometheus::proto::LabelPair;
+use prometheus::proto::MetricFamily;
 
 /// What `GET /metrics` shows.
 #[derive(Clone, Debug, Default)]
@@ -96,6 +105,24 @@ impl Registry {
         self.add(HistogramVec::new(opts, labels))
     }
 
+    /// A histogram for each value of `label` of what takes no time as a rule; `buckets` are upper bounds in seconds, none below
+    /// zero.
+    #[must_use]
+    pub fn histograms_of_little(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        buckets: &[f64],
+    ) -> HistogramsOfLittle {
+        let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        let made = HistogramVec::new(opts, &[label]);
+        self.add(made.map(|histograms| HistogramsOfLittle {
+            histograms,
+            nothings: Arc::default(),
+        }))
+    }
+
     /// What `collector` finds whenever somebody looks, for numbers that are kept elsewhere.
     #[expect(
         clippy::expect_used,
@@ -150,6 +177,84 @@ impl Registry {
     }
 }
 
+/// Histograms of times that are nothing as a rule: a lookup, not a wait. What is nothing costs one addition.
+#[derive(Clone, Debug)]
+pub struct HistogramsOfLittle {
+    histograms: HistogramVec,
+    /// Times of nothing, by the label's value. Held for a push or a sum.
+    nothings: Arc<Mutex<Vec<(String, Arc<AtomicU64>)>>>,
+}
+
+/// One of them.
+#[derive(Clone, Debug)]
+pub struct HistogramOfLittle {
+    histogram: Histogram,
+    /// Relaxed: a count that stands for nothing but itself.
+    nothing: Arc<AtomicU64>,
+}
+
+impl HistogramsOfLittle {
+    /// The one with this value of the label.
+    #[must_use]
+    pub fn with_label_value(&self, value: &str) -> HistogramOfLittle {
+        let nothing = Arc::new(AtomicU64::new(0));
+        self.nothings()
+            .push((value.to_owned(), Arc::clone(&nothing)));
+        HistogramOfLittle {
+            histogram: self.histograms.with_label_values(&[value]),
+            nothing,
+        }
+    }
+
+    fn nothings(&self) -> MutexGuard<'_, Vec<(String, Arc<AtomicU64>)>> {
+        self.nothings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HistogramOfLittle {
+    /// Counts a time.
+    pub fn observe(&self, time: Duration) {
+        if time.is_zero() {
+            self.nothing.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.histogram.observe(time.as_secs_f64());
+        }
+    }
+}
+
+impl Collector for HistogramsOfLittle {
+    fn desc(&self) -> Vec<&Desc> {
+        self.histograms.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let nothings = self.nothings();
+        let mut families = self.histograms.collect();
+        for metric in families.iter_mut().flat_map(MetricFamily::mut_metric) {
+            let label = metric.get_label().first().map(LabelPair::value);
+            let these = nothings.iter().filter(|(value, _)| Some(&**value) == label);
+            let zeros: u64 = these.map(|(_, zeros)| zeros.load(Ordering::Relaxed)).sum();
+            metric.set_histogram(with_zeros(metric.get_histogram(), zeros));
+        }
+        families
+    }
+}
+
+/// The same with so many zeros more, which are in every bucket.
+fn with_zeros(seen: &proto::Histogram, zeros: u64) -> proto::Histogram {
+    let buckets = seen.get_bucket().iter().map(|seen| {
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(seen.upper_bound());
+        bucket.set_cumulative_count(seen.cumulative_count() + zeros);
+        bucket
+    });
+    let mut shown = proto::Histogram::default();
+    shown.set_bucket(buckets.collect());
+    shown.set_sample_count(seen.get_sample_count() + zeros);
+    shown.set_sample_sum(seen.get_sample_sum());
+    shown
+}
+
 /// Counts one in a gauge until it is dropped.
 #[derive(Debug)]
 pub struct Counted(IntGauge);
@@ -166,5 +271,38 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_no_time_is_in_every_bucket_of_its_own_histogram() {
+        let registry = Registry::new();
+        let times = registry.histograms_of_little("times", "Times.", "of", &[0.0, 0.5, 1.0]);
+        let (known, unknown) = (
+            times.with_label_value("known"),
+            times.with_label_value("unknown"),
+        );
+        known.observe(Duration::ZERO);
+        known.observe(Duration::ZERO);
+        known.observe(Duration::from_millis(700));
+        unknown.observe(Duration::from_secs(2));
+        let text = registry.render();
+        for (of, counts, sum) in [("known", [2, 2, 3, 3], 0.7), ("unknown", [0, 0, 0, 1], 2.0)] {
+            for (bound, count) in ["0", "0.5", "1", "+Inf"].iter().zip(counts) {
+                let line = format!("times_bucket{{of=\"{of}\",le=\"{bound}\"}} {count}\n");
+                assert!(text.contains(&line), "{line} in {text}");
+            }
+            let [.., count] = counts;
+            for line in [
+                format!("times_sum{{of=\"{of}\"}} {sum}\n"),
+                format!("times_count{{of=\"{of}\"}} {count}\n"),
+            ] {
+                assert!(text.contains(&line), "{line} in {text}");
+            }
+        }
     }
 }

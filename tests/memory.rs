@@ -30,6 +30,7 @@ use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::controller::Config;
 use weir::flowcontrol::controller::Controller;
 use weir::flowcontrol::controller::Enforcement;
+use weir::flowcontrol::controller::Times;
 use weir::metrics::Registry;
 use weir::observe::talkers::Name;
 use weir::observe::talkers::Talkers;
@@ -110,7 +111,7 @@ fn an_admission_without_a_wait_allocates_nothing() {
         for (method, target) in asked {
             for user in &users {
                 let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-                let admitted = pin!(controller.admit(&info, user, Instant::now(), None));
+                let admitted = pin!(controller.admit(&info, user, Times::at(Instant::now())));
                 let Poll::Ready(Ok(admitted)) = admitted.poll(&mut context) else {
                     panic!("there are seats for all");
                 };
@@ -145,7 +146,7 @@ fn a_request_that_waits_takes_less_than_1_kib_and_leaves_little_behind() {
         .collect();
     let now = Instant::now();
     let mut context = Context::from_waker(Waker::noop());
-    let first = pin!(controller.admit(&info, &users[0], now, None));
+    let first = pin!(controller.admit(&info, &users[0], Times::at(now)));
     let Poll::Ready(Ok(the_seat)) = first.poll(&mut context) else {
         panic!("there is one seat");
     };
@@ -155,7 +156,7 @@ fn a_request_that_waits_takes_less_than_1_kib_and_leaves_little_behind() {
         .cycle()
         .take(WAITING)
         .map(|user| {
-            let admission = controller.admit(&info, user, now, None);
+            let admission = controller.admit(&info, user, Times::at(now));
             Box::pin(async { admission.await.is_ok() }) as Admission<'_>
         })
         .collect();

@@ -20,17 +20,25 @@ pub mod request_header;
 pub mod token_file;
 pub mod tokens;
 
+use std::borrow::Cow;
+use std::future::Future;
+use std::future::Ready;
+use std::future::ready;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 use std::time::SystemTime;
 
+use futures_util::future::Either;
 use http::HeaderMap;
 
 use crate::api::UserInfo;
+use crate::clock::Clock;
 use crate::identity::bearer::Bearer;
 use crate::identity::bearer::bearer;
 use crate::identity::proven::Marks;
 use crate::identity::tokens::LookUp;
+use crate::identity::tokens::Verified;
 use crate::identity::tokens::cache::Voucher;
 use crate::identity::tokens::turns::Asker;
 
@@ -65,6 +73,34 @@ pub struct Known {
     pub credential: Credential,
     /// Its token, or whatever else stood in `Authorization`, where the upstream's answer to it says something.
     pub mark: Option<Mark>,
+    /// When it was known: when it was asked for, if it only had to be looked up.
+    pub at: Instant,
+}
+
+impl Known {
+    fn by_token(verified: Verified, mark: Mark, at: Instant) -> Self {
+        Self {
+            user: verified.user,
+            credential: match verified.voucher {
+                Some(Voucher::ApiServer) => Credential::Token,
+                Some(Voucher::Signature) => Credential::KnownToken,
+                None => Credential::UnverifiedToken,
+            },
+            mark: Some(mark),
+            at,
+        }
+    }
+}
+
+/// Who asks: at once as a rule, and no request pays for the room of a verification that does not take place.
+pub type Resolving<'a> =
+    Either<Ready<Resolved>, Pin<Box<dyn Future<Output = Resolved> + Send + 'a>>>;
+
+/// What comes of it.
+pub type Resolved = Result<Known, Unauthenticated>;
+
+fn at_once<'a>(resolved: Resolved) -> Resolving<'a> {
+    Either::Left(ready(resolved))
 }
 
 /// What a request came with.
@@ -152,34 +188,32 @@ impl Identity {
     ///
     /// # Cancel safety
     /// What was begun for others too goes on.
-    pub async fn resolve(
-        &self,
+    pub fn resolve<'a>(
+        &'a self,
         asserted: Asserted,
         client: Client<'_>,
-        headers: &HeaderMap,
+        headers: &'a HeaderMap,
         now: Instant,
         wall: SystemTime,
-    ) -> Result<Known, Unauthenticated> {
+    ) -> Resolving<'a> {
         let by_connection = self.by_connection(asserted, client, wall);
         if let Ok(Some(known)) = by_connection {
-            return Ok(known);
+            return at_once(Ok(known));
         }
+        let nobody = |credential| Known {
+            user: Arc::clone(&self.anonymous),
+            credential,
+            mark: None,
+            at: now,
+        };
         match bearer(headers) {
-            Bearer::Token(token) => Ok(self.by_token(&token, client.asker, now, wall).await),
+            Bearer::Token(token) => self.by_token(token, client.asker, now, wall),
             // No mark: what upstream does not take for a token is nobody there, and an answer to it proves nothing.
-            Bearer::Other => Ok(Known {
-                user: Arc::clone(&self.anonymous),
-                credential: Credential::UnverifiedToken,
-                mark: None,
+            Bearer::Other => at_once(Ok(nobody(Credential::UnverifiedToken))),
+            Bearer::None => at_once(match by_connection {
+                Ok(_) => Ok(nobody(Credential::None)),
+                Err(fault) => Err(Unauthenticated::BadCertificate(fault)),
             }),
-            Bearer::None => {
-                by_connection.map_err(Unauthenticated::BadCertificate)?;
-                Ok(Known {
-                    user: Arc::clone(&self.anonymous),
-                    credential: Credential::None,
-                    mark: None,
-                })
-            }
         }
     }
 
@@ -194,6 +228,7 @@ impl Identity {
                 user,
                 credential,
                 mark: None,
+                at: Clock.now(), // the signature may have been looked at
             }))
         };
         let fault = match asserted {
@@ -215,28 +250,28 @@ impl Identity {
         }
     }
 
-    async fn by_token(&self, token: &[u8], asker: Asker, now: Instant, wall: SystemTime) -> Known {
-        if let Some((user, mark)) = self.file.user(token) {
-            return Known {
+    fn by_token<'a>(
+        &'a self,
+        token: Cow<'a, [u8]>,
+        asker: Asker,
+        now: Instant,
+        wall: SystemTime,
+    ) -> Resolving<'a> {
+        if let Some((user, mark)) = self.file.user(&token) {
+            return at_once(Ok(Known {
                 user,
                 credential: Credential::KnownToken,
                 mark,
-            };
+                at: now,
+            }));
         }
-        let mark = self.marks.of(token);
-        let verified = match self.tokens.look_up(mark, token, asker, now, wall) {
-            LookUp::Known(verified) => verified,
-            // Boxed, so that requests whose token is known do not carry the room for it.
-            LookUp::Verify(last) => Box::pin(self.tokens.verify(mark, token, asker, last)).await,
-        };
-        Known {
-            user: verified.user,
-            credential: match verified.voucher {
-                Some(Voucher::ApiServer) => Credential::Token,
-                Some(Voucher::Signature) => Credential::KnownToken,
-                None => Credential::UnverifiedToken,
-            },
-            mark: Some(mark),
+        let mark = self.marks.of(&token);
+        match self.tokens.look_up(mark, &token, asker, now, wall) {
+            LookUp::Known(verified) => at_once(Ok(Known::by_token(verified, mark, now))),
+            LookUp::Verify(last) => Either::Right(Box::pin(async move {
+                let verified = self.tokens.verify(mark, &token, asker, last).await;
+                Ok(Known::by_token(verified, mark, Clock.now()))
+            })),
         }
     }
 
@@ -255,7 +290,6 @@ mod tests {
     use http::header::AUTHORIZATION;
 
     use super::*;
-    use crate::clock::Clock;
     use crate::metrics::Registry;
 
     fn identity() -> Identity {

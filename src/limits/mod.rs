@@ -24,6 +24,7 @@ use crate::flowcontrol::controller::Admitted;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::Decision;
 use crate::flowcontrol::controller::Rejected;
+use crate::flowcontrol::controller::Times;
 use crate::flowcontrol::level::Named;
 use crate::limits::clients::enforce::Hold;
 use crate::limits::clients::enforce::TooMany;
@@ -167,8 +168,8 @@ pub enum Admission {
 }
 
 impl Admission {
-    /// Admits the request that came at `arrived`, perhaps after a while in a queue, or says which limit it met. Long-running
-    /// requests pass, but that a watch is charged for its beginning by fairness.
+    /// Admits a request, perhaps after a while in a queue, or says which limit it met. Long-running requests pass, but that a
+    /// watch is charged for its beginning by fairness.
     ///
     /// # Errors
     /// The limit's [`Rejection`].
@@ -178,17 +179,14 @@ impl Admission {
     pub async fn admit(
         &self,
         digest: &RequestDigest<'_>,
-        arrived: Instant,
-        deadline: Option<Instant>,
+        times: Times,
     ) -> Result<Permit, Rejection> {
         let held = match self {
             Self::Fairness(controller) => {
                 if digest.info.long_running() && *digest.info.verb() != Verb::Watch {
                     Held::Nothing
                 } else {
-                    let admitted = controller
-                        .admit(digest.info, digest.user, arrived, deadline)
-                        .await;
+                    let admitted = controller.admit(digest.info, digest.user, times).await;
                     Held::Seat(admitted.map_err(Rejection::Fairness)?)
                 }
             }

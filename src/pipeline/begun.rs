@@ -1,6 +1,10 @@
-//! How many requests have begun on a connection, and how many of them are over.
+//! How many requests have begun on a connection, how many of them are over, and whether they have to wait.
 
+use std::future::Future;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
@@ -9,6 +13,7 @@ use std::sync::atomic::Ordering;
 pub struct Requests {
     begun: AtomicU64,
     ended: AtomicU64,
+    at_once: AtomicBool,
 }
 
 impl Requests {
@@ -30,11 +35,35 @@ impl Requests {
     pub fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
+
+    /// Whether the last one was answered without having to wait: a guess about the next.
+    #[must_use]
+    pub fn last_at_once(&self) -> bool {
+        self.at_once.load(Ordering::Relaxed)
+    }
 }
 
 /// A request that is under way until this is dropped.
 #[derive(Debug)]
 pub struct Begun(Arc<Requests>);
+
+impl Begun {
+    /// The answer; it is noted whether it had to be waited for.
+    ///
+    /// # Cancel safety
+    /// That of `answer`.
+    pub async fn watch<A: Future>(&self, mut answer: Pin<&mut A>) -> A::Output {
+        let mut first = true;
+        poll_fn(|cx| {
+            let answered = answer.as_mut().poll(cx);
+            if std::mem::take(&mut first) {
+                self.0.at_once.store(answered.is_ready(), Ordering::Relaxed);
+            }
+            answered
+        })
+        .await
+    }
+}
 
 impl Drop for Begun {
     fn drop(&mut self) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use prometheus::Histogram;
 use prometheus::IntCounter;
 
+use crate::metrics::HistogramOfLittle;
 use crate::metrics::Registry;
 
 /// `apiserver_request_filter_duration_seconds` (`endpoints/metrics/metrics.go`).
@@ -65,15 +66,15 @@ pub(super) struct Filters {
     unknown: Attempt,
     users: [IntCounter; USERS.len()],
     expiration: Histogram,
-    authentication: Histogram,
-    fairness: Histogram,
+    authentication: HistogramOfLittle,
+    fairness: HistogramOfLittle,
     stages: [Histogram; Stage::ALL.len()],
 }
 
 #[derive(Debug)]
 struct Attempt {
     count: IntCounter,
-    duration: Histogram,
+    duration: HistogramOfLittle,
 }
 
 /// A part of a request's time.
@@ -119,16 +120,16 @@ impl Filters {
             "[ALPHA] Requests by whether weir could tell who asks (success); a token that weir cannot verify (failure) the API server still may.",
             &["result"],
         );
-        let durations = registry.histograms(
+        let durations = registry.histograms_of_little(
             "authentication_duration_seconds",
             "[ALPHA] Time until it was known who asks, in seconds.",
-            &["result"],
+            "result",
             &AUTHENTICATION_BUCKETS,
         );
-        let filters = registry.histograms(
+        let filters = registry.histograms_of_little(
             "apiserver_request_filter_duration_seconds",
             "[ALPHA] Time that a request spent before it was handed on: in authentication, and in priorityandfairness with its queues, in seconds.",
-            &["filter"],
+            "filter",
             &FILTER_BUCKETS,
         );
         let stages = registry.histograms(
@@ -139,7 +140,7 @@ impl Filters {
         );
         let attempt = |result| Attempt {
             count: attempts.with_label_values(&[result]),
-            duration: durations.with_label_values(&[result]),
+            duration: durations.with_label_value(result),
         };
         Self {
             known: attempt("success"),
@@ -150,8 +151,8 @@ impl Filters {
                 "[ALPHA] How long the certificates by which requests were authenticated are still good for, in seconds.",
                 &EXPIRATION_BUCKETS,
             ),
-            authentication: filters.with_label_values(&["authentication"]),
-            fairness: filters.with_label_values(&["priorityandfairness"]),
+            authentication: filters.with_label_value("authentication"),
+            fairness: filters.with_label_value("priorityandfairness"),
             stages: Stage::ALL.map(|stage| stages.with_label_values(&[stage.label()])),
         }
     }
@@ -159,7 +160,7 @@ impl Filters {
     /// After `took` it is known that `user` asks.
     pub(super) fn authenticated(&self, user: &str, took: Duration) {
         self.known.after(took);
-        self.authentication.observe(took.as_secs_f64());
+        self.authentication.observe(took);
         if let Some((_, count)) = USERS
             .iter()
             .zip(&self.users)
@@ -172,7 +173,7 @@ impl Filters {
     /// After `took` weir does not know who asks, and perhaps the API server will.
     pub(super) fn unauthenticated(&self, took: Duration) {
         self.unknown.after(took);
-        self.authentication.observe(took.as_secs_f64());
+        self.authentication.observe(took);
     }
 
     /// The certificate that says who asks is good for so much longer.
@@ -182,7 +183,7 @@ impl Filters {
 
     /// Fairness has let a request go on after `took`.
     pub(super) fn passed_fairness(&self, took: Duration) {
-        self.fairness.observe(took.as_secs_f64());
+        self.fairness.observe(took);
     }
 
     pub(super) fn stage(&self, stage: Stage, took: Duration) {
@@ -200,7 +201,7 @@ impl Filters {
 impl Attempt {
     fn after(&self, took: Duration) {
         self.count.inc();
-        self.duration.observe(took.as_secs_f64());
+        self.duration.observe(took);
     }
 }
 

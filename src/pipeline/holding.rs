@@ -106,10 +106,10 @@ impl Holding {
         }
     }
 
-    /// The flow of requests with these marks: whose they are, and what classified them.
+    /// The flow of requests with these marks: whose they are, and what classified them. `None` where nothing is held.
     #[must_use]
-    pub fn flow(&self, marks: impl Hash) -> Flow {
-        Flow(self.hasher.hash_one(marks))
+    pub fn flow(&self, marks: impl Hash) -> Option<Flow> {
+        (!self.longest.is_zero()).then(|| Flow(self.hasher.hash_one(marks)))
     }
 
     /// What waits until a refusal of `flow` may be said whose client is to wait; `None` where it may be said at once. It `fits`
@@ -124,9 +124,6 @@ impl Holding {
         wait: Wait,
         fits: &mut dyn FnMut(&Arc<Budget>) -> bool,
     ) -> Option<impl Future<Output = ()> + use<'h>> {
-        if self.longest.is_zero() {
-            return None;
-        }
         let (until, held, let_go) = self.enter(patience, flow, wait)?;
         if !fits(&self.long) {
             held.end(End::LetGo);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use http::HeaderMap;
 
 use crate::api::UserInfo;
+use crate::clock::Clock;
 use crate::identity::Access;
 use crate::identity::Credential;
 use crate::identity::Known;
@@ -103,6 +104,7 @@ impl Pipeline {
         }
         // In a box: hardly any request pays for the room that this takes.
         let decided = Box::pin(self.decide(known, peer, headers, asserted)).await;
+        trace.counted(Clock.now());
         if asserted {
             let user = decided.map_err(Refusal::Impersonation)?;
             let counted = user.clone().filter(|_| self.impersonation.classify);

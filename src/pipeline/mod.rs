@@ -20,6 +20,7 @@ pub mod impersonation;
 mod known;
 mod malformed;
 pub mod overdue;
+pub mod prepared;
 pub mod rates;
 pub mod record;
 pub mod refusal;
@@ -54,6 +55,7 @@ use tracing::enabled;
 use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::drain::UnderWay;
+use crate::flowcontrol::controller::Times;
 use crate::flowcontrol::level::Named;
 use crate::identity::Identity;
 use crate::identity::PeerCertificate;
@@ -71,9 +73,9 @@ use crate::pipeline::holding::Patience;
 use crate::pipeline::impersonation::Impersonation;
 use crate::pipeline::malformed::Unreadable;
 use crate::pipeline::overdue::Overdue;
+use crate::pipeline::prepared::Prepared;
 use crate::pipeline::record::Recorded;
 use crate::pipeline::record::Witnesses;
-use crate::pipeline::refusal::Prepared;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusing::Asked;
 use crate::pipeline::refusing::Unread;
@@ -218,7 +220,11 @@ impl Pipeline {
                 info: &info,
                 user: name.counted(&known),
             };
-            let times = (trace.arrived(), limit.map(|limit| limit.until));
+            let times = Times {
+                now: trace.went_on(),
+                arrived: trace.arrived(),
+                deadline: limit.map(|limit| limit.until),
+            };
             let (permit, read) = self
                 .pass_limits(&digest, (peer, &head), body, times, trace)
                 .await
@@ -254,16 +260,20 @@ impl Pipeline {
         digest: &RequestDigest<'_>,
         (peer, head): (&Peer, &request::Parts),
         body: &mut Unread,
-        times: (Instant, Option<Instant>),
+        mut times: Times,
         trace: &mut Trace,
     ) -> Result<(Permit, Option<RequestBody>), Refusal> {
-        let passed = self.pass_rates(digest, (peer, head), body, times).await?;
+        let passed = self
+            .pass_rates(digest, (peer, head), body, (times.arrived, times.deadline))
+            .await?;
         if self.rates.any() {
-            trace.counted(Clock.now());
+            times.now = Clock.now();
+            trace.counted(times.now);
         }
+        times.arrived = passed.at;
         let permit = self
             .admission
-            .admit(digest, passed.at, times.1)
+            .admit(digest, times)
             .await
             .map_err(|rejection| self.rejected(peer, rejection, digest))?
             .with(passed.hold);

@@ -2,32 +2,24 @@
 //!
 //! A no is a `metav1.Status` that names weir and the limit or the fault in its first cause, so that `kubectl` prints a
 //! sentence and a log on the client's side tells who refused. (kube-apiserver itself answers plain text to too many
-//! requests; client-go takes both.) The refusals of the limits are written once, when weir starts: saying no must cost next to nothing.
+//! requests; client-go takes both.) How it goes out is `prepared`'s: saying no must cost next to nothing.
 //! A refusal never touches the upstream. It does not look at the request's body; what becomes of that is `refusing`'s.
 
 use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
 use http::HeaderValue;
-use http::Response;
 use http::StatusCode;
-use http::header;
 
 use crate::api::Status;
 use crate::flowcontrol::queue_set::Reason;
 use crate::identity::Unauthenticated;
-use crate::keyed::Key;
-use crate::keyed::Secret;
-use crate::keyed::SharedByKey;
 use crate::limits::Rejection;
 use crate::limits::clients::enforce::TooMany;
 use crate::limits::events::enforce::TooManyEvents;
 use crate::limits::hold::Flow;
-use crate::pipeline::body::Body;
 use crate::pipeline::impersonation::Refused;
-use crate::pipeline::name_decision;
 use crate::pipeline::rates::BodyFault;
 use crate::pipeline::rates::LARGEST_BODY;
 use crate::request_info::RequestKind;
@@ -35,15 +27,6 @@ use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
 use crate::upstream::headers::MOST;
 use crate::upstream::headers::Unspeakable;
-
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const PROTOBUF: HeaderValue = HeaderValue::from_static("application/vnd.kubernetes.protobuf");
-const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache, private");
-const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
-
-/// Room for those of a refusal, with what decided and what the HTTP library adds.
-const HEADERS: usize = 8;
 
 /// After how many seconds a request that did not reach the API server is worth another try: one, which client-go takes
 /// for "retry", and which gives a restarting server a moment.
@@ -175,7 +158,7 @@ impl Refusal {
     }
 
     /// The Status, for what has one; the other two are plain text, as upstream's.
-    fn status(&self) -> Result<Status, Bytes> {
+    pub(super) fn status(&self) -> Result<Status, Bytes> {
         let (reason, cause, message, retry_after_seconds) = match self {
             Self::NotReady => return Err(Bytes::from_static(SHUTTING_DOWN)),
             Self::RequestInfo(text) => return Err(text.clone()),
@@ -303,7 +286,8 @@ fn too_many_events(rejected: &TooManyEvents) -> Status {
     }
 }
 
-fn rejected(rejection: &Rejection) -> Status {
+/// What a limit says.
+pub(super) fn rejected(rejection: &Rejection) -> Status {
     let (cause, message) = match rejection {
         Rejection::Events(rejected) => return too_many_events(rejected),
         Rejection::Clients(TooMany { rule, limit, .. }) => {
@@ -357,118 +341,8 @@ fn rejected(rejection: &Rejection) -> Status {
     }
 }
 
-/// Refusals of the limits, each written once: a few levels, reasons and times make all that there are.
-#[derive(Debug, Default)]
-pub struct Prepared {
-    /// By all that a refusal depends on.
-    written: SharedByKey<Wire>,
-    secret: Secret,
-}
-
-/// Most kinds that are kept, if levels are changed all the time; beyond it they are written anew.
-const MOST_KINDS: usize = 4096;
-
-/// A Status as it goes out, in both encodings.
-#[derive(Debug)]
-struct Wire {
-    code: StatusCode,
-    json: (HeaderMap, Bytes),
-    protobuf: (HeaderMap, Bytes),
-}
-
-impl Wire {
-    fn of(status: &Status, code: StatusCode) -> Self {
-        let whole = |content_type, body: Bytes| {
-            let mut headers = usual_headers(content_type);
-            if let Some(seconds) = status.retry_after_seconds {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-            }
-            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
-            (headers, body)
-        };
-        Self {
-            code,
-            json: whole(JSON, status.to_json()),
-            protobuf: whole(PROTOBUF, status.to_protobuf()),
-        }
-    }
-
-    /// A limit's no; of fairness, with the names of what decided.
-    fn of_rejection(rejection: &Rejection) -> Self {
-        let mut wire = Self::of(&rejected(rejection), StatusCode::TOO_MANY_REQUESTS);
-        if let Rejection::Fairness(rejected) = rejection {
-            for headers in [&mut wire.json.0, &mut wire.protobuf.0] {
-                name_decision(headers, rejected.flow_schema(), rejected.priority_level());
-            }
-        }
-        wire
-    }
-
-    fn respond(&self, encoding: Encoding) -> Response<Body> {
-        let (headers, body) = match encoding {
-            Encoding::Json => &self.json,
-            Encoding::Protobuf => &self.protobuf,
-        };
-        answer(self.code, headers.clone(), body.clone())
-    }
-}
-
-impl Prepared {
-    /// The answer to a client who reads this.
-    #[must_use]
-    pub fn respond(&self, refusal: &Refusal, encoding: Encoding) -> Response<Body> {
-        if let Refusal::Rejected { rejection, .. } = refusal {
-            return self.rejected(rejection, encoding);
-        }
-        match refusal.status() {
-            Ok(status) => Wire::of(&status, refusal.code()).respond(encoding),
-            Err(text) => answer(refusal.code(), usual_headers(PLAIN), text),
-        }
-    }
-
-    fn rejected(&self, rejection: &Rejection, encoding: Encoding) -> Response<Body> {
-        let kind = match rejection {
-            // As many texts as keys: written when they are needed.
-            Rejection::Clients(_) | Rejection::Events(_) => {
-                return Wire::of_rejection(rejection).respond(encoding);
-            }
-            Rejection::Fairness(rejected) => Key::of(
-                &self.secret,
-                (
-                    rejected.flow_schema(),
-                    rejected.priority_level(),
-                    rejected.reason,
-                    rejected.retry_after,
-                ),
-            ),
-            Rejection::MaxInFlight { kind, limit } => Key::of(&self.secret, (kind, limit)),
-        };
-        if let Some(wire) = self.written.get(&kind) {
-            return wire.respond(encoding);
-        }
-        let wire = Wire::of_rejection(rejection);
-        let response = wire.respond(encoding);
-        if self.written.len() < MOST_KINDS {
-            self.written.insert(kind, wire);
-        }
-        response
-    }
-}
-
-fn usual_headers(content_type: HeaderValue) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(HEADERS);
-    headers.insert(header::CONTENT_TYPE, content_type);
-    headers.insert(header::CACHE_CONTROL, NO_CACHE);
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, NOSNIFF);
-    headers
-}
-
-fn answer(code: StatusCode, headers: HeaderMap, body: Bytes) -> Response<Body> {
-    let mut response = Response::new(Body::fixed(body));
-    *response.status_mut() = code;
-    *response.headers_mut() = headers;
-    response
-}
+/// Its media type in Kubernetes' protobuf.
+const PROTOBUF: &[u8] = b"application/vnd.kubernetes.protobuf";
 
 /// How a Status is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -506,48 +380,14 @@ fn wants_protobuf(accept: Option<&HeaderValue>) -> bool {
         if is(b"*/*") || is(b"application/*") || is(b"application/json") {
             return false;
         }
-        protobuf |= is(PROTOBUF.as_bytes());
+        protobuf |= is(PROTOBUF);
     }
     protobuf
 }
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt;
-
     use super::*;
-
-    const REJECTION: Rejection = Rejection::MaxInFlight {
-        kind: RequestKind::ReadOnly,
-        limit: 400,
-    };
-
-    #[tokio::test]
-    async fn a_rejection_names_its_limit_and_is_small() {
-        let refusal = Refusal::Rejected {
-            rejection: REJECTION,
-            flow: None,
-        };
-        let response = Prepared::default().respond(&refusal, Encoding::Json);
-        assert_eq!(response.status(), 429);
-        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
-        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
-        assert_eq!(
-            response.headers()[header::X_CONTENT_TYPE_OPTIONS],
-            "nosniff"
-        );
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        assert!(
-            body.len() < 2048,
-            "client-go reads 2 KiB to keep the connection"
-        );
-        let status: serde_json::Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!(
-            status["details"]["causes"][0]["reason"],
-            "weir/max-requests-inflight"
-        );
-        assert_eq!(status["details"]["retryAfterSeconds"], 1);
-    }
 
     #[test]
     fn protobuf_only_where_nothing_else_is_accepted() {
@@ -570,19 +410,5 @@ mod tests {
                 "{accept}"
             );
         }
-    }
-
-    #[test]
-    fn what_cannot_have_reached_the_server_may_be_tried_again_and_nothing_else() {
-        let unsent = Refusal::Forward(ForwardError::Closed);
-        let unsent = Prepared::default().respond(&unsent, Encoding::Json);
-        assert_eq!(
-            (unsent.status(), &unsent.headers()[header::RETRY_AFTER]),
-            (StatusCode::SERVICE_UNAVAILABLE, &HeaderValue::from(1))
-        );
-        let late = Refusal::Timeout(Duration::from_secs(60));
-        let late = Prepared::default().respond(&late, Encoding::Json);
-        assert_eq!(late.status(), 504);
-        assert!(!late.headers().contains_key(header::RETRY_AFTER));
     }
 }

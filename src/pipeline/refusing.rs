@@ -112,13 +112,11 @@ impl Pipeline {
         // What the levels would never refuse may meet a rate.
         let by_rate = matches!(rejection, Rejection::Clients(_) | Rejection::Events(_));
         let can_wait = can_wait && !(by_rate && self.admission.exempts(digest));
-        let flow = can_wait.then(|| {
-            let who = user.distinguisher();
-            // Strangers are told apart by where they are.
-            let from = (who == ANONYMOUS).then(|| peer.address.ip());
-            self.holding
-                .flow((who, from, rejection.limit(), rejection.class()))
-        });
+        let who = user.distinguisher();
+        // Strangers are told apart by where they are.
+        let from = (who == ANONYMOUS).then(|| peer.address.ip());
+        let marks = (who, from, rejection.limit(), rejection.class());
+        let flow = can_wait.then(|| self.holding.flow(marks)).flatten();
         Refusal::Rejected { rejection, flow }
     }
 
@@ -181,8 +179,8 @@ impl Unread {
 pub(super) struct Asked {
     encoding: Encoding,
     head: bool,
-    has_body: bool,
-    http1: bool,
+    /// By HTTP/1.1, with a body.
+    unread_http1: bool,
     expects_continue: bool,
 }
 
@@ -191,15 +189,14 @@ impl Asked {
         Self {
             encoding: Encoding::accepted(request.headers().get(header::ACCEPT)),
             head: request.method() == Method::HEAD,
-            has_body: !request.body().is_end_stream(),
-            http1: request.version() < Version::HTTP_2,
+            unread_http1: request.version() < Version::HTTP_2 && !request.body().is_end_stream(),
             expects_continue: request.headers().contains_key(header::EXPECT),
         }
     }
 
     /// Whether nothing stands in the way of the next request: on HTTP/2 nothing ever does (the stream is reset).
     const fn nothing_follows(self) -> bool {
-        !self.http1 || !self.has_body
+        !self.unread_http1
     }
 
     /// Whether an HTTP/1.1 connection can go on after a refusal: if what is left of the request's body is small and comes soon.

@@ -61,21 +61,19 @@ impl Pipeline {
         let resolved = self
             .identity
             .resolve(asserted, client, headers, began, wall);
-        let resolved = resolved.await;
-        let now = Clock.now();
-        let took = now.saturating_duration_since(began);
+        let took = |at: Instant| at.saturating_duration_since(began);
         let filters = &self.metrics.filters;
-        let known = match resolved {
+        let known = match resolved.await {
             Ok(known) if known.credential == Credential::UnverifiedToken => {
-                filters.unauthenticated(took);
+                filters.unauthenticated(took(known.at));
                 known
             }
             Ok(known) => {
-                filters.authenticated(&known.user.name, took);
+                filters.authenticated(&known.user.name, took(known.at));
                 known
             }
             Err(why) => {
-                filters.unauthenticated(took);
+                filters.unauthenticated(took(Clock.now()));
                 return Err(why.into());
             }
         };
@@ -84,7 +82,7 @@ impl Pipeline {
         {
             filters.by_certificate(ends.duration_since(wall).unwrap_or_default());
         }
-        trace.known(&known.user, now);
+        trace.known(&known.user, known.at);
         let ends_here = matches!(
             known.credential,
             Credential::Certificate | Credential::FrontProxy

@@ -44,7 +44,7 @@ pub struct Trace {
 #[derive(Clone, Copy, Debug)]
 struct Times {
     known: Instant,
-    /// No rate stands in its way any more.
+    /// Nothing but a place stands in its way any more.
     counted: Instant,
     admitted: Instant,
     answered: Option<Instant>,
@@ -118,7 +118,12 @@ impl Trace {
         self.recorded.as_mut()?.record.traced.as_deref_mut()
     }
 
-    /// No rate stands in its way.
+    /// When the last step was done that takes time.
+    pub(super) const fn went_on(&self) -> Instant {
+        self.times.counted
+    }
+
+    /// It is known for whom it counts, or no rate stands in its way any more.
     pub(super) fn counted(&mut self, now: Instant) {
         self.times.counted = now;
     }

@@ -23,7 +23,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioExecutor;
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
 use tokio::io::AsyncRead;
@@ -58,6 +57,7 @@ use crate::server::gate::Origin;
 use crate::server::proxied;
 use crate::server::quiet::quiet_for_too_long;
 use crate::server::signs_of_life;
+use crate::server::streams::Streams;
 use crate::server::turns::Turns;
 use crate::server::worker::Held;
 use crate::wire::Wire;
@@ -251,7 +251,7 @@ async fn serve_http2(stream: TlsStream<Wire>, peer: Arc<Peer>, serving: &Arc<Ser
     signs_of_life::ask_http2(stream.get_ref().0.tcp());
     let (stream, cork) = cork(stream);
     let mut connection = pin!(
-        http2::Builder::new(TokioExecutor::new())
+        http2::Builder::new(Streams(Arc::clone(&requests)))
             .max_concurrent_streams(serving.max_streams)
             .max_header_list_size(HEADER_BYTES)
             .initial_stream_window_size(STREAM_WINDOW)
@@ -313,9 +313,8 @@ fn answer(
 ) -> Pin<Box<impl Future<Output = Result<Response<Body>, Infallible>>>> {
     let request = Box::new(request);
     Box::pin(async move {
-        let answered = AssertUnwindSafe(serving.pipeline.handle(&peer, request))
-            .catch_unwind()
-            .await;
+        let handled = AssertUnwindSafe(serving.pipeline.handle(&peer, request));
+        let answered = begun.watch(pin!(handled.catch_unwind())).await;
         let answer = answered.unwrap_or_else(|_| {
             serving.metrics.panics.inc();
             error!(client = %peer.address, "a request ended in a panic; this is a defect, please report it");

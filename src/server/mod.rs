@@ -10,6 +10,7 @@ pub mod gate;
 mod proxied;
 mod quiet;
 mod signs_of_life;
+mod streams;
 pub mod tls;
 pub mod turns;
 pub mod worker;

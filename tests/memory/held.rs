@@ -33,6 +33,7 @@ use tokio::sync::mpsc;
 use weir::api::UserInfo;
 use weir::clock::Clock;
 use weir::drain::Drain;
+use weir::flowcontrol::controller::Times;
 use weir::identity::Identity;
 use weir::identity::TokenFile;
 use weir::identity::Tokens;
@@ -115,7 +116,7 @@ async fn full() -> (Arc<Pipeline>, Permit) {
         info: &info,
         user: &user,
     };
-    let permit = admission.admit(&digest, now, None).await.unwrap();
+    let permit = admission.admit(&digest, Times::at(now)).await.unwrap();
     let tokens = tokens::Config {
         issuers: Vec::new(),
         accounts: None,

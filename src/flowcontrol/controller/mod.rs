@@ -93,6 +93,29 @@ pub struct Config {
     pub consistent_reads_from_cache: bool,
 }
 
+/// When a request is asked about.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// Now.
+    pub now: Instant,
+    /// When it came: what it may wait is counted from there.
+    pub arrived: Instant,
+    /// When it is over, if it says so.
+    pub deadline: Option<Instant>,
+}
+
+impl Times {
+    /// Of a request that came just now and has no deadline.
+    #[must_use]
+    pub const fn at(now: Instant) -> Self {
+        Self {
+            now,
+            arrived: now,
+            deadline: None,
+        }
+    }
+}
+
 /// What becomes of decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enforcement {
@@ -172,8 +195,7 @@ impl Controller {
         matches!(self.config.enforcement, Enforcement::DryRun)
     }
 
-    /// Admits a request that arrived at `arrived`, perhaps after a while in a queue; a quarter of
-    /// the time to its `deadline` at most.
+    /// Admits a request, perhaps after a while in a queue; a quarter of the time to its deadline at most.
     ///
     /// # Errors
     /// It is to be answered 429. Never in a dry run.
@@ -184,11 +206,10 @@ impl Controller {
         &self,
         info: &RequestInfo<'_>,
         user: &UserInfo,
-        arrived: Instant,
-        deadline: Option<Instant>,
+        times: Times,
     ) -> Result<Admitted, Rejected> {
-        let now = Clock.now();
-        let until = self.wait_limit(arrived, deadline);
+        let now = times.now;
+        let until = self.wait_limit(times);
         let Led { arrived, work } = match (self.lead(now, info, user), self.config.enforcement) {
             (Ok(led), _) => led,
             (Err(rejected), Enforcement::Enforce) => return Err(rejected),
@@ -289,7 +310,10 @@ impl Controller {
     }
 
     /// Until when the request may wait: counted from its arrival, not from its turn to be admitted.
-    fn wait_limit(&self, arrived: Instant, deadline: Option<Instant>) -> Instant {
+    fn wait_limit(&self, times: Times) -> Instant {
+        let Times {
+            arrived, deadline, ..
+        } = times;
         let time = deadline.map_or(self.config.request_timeout, |deadline| {
             deadline.saturating_duration_since(arrived)
         });

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 use std::time::Instant;
-use std::time::SystemTime;
 
 use super::Arriving;
 use super::Refused;
@@ -26,6 +25,7 @@ use crate::flowcontrol::queue_set::QueueSet;
 use crate::flowcontrol::queue_set::Queuing;
 use crate::flowcontrol::queue_set::Reason;
 use crate::flowcontrol::queue_set::Ticket;
+use crate::flowcontrol::queue_set::Totals;
 use crate::flowcontrol::retry_after::DroppedRequests;
 use crate::request_info::RequestKind;
 use crate::request_info::Verb;
@@ -67,6 +67,8 @@ pub(super) struct State {
     demand: SeatDemand,
     dropped: DroppedRequests,
     effects: Effects,
+    /// What demand and tally were last told: they integrate, and need to hear of changes only.
+    settled: Totals,
     spare: Vec<Details>,
     after: After,
     in_flight: Arc<InFlight>,
@@ -106,6 +108,7 @@ impl State {
             demand: SeatDemand::new(now),
             dropped: DroppedRequests::default(),
             effects: Effects::default(),
+            settled: Totals::default(),
             spare: Vec::new(),
             after: After::default(),
             in_flight,
@@ -243,6 +246,7 @@ impl State {
     pub(super) fn open(&mut self, now: Instant, queuing: Queuing) {
         if self.standing == Standing::Closed {
             self.demand = SeatDemand::new(now);
+            self.settled = Totals::default();
             if self.queues.totals().seats_in_use == 0 {
                 self.queues = QueueSet::new(now, queuing, 0);
             }
@@ -286,8 +290,11 @@ impl State {
             self.tally.advanced(epoch);
         }
         let totals = self.queues.totals();
-        self.demand.set(now, totals.seat_demand());
-        self.tally.stepped(now, &totals);
+        if totals != self.settled {
+            self.settled = totals;
+            self.demand.set(now, totals.seat_demand());
+            self.tally.stepped(now, &totals);
+        }
     }
 
     fn started(&mut self, now: Instant, ticket: Ticket) {
@@ -355,10 +362,7 @@ impl State {
 
     /// Counts a refusal, and returns its `Retry-After` in seconds.
     fn drop_one(&mut self) -> u32 {
-        let second = Clock.wall().duration_since(SystemTime::UNIX_EPOCH);
-        let second = second.map_or(0, |since| {
-            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
-        });
+        let second = Clock.unix_second();
         u32::try_from(self.dropped.record(second)).unwrap_or(1)
     }
 

@@ -21,6 +21,7 @@ use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::Enforcement;
+use crate::flowcontrol::controller::Times;
 use crate::metrics::Registry;
 use crate::pipeline::audited::Audited;
 use crate::pipeline::record::Outcome;
@@ -183,7 +184,7 @@ async fn annotations_say_what_was_decided() {
     let user = record.user.clone().unwrap();
     let now = Clock.now();
     let admitted = controller
-        .admit(&record.info().unwrap(), &user, now, None)
+        .admit(&record.info().unwrap(), &user, Times::at(now))
         .await;
     record.decision = Some(admitted.unwrap().decision());
     record.outcome = Outcome::Rejected("client-limit");

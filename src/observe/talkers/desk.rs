@@ -42,8 +42,16 @@ pub struct Desk {
 pub(super) struct Sheets {
     /// In the order of [`By::ALL`](super::By::ALL).
     pub(super) by: [Sheet; KINDS],
-    /// Names of requests like others before: each of them has a tally here. Who storms asks for the same again and again.
-    alike: ByKey<[Option<Key>; KINDS]>,
+    /// Requests like others before. Who storms asks for the same again and again.
+    alike: ByKey<Alike>,
+}
+
+/// Requests that count for the same names.
+struct Alike {
+    /// The names' tallies, all of which are there.
+    tallies: [Option<Key>; KINDS],
+    /// What is not in them yet.
+    sum: Weights,
 }
 
 /// Names of one kind.
@@ -106,7 +114,9 @@ impl Desk {
 
     /// Everything that lies here.
     pub(super) fn take(&self) -> [Sheet; KINDS] {
-        let mut sheets = std::mem::take(&mut *locked(&self.sheets)).by;
+        let mut sheets = std::mem::take(&mut *locked(&self.sheets));
+        sheets.settle();
+        let mut sheets = sheets.by;
         let mut missed = Weights::ZERO;
         for (sum, missed) in missed.0.iter_mut().zip(&self.missed) {
             *sum = missed.swap(0, Ordering::Relaxed);
@@ -139,7 +149,7 @@ impl Desk {
             Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
             Err(TryLockError::WouldBlock) => return,
         };
-        sheets.alike.clear();
+        sheets.settle();
         for (sheet, windows) in sheets.by.iter_mut().zip(windows.iter_mut()) {
             sheet.give(windows);
         }
@@ -148,22 +158,31 @@ impl Desk {
 
 impl Sheets {
     fn add_again(&mut self, likeness: Key, weights: Weights) -> bool {
-        let Some(keys) = self.alike.get(&likeness) else {
+        let Some(alike) = self.alike.get_mut(&likeness) else {
             return false;
         };
-        for (sheet, key) in self.by.iter_mut().zip(keys) {
-            if let Some(tally) = key.and_then(|key| sheet.tallies.get_mut(&key)) {
-                tally.sum.add(weights);
-            }
-        }
+        alike.sum.add(weights);
         true
     }
 
-    fn remember(&mut self, likeness: Key, keys: [Option<Key>; KINDS]) {
+    fn remember(&mut self, likeness: Key, tallies: [Option<Key>; KINDS]) {
         if self.alike.len() >= MANY {
-            self.alike.clear();
+            self.settle();
         }
-        self.alike.insert(likeness, keys);
+        let sum = Weights::ZERO;
+        let alike = self.alike.entry(likeness);
+        alike.or_insert(Alike { tallies, sum });
+    }
+
+    /// Carries what was counted again over to the tallies; none is remembered after that.
+    fn settle(&mut self) {
+        for (_, Alike { tallies, sum }) in self.alike.drain() {
+            for (sheet, key) in self.by.iter_mut().zip(tallies) {
+                if let Some(tally) = key.and_then(|key| sheet.tallies.get_mut(&key)) {
+                    tally.sum.add(sum);
+                }
+            }
+        }
     }
 }
 

@@ -166,7 +166,12 @@ impl World {
             groups: vec!["system:authenticated".to_owned()],
             ..UserInfo::default()
         };
-        self.controller.admit(&info, &user, arrived, deadline).await
+        let times = Times {
+            now: Clock.now(),
+            arrived,
+            deadline,
+        };
+        self.controller.admit(&info, &user, times).await
     }
 
     /// A get, as a future of which each step can be seen.

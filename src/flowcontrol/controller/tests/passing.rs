@@ -59,7 +59,7 @@ async fn an_exempt_level_takes_everybody_and_counts() {
     for _ in 0..5 {
         let admitted = world
             .controller
-            .admit(&info, &master, Clock.now(), None)
+            .admit(&info, &master, Times::at(Clock.now()))
             .await;
         held.push(admitted.unwrap());
     }
