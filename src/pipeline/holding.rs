@@ -19,9 +19,10 @@ use prometheus::Histogram;
 use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 use tokio::sync::oneshot;
-use tokio::time::timeout_at;
 
 use crate::clock::Clock;
+use crate::drain::Drain;
+use crate::drain::Stage;
 use crate::limits::hold::Flow;
 use crate::limits::hold::Holds;
 use crate::limits::hold::Ticket;
@@ -92,7 +93,7 @@ impl Holding {
             ),
             ended: registry.counters(
                 "weir_rejection_holds_total",
-                "Refusals that were held back, by how that ended: the time was over (elapsed), the client went away (gone), or there was no room (let_go).",
+                "Refusals that were held back, by how that ended: the time was over (elapsed), the client went away (gone), there was no room (let_go), or weir closed (closing).",
                 &["end"],
             ),
             time: registry
@@ -112,8 +113,8 @@ impl Holding {
         (!self.longest.is_zero()).then(|| Flow(self.hasher.hash_one(marks)))
     }
 
-    /// What waits until a refusal of `flow` may be said whose client is to wait; `None` where it may be said at once. It `fits`
-    /// if what must be kept of the request does, for which there is a budget.
+    /// What waits until a refusal of `flow` may be said whose client is to wait, but not once weir closes; `None` where it may be
+    /// said at once. It `fits` if what must be kept of the request does, for which there is a budget.
     ///
     /// # Cancel safety
     /// See the module's.
@@ -122,6 +123,7 @@ impl Holding {
         patience: &'h Patience,
         flow: Flow,
         wait: Wait,
+        drain: &'h Drain,
         fits: &mut dyn FnMut(&Arc<Budget>) -> bool,
     ) -> Option<impl Future<Output = ()> + use<'h>> {
         let (until, held, let_go) = self.enter(patience, flow, wait)?;
@@ -129,10 +131,13 @@ impl Holding {
             held.end(End::LetGo);
             return None;
         }
+        // In a box, since what is moved into a future takes its room twice.
+        let mut closing = Box::pin(drain.reached(Stage::Closing));
         Some(async move {
-            let end = match timeout_at(until.into(), let_go).await {
-                Ok(_) => End::LetGo,
-                Err(_) => End::Elapsed,
+            let end = tokio::select! {
+                () = tokio::time::sleep_until(until.into()) => End::Elapsed,
+                _ = let_go => End::LetGo,
+                () = closing.as_mut() => End::Closing,
             };
             held.end(end);
         })
@@ -198,6 +203,7 @@ enum End {
     Elapsed,
     Gone,
     LetGo,
+    Closing,
 }
 
 /// One that is held; leaves the table when it is dropped.
@@ -243,6 +249,7 @@ impl Drop for Held<'_> {
             End::Elapsed => "elapsed",
             End::Gone => "gone",
             End::LetGo => "let_go",
+            End::Closing => "closing",
         };
         holding.ended.with_label_values(&[end]).inc();
         let held = now.saturating_duration_since(*since);
@@ -253,4 +260,44 @@ impl Drop for Held<'_> {
 /// What these locks guard is whole between any two calls.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How the next refusal's hold ends that `happens` is done about, and after how long.
+    async fn ends(happens: impl FnOnce(&Drain)) -> (String, Duration) {
+        let registry = Registry::new();
+        let holding = Holding::new(Duration::from_secs(30), &registry);
+        let (patience, drain) = (Patience::new(2), Drain::new());
+        let flow = holding.flow("alice").unwrap();
+        let wait = Wait {
+            time: Duration::from_secs(1),
+            in_turn: false,
+        };
+        let refuse = || holding.hold(&patience, flow, wait, &drain, &mut |_| true);
+        assert!(refuse().is_none(), "the first is said at once");
+        let began = Clock.now();
+        let held = refuse().unwrap();
+        happens(&drain);
+        held.await;
+        let took = Clock.now().duration_since(began);
+        let text = registry.render();
+        let lines = text.lines();
+        let mut ended = lines.filter(|line| line.starts_with("weir_rejection_holds_total{"));
+        let end = ended.next().unwrap().to_owned();
+        assert_eq!(ended.next(), None);
+        (end, took)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_ends_with_its_time_or_when_weir_closes() {
+        let end = |end| format!("weir_rejection_holds_total{{end=\"{end}\"}} 1");
+        let (elapsed, took) = ends(|_| {}).await;
+        assert_eq!(elapsed, end("elapsed"));
+        assert!(took >= Duration::from_secs(1), "{took:?}");
+        let closed = ends(|drain| drain.enter(Stage::Closing)).await;
+        assert_eq!(closed, (end("closing"), Duration::ZERO));
+    }
 }

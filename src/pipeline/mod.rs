@@ -144,7 +144,7 @@ pub struct Pipeline {
     pub upstream: Upstream,
     /// `--request-timeout`, for what is not long-running.
     pub request_timeout: Duration,
-    /// Refusals, each written once.
+    /// The answers to those who are refused.
     pub refusals: Arc<Prepared>,
     /// Refusals that wait for their time.
     pub holding: Arc<Holding>,

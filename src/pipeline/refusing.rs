@@ -17,7 +17,6 @@ use tracing::warn;
 
 use crate::api::user::ANONYMOUS;
 use crate::clock::Clock;
-use crate::drain::Stage;
 use crate::limits::Rejection;
 use crate::limits::RequestDigest;
 use crate::pipeline::Peer;
@@ -87,15 +86,12 @@ impl Pipeline {
         let wait = rejection.patience();
         let held = self
             .holding
-            .hold(&peer.patience, (*flow)?, wait, &mut fits)?;
-        // Boxes, since what is moved into a future takes its room twice.
-        let (held, closing) = (Box::pin(held), Box::pin(self.drain.reached(Stage::Closing)));
+            .hold(&peer.patience, (*flow)?, wait, &self.drain, &mut fits)?;
+        // In a box, since what is moved into a future takes its room twice.
+        let held = Box::pin(held);
         Some(async move {
             let _room = room;
-            tokio::select! {
-                () = held => {}
-                () = closing => {}
-            }
+            held.await;
         })
     }
 
@@ -231,6 +227,7 @@ impl Asked {
 mod tests {
     use super::*;
     use crate::drain::Drain;
+    use crate::drain::Stage;
     use crate::limits::hold::Flow;
     use crate::limits::hold::Wait;
     use crate::pipeline::holding::Holding;
@@ -248,7 +245,13 @@ mod tests {
 
     #[test]
     fn the_futures_of_a_refusal_that_is_held_take_less_than_two_kibibytes() {
-        type Told = (&'static Holding, &'static Patience, Flow, Wait);
+        type Told = (
+            &'static Holding,
+            &'static Patience,
+            Flow,
+            Wait,
+            &'static Drain,
+        );
         let parts = [
             size_of_future(|(pipeline, peer, request): Handled| pipeline.handle(peer, request)),
             size_of_some(
@@ -259,8 +262,8 @@ mod tests {
                     Trace,
                 )| { pipeline.held_back(peer, &refusal, &mut trace) },
             ),
-            size_of_some(|(holding, patience, flow, wait): Told| {
-                holding.hold(patience, flow, wait, &mut |_| true)
+            size_of_some(|(holding, patience, flow, wait, drain): Told| {
+                holding.hold(patience, flow, wait, drain, &mut |_| true)
             }),
             size_of_future(|drain: &'static Drain| drain.reached(Stage::Closing)),
         ];
