@@ -181,9 +181,12 @@ impl Registry {
 #[derive(Clone, Debug)]
 pub struct HistogramsOfLittle {
     histograms: HistogramVec,
-    /// Times of nothing, by the label's value. Held for a push or a sum.
-    nothings: Arc<Mutex<Vec<(String, Arc<AtomicU64>)>>>,
+    /// Held for a push or a sum.
+    nothings: Arc<Mutex<Vec<Nothings>>>,
 }
+
+/// How many times were nothing, of a value of the label.
+type Nothings = (String, Arc<AtomicU64>);
 
 /// One of them.
 #[derive(Clone, Debug)]
@@ -206,7 +209,7 @@ impl HistogramsOfLittle {
         }
     }
 
-    fn nothings(&self) -> MutexGuard<'_, Vec<(String, Arc<AtomicU64>)>> {
+    fn nothings(&self) -> MutexGuard<'_, Vec<Nothings>> {
         self.nothings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
