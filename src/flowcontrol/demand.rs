@@ -82,7 +82,7 @@ impl SeatDemand {
         }
     }
 
-    /// From `now` on the level wants so many seats. To be called after each step of its queue set.
+    /// From `now` on the level wants so many seats. To be called when that changes.
     #[expect(clippy::as_conversions, reason = "a number of seats is far below 2^53")]
     pub fn set(&mut self, now: Instant, seats: u64) {
         self.advance(now);

@@ -1,7 +1,7 @@
-//! The answers to requests that are refused; those of the limits are written once a second.
+//! The answers to requests that are refused; those of fairness and max-in-flight are written once a second.
 //!
-//! A few levels, reasons and times make all the refusals of fairness and max-in-flight that there are, and in a storm each of them
-//! is given many thousand times: head and body are there, down to the date, and only copied.
+//! A few levels, reasons and times make all of these that there are, and in a storm each is given many thousand times: head and
+//! body are there, down to the date, and only copied.
 
 use bytes::Bytes;
 use http::HeaderMap;

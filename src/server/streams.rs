@@ -2,7 +2,7 @@
 //!
 //! A storm is refusals, and each is there as soon as it is asked for; a task for each would be a good part of what it costs. Where
 //! the last request of a connection was answered like that, the next is asked in the connection's own turn, and becomes a task
-//! if it has to wait after all. What is forwarded becomes one straight away.
+//! if it has to wait after all: so does the first that is forwarded after a refusal.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -36,14 +36,17 @@ where
         let asked = catch_unwind(AssertUnwindSafe(|| {
             Pin::new(&mut stream).poll(&mut context)
         }));
-        // A panic ends the stream, as it ends a task.
+        // A panic ends the stream, as it ends a task, wherever it comes from.
         if asked.is_ok_and(|answered| answered.is_pending()) {
             tokio::spawn(stream);
+        } else {
+            let _ = catch_unwind(AssertUnwindSafe(move || drop(stream)));
         }
     }
 }
 
-/// Takes one step of what the connection may do in its turn, so that other connections have theirs.
+/// Takes one step of what the connection may do in its turn, so that other connections have theirs. Whoever has more than a hundred
+/// streams answered in one leaves none for writing them, which has to wait for the next then.
 fn may_go_on(context: &mut Context<'_>) -> bool {
     match poll_proceed(context) {
         Poll::Ready(step) => {
@@ -115,10 +118,24 @@ mod tests {
         assert_eq!(ends.await, Ok(Ok(7)));
     }
 
+    /// Panics when it is dropped.
+    struct Ill;
+
+    impl Drop for Ill {
+        fn drop(&mut self) {
+            panic!("on purpose");
+        }
+    }
+
     #[tokio::test]
     async fn a_panic_ends_the_stream_alone() {
         let streams = streams(true);
         streams.execute(Box::pin(async { panic!("on purpose") }));
+        let ill = Ill;
+        streams.execute(poll_fn(move |_| {
+            let _ = &ill;
+            Poll::Ready(())
+        }));
         let ran = Arc::new(AtomicU32::new(0));
         streams.execute(running(&ran));
         assert_eq!(ran.load(Ordering::Relaxed), 1);

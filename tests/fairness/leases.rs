@@ -1,4 +1,4 @@
-//! Leader election goes on whatever else goes on.
+//! Leaders stay leaders and nodes stay ready, whatever else goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -6,12 +6,14 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::join;
 use futures_util::future::join_all;
 use http::StatusCode;
 use tokio::task::JoinSet;
 
 use crate::ALONE;
 use crate::client::Client;
+use crate::client::Connection;
 use crate::stand::Setup;
 use crate::stand::Stand;
 use crate::stand::within;
@@ -19,7 +21,9 @@ use crate::stand::within;
 const FLOOD: &str = "system:serviceaccount:default:flood";
 const LEADERS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
-/// As many as a leader renews in 100 s.
+const NODES: [&str; 2] = ["node-0000", "node-0001"];
+const HEARTBEATS: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+/// As many as a leader renews in 100 s, and a node in 500.
 const RENEWALS: usize = 50;
 
 /// One service account on more connections than its queues and its level have places.
@@ -72,7 +76,7 @@ impl Flood {
     }
 }
 
-/// Renews a lease as client-go does: read it, write it.
+/// Makes a lease and renews it as client-go does: read it, write it.
 async fn lead(client: Client, name: &str) {
     let mut connection = client.connect().await;
     let lease = format!(
@@ -82,22 +86,40 @@ async fn lead(client: Client, name: &str) {
     );
     let made = connection.ask("POST", LEASES, &lease).await;
     assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
-    let target = format!("{LEASES}/{name}");
     for _ in 0..RENEWALS {
-        let read = connection.ask("GET", &target, "").await;
-        assert_eq!(read.status, StatusCode::OK, "{read:?}");
-        let lease = std::str::from_utf8(&read.body).unwrap();
-        let written = connection.ask("PUT", &target, lease).await;
+        renew(&mut connection, &format!("{LEASES}/{name}")).await;
+    }
+}
+
+/// Tells of a node as a kubelet does: renews its lease, and writes its status.
+async fn beat(client: Client, node: &str) {
+    let mut connection = client.connect().await;
+    let status = format!("/api/v1/nodes/{node}/status");
+    let ready = r#"{"status":{"conditions":[{"type":"Ready","status":"True"}]}}"#;
+    for _ in 0..RENEWALS {
+        renew(&mut connection, &format!("{HEARTBEATS}/{node}")).await;
+        let written = connection.ask("PATCH", &status, ready).await;
         assert_eq!(written.status, StatusCode::OK, "{written:?}");
     }
 }
 
+async fn renew(connection: &mut Connection, lease: &str) {
+    let read = connection.ask("GET", lease, "").await;
+    assert_eq!(read.status, StatusCode::OK, "{read:?}");
+    let text = std::str::from_utf8(&read.body).unwrap();
+    let written = connection.ask("PUT", lease, text).await;
+    assert_eq!(written.status, StatusCode::OK, "{written:?}");
+}
+
 #[tokio::test]
-async fn leases_are_renewed_while_workloads_are_refused() {
+async fn leaders_and_nodes_are_heard_while_workloads_are_refused() {
     let _alone = ALONE.write().await;
     let setup = Setup::default().user(FLOOD, "system:serviceaccounts");
     let setup = LEADERS.iter().fold(setup, |setup, name| {
         setup.user(format!("system:{name}"), "leaders")
+    });
+    let setup = NODES.iter().fold(setup, |setup, node| {
+        setup.user(format!("system:node:{node}"), "system:nodes")
     });
     let stand = setup
         .service_time(Duration::from_millis(20))
@@ -107,20 +129,26 @@ async fn leases_are_renewed_while_workloads_are_refused() {
         .await;
     let flood = Flood::begin(&stand).await;
     let leaders = LEADERS.map(|name| lead(stand.client(&format!("system:{name}")), name));
-    join_all(leaders).await;
+    let nodes = NODES.map(|node| beat(stand.client(&format!("system:node:{node}")), node));
+    join(join_all(leaders), join_all(nodes)).await;
     flood.goes_on().await; // it has not ended before
     flood.end().await;
 
     let scrape = stand.scrape().await;
     let rejected = |level| scrape.of_level("rejected_requests_total", level);
     println!(
-        "refused: workload-low {}, leader-election {}",
+        "refused: workload-low {}, leader-election {}, node-high {}",
         rejected("workload-low"),
-        rejected("leader-election")
+        rejected("leader-election"),
+        rejected("node-high")
     );
     assert!(rejected("workload-low") >= 200.0);
-    assert_eq!(rejected("leader-election"), 0.0);
-    let all = 2.0 * (1.0 + 2.0 * 50.0);
-    let let_through = scrape.of_level("dispatched_requests_total", "leader-election");
-    assert_eq!(let_through, all);
+    for (level, all) in [
+        ("leader-election", 2.0 * (1.0 + 2.0 * 50.0)),
+        ("node-high", 2.0 * 3.0 * 50.0),
+    ] {
+        assert_eq!(rejected(level), 0.0, "{level}");
+        let let_through = scrape.of_level("dispatched_requests_total", level);
+        assert_eq!(let_through, all, "{level}");
+    }
 }

@@ -15,6 +15,7 @@
 )]
 
 mod client;
+mod delays;
 mod elephant;
 mod flood;
 mod leases;

@@ -78,6 +78,13 @@ impl Setup {
         self
     }
 
+    /// `--config`, with such a file.
+    pub(crate) fn config(mut self, text: impl Into<String>) -> Self {
+        self.flags.push("--config=weir.yaml".to_owned());
+        self.manifests.push(("weir.yaml", text.into()));
+        self
+    }
+
     /// Makes all that weir needs, and the API server.
     fn prepare(self, listener: &TcpListener) -> (ApiServer, Prepared) {
         let Self {

@@ -20,12 +20,12 @@ use crate::flowcontrol::in_flight::InFlight;
 use crate::flowcontrol::queue_set::Arrival;
 use crate::flowcontrol::queue_set::Departure;
 use crate::flowcontrol::queue_set::Effects;
+use crate::flowcontrol::queue_set::Load;
 use crate::flowcontrol::queue_set::Phase;
 use crate::flowcontrol::queue_set::QueueSet;
 use crate::flowcontrol::queue_set::Queuing;
 use crate::flowcontrol::queue_set::Reason;
 use crate::flowcontrol::queue_set::Ticket;
-use crate::flowcontrol::queue_set::Totals;
 use crate::flowcontrol::retry_after::DroppedRequests;
 use crate::request_info::RequestKind;
 use crate::request_info::Verb;
@@ -68,7 +68,7 @@ pub(super) struct State {
     dropped: DroppedRequests,
     effects: Effects,
     /// What demand and tally were last told: they integrate, and need to hear of changes only.
-    settled: Totals,
+    settled: Load,
     spare: Vec<Details>,
     after: After,
     in_flight: Arc<InFlight>,
@@ -108,7 +108,7 @@ impl State {
             demand: SeatDemand::new(now),
             dropped: DroppedRequests::default(),
             effects: Effects::default(),
-            settled: Totals::default(),
+            settled: Load::default(),
             spare: Vec::new(),
             after: After::default(),
             in_flight,
@@ -246,7 +246,7 @@ impl State {
     pub(super) fn open(&mut self, now: Instant, queuing: Queuing) {
         if self.standing == Standing::Closed {
             self.demand = SeatDemand::new(now);
-            self.settled = Totals::default();
+            self.settled = Load::default();
             if self.queues.totals().seats_in_use == 0 {
                 self.queues = QueueSet::new(now, queuing, 0);
             }
@@ -289,11 +289,11 @@ impl State {
         if let Some(epoch) = self.effects.epoch.take() {
             self.tally.advanced(epoch);
         }
-        let totals = self.queues.totals();
-        if totals != self.settled {
-            self.settled = totals;
-            self.demand.set(now, totals.seat_demand());
-            self.tally.stepped(now, &totals);
+        let load = self.queues.totals().load();
+        if load != self.settled {
+            self.settled = load;
+            self.demand.set(now, load.seat_demand);
+            self.tally.loaded(now, load);
         }
     }
 

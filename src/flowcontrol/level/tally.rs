@@ -10,9 +10,9 @@ use crate::flowcontrol::concurrency::Level as Seats;
 use crate::flowcontrol::histogram::Histogram;
 use crate::flowcontrol::histogram::TimingRatio;
 use crate::flowcontrol::queue_set::EpochAdvance;
+use crate::flowcontrol::queue_set::Load;
 use crate::flowcontrol::queue_set::Queuing;
 use crate::flowcontrol::queue_set::Reason;
-use crate::flowcontrol::queue_set::Totals;
 
 const QUEUE_LENGTHS: &[f64] = &[0.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0];
 const SECONDS: &[f64] = &[
@@ -151,13 +151,13 @@ impl Tally {
         self.seats = Some(seats.clone());
     }
 
-    /// The level has taken a step.
-    pub(super) fn stepped(&mut self, now: Instant, totals: &Totals) {
+    /// From `now` on this is there.
+    pub(super) fn loaded(&mut self, now: Instant, load: Load) {
         let ratios = &mut self.ratios;
-        ratios.waiting.set(now, count(totals.requests_waiting));
-        ratios.executing.set(now, count(totals.requests_executing));
-        ratios.seats.set(now, totals.seats_in_use);
-        ratios.demand.set(now, totals.seat_demand());
+        ratios.waiting.set(now, count(load.requests_waiting));
+        ratios.executing.set(now, count(load.requests_executing));
+        ratios.seats.set(now, load.seats_in_use);
+        ratios.demand.set(now, load.seat_demand);
     }
 }
 

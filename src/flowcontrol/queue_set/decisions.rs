@@ -109,6 +109,19 @@ pub struct Totals {
     pub cancelled: u64,
 }
 
+/// What there is of a level's requests and seats at a time; a request that is turned away changes nothing of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Requests in the queues.
+    pub requests_waiting: usize,
+    /// Requests that run.
+    pub requests_executing: usize,
+    /// Seats taken, lingering ones included.
+    pub seats_in_use: u64,
+    /// See [`Totals::seat_demand`].
+    pub seat_demand: u64,
+}
+
 /// Virtual times at the last dispatch from a queue, for the gauges that watch over fairness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastDispatch {
@@ -164,5 +177,16 @@ impl Totals {
     #[must_use]
     pub const fn seat_demand(&self) -> u64 {
         self.seats_in_use + self.seats_waiting
+    }
+
+    /// Those that demand and utilization are measured by.
+    #[must_use]
+    pub const fn load(&self) -> Load {
+        Load {
+            requests_waiting: self.requests_waiting,
+            requests_executing: self.requests_executing,
+            seats_in_use: self.seats_in_use,
+            seat_demand: self.seat_demand(),
+        }
     }
 }

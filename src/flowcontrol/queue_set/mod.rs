@@ -38,6 +38,7 @@ pub use self::decisions::Effects;
 pub use self::decisions::Enqueued;
 pub use self::decisions::EpochAdvance;
 pub use self::decisions::LastDispatch;
+pub use self::decisions::Load;
 pub use self::decisions::Queuing;
 pub use self::decisions::Reason;
 pub use self::decisions::Totals;

@@ -177,6 +177,9 @@ impl Sheets {
     /// Carries what was counted again over to the tallies; none is remembered after that.
     fn settle(&mut self) {
         for (_, Alike { tallies, sum }) in self.alike.drain() {
+            if sum == Weights::ZERO {
+                continue; // it was not met again
+            }
             for (sheet, key) in self.by.iter_mut().zip(tallies) {
                 if let Some(tally) = key.and_then(|key| sheet.tallies.get_mut(&key)) {
                     tally.sum.add(sum);

@@ -120,8 +120,8 @@ fn requests_that_are_alike_count_as_if_each_were_the_first() {
         let mut record = record(targets[target], begin);
         let deletes = random.bool();
         record.method = if deletes { Method::DELETE } else { Method::GET };
-        // Many, so that there is not always room for all that are alike.
-        let user = format!("user-{}", random.u8(0..50));
+        // Many, so that neither all that are alike nor all names have room on a desk.
+        let user = format!("user-{}", random.u8(0..120));
         record.user = Some(Arc::new(UserInfo {
             name: user.clone(),
             ..UserInfo::default()

@@ -1,0 +1,47 @@
+//! What a request waits for before it comes to its level is not the level's time.
+
+use http::StatusCode;
+use tokio::time::Instant;
+
+use crate::ALONE;
+use crate::stand::Setup;
+
+const USER: &str = "system:serviceaccount:default:controller";
+
+/// A request every two seconds, and no other limit.
+const DELAYING: &str = "
+clientLimits:
+- name: slow
+  rules:
+  - subjects: [{kind: ServiceAccount, serviceAccount: {namespace: default, name: controller}}]
+    resourceRules: [{verbs: ['*'], apiGroups: ['*'], resources: ['*'], namespaces: ['*'], clusterScope: true}]
+  requests: {qps: 0.5, burst: 1}
+  limitResponse: Delay
+  maxDelay: 10s
+";
+
+#[tokio::test]
+async fn what_a_client_limit_delays_has_not_waited_for_a_seat() {
+    let _shared = ALONE.read().await;
+    let setup = Setup::default().user(USER, "system:serviceaccounts");
+    let stand = setup.config(DELAYING).start().await;
+    let mut connection = stand.client(USER).connect().await;
+    let began = Instant::now();
+    for _ in 0..2 {
+        let answer = connection.ask("GET", "/api/v1/nodes", "").await;
+        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    }
+    let waited = began.elapsed().as_secs_f64();
+    assert!(waited > 1.9, "{waited}");
+    let scrape = stand.scrape().await;
+    let fairness = [("filter", "priorityandfairness")];
+    let sum = |name: &str| {
+        scrape.sum(
+            &format!("apiserver_request_filter_duration_seconds_{name}"),
+            &fairness,
+        )
+    };
+    assert_eq!(sum("count"), 2.0);
+    // A part of the delay's, which a busy machine may well take for everything else.
+    assert!(sum("sum") < waited / 2.0, "{} of {waited} s", sum("sum"));
+}
