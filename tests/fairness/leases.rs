@@ -94,11 +94,15 @@ async fn lead(client: Client, name: &str) {
 /// Tells of a node as a kubelet does: renews its lease, and writes its status.
 async fn beat(client: Client, node: &str) {
     let mut connection = client.connect().await;
-    let status = format!("/api/v1/nodes/{node}/status");
-    let ready = r#"{"status":{"conditions":[{"type":"Ready","status":"True"}]}}"#;
     for _ in 0..RENEWALS {
         renew(&mut connection, &format!("{HEARTBEATS}/{node}")).await;
-        let written = connection.ask("PATCH", &status, ready).await;
+        let seen = connection
+            .ask("GET", &format!("/api/v1/nodes/{node}"), "")
+            .await;
+        assert_eq!(seen.status, StatusCode::OK, "{seen:?}");
+        let text = std::str::from_utf8(&seen.body).unwrap();
+        let status = format!("/api/v1/nodes/{node}/status");
+        let written = connection.ask("PUT", &status, text).await;
         assert_eq!(written.status, StatusCode::OK, "{written:?}");
     }
 }
@@ -145,7 +149,7 @@ async fn leaders_and_nodes_are_heard_while_workloads_are_refused() {
     assert!(rejected("workload-low") >= 200.0);
     for (level, all) in [
         ("leader-election", 2.0 * (1.0 + 2.0 * 50.0)),
-        ("node-high", 2.0 * 3.0 * 50.0),
+        ("node-high", 2.0 * 4.0 * 50.0),
     ] {
         assert_eq!(rejected(level), 0.0, "{level}");
         let let_through = scrape.of_level("dispatched_requests_total", level);
