@@ -21,11 +21,11 @@ use crate::limits::Rejection;
 use crate::pipeline::body::Body;
 use crate::pipeline::name_decision;
 use crate::pipeline::refusal::Encoding;
+use crate::pipeline::refusal::PROTOBUF;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusal::rejected;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const PROTOBUF: HeaderValue = HeaderValue::from_static("application/vnd.kubernetes.protobuf");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache, private");
 const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
@@ -122,7 +122,7 @@ impl Wire {
         Self {
             code,
             json: whole(JSON, status.to_json()),
-            protobuf: whole(PROTOBUF, status.to_protobuf()),
+            protobuf: whole(HeaderValue::from_static(PROTOBUF), status.to_protobuf()),
         }
     }
 

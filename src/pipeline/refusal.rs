@@ -341,8 +341,8 @@ pub(super) fn rejected(rejection: &Rejection) -> Status {
     }
 }
 
-/// Its media type in Kubernetes' protobuf.
-const PROTOBUF: &[u8] = b"application/vnd.kubernetes.protobuf";
+/// The media type of Kubernetes' protobuf.
+pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// How a Status is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -380,7 +380,7 @@ fn wants_protobuf(accept: Option<&HeaderValue>) -> bool {
         if is(b"*/*") || is(b"application/*") || is(b"application/json") {
             return false;
         }
-        protobuf |= is(PROTOBUF);
+        protobuf |= is(PROTOBUF.as_bytes());
     }
     protobuf
 }
