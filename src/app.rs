@@ -36,7 +36,6 @@ use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::in_flight::PEAKS_EVERY;
-use crate::identity::ProvenTokens;
 use crate::identity::remote::ApiServer;
 use crate::limits::Admission;
 use crate::limits::MaxInFlight;
@@ -60,6 +59,7 @@ use crate::server::accept;
 use crate::server::accept::Acceptor;
 use crate::server::connection::HANDSHAKE_TIMEOUT;
 use crate::server::connection::Serving;
+use crate::server::newcomers::Newcomers;
 use crate::server::tls;
 use crate::server::turns::Turns;
 use crate::server::worker::Worker;
@@ -180,7 +180,6 @@ impl App {
         let ground = Ground::new(server, &upstream_metrics, &registry, &provider);
         let (who, reviews) = who_asks(identity, impersonate, ground)?;
         let shared = Shared {
-            proven: Arc::new(ProvenTokens::beginning_with(who.identity.of_the_file())),
             who,
             rates: Arc::new(Rates::new(&rates, &registry)),
             event_bodies: Budget::new(ALL_BODIES),
@@ -266,7 +265,6 @@ impl App {
 /// What the workers' pipelines, and the calls of weir's own, share.
 struct Shared {
     who: WhoAsks,
-    proven: Arc<ProvenTokens>,
     rates: Arc<Rates>,
     event_bodies: Arc<Budget>,
     admission: Admission,
@@ -296,7 +294,6 @@ impl Shared {
         Pipeline {
             identity: Arc::clone(&self.who.identity),
             impersonation: self.who.impersonation.clone(),
-            proven: Arc::clone(&self.proven),
             identity_headers: Arc::clone(&self.who.headers),
             rates: Arc::clone(&self.rates),
             event_bodies: Arc::clone(&self.event_bodies),
@@ -368,6 +365,7 @@ impl Shared {
             workers: workers.map_err(|why| StartError::new("cannot start a worker", why))?,
             most: serving.max_connections,
             drain: Arc::clone(&self.drain),
+            newcomers: Newcomers::none(),
             metrics,
         })
     }

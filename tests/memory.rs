@@ -1,5 +1,6 @@
 //! What priority and fairness takes of memory: nothing for a request that need not wait, less than 1 KiB for one that does, and
-//! less than 64 KiB for a level in which nothing happens. And what the top talkers take at most.
+//! less than 64 KiB for a level in which nothing happens. And what the top talkers take at most, and an event in YAML while it is
+//! read.
 
 #![expect(
     clippy::as_conversions,
@@ -31,6 +32,8 @@ use weir::flowcontrol::controller::Config;
 use weir::flowcontrol::controller::Controller;
 use weir::flowcontrol::controller::Enforcement;
 use weir::flowcontrol::controller::Times;
+use weir::limits::events::body;
+use weir::limits::events::body::Encoding;
 use weir::metrics::Registry;
 use weir::observe::talkers::Name;
 use weir::observe::talkers::Talkers;
@@ -224,4 +227,42 @@ fn the_top_talkers_take_no_more_memory_however_many_there_are() {
     });
     println!("{} bytes of the top talkers", taken.bytes_current);
     assert!((1 << 20..MOST).contains(&taken.bytes_current), "{taken:?}");
+}
+
+/// Bodies of 64 KiB that say the same again and again by anchors, aliases and `<<`; what is sent plainly costs the most.
+#[test]
+fn no_event_in_yaml_takes_more_memory_than_a_plain_one() {
+    const LARGEST: usize = 64 << 10;
+    const MOST: u64 = 16 << 20;
+    let nested = |begin: &str, inner: &str, item: &str, end: &str| {
+        let (begin, end) = (begin.repeat(90), end.repeat(90));
+        let room = LARGEST - begin.len() - inner.len() - end.len() - 2;
+        format!("{begin}[{inner}{}]{end}", item.repeat(room / item.len()))
+    };
+    let keys: String = (0..6000).map(|n| format!("k{n}: , ")).collect();
+    let bodies = [
+        ("plain", nested("[", "", "~,", "]")),
+        ("anchors", nested("[&a ", "", "~,", "]")),
+        ("aliases", nested("[&a ", "&x [~, ~, ~, ~], ", "*x,", "]")),
+        ("names", nested("[&a ", "", "&b ~,", "]")),
+        (
+            "merged",
+            format!("{}{{{keys}}}{}", "{<<: ".repeat(90), "}".repeat(90)),
+        ),
+    ];
+    for (name, text) in bodies {
+        assert!(text.len() <= LARGEST, "{name}");
+        let taken = measure(|| {
+            let event = body::read(Encoding::Yaml, b"v1", text.as_bytes());
+            assert_eq!(event, None);
+        });
+        println!(
+            "{name}: {} bytes, {} in all",
+            taken.bytes_max, taken.bytes_total
+        );
+        assert!(
+            taken.bytes_max < MOST && taken.bytes_total < 4 * MOST,
+            "{name}: {taken:?}"
+        );
+    }
 }

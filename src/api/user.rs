@@ -54,6 +54,13 @@ impl UserInfo {
         }
     }
 
+    /// Whether kube-apiserver takes it for nobody (`isAnonymousUser` of its authentication filter, Kubernetes 1.36), and closes the
+    /// HTTP/2 connection that it comes by; whoever says who it is.
+    #[must_use]
+    pub fn is_anonymous(&self) -> bool {
+        self.name == ANONYMOUS || self.in_group(GROUP_UNAUTHENTICATED)
+    }
+
     /// What tells the flows of users apart: the name, but for strangers, who have one in common.
     #[must_use]
     pub fn distinguisher(&self) -> &str {

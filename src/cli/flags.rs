@@ -67,7 +67,8 @@ pub struct UpstreamArgs {
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
     /// Certificate by which the API server takes weir for a front proxy and believes the user that it names; signed by
-    /// the CA of the API server's --requestheader-client-ca-file. Needed for clients that come with a certificate.
+    /// the CA of the API server's --requestheader-client-ca-file, with a common name that its --requestheader-allowed-names
+    /// admits (kubeadm: front-proxy-client). Needed for clients that come with a certificate.
     #[arg(long, value_name = "FILE")]
     pub proxy_client_cert_file: Option<PathBuf>,
     /// Key of --proxy-client-cert-file.
@@ -93,7 +94,8 @@ pub enum AssertBy {
 /// What holds for every API server.
 #[derive(Args, Clone, Debug)]
 pub struct ProxyArgs {
-    /// A YAML file with the same settings, by the flags' names (in camelCase or as they are). Flags win.
+    /// A YAML file with the same settings, by the flags' names (in camelCase or as they are). Flags win. clientLimits and
+    /// authentication, which have no flag, stand in it only.
     #[arg(long, value_name = "FILE", help_heading = "General")]
     pub config: Option<PathBuf>,
     /// Towards clients.
@@ -208,7 +210,8 @@ pub struct IdentityArgs {
     /// The common names of these certificates; any of that CA if not given.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub requestheader_allowed_names: Vec<String>,
-    /// Networks whose X-Forwarded-For is believed. May be given several times, or as a list.
+    /// Networks whose X-Forwarded-For is believed: it goes on to the API server and into the audit log. What goes by a client's
+    /// address here sees the connection's own, or that of --proxy-protocol. May be given several times, or as a list.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub trusted_proxies: Vec<IpNet>,
     /// Connections from --trusted-proxies tell by the PROXY protocol (version 2) whose they are; one without its header is
@@ -262,12 +265,12 @@ pub struct IdentityArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Most read-only requests (get, list) in flight, 0 for no limit. With priority and fairness (the default) only a summand of
-    /// the total number of seats.
+    /// With priority and fairness (the default) it and --max-mutating-requests-inflight are added up to the total number of
+    /// seats. Without, the most read-only requests (get, list) in flight; 0 is no limit then.
     #[arg(long, value_name = "N", default_value_t = 400)]
     pub max_requests_inflight: u32,
-    /// Most mutating requests in flight, 0 for no limit. With priority and fairness (the default) only a summand of the total
-    /// number of seats.
+    /// With priority and fairness (the default) it and --max-requests-inflight are added up to the total number of seats.
+    /// Without, the most mutating requests in flight; 0 is no limit then.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_mutating_requests_inflight: u32,
     /// API Priority and Fairness: requests queue by flow, and the two limits above are only added up to its total. With
@@ -318,7 +321,8 @@ pub struct LimitArgs {
     /// long; 0 says every 429 at once. At most 1m.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = rejection_hold)]
     pub rejection_hold: Duration,
-    /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential.
+    /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential, for requests that end;
+    /// watches have others, as many as they need (at most a quarter of the open-file limit, with all else that lasts).
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub upstream_max_connections: u32,
 }
@@ -351,8 +355,8 @@ pub struct TellingArgs {
     /// written fast enough are dropped and counted: no request waits for the log.
     #[arg(long, value_name = "FILE")]
     pub audit_log_path: Option<PathBuf>,
-    /// Which requests are in it: kube-apiserver's own audit policy. weir notes no bodies: level Metadata at most. All are where
-    /// it is missing.
+    /// Which requests are in it: kube-apiserver's own audit policy. weir notes no bodies, so that Request and RequestResponse
+    /// count as Metadata. Without a policy all requests are in it.
     #[arg(long, value_name = "FILE")]
     pub audit_policy_file: Option<PathBuf>,
     /// Days for which rotated files of the audit log are kept; 0 is for ever.

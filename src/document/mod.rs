@@ -19,8 +19,8 @@
 //! ```
 //!
 //! Scalars mean what they mean to Kubernetes (sigs.k8s.io/yaml: YAML 1.1 booleans and octals), not
-//! what YAML 1.2 says. Aliases and `<<` are supported, with bounds on depth and on what aliases may
-//! expand to, so that no text costs more than in proportion to its length. It does not write
+//! what YAML 1.2 says. Aliases and `<<` are supported, with bounds on depth and on what is copied
+//! for them, so that no text costs more than in proportion to its length. It does not write
 //! documents, and opens no files.
 
 mod decode;
@@ -45,6 +45,7 @@ pub use node::Style;
 pub use parse::First;
 pub use parse::parse_all;
 pub use parse::parse_first;
+pub use parse::parse_first_within;
 pub use parse::parse_json;
 pub use resolve::Resolved;
 

@@ -1,7 +1,7 @@
 //! From text to nodes: over saphyr-parser's events, or over JSON's tokens where the text is JSON.
 //!
-//! Bounds: values nest at most [`MAX_DEPTH`] deep, and all aliases of a text together expand to at
-//! most [`MAX_EXPANSION`]; beyond either is a fault. The first syntax error ends the reading;
+//! Bounds: values nest at most [`MAX_DEPTH`] deep, and all anchors, aliases and `<<` of a text
+//! together copy at most [`MAX_EXPANSION`]; beyond either is a fault. The first syntax error ends the reading;
 //! documents before it are still given.
 
 use std::collections::HashMap;
@@ -31,8 +31,8 @@ use super::resolve::Resolved;
 /// (managedFields included).
 pub(super) const MAX_DEPTH: usize = 100;
 
-/// What aliases may add to a text, in bytes of scalars plus one for each value: far above any file
-/// written by hand, far below what hurts.
+/// What may be copied for the anchors, aliases and `<<` of a text, in bytes of scalars plus one for
+/// each value: far above any file written by hand, far below what hurts.
 pub(super) const MAX_EXPANSION: usize = 1 << 20;
 
 /// Reads all documents of a YAML stream, or one JSON value. `file` is what faults shall call it.
@@ -41,7 +41,7 @@ pub(super) const MAX_EXPANSION: usize = 1 << 20;
 #[must_use]
 pub fn parse_all(file: &str, text: &str, faults: &mut Faults) -> Vec<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut reading = Reading::new(file);
+    let mut reading = Reading::new(file, MAX_EXPANSION);
     let result = if serde_json::from_str::<IgnoredAny>(text).is_ok() {
         reading.read_json(text, resolve::json)
     } else {
@@ -66,8 +66,19 @@ pub struct First {
 /// anything, and a text that is JSON as well is still read by YAML's rules (`3.0` is whole, and
 /// escapes are YAML's). `None`, and a fault, if it cannot be read.
 pub fn parse_first(file: &str, text: &str, faults: &mut Faults) -> Option<First> {
+    parse_first_within(file, text, MAX_EXPANSION, faults)
+}
+
+/// Likewise, of a text that anybody may have sent: no more than `most` is copied for its anchors,
+/// aliases and `<<`, in the measure of [`MAX_EXPANSION`].
+pub fn parse_first_within(
+    file: &str,
+    text: &str,
+    most: usize,
+    faults: &mut Faults,
+) -> Option<First> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut reading = Reading::new(file);
+    let mut reading = Reading::new(file, most);
     let result = if !text.chars().all(is_yaml) {
         let message = "the text holds a control character".to_owned();
         Err((Place::whole(file), message))
@@ -100,7 +111,7 @@ pub fn parse_first(file: &str, text: &str, faults: &mut Faults) -> Option<First>
 /// Reads a text that has to be one JSON value and nothing besides. `None`, and a fault, if it is
 /// not, or null.
 pub fn parse_json(file: &str, text: &str, faults: &mut Faults) -> Option<Node> {
-    let mut reading = Reading::new(file);
+    let mut reading = Reading::new(file, MAX_EXPANSION);
     let result = match serde_json::from_str::<IgnoredAny>(text) {
         Ok(IgnoredAny) => reading.read_json(text, resolve::json),
         Err(e) => {
@@ -170,8 +181,8 @@ struct Reading {
     open: Vec<Open>,
     /// Anchored values by the parser's number for them; they may be used until their document ends.
     anchors: HashMap<usize, Anchored>,
-    /// What aliases have added so far, in the measure of [`MAX_EXPANSION`].
-    expanded: usize,
+    /// What may still be copied, in the measure of [`MAX_EXPANSION`].
+    left: usize,
     roots: Vec<Node>,
 }
 
@@ -220,12 +231,12 @@ impl Partial {
 }
 
 impl Reading {
-    fn new(file: &str) -> Self {
+    fn new(file: &str, most: usize) -> Self {
         Self {
             file: file.into(),
             open: Vec::new(),
             anchors: HashMap::new(),
-            expanded: 0,
+            left: most,
             roots: Vec::new(),
         }
     }
@@ -383,6 +394,8 @@ impl Reading {
             } => Content::Mapping(if merged.is_empty() {
                 entries
             } else {
+                // One within the other, each moves all that those within it did.
+                copied(&mut self.left, size, &place)?;
                 merge(entries, merged)?
             }),
         };
@@ -391,6 +404,8 @@ impl Reading {
 
     fn finished(&mut self, node: Node, anchor: usize, size: Size) -> Result<(), Fatal> {
         if anchor != NO_ANCHOR {
+            // Whether or not an alias ever uses it; and one anchor may stand within another.
+            copied(&mut self.left, size, &node.place)?;
             self.anchors.insert(
                 anchor,
                 Anchored {
@@ -409,10 +424,7 @@ impl Reading {
                 "an alias to the value that it is part of".to_owned(),
             ));
         };
-        self.expanded = self.expanded.saturating_add(size.weight);
-        if self.expanded > MAX_EXPANSION {
-            return Err((place.clone(), "the aliases expand to too much".to_owned()));
-        }
+        copied(&mut self.left, *size, place)?;
         if self.open.len().saturating_add(size.depth) > MAX_DEPTH {
             return Err((
                 place.clone(),
@@ -451,6 +463,18 @@ impl Reading {
         }
         Ok(())
     }
+}
+
+/// Counts what is about to be copied for the value at `place`.
+fn copied(left: &mut usize, size: Size, place: &Place) -> Result<(), Fatal> {
+    match left.checked_sub(size.weight) {
+        Some(less) => *left = less,
+        None => {
+            let message = "the anchors, aliases and << up to here copy too much";
+            return Err((place.clone(), message.to_owned()));
+        }
+    }
+    Ok(())
 }
 
 fn scalar(

@@ -12,6 +12,7 @@ use super::Value;
 use super::parse::MAX_DEPTH;
 use super::parse::MAX_EXPANSION;
 use super::parse_all;
+use super::parse_first_within;
 
 fn parsed(text: &str) -> Node {
     let mut faults = Faults::default();
@@ -255,6 +256,8 @@ fn merged_keys_yield_to_those_given_and_to_those_merged_before() {
     );
 }
 
+const TOO_MUCH: &str = "the anchors, aliases and << up to here copy too much";
+
 #[test]
 fn what_aliases_expand_to_is_bounded() {
     let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
@@ -262,11 +265,44 @@ fn what_aliases_expand_to_is_bounded() {
         let list = vec![format!("*a{}", n - 1); 10].join(", ");
         text += &format!("a{n}: &a{n} [{list}]\n");
     }
-    assert!(refused(&text).ends_with("the aliases expand to too much"));
-    let long = "x".repeat(MAX_EXPANSION / 4);
+    assert!(refused(&text).ends_with(TOO_MUCH));
+    // The anchored value itself is one of the copies.
+    let long = "x".repeat(MAX_EXPANSION / 4 - 1);
     let text = |n: usize| format!("a: &a {long}\nb: [{}]\n", "*a, ".repeat(n));
     assert!(parsed(&text(3)).field("b").is_some());
-    assert!(refused(&text(4)).ends_with("the aliases expand to too much"));
+    assert!(refused(&text(4)).ends_with(TOO_MUCH));
+}
+
+#[test]
+fn anchors_within_anchors_and_merges_within_merges_are_bounded_without_an_alias() {
+    let nested = |begin: &str, levels: usize, inner: &str, end: &str| {
+        begin.repeat(levels) + inner + &end.repeat(levels)
+    };
+    let list = |text: usize| format!("[{}]", vec!["~"; text].join(", "));
+    parsed(&nested("[&a ", 90, &list(5_000), "]"));
+    let fault = refused(&nested("[&a ", 90, &list(6_000), "]"));
+    // 87 times what is inside was no more than a MiB.
+    assert_eq!(fault, format!("f:1:10: {TOO_MUCH}"));
+    let keys = |count: usize| {
+        let keys: Vec<_> = (0..count).map(|n| format!("k{n:04}: ")).collect();
+        format!("{{{}}}", keys.join(", "))
+    };
+    let merged = parsed(&nested("{<<: ", 90, &keys(1_000), "}"));
+    assert!(merged.field("k0999").is_some());
+    assert!(refused(&nested("{<<: ", 90, &keys(2_000), "}")).ends_with(TOO_MUCH));
+}
+
+#[test]
+fn a_stranger_s_text_is_read_with_a_bound_of_its_own() {
+    let read = |text: &str, most: usize| {
+        let mut faults = Faults::default();
+        let first = parse_first_within("f", text, most, &mut faults);
+        (first.is_some(), faults.to_string())
+    };
+    let text = "a: &a {k: v}\nb: *a\n"; // the mapping, its key and its value: 1 + 2 + 2, twice
+    assert_eq!(read(text, 10), (true, String::new()));
+    assert_eq!(read(text, 9), (false, format!("f:2:4: {TOO_MUCH}")));
+    assert_eq!(read(text, 4), (false, format!("f:1:4: {TOO_MUCH}")));
 }
 
 #[test]

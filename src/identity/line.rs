@@ -103,6 +103,12 @@ impl<Q, A> Line<Q, A> {
             pending,
             rest,
         } = &mut *state;
+        if pending
+            .get(&mark)
+            .is_some_and(|waiting| waiting.has_changed().is_err())
+        {
+            pending.remove(&mark); // who asked it has ended in a panic: nobody else would ask it ever again
+        }
         match pending.entry(mark) {
             Entry::Occupied(waiting) => Some(Begun(waiting.get().clone())),
             Entry::Vacant(_) if rest.is_some_and(|rest| now < rest) => None,
@@ -164,5 +170,35 @@ impl<Q, A> Line<Q, A> {
 impl<Q, A> fmt::Debug for Line<Q, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Line({})", self.state().pending.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::identity::proven::Marks;
+
+    #[test]
+    fn a_question_whose_asker_has_ended_in_a_panic_is_asked_anew() {
+        let line = Line::<&str, u32>::new(50, Clock.now());
+        let mark = Marks::new().unwrap().of(b"a token");
+        let asker = Asker {
+            address: IpAddr::from([127, 0, 0, 1]),
+            connection: 1,
+        };
+        let begin = || line.begin(mark, (asker, false), Clock.now(), || "whose is it?");
+        let waiting = begin().unwrap();
+        let next = || line.next().now_or_never().flatten();
+        drop(next().unwrap()); // unwinding does that
+        assert_eq!(waiting.answered().now_or_never(), Some(None));
+        let waiting = begin().unwrap();
+        let (asked, _) = next().unwrap();
+        assert_eq!(asked.question, "whose is it?");
+        line.settle(asked, 7);
+        assert_eq!(waiting.answered().now_or_never(), Some(Some(7)));
     }
 }

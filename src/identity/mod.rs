@@ -115,7 +115,7 @@ pub enum Credential {
     /// A token that weir knows by itself, from the token file or by its signature, which says nothing of whether the upstream
     /// (still) takes it; it goes on.
     KnownToken,
-    /// A token that the upstream itself has vouched for; it goes on.
+    /// A token that the upstream itself has vouched for, and may take no more since; it goes on.
     Token,
     /// A token that weir cannot verify, or a bad one; it goes on, and the upstream judges it.
     UnverifiedToken,
@@ -153,6 +153,9 @@ impl Identity {
     ) -> Result<Self, String> {
         let marks = Marks::new()?;
         file.mark(&marks);
+        // The operator's word, until the upstream says otherwise.
+        file.marks()
+            .for_each(|mark| tokens.proven().note(mark, true));
         Ok(Self {
             front_proxies,
             certificates,
@@ -163,9 +166,10 @@ impl Identity {
         })
     }
 
-    /// The tokens of the token file.
-    pub fn of_the_file(&self) -> impl Iterator<Item = Mark> {
-        self.file.marks()
+    /// The tokens that may share connections.
+    #[must_use]
+    pub fn proven(&self) -> &ProvenTokens {
+        self.tokens.proven()
     }
 
     /// What the client says as a front proxy. To be read from the headers as they came: what `Connection` names is not for a
@@ -333,12 +337,8 @@ mod tests {
             assert_eq!(known.user.name, "alice");
             assert_eq!(known.user.groups, ["dev", "ops", "system:authenticated"]);
             assert_eq!(known.credential, Credential::KnownToken);
-            let of_the_file: Vec<_> = identity.of_the_file().map(Some).collect();
-            assert_eq!(
-                of_the_file,
-                [known.mark],
-                "the upstream's word on it is heard"
-            );
+            let mark = known.mark.expect("the upstream's word on it is heard");
+            assert!(identity.proven().knows(mark), "it is the operator's");
         }
     }
 

@@ -1,8 +1,9 @@
 //! Which tokens the upstream has taken, so that their requests may share connections.
 //!
-//! kube-apiserver closes an HTTP/2 connection after a 401, so a token that weir cannot verify goes by itself until the
-//! upstream has answered it with anything else; those of the token file share until it has answered one with 401. Kept as keyed hashes, never as tokens, and bounded: the last
-//! [`GENERATION`] to twice as many. This decides which connection a request takes, never who it is from.
+//! kube-apiserver closes an HTTP/2 connection after a 401, so a token goes by itself until the upstream has answered it with
+//! anything else, or has said in a review that it is good; those of the token file share from the start. After a 401 each of
+//! them goes by itself again. Kept as keyed hashes, never as tokens, and bounded: the last [`GENERATION`] to twice as many. This
+//! decides which connection a request takes, never who it is from.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -90,13 +91,6 @@ impl Default for ProvenTokens {
 }
 
 impl ProvenTokens {
-    /// These are taken for good until the upstream says otherwise: the operator's word, as with a token file.
-    pub fn beginning_with(marks: impl Iterator<Item = Mark>) -> Self {
-        let tokens = Self::default();
-        marks.for_each(|mark| tokens.note(mark, true));
-        tokens
-    }
-
     /// Whether the upstream has taken it.
     #[must_use]
     pub fn knows(&self, mark: Mark) -> bool {

@@ -137,6 +137,15 @@ impl Rejection {
         }
     }
 
+    /// Who said no, in a word: fairness is one, for whatever reason.
+    #[must_use]
+    pub const fn limiter(&self) -> &'static str {
+        match self {
+            Self::Fairness(_) => "fairness",
+            Self::Clients(_) | Self::Events(_) | Self::MaxInFlight { .. } => self.limit(),
+        }
+    }
+
     /// What classified the request: together with its user, its flow.
     #[must_use]
     pub fn class(&self) -> &str {
@@ -314,5 +323,27 @@ impl Drop for Permit {
                 });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flowcontrol::controller::tests::POD;
+    use crate::flowcontrol::controller::tests::one_level;
+    use crate::flowcontrol::controller::tests::reject;
+    use crate::flowcontrol::queue_set::Reason;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flow_is_one_for_whatever_reason_fairness_refuses_it() {
+        let world = one_level(1, reject());
+        let _held = world.get_now("alice");
+        let refused = world.admit("bob", "GET", POD).await.unwrap_err();
+        let mut late = refused.clone();
+        late.reason = Reason::TimeOut;
+        let [one, other] = [refused, late].map(Rejection::Fairness);
+        assert_ne!(one.limit(), other.limit());
+        let flow = |no: &Rejection| (no.limiter(), no.class().to_owned());
+        assert_eq!(flow(&one), flow(&other));
     }
 }

@@ -216,7 +216,7 @@ impl Admin {
         let Some(controller) = &self.dumps else {
             return response(
                 StatusCode::NOT_FOUND,
-                "served with --enable-priority-and-fairness only\n",
+                "served on --admin-address only, and with --enable-priority-and-fairness\n",
             );
         };
         let details = query

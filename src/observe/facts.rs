@@ -48,7 +48,7 @@ impl Facts {
         registry
             .gauge(
                 "weir_config_generation",
-                "Which configuration is in force, counted from 1 at the start.",
+                "Which configuration is in force, counted from 1 at the start: 1, as none is read while weir runs.",
             )
             .set(1);
         let ready = IntGauge::new(

@@ -109,7 +109,7 @@ impl fmt::Debug for LogLevel {
 /// The first part of it that is none, and what would be one. A lone word is taken for a level only: to the library `debgu` is
 /// a module of that name, and nothing would be logged any more.
 pub fn parse(text: &str) -> Result<EnvFilter, String> {
-    let expected = "give LEVEL or MODULE=LEVEL, of off, error, warn, info, debug and trace, as in weir::upstream=debug,info";
+    let expected = "give LEVEL or MODULE=LEVEL, of off, error, warn, info and debug, as in weir::upstream=debug,info";
     if text.is_empty() {
         return Err(format!("no filter: {expected}"));
     }

@@ -14,6 +14,7 @@ pub struct Requests {
     begun: AtomicU64,
     ended: AtomicU64,
     at_once: AtomicBool,
+    unwritten: AtomicBool,
 }
 
 impl Requests {
@@ -30,10 +31,23 @@ impl Requests {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// How many are over: answered to the last byte, or cut off.
+    /// How many are over: their answers were handed to the connection to the last byte, or cut off.
     #[must_use]
     pub fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Whether an answer's bytes wait for the client to take more.
+    #[must_use]
+    pub fn unwritten(&self) -> bool {
+        self.unwritten.load(Ordering::Relaxed)
+    }
+
+    /// Says so; seldom something else than the last time.
+    pub fn set_unwritten(&self, unwritten: bool) {
+        if self.unwritten() != unwritten {
+            self.unwritten.store(unwritten, Ordering::Relaxed);
+        }
     }
 
     /// Whether the last one was answered without having to wait: a guess about the next.

@@ -2,10 +2,12 @@
 //!
 //! To Go's server it is a character of the path; the HTTP library here takes it for the beginning of a fragment and cuts it off
 //! in silence. What is forwarded must be what was sent, so such a request is refused, and for that the bytes of an HTTP/1.1
-//! connection are looked over as they come. A request line that a `#` cuts is noted; the request that has its method and the
-//! target up to there is the one. (HTTP/2 has no text to look at: there the target goes on without its fragment, to weir's
+//! connection are looked over as they come. A line that ends as a request line does that a `#` cuts is noted; the request that
+//! has its method and the target up to there is the one. Where a body ends is not known here, so its last bytes may stand before
+//! the method, and a line within it may be taken for a request's. (HTTP/2 has no text to look at: there the target goes on without its fragment, to weir's
 //! limits and to the upstream alike.)
 
+use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
@@ -15,14 +17,24 @@ use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 
+use http::Uri;
 use memchr::memchr;
-use memchr::memchr2;
+use memchr::memchr_iter;
 use memchr::memrchr;
 
-/// The longest request line that is followed over several reads; the HTTP library refuses longer targets.
-const LONGEST_LINE: usize = 64 << 10;
+/// The longest target that is followed over several reads; the HTTP library refuses longer ones.
+const LONGEST_TARGET: usize = 64 << 10;
 
-/// Most cut request lines that are noted at a time: more are pipelined by nobody but who plays with it.
+/// The longest scheme that the HTTP library takes.
+const LONGEST_SCHEME: usize = 64;
+
+/// So much of a method is compared: of known ones all.
+const LONGEST_METHOD: usize = 32;
+
+/// What may stay allocated between two lines, in bytes: enough for a usual body.
+const KEPT: usize = 4 << 10;
+
+/// Most cut request lines that are noted at a time, the newest: more are pipelined by nobody but who plays with it.
 const MOST_NOTED: usize = 16;
 
 /// What the bytes of one connection told.
@@ -37,60 +49,71 @@ pub struct Fragments {
 
 #[derive(Default)]
 struct State {
-    /// The line so far, if it may be a request line.
+    /// What of the line so far may belong to a request line. Its beginning may be a body's end: only a body's length tells
+    /// where it ends, not a newline.
     line: Vec<u8>,
-    /// The line is longer than any request line.
-    too_long: bool,
-    /// Keyed hashes of the lines, since a line may be long.
-    noted: Vec<u64>,
+    noted: VecDeque<Note>,
+}
+
+/// A request line that is cut.
+struct Note {
+    /// The method's characters, at most [`LONGEST_METHOD`], and those before it that could be a method's.
+    method: Vec<u8>,
+    /// A keyed hash of the target up to the `#`, since a target may be long.
+    target: u64,
 }
 
 impl Fragments {
     /// Looks over what was read next.
     pub fn look(&self, bytes: &[u8]) {
         let mut state = self.state();
-        let rest = if memchr(b'#', bytes).is_some() {
-            self.note(&mut state, bytes)
-        } else if let Some(end) = memrchr(b'\n', bytes) {
-            // As nearly always: only the line that is not over yet is of interest.
+        let mut rest = bytes;
+        if let Some(end) = memrchr(b'\n', bytes) {
+            let (lines, last) = bytes.split_at(end);
+            // Nearly never: only the line that is not over yet is of interest.
+            if memchr(b'#', &state.line).is_some() || memchr(b'#', lines).is_some() {
+                self.note(&mut state, lines);
+            }
             state.line.clear();
-            state.too_long = false;
-            bytes.get(end + 1..).unwrap_or_default()
-        } else {
-            bytes
-        };
-        if state.line.len() + rest.len() > LONGEST_LINE {
-            state.too_long = true;
-            state.line = Vec::new();
-        } else if !state.too_long {
-            state.line.extend_from_slice(rest);
+            rest = last.get(1..).unwrap_or_default();
         }
+        state.keep(rest);
     }
 
-    /// Notes the request lines that are cut, and returns what is left of the last line.
-    fn note<'b>(&self, state: &mut State, bytes: &'b [u8]) -> &'b [u8] {
-        let mut rest = bytes;
-        while let Some(end) = memchr2(b'#', b'\n', rest) {
-            let (line, ended) = rest.split_at(end);
-            if state.line.len() + line.len() > LONGEST_LINE {
-                state.too_long = true;
-                state.line = Vec::new();
-            }
-            if ended.first() == Some(&b'#') && !state.too_long {
-                state.line.extend_from_slice(line);
-                if begins_request(&state.line) && state.noted.len() < MOST_NOTED {
-                    let line = self.hasher.hash_one(state.line.as_slice());
-                    state.noted.push(line);
-                    self.any.store(true, Ordering::Release);
-                }
-                state.too_long = true; // what follows in this line is fragment
+    /// Notes those of these lines that are request lines and cut.
+    fn note(&self, state: &mut State, lines: &[u8]) {
+        let mut begin = 0;
+        for end in memchr_iter(b'\n', lines).chain([lines.len()]) {
+            let line = lines.get(begin..end).unwrap_or_default();
+            if begin == 0 {
+                state.keep(line); // to what came before
+                let line = std::mem::take(&mut state.line);
+                state.note(self.cut_by(&line));
             } else {
-                state.too_long &= ended.first() == Some(&b'#');
+                state.note(self.cut_by(line));
             }
-            state.line.clear();
-            rest = ended.get(1..).unwrap_or_default();
+            begin = end + 1;
         }
-        rest
+        self.any.store(!state.noted.is_empty(), Ordering::Release);
+    }
+
+    /// What to note of a line, if it ends as a request line that a `#` cuts.
+    fn cut_by(&self, line: &[u8]) -> Option<Note> {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let line = line
+            .strip_suffix(b" HTTP/1.1")
+            .or_else(|| line.strip_suffix(b" HTTP/1.0"))?;
+        let (before, target) = last_word(line)?;
+        let method = method_at_end_of(before);
+        if method.is_empty() || memchr(b'#', target).is_none() {
+            return None;
+        }
+        // As the HTTP library understands it: it may be absolute.
+        let target = Uri::try_from(target).ok()?;
+        Some(Note {
+            method: method.to_vec(),
+            target: self.hasher.hash_one(target.path_and_query()?.as_str()),
+        })
     }
 
     /// Whether a `#` cut the target of this request; its note is used up by that.
@@ -98,14 +121,13 @@ impl Fragments {
         if !self.any.load(Ordering::Acquire) {
             return false;
         }
-        let line = format!("{method} {target}");
-        let line = self.hasher.hash_one(line.as_bytes());
+        let target = self.hasher.hash_one(target);
         let mut state = self.state();
-        let found = state.noted.iter().position(|cut| *cut == line);
-        if let Some(at) = found {
-            state.noted.remove(at);
-        }
-        found.is_some()
+        let found = state
+            .noted
+            .iter()
+            .position(|note| note.target == target && note.may_be_of(method.as_bytes()));
+        found.and_then(|at| state.noted.remove(at)).is_some()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -113,13 +135,82 @@ impl Fragments {
     }
 }
 
-/// A method, a space, a slash.
-fn begins_request(line: &[u8]) -> bool {
-    let method = line.iter().take_while(|b| b.is_ascii_graphic()).count();
-    method > 0
-        && line
-            .get(method..)
-            .is_some_and(|rest| rest.starts_with(b" /"))
+impl State {
+    /// Keeps what is needed of the line so far, of which this came next.
+    fn keep(&mut self, bytes: &[u8]) {
+        self.line.extend_from_slice(bytes);
+        let over = self.line.len() - needed(&self.line).len();
+        self.line.drain(..over);
+        if self.line.capacity() > KEPT.max(4 * self.line.len()) {
+            self.line.shrink_to(KEPT);
+        }
+    }
+
+    fn note(&mut self, note: Option<Note>) {
+        let Some(note) = note else { return };
+        // A body may be full of such lines; the request comes behind it.
+        if self.noted.len() == MOST_NOTED {
+            self.noted.pop_front();
+        }
+        self.noted.push_back(note);
+    }
+}
+
+impl Note {
+    fn may_be_of(&self, method: &[u8]) -> bool {
+        let is_whole = self.method.len() < LONGEST_METHOD;
+        self.method.ends_with(method) || !is_whole && method.ends_with(&self.method)
+    }
+}
+
+/// The end of an unfinished line that may be a request line's beginning: a method, or one and (the beginning of) a target, or
+/// both and (the beginning of) the version.
+fn needed(line: &[u8]) -> &[u8] {
+    let Some((before, word)) = last_word(line) else {
+        return from_method(line, line.len());
+    };
+    let is_version = b"HTTP/1.1\r".starts_with(word) || b"HTTP/1.0\r".starts_with(word);
+    if is_version
+        && let Some((before, target)) = last_word(before)
+        && may_be_target(target)
+    {
+        return from_method(line, before.len());
+    }
+    if may_be_target(word) {
+        return from_method(line, before.len());
+    }
+    from_method(line, line.len())
+}
+
+/// What is behind the last space, and what before it.
+fn last_word(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (before, word) = line.split_at(memrchr(b' ', line)?);
+    Some((before, word.get(1..)?))
+}
+
+/// A path or an absolute target, or the beginning of either.
+fn may_be_target(word: &[u8]) -> bool {
+    let is_of_scheme = |b: &&u8| b.is_ascii_alphanumeric() || b"+-.".contains(*b);
+    let scheme = word.iter().take_while(is_of_scheme).count();
+    let rest = word.get(scheme..).unwrap_or_default();
+    let is_absolute =
+        rest.starts_with(b"://") || scheme <= LONGEST_SCHEME && b"://".starts_with(rest);
+    word.len() <= LONGEST_TARGET && (is_absolute || word.starts_with(b"/"))
+}
+
+/// The line from the method on that may end at `end`.
+fn from_method(line: &[u8], end: usize) -> &[u8] {
+    let before = line.get(..end).unwrap_or_default();
+    line.get(end - method_at_end_of(before).len()..)
+        .unwrap_or_default()
+}
+
+/// The characters that may be those of a method.
+fn method_at_end_of(text: &[u8]) -> &[u8] {
+    let is_of_method = |b: &&u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(*b);
+    let method = text.iter().rev().take_while(is_of_method);
+    let length = method.take(LONGEST_METHOD).count();
+    text.get(text.len() - length..).unwrap_or_default()
 }
 
 impl fmt::Debug for Fragments {
@@ -156,6 +247,109 @@ mod tests {
         }
     }
 
+    /// What is known after these bytes, however they come: at once, or broken in two anywhere.
+    fn looked(text: &[u8], mut then: impl FnMut(&Fragments)) {
+        for at in 0..text.len() {
+            let fragments = Fragments::default();
+            fragments.look(&text[..at]);
+            fragments.look(&text[at..]);
+            then(&fragments);
+        }
+        let fragments = Fragments::default();
+        text.chunks(1).for_each(|byte| fragments.look(byte));
+        then(&fragments);
+    }
+
+    #[test]
+    fn a_body_without_a_newline_may_stand_before_the_method() {
+        const CUT: &str = "DELETE /api/v1/namespaces/a/pods#x HTTP/1.1\r\n";
+        for body in [
+            "{\"a\":1}",
+            "{\"a\": \"b c\"}",
+            "\"#\"",
+            "a: #fff ",
+            "GET /x#y ",
+            "GET /x#y HTTP/1.1",
+            "word",
+            "\u{e9}\0",
+            "two\nlines",
+        ] {
+            looked(format!("{body}{CUT}").as_bytes(), |fragments| {
+                assert!(!fragments.cut("DELETE", "/api/v1/namespaces/a/pods/b"));
+                assert!(!fragments.cut("PATCH", "/api/v1/namespaces/a/pods"));
+                assert!(!fragments.cut("GET", "/x"), "{body:?}");
+                assert!(
+                    fragments.cut("DELETE", "/api/v1/namespaces/a/pods"),
+                    "{body:?}"
+                );
+            });
+        }
+        for length in [LONGEST_TARGET - 1, LONGEST_TARGET, 10 * LONGEST_TARGET] {
+            for filling in ["x", " ", "/", "{", "a /"] {
+                let fragments = Fragments::default();
+                let body = filling.repeat(length);
+                let parts = body.as_bytes().chunks(16 << 10);
+                parts.for_each(|part| fragments.look(part));
+                fragments.look(CUT.as_bytes());
+                assert!(fragments.cut("DELETE", "/api/v1/namespaces/a/pods"));
+            }
+        }
+    }
+
+    #[test]
+    fn no_body_and_no_break_hides_a_cut_target() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let parts = [
+            " ", "/", "#", "\r", "\n", "x", "http", "://", "{", "GET", "HTTP/1.1",
+        ];
+        for _ in 0..20_000 {
+            let body: Vec<_> = (0..random.usize(..12))
+                .map(|_| parts[random.usize(..parts.len())])
+                .collect();
+            let text = format!("{}PUT /a?b#c/d HTTP/1.1\r\nhost: weir\r\n", body.concat());
+            let fragments = Fragments::default();
+            let mut rest = text.as_bytes();
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(random.usize(1..=rest.len()));
+                fragments.look(now);
+                rest = later;
+            }
+            assert!(fragments.cut("PUT", "/a?b"), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn methods_of_any_length_and_absolute_targets_are_known() {
+        for (method, target, path) in [
+            ("A", "/#", "/"),
+            ("M-SEARCH", "https://weir/a?b#c?d", "/a?b"),
+            ("GET", "http://weir#/a", "/"),
+            (&"X".repeat(LONGEST_METHOD), "/a#", "/a"),
+            (&"X".repeat(3 * LONGEST_METHOD), "/a#", "/a"),
+        ] {
+            let line = format!("{{}}{method} {target} HTTP/1.0\n");
+            looked(line.as_bytes(), |fragments| {
+                let other = format!("Y{method}");
+                assert!(
+                    method.len() >= LONGEST_METHOD || !fragments.cut(&other, path),
+                    "{line}"
+                );
+                assert!(fragments.cut(method, path), "{line}");
+            });
+        }
+    }
+
+    #[test]
+    fn what_only_speaks_of_a_request_is_none() {
+        looked(
+            b"{\"a\": \"GET /x#y HTTP/1.1\"}\nGET /x#y\nGET /x #y HTTP/1.1\nreferer: /x#y HTTP/1.1\n\
+              GET /x#y HTTP/1.1 \nGET /x#y HTTP/1.10\n /x#y HTTP/1.1\n\"/x#y HTTP/1.1\n",
+            |fragments| assert!(!fragments.cut("GET", "/x") && !fragments.cut("", "/x")),
+        );
+    }
+
     #[test]
     fn bodies_and_headers_are_no_request_lines_and_nothing_grows() {
         let fragments = Fragments::default();
@@ -163,25 +357,48 @@ mod tests {
             fragments.look(&[b'x'; 32 << 10]);
             fragments.look(b"#\ncolour: #fff\n{\"a\": \"GET /#\"}\n");
         }
-        for _ in 0..100 {
-            fragments.look(b"GET /#\n");
+        assert_eq!(fragments.state().noted.len(), 0);
+        for n in 0..100 {
+            fragments.look(format!("GET /{n}# HTTP/1.1\n").as_bytes());
         }
-        let state = fragments.state();
-        assert!(state.line.capacity() <= 4 * LONGEST_LINE && state.noted.len() == MOST_NOTED);
+        assert_eq!(fragments.state().noted.len(), MOST_NOTED);
+        assert!(
+            !fragments.cut("GET", "/0") && fragments.cut("GET", "/99"),
+            "the newest"
+        );
     }
 
     #[test]
-    fn long_lines_leave_nothing_behind() {
+    fn a_line_keeps_what_it_needs_and_leaves_nothing_behind() {
         let fragments = Fragments::default();
-        for length in [LONGEST_LINE / 2, 20 * LONGEST_LINE] {
-            for _ in 0..MOST_NOTED {
-                let line = format!("GET /{}#x HTTP/1.1\r\n", "x".repeat(length));
-                fragments.look(line.as_bytes());
+        let kept = || fragments.state().line.capacity();
+        for text in [
+            "{\"a\":\"b c\"}",
+            "x",
+            "GET /a HTTP/1.1 ",
+            "a {",
+            "c\"}",
+            "\n",
+        ] {
+            for _ in 0..LONGEST_TARGET / 64 {
+                fragments.look(text.repeat(100).as_bytes());
+                assert!(kept() <= KEPT, "{text:?}: {} bytes", kept());
             }
         }
-        let state = fragments.state();
-        assert_eq!(state.noted.len(), MOST_NOTED, "of the short ones");
-        let kept = state.line.capacity() + size_of_val(state.noted.as_slice());
-        assert!(kept <= 2 * LONGEST_LINE, "{kept} bytes");
+        for length in [LONGEST_TARGET / 2, 20 * LONGEST_TARGET] {
+            for n in 0..MOST_NOTED {
+                let line = format!("GET /{n}/{}#x HTTP/1.1\r\n", "x".repeat(length));
+                for part in line.as_bytes().chunks(1 << 10) {
+                    fragments.look(part);
+                    assert!(kept() <= 3 * LONGEST_TARGET, "{} bytes", kept());
+                }
+                assert!(kept() <= KEPT, "{} bytes", kept());
+            }
+        }
+        let left = "x".repeat(LONGEST_TARGET / 2);
+        assert!(
+            fragments.cut("GET", &format!("/0/{left}")),
+            "of the short ones"
+        );
     }
 }

@@ -40,7 +40,6 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
-use http::Request;
 use http::Response;
 use http::StatusCode;
 use http::Version;
@@ -59,7 +58,6 @@ use crate::flowcontrol::controller::Times;
 use crate::flowcontrol::level::Named;
 use crate::identity::Identity;
 use crate::identity::PeerCertificate;
-use crate::identity::ProvenTokens;
 use crate::limits::Admission;
 use crate::limits::Permit;
 use crate::limits::RequestDigest;
@@ -98,7 +96,7 @@ use crate::upstream::body::RequestBody;
 use crate::upstream::forward::Turn;
 use crate::upstream::headers;
 use crate::upstream::headers::IdentityHeaders;
-use crate::upstream::pool::Place;
+use crate::upstream::lane::Place;
 use crate::upstream::read_body::Budget;
 use crate::upstream::upgrade;
 
@@ -130,8 +128,6 @@ pub struct Pipeline {
     pub identity: Arc<Identity>,
     /// What is done about those who want to be taken for somebody else.
     pub impersonation: Impersonation,
-    /// Tokens that the upstream has taken.
-    pub proven: Arc<ProvenTokens>,
     /// The names by which an identity travels in headers.
     pub identity_headers: Arc<IdentityHeaders>,
     /// How many requests at all.
@@ -167,11 +163,15 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Answers a request, which comes in a box: the future would keep its place long after it was taken apart.
-    pub async fn handle(&self, peer: &Peer, request: Box<Request<Incoming>>) -> Response<Body> {
+    /// Answers a request, whose head comes in a box: each step would move it otherwise, and keep its place long after.
+    pub async fn handle(
+        &self,
+        peer: &Peer,
+        head: Box<request::Parts>,
+        body: Incoming,
+    ) -> Response<Body> {
         let mut trace = Trace::started(Arc::clone(&self.metrics), Clock.now());
-        let asked = Asked::of(&request);
-        let (head, body) = request.into_parts();
+        let asked = Asked::of(&head, &body);
         let mut body = Unread::Left(body);
         // In a box of its own, so that a refusal that is held does not hold the memory of all the steps.
         let refusal = match Box::pin(self.serve(peer, head, &mut body, &mut trace)).await {
@@ -191,7 +191,7 @@ impl Pipeline {
     async fn serve(
         &self,
         peer: &Peer,
-        mut head: request::Parts,
+        mut head: Box<request::Parts>,
         body: &mut Unread,
         trace: &mut Trace,
     ) -> Result<Response<Body>, Refusal> {
@@ -231,7 +231,7 @@ impl Pipeline {
                 .inspect_err(|no| trace.rejected(no, &head.headers))?;
             let listing = self.listing(&info, &head);
             headers::strip_hop_by_hop(&mut head.headers); // what was not in the way before
-            let (request, told) = self.dress(head, peer, (&known, &name))?;
+            let (request, told) = self.dress(*head, peer, (&known, &name))?;
             let unread = body
                 .take()
                 .map(|b| RequestBody::new(b, Arc::clone(&self.identity_headers)));

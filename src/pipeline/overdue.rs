@@ -27,8 +27,11 @@ pub trait Expire: Send + Sync {
 #[derive(Default)]
 pub struct Overdue {
     /// Held for one insertion, removal or look; nothing is awaited, and nothing expires, under it.
-    entries: Mutex<Slab<(Instant, Arc<dyn Expire>)>>,
+    entries: Mutex<Slab<Entry>>,
 }
+
+/// What is to end, and when; nothing, once it was ended.
+type Entry = (Instant, Option<Arc<dyn Expire>>);
 
 /// An entry; dropping it takes it out.
 pub struct Entered {
@@ -40,7 +43,7 @@ impl Overdue {
     /// Enters `what`, to be ended soon after `deadline`.
     #[must_use]
     pub fn enter(self: &Arc<Self>, deadline: Instant, what: Arc<dyn Expire>) -> Entered {
-        let key = self.entries().insert((deadline, what));
+        let key = self.entries().insert((deadline, Some(what)));
         Entered {
             overdue: Arc::clone(self),
             key,
@@ -51,16 +54,16 @@ impl Overdue {
     pub fn expire(&self, now: Instant) {
         let overdue: Vec<_> = self
             .entries()
-            .iter()
+            .iter_mut()
             .filter(|(_, (deadline, _))| *deadline <= now)
-            .map(|(_, (_, what))| Arc::clone(what))
+            .filter_map(|(_, (_, what))| what.take())
             .collect();
         for what in overdue {
             what.expire();
         }
     }
 
-    fn entries(&self) -> MutexGuard<'_, Slab<(Instant, Arc<dyn Expire>)>> {
+    fn entries(&self) -> MutexGuard<'_, Slab<Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -81,5 +84,39 @@ impl fmt::Debug for Overdue {
 impl fmt::Debug for Entered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Entered({})", self.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::clock::Clock;
+
+    #[derive(Default)]
+    struct Counting(AtomicU32);
+
+    impl Expire for Counting {
+        fn expire(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn what_is_overdue_is_ended_once_however_long_it_stays() {
+        let overdue = Arc::new(Overdue::default());
+        let what = Arc::new(Counting::default());
+        let deadline = Clock.now();
+        let ended: Arc<dyn Expire> = Arc::<Counting>::clone(&what);
+        let entered = overdue.enter(deadline, ended);
+        for _ in 0..3 {
+            overdue.expire(deadline + LOOK_EVERY);
+        }
+        assert_eq!(what.0.load(Ordering::Relaxed), 1);
+        assert_eq!(Arc::strong_count(&what), 1, "and not kept");
+        drop(entered);
+        assert_eq!(format!("{overdue:?}"), "Overdue(0 under way)");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! An event's body is read here if a limit looks inside: bounded, timed, and forwarded byte for byte.
 
-use std::sync::Arc;
+use std::net::IpAddr;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 use crate::clock::Clock;
+use crate::identity::tokens::turns::network;
 use crate::limits::Rejection;
 use crate::limits::RequestDigest;
 use crate::limits::clients::enforce::Hold;
@@ -26,14 +27,14 @@ use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusing::Unread;
 use crate::upstream::body::RequestBody;
 use crate::upstream::headers::IdentityHeaders;
-use crate::upstream::read_body::Budget;
 use crate::upstream::read_body::ReadBody;
 use crate::upstream::read_body::Reserved;
 
 /// kube-apiserver's limit of a request's body (`MaxRequestBodyBytes`).
 pub const LARGEST_BODY: usize = 3 << 20;
 
-/// What the bodies of all event requests together may take: twenty of the largest, thirty thousand usual ones.
+/// What the bodies of all event requests together may take: twenty of the largest, thirty thousand usual ones. A quarter of it
+/// is the most that one client's address has; trusted proxies, behind which many clients are, may have it all.
 pub const ALL_BODIES: usize = 64 << 20;
 
 /// How long an event's body may take to come: it has one or two KiB.
@@ -47,7 +48,7 @@ const FIRST_PART: usize = 4096;
 pub enum BodyFault {
     /// The client broke it off.
     Broken,
-    /// [`ALL_BODIES`] are held already.
+    /// [`ALL_BODIES`] are held already, or the client's address has its part of them.
     NoRoom,
     /// It is larger than [`LARGEST_BODY`].
     TooLarge,
@@ -136,7 +137,7 @@ impl Pipeline {
         };
         let read = match body.as_mut().filter(|_| EventRequest::wants_body(&request)) {
             Some(incoming) => {
-                let read = self.read(incoming, deadline).await;
+                let read = self.read(incoming, peer, deadline).await;
                 let read = read.map_err(Refusal::Body)?;
                 *body = Unread::Nothing;
                 Some(read)
@@ -153,11 +154,13 @@ impl Pipeline {
     async fn read(
         &self,
         incoming: &mut Incoming,
+        peer: &Peer,
         deadline: Option<Instant>,
     ) -> Result<ReadBody, BodyFault> {
         let until = Clock.now() + READ_WITHIN;
         let until = deadline.map_or(until, |deadline| deadline.min(until));
-        let read = whole(incoming, &self.event_bodies, &self.identity_headers);
+        let reserved = self.event_bodies.reserve_for(source(peer));
+        let read = whole(incoming, reserved, &self.identity_headers);
         match tokio::time::timeout_at(until.into(), read).await {
             Ok(read) => read,
             Err(_) => Err(BodyFault::TooSlow),
@@ -165,17 +168,21 @@ impl Pipeline {
     }
 }
 
+/// Who is bounded apart, if anybody.
+fn source(peer: &Peer) -> Option<IpAddr> {
+    (!peer.trusted).then(|| network(peer.address.ip()))
+}
+
 /// Reads a body to its end. Cancel safety: what was read is lost.
 async fn whole(
     incoming: &mut Incoming,
-    budget: &Arc<Budget>,
+    mut reserved: Reserved,
     names: &IdentityHeaders,
 ) -> Result<ReadBody, BodyFault> {
     let told = usize::try_from(incoming.size_hint().lower()).unwrap_or(usize::MAX);
     if told > LARGEST_BODY {
         return Err(BodyFault::TooLarge);
     }
-    let mut reserved = budget.reserve();
     let mut parts = Vec::new();
     let mut trailers = None;
     while let Some(frame) = incoming.frame().await {
@@ -210,6 +217,7 @@ fn add(parts: &mut Vec<u8>, data: &[u8], reserved: &mut Reserved) -> Result<(), 
         // Both are there while the old one is copied.
         room(reserved, capacity.saturating_add(parts.capacity()))?;
         parts.reserve_exact(capacity - parts.len());
+        reserved.shrink_to(parts.capacity());
     }
     parts.extend_from_slice(data);
     Ok(())
@@ -227,5 +235,39 @@ fn room(reserved: &mut Reserved, bytes: usize) -> Result<(), BodyFault> {
         Ok(())
     } else {
         Err(BodyFault::NoRoom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::read_body::Budget;
+
+    #[test]
+    fn a_body_that_comes_in_parts_takes_what_is_allocated_for_it() {
+        let budget = Budget::new(ALL_BODIES);
+        let mut reserved = budget.reserve();
+        let mut parts = Vec::new();
+        let mut length = 0;
+        while length < LARGEST_BODY {
+            let part = vec![b' '; (16 << 10).min(LARGEST_BODY - length)];
+            add(&mut parts, &part, &mut reserved).unwrap();
+            length += part.len();
+            assert_eq!((parts.len(), parts.capacity()), (length, budget.taken()));
+        }
+        assert_eq!(
+            add(&mut parts, b" ", &mut reserved),
+            Err(BodyFault::TooLarge)
+        );
+        drop(reserved);
+        assert_eq!(budget.taken(), 0);
+    }
+
+    #[test]
+    fn the_old_room_counts_as_well_while_it_is_copied() {
+        let mut reserved = Budget::new(3 * FIRST_PART - 1).reserve();
+        let mut parts = Vec::new();
+        add(&mut parts, &[b' '; FIRST_PART], &mut reserved).unwrap();
+        assert_eq!(add(&mut parts, b" ", &mut reserved), Err(BodyFault::NoRoom));
     }
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderValue;
 use http::Method;
-use http::Request;
 use http::Response;
 use http::Version;
 use http::header;
+use http::request;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -111,7 +111,7 @@ impl Pipeline {
         let who = user.distinguisher();
         // Strangers are told apart by where they are.
         let from = (who == ANONYMOUS).then(|| peer.address.ip());
-        let marks = (who, from, rejection.limit(), rejection.class());
+        let marks = (who, from, rejection.limiter(), rejection.class());
         let flow = can_wait.then(|| self.holding.flow(marks)).flatten();
         Refusal::Rejected { rejection, flow }
     }
@@ -181,12 +181,12 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    pub(super) fn of(request: &Request<Incoming>) -> Self {
+    pub(super) fn of(head: &request::Parts, body: &Incoming) -> Self {
         Self {
-            encoding: Encoding::accepted(request.headers().get(header::ACCEPT)),
-            head: request.method() == Method::HEAD,
-            unread_http1: request.version() < Version::HTTP_2 && !request.body().is_end_stream(),
-            expects_continue: request.headers().contains_key(header::EXPECT),
+            encoding: Encoding::accepted(head.headers.get(header::ACCEPT)),
+            head: head.method == Method::HEAD,
+            unread_http1: head.version < Version::HTTP_2 && !body.is_end_stream(),
+            expects_continue: head.headers.contains_key(header::EXPECT),
         }
     }
 
@@ -233,7 +233,12 @@ mod tests {
     use crate::pipeline::holding::Holding;
     use crate::pipeline::holding::Patience;
 
-    type Handled = (&'static Pipeline, &'static Peer, Box<Request<Incoming>>);
+    type Handled = (
+        &'static Pipeline,
+        &'static Peer,
+        Box<request::Parts>,
+        Incoming,
+    );
 
     fn size_of_future<T, F: Future>(_: impl Fn(T) -> F) -> usize {
         size_of::<F>()
@@ -253,7 +258,9 @@ mod tests {
             &'static Drain,
         );
         let parts = [
-            size_of_future(|(pipeline, peer, request): Handled| pipeline.handle(peer, request)),
+            size_of_future(|(pipeline, peer, head, body): Handled| {
+                pipeline.handle(peer, head, body)
+            }),
             size_of_some(
                 |(pipeline, peer, refusal, mut trace): (
                     &'static Pipeline,

@@ -300,7 +300,8 @@ impl RequestMetrics {
         if let Some(series) = self.series.get(&key) {
             return Arc::clone(&series);
         }
-        let exists = by == By::Handler { exists: true };
+        // What has no verb has no handler: a success is CORS' then, which asks nobody who he is.
+        let exists = by == By::Handler { exists: true } && *info.verb() != Verb::None;
         let known = !info.is_resource_request() || exists || built_in(info);
         if !known || self.series.len() >= MOST_SERIES {
             return Arc::new(Series::of([

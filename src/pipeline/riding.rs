@@ -98,7 +98,7 @@ pub(super) struct Initializing {
     permit: Arc<Shared>,
     evidence: Evidence,
     /// Ends it when it takes too long, also when nobody reads it.
-    _cap: Entered,
+    cap: Option<Entered>,
 }
 
 /// What tells that a watch is initialized (`apf_filter.go` waits for the watch cache's own signal, which is not seen from
@@ -164,7 +164,7 @@ impl Held {
         Self::UntilInitialized(Box::new(Initializing {
             permit,
             evidence,
-            _cap: cap,
+            cap: Some(cap),
         }))
     }
 }
@@ -204,6 +204,7 @@ impl Initializing {
     fn seen(&mut self) {
         self.evidence = Evidence::Seen;
         self.permit.initialized();
+        self.cap = None;
     }
 }
 

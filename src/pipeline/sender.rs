@@ -122,14 +122,19 @@ impl Pipeline {
             }
             Credential::Certificate | Credential::FrontProxy => {
                 let head = headers::asserting(head, client, names, &known.user)?;
-                (Dressed::Asserting(head), told)
+                let dressed = if known.user.is_anonymous() {
+                    Dressed::AssertingNobody(head)
+                } else {
+                    Dressed::Asserting(head)
+                };
+                (dressed, told)
             }
-            Credential::Token => {
-                let head = headers::pass_through(head, client, names);
-                (Dressed::PassThrough(head), told)
-            }
-            Credential::KnownToken | Credential::UnverifiedToken | Credential::None => {
-                let proven = known.mark.is_some_and(|mark| self.proven.knows(mark));
+            Credential::Token
+            | Credential::KnownToken
+            | Credential::UnverifiedToken
+            | Credential::None => {
+                let proven = self.identity.proven();
+                let proven = known.mark.is_some_and(|mark| proven.knows(mark));
                 let dressed = if proven {
                     Dressed::PassThrough(headers::pass_through(head, client, names))
                 } else {
@@ -145,7 +150,7 @@ impl Pipeline {
     pub(super) fn heard(&self, status: StatusCode, told: Told) {
         let refused = status == StatusCode::UNAUTHORIZED;
         if let (Some(mark), Some(good)) = (told.proves, proof(status)) {
-            self.proven.note(mark, good);
+            self.identity.proven().note(mark, good);
         }
         if let (Some(mark), true) = (told.verified, refused) {
             self.identity.doubt(mark, Clock.now());

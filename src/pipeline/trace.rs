@@ -360,6 +360,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_answered_before_anybody_is_known_tells_of_no_resource() {
+        let registry = Registry::new();
+        let metrics = RequestMetrics::register(&registry);
+        for (method, resource) in [("OPTIONS", "made-up"), ("GET", "widgets")] {
+            let target = format!("/apis/example.com/v1/{resource}");
+            let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
+            let labels = MetricLabels::of(method, &info, None);
+            let subject = Subject {
+                labels,
+                info: &info,
+            };
+            let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
+            trace.answered(subject, StatusCode::NO_CONTENT, None);
+        }
+        let text = registry.render();
+        assert!(text.contains("resource=\"widgets\""), "{text}");
+        assert!(!text.contains("made-up"), "{text}");
+    }
+
+    #[test]
     fn an_event_for_whose_body_there_is_no_room_is_ended_in_self_defense() {
         let registry = Registry::new();
         let metrics = RequestMetrics::register(&registry);

@@ -16,6 +16,8 @@ use tracing::warn;
 use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::server::Metrics;
+use crate::server::gate::Origin;
+use crate::server::newcomers::Newcomers;
 use crate::server::signs_of_life;
 use crate::server::worker::Accepted;
 use crate::server::worker::Worker;
@@ -57,6 +59,8 @@ pub struct Acceptor {
     pub most: usize,
     /// When to end.
     pub drain: Arc<Drain>,
+    /// Whose handshakes are not over.
+    pub newcomers: Arc<Newcomers>,
     /// What is counted.
     pub metrics: Metrics,
 }
@@ -73,7 +77,7 @@ impl Acceptor {
                 () = closing.as_mut() => return self.workers,
             };
             match accepted {
-                Ok((tcp, address)) => self.hand_on(tcp, address),
+                Ok((tcp, address)) => self.hand_on(tcp, address).await,
                 // The client has gone again; there is nothing to pause for.
                 Err(why) if why.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(why) => {
@@ -84,21 +88,38 @@ impl Acceptor {
         }
     }
 
-    fn hand_on(&self, tcp: TcpStream, address: SocketAddr) {
-        if self.drain.open_connections() >= self.most {
+    async fn hand_on(&self, tcp: TcpStream, address: SocketAddr) {
+        let origin = Origin::of(address.ip());
+        if !self.has_room(origin).await {
             self.metrics.refused.inc();
             return; // dropped, and so closed
         }
         let open = self.drain.connection();
+        let newcomer = self.newcomers.enter(origin);
         let _ = tcp.set_nodelay(true); // a connection without these works, if less well
         signs_of_life::ask(&tcp);
         match (
             tcp.into_std(),
             self.workers.iter().min_by_key(|worker| worker.load()),
         ) {
-            (Ok(tcp), Some(worker)) => worker.take(Accepted { tcp, address, open }),
+            (Ok(tcp), Some(worker)) => worker.take(Accepted {
+                tcp,
+                address,
+                open,
+                newcomer,
+            }),
             (Err(why), _) => warn!(client = %address, %why, "a connection cannot be served"),
             (Ok(_), None) => warn!("there is no worker"),
         }
+    }
+
+    async fn has_room(&self, origin: Origin) -> bool {
+        while self.drain.open_connections() >= self.most {
+            if !self.newcomers.make_room(origin).await {
+                return false;
+            }
+            self.metrics.turned_away.inc();
+        }
+        true
     }
 }

@@ -54,6 +54,7 @@ use crate::server::Metrics;
 use crate::server::aside::First;
 use crate::server::aside::beside;
 use crate::server::gate::Origin;
+use crate::server::newcomers::Newcomer;
 use crate::server::proxied;
 use crate::server::quiet::quiet_for_too_long;
 use crate::server::signs_of_life;
@@ -83,8 +84,9 @@ const HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
 /// kube-apiserver's own for an upload.
 const STREAM_WINDOW: u32 = 256 << 10;
 
-/// How long a client whose HTTP/2 connection was quiet for too long has to hear so, and to begin what it was about to.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// How long a client whose HTTP/2 connection was quiet for too long has for the end of what it has not read: an answer counts
+/// as over when its last bytes are the connection's. It can begin no more, and one that has nothing left goes at once.
+const FAREWELL: Duration = Duration::from_secs(600);
 
 /// What HTTP/2 allows of a window.
 const LARGEST_WINDOW: u32 = (1 << 31) - 1;
@@ -128,19 +130,27 @@ impl Serving {
 pub async fn serve(
     tcp: TcpStream,
     mut address: SocketAddr,
-    held: Held,
+    (held, mut newcomer): (Held, Newcomer),
     tls: TlsAcceptor,
     serving: Arc<Serving>,
 ) {
-    let shaken = timeout(HANDSHAKE_TIMEOUT, shake(tcp, &mut address, &tls, &serving)).await;
-    let stream = match shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+    let displaced = newcomer.displaced();
+    let shaking = shake(tcp, &mut address, &mut newcomer, &tls, &serving);
+    let shaken = tokio::select! {
+        biased;
+        shaken = timeout(HANDSHAKE_TIMEOUT, shaking) => shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+        () = displaced => Err(io::Error::other("somebody with fewer connections needs the place")),
+    };
+    let stream = match shaken {
         Ok(stream) => stream,
         Err(why) => {
             serving.metrics.handshake_errors.inc();
             debug!(client = %address, %why, "TLS handshake error");
-            return;
+            drop(held);
+            return drop(newcomer); // now there is room
         }
     };
+    drop(newcomer);
     let (_, session) = stream.get_ref();
     let http2 = session.alpn_protocol() == Some(b"h2");
     let certificate = PeerCertificate::new(session.peer_certificates());
@@ -166,6 +176,7 @@ pub async fn serve(
         let stream = LookedOver {
             stream,
             fragments,
+            requests: Arc::default(),
             _open: (held, open),
         };
         serve_http1(stream, peer, &serving).await;
@@ -176,6 +187,7 @@ pub async fn serve(
 async fn shake(
     mut tcp: TcpStream,
     address: &mut SocketAddr,
+    newcomer: &mut Newcomer,
     tls: &TlsAcceptor,
     serving: &Serving,
 ) -> io::Result<TlsStream<Wire>> {
@@ -187,6 +199,7 @@ async fn shake(
         {
             *address = client;
             origin = Origin::of(client.ip());
+            newcomer.is_from(origin);
         }
     }
     tcp.readable().await?; // who says nothing takes no turn
@@ -200,8 +213,8 @@ async fn shake(
     accepting.await
 }
 
-async fn serve_http1(stream: LookedOver, peer: Arc<Peer>, serving: &Arc<Serving>) {
-    let requests = Arc::new(Requests::default());
+async fn serve_http1(stream: LookedOver<TlsStream<Wire>>, peer: Arc<Peer>, serving: &Arc<Serving>) {
+    let requests = Arc::clone(&stream.requests);
     let service = service_fn(|request| {
         answer(
             Arc::clone(serving),
@@ -311,9 +324,10 @@ fn answer(
     begun: Begun,
     request: Request<Incoming>,
 ) -> Pin<Box<impl Future<Output = Result<Response<Body>, Infallible>>>> {
-    let request = Box::new(request);
+    let (head, body) = request.into_parts();
+    let head = Box::new(head);
     Box::pin(async move {
-        let handled = AssertUnwindSafe(serving.pipeline.handle(&peer, request));
+        let handled = AssertUnwindSafe(serving.pipeline.handle(&peer, head, body));
         let answered = begun.watch(pin!(handled.catch_unwind())).await;
         let answer = answered.unwrap_or_else(|_| {
             serving.metrics.panics.inc();
@@ -327,15 +341,23 @@ fn answer(
     })
 }
 
-/// A connection whose bytes are looked over as they are read.
-struct LookedOver {
-    stream: TlsStream<Wire>,
+/// A connection whose bytes are looked over as they are read, and of which it is known whether some wait to be written.
+struct LookedOver<S, H = (Held, Counted)> {
+    stream: S,
     fragments: Arc<Fragments>,
+    requests: Arc<Requests>,
     /// Here, because the stream outlives HTTP where the protocol changes: a tunnel is an open connection, too.
-    _open: (Held, Counted),
+    _open: H,
 }
 
-impl AsyncRead for LookedOver {
+impl<S, H> LookedOver<S, H> {
+    fn noted<T>(&self, polled: Poll<T>) -> Poll<T> {
+        self.requests.set_unwritten(polled.is_pending());
+        polled
+    }
+}
+
+impl<S: AsyncRead + Unpin, H: Unpin> AsyncRead for LookedOver<S, H> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -349,13 +371,14 @@ impl AsyncRead for LookedOver {
     }
 }
 
-impl AsyncWrite for LookedOver {
+impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for LookedOver<S, H> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.noted(polled)
     }
 
     fn poll_write_vectored(
@@ -363,7 +386,8 @@ impl AsyncWrite for LookedOver {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.noted(polled)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -371,7 +395,8 @@ impl AsyncWrite for LookedOver {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.noted(polled)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -382,5 +407,32 @@ impl AsyncWrite for LookedOver {
 fn log_end(peer: &Peer, ended: Result<(), hyper::Error>) {
     if let Err(why) = ended {
         debug!(client = %peer.address, %why, "connection ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn it_is_known_that_a_client_has_not_read_all() {
+        let (near, mut far) = tokio::io::duplex(8);
+        let requests = Arc::<Requests>::default();
+        let mut stream = LookedOver {
+            stream: near,
+            fragments: Arc::default(),
+            requests: Arc::clone(&requests),
+            _open: (),
+        };
+        let mut written = pin!(async { stream.write_all(&[7; 20]).await });
+        assert!(written.as_mut().now_or_never().is_none());
+        assert!(requests.unwritten());
+        let mut read = [0; 20];
+        let (written, read) = tokio::join!(written, far.read_exact(&mut read));
+        assert!(written.is_ok() && read.is_ok());
+        assert!(!requests.unwritten());
     }
 }

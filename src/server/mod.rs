@@ -7,6 +7,7 @@ pub mod accept;
 mod aside;
 pub mod connection;
 pub mod gate;
+pub mod newcomers;
 mod proxied;
 mod quiet;
 mod signs_of_life;
@@ -60,7 +61,7 @@ impl Metrics {
             ),
             turned_away: registry.counter(
                 "weir_client_handshakes_turned_away_total",
-                "Connections of clients that were closed because too many waited for the TLS handshake, or for too long.",
+                "Connections of clients that were closed because too many waited for the TLS handshake, or for too long, or because somebody with fewer needed the place.",
             ),
             panics: registry.counter(
                 "weir_panics_total",

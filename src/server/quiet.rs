@@ -1,4 +1,5 @@
-//! Whether a connection has been quiet for too long: nothing under way on it, and no whole request for a while.
+//! Whether a connection has been quiet for too long: nothing under way on it, nothing left to write, and no whole request for a
+//! while.
 //!
 //! The HTTP library has a timer for that on HTTP/1.1, which it sets anew for each request; that costs more than telling who asks. On
 //! HTTP/2 it has none. Here requests are counted, and the counts are looked at from time to time.
@@ -23,7 +24,7 @@ pub(super) async fn quiet_for_too_long(requests: &Requests) {
     while looks < LOOKS {
         tokio::time::sleep(LOOK_EVERY).await;
         let begun = requests.begun();
-        let quiet = begun == before && begun == requests.ended();
+        let quiet = begun == before && begun == requests.ended() && !requests.unwritten();
         looks = if quiet { looks + 1 } else { 0 };
         before = begun;
     }
@@ -56,13 +57,16 @@ mod tests {
             let long = requests.begin();
             tokio::time::sleep(Duration::from_secs(600)).await; // a watch, without an event
             drop(long);
+            requests.set_unwritten(true);
+            tokio::time::sleep(Duration::from_secs(600)).await; // the end of an answer that its client does not read
+            requests.set_unwritten(false);
             for _ in 0..10 {
                 tokio::time::sleep(Duration::from_secs(60)).await;
                 drop(requests.begin());
             }
         };
         let (quiet_after, ()) = tokio::join!(looking, asking);
-        let since_last = quiet_after.as_secs() - 1200;
+        let since_last = quiet_after.as_secs() - 1800;
         assert!((90..=120).contains(&since_last), "{since_last}");
     }
 }

@@ -22,6 +22,7 @@ use crate::drain::UnderWay;
 use crate::pipeline::overdue::LOOK_EVERY;
 use crate::server::connection;
 use crate::server::connection::Serving;
+use crate::server::newcomers::Newcomer;
 
 /// How often idle connections to the upstream are looked through; their time-out is several times that.
 const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(10);
@@ -35,6 +36,8 @@ pub struct Accepted {
     pub address: SocketAddr,
     /// Counts it as open.
     pub open: UnderWay,
+    /// That its handshake is not over.
+    pub newcomer: Newcomer,
 }
 
 /// What a connection holds for as long as its socket is open, whatever is spoken on it.
@@ -107,7 +110,13 @@ async fn work(
     serving: Arc<Serving>,
 ) {
     tokio::spawn(keep_house(number, Arc::clone(&serving)));
-    while let Some((Accepted { tcp, address, open }, load)) = accepted.recv().await {
+    while let Some((accepted, load)) = accepted.recv().await {
+        let Accepted {
+            tcp,
+            address,
+            open,
+            newcomer,
+        } = accepted;
         let tcp = match TcpStream::from_std(tcp) {
             Ok(tcp) => tcp,
             Err(why) => {
@@ -122,7 +131,7 @@ async fn work(
         tokio::spawn(connection::serve(
             tcp,
             address,
-            held,
+            (held, newcomer),
             tls.clone(),
             Arc::clone(&serving),
         ));

@@ -114,7 +114,7 @@ impl<W: Way> Connector<W> {
         }
     }
 
-    /// The place of a request that lasts, for as long as it has a connection to itself.
+    /// The place of a request that lasts, for as long as it has a connection to itself; or of a connection of watches.
     ///
     /// # Errors
     /// There is none.

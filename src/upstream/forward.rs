@@ -21,10 +21,10 @@ use crate::upstream::body::RequestBody;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Way;
 use crate::upstream::http2;
+use crate::upstream::lane::Place;
 use crate::upstream::pool::Lease;
 use crate::upstream::pool::Own1;
 use crate::upstream::pool::Own2;
-use crate::upstream::pool::Place;
 use crate::upstream::pool::Pool;
 
 /// Tries for one request; a second failure of this kind in a row happens when an upstream is being replaced, a third

@@ -12,6 +12,7 @@ pub mod forward;
 pub mod headers;
 mod http2;
 pub mod kubeconfig;
+pub mod lane;
 pub mod own_calls;
 pub mod pool;
 pub mod read_body;
@@ -66,7 +67,7 @@ use crate::upstream::headers::Own;
 use crate::upstream::headers::PassThrough;
 use crate::upstream::headers::Stranger;
 use crate::upstream::headers::Way;
-use crate::upstream::pool::Place;
+use crate::upstream::lane::Place;
 use crate::upstream::pool::Pool;
 use crate::upstream::room::Room;
 
@@ -79,7 +80,7 @@ pub struct Config {
     pub roots: RootCertStore,
     /// The front-proxy certificate, if there is one.
     pub front_proxy: Option<Arc<CertifiedKey>>,
-    /// Most HTTP/2 connections for each way (`--upstream-max-connections`).
+    /// Most HTTP/2 connections for each way, for requests that end (`--upstream-max-connections`).
     pub most_connections: usize,
     /// For all connections of clients' requests.
     pub room: Room,
@@ -100,6 +101,8 @@ pub struct Upstream {
 pub enum Dressed {
     /// In the name of the certificate's user.
     Asserting(Outbound<Asserting>),
+    /// Likewise, in the name of nobody: kube-apiserver closes an HTTP/2 connection after that, so it goes on none that others share.
+    AssertingNobody(Outbound<Asserting>),
     /// Likewise, by weir's own credentials.
     Impersonating(Outbound<Impersonating>),
     /// With its own credential, known to be good.
@@ -177,6 +180,9 @@ impl Upstream {
     ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
         let sent = match request {
             Dressed::Asserting(head) => self.asserting()?.send(head, body, place).await,
+            Dressed::AssertingNobody(head) => {
+                self.asserting()?.send(head, body, place.alone()).await
+            }
             Dressed::Impersonating(head) => self.impersonating()?.send(head, body, place).await,
             Dressed::PassThrough(head) => self.pass_through.send(head, body, place).await,
             Dressed::Stranger(head) => self.stranger.send(head, body, place).await,
@@ -195,7 +201,9 @@ impl Upstream {
         protocol: HeaderValue,
     ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
         let sent = match request {
-            Dressed::Asserting(head) => self.asserting()?.send_upgrade(head, body, protocol).await,
+            Dressed::Asserting(head) | Dressed::AssertingNobody(head) => {
+                self.asserting()?.send_upgrade(head, body, protocol).await
+            }
             Dressed::Impersonating(head) => {
                 self.impersonating()?
                     .send_upgrade(head, body, protocol)

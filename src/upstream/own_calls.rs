@@ -34,7 +34,7 @@ use crate::upstream::forward::Turn;
 use crate::upstream::headers;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Own;
-use crate::upstream::pool::Place;
+use crate::upstream::lane::Place;
 use crate::upstream::pool::Pool;
 
 /// The request timeout that kube-apiserver's delegating authentication has for a `TokenReview`.

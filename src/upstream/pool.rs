@@ -2,9 +2,10 @@
 //!
 //! HTTP/2: requests share a few connections, each on the one with the fewest streams. When every connection has 75 % of
 //! the streams taken that the peer allows, another is opened, up to a limit; when every stream is taken, requests wait,
-//! a bounded number of them. HTTP/1.1: a stack of idle connections, the last used first, so that the rest can go
-//! idle and be closed; requests that last and that somebody else fills (logs, proxies) are on these whatever the API server
-//! speaks. Nothing is awaited under the lock.
+//! a bounded number of them. Watches share others, as many as they need: their bound is the [room](crate::upstream::room) for
+//! what lasts, beyond which they are refused ([`lane`](crate::upstream::lane)). HTTP/1.1: a stack of idle connections, the last
+//! used first, so that the rest can go idle and be closed; requests that last and that somebody else fills (logs, proxies) are
+//! on these whatever the API server speaks. Nothing is awaited under the lock.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -17,7 +18,6 @@ use std::time::Duration;
 use std::time::Instant;
 
 use hyper::client::conn::http1;
-use tokio::sync::Notify;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio::time::timeout_at;
@@ -31,6 +31,11 @@ use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
 use crate::upstream::headers::Way;
 use crate::upstream::http2::Shared;
+use crate::upstream::lane::Each;
+use crate::upstream::lane::Lane;
+use crate::upstream::lane::Place;
+use crate::upstream::lane::Queue;
+use crate::upstream::lane::Streams;
 use crate::upstream::retry_budget::RetryBudget;
 use crate::upstream::room::Taken;
 use crate::upstream::settings;
@@ -39,10 +44,10 @@ use crate::upstream::settings;
 /// itself, so that a request is hardly ever sent into a connection that is being closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// Most requests that wait for an HTTP/2 stream or for the first connection; one more is told so at once.
+/// Most requests of a kind that wait for an HTTP/2 stream or for the first connection; one more is told so at once.
 const MOST_WAITING: usize = 1024;
 
-/// Handshakes for requests that last that are under way at a time, of each worker and way.
+/// Handshakes for HTTP/1.1 beside HTTP/2 that are under way at a time, of each worker and way.
 const HANDSHAKES_AT_A_TIME: usize = 32;
 
 /// How long the rest of an upload may take that goes on after its answer has ended; then it costs the connection.
@@ -51,24 +56,18 @@ const LEFTOVERS: Duration = Duration::from_secs(1);
 /// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// After a failure to connect, no other connection is tried for this long where there are some: requests that wait for their
-/// streams would try again at once, and again.
-const PAUSE: Duration = Duration::from_secs(1);
-
 /// Connections for the way `W`.
 pub struct Pool<W> {
     connector: Connector<W>,
-    /// Most HTTP/2 connections (`--upstream-max-connections`).
+    /// Most HTTP/2 connections for requests that end (`--upstream-max-connections`).
     most: usize,
     /// Guards the lists; held for a look at them, never across an await.
     state: Mutex<State>,
-    /// Something became free, was opened, or failed.
-    changed: Notify,
-    waiting: AtomicUsize,
-    /// Likewise, for a connection's handshake.
+    queues: Each<Queue>,
+    /// Requests that wait for a connection's handshake.
     waiting_apart: AtomicUsize,
     budget: RetryBudget,
-    /// Connections for requests that last, of which so many are opened at a time: each costs the API server a handshake.
+    /// Connections of HTTP/1.1 beside HTTP/2, of which so many are opened at a time: each costs the API server a handshake.
     handshakes: Semaphore,
     metrics: Arc<Metrics>,
 }
@@ -76,27 +75,10 @@ pub struct Pool<W> {
 #[derive(Default)]
 struct State {
     speaks: Option<Protocol>,
-    shared: Vec<Arc<Shared>>,
+    lanes: Each<Lane>,
     idle: Vec<(Instant, http1::SendRequest<RequestBody>)>,
-    opening: usize,
     /// Connections of an earlier one are not kept: they show a certificate that is no longer the right one.
     generation: u64,
-    /// The last failure to connect, for those who were waiting when it happened.
-    failed: Option<(Instant, ForwardError)>,
-    /// Until then no connection is opened beside others.
-    pause: Option<Instant>,
-}
-
-/// On what a request goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// For a request that ends: a connection with others on it, if HTTP/2 can be spoken.
-    Shared,
-    /// For a watch, which lasts: likewise.
-    SharedForLong,
-    /// For what lasts and is sent by whoever the client likes (a log, a Pod behind the API server's proxy): an HTTP/1.1 connection.
-    /// On a shared one, small frames that its client does not read would cost the others their connection.
-    Apart,
 }
 
 /// A connection's turn for one request; dropping it gives the turn back.
@@ -137,6 +119,7 @@ impl<W: Way> Own1<W> {
 /// A stream of an HTTP/2 connection.
 pub(super) struct Own2<W: Way> {
     shared: Arc<Shared>,
+    place: Place,
     pool: Arc<Pool<W>>,
 }
 
@@ -149,8 +132,9 @@ impl<W: Way> Own2<W> {
 impl<W: Way> Drop for Own2<W> {
     fn drop(&mut self) {
         self.shared.streams.fetch_sub(1, Ordering::AcqRel);
-        if self.pool.waiting.load(Ordering::Acquire) > 0 {
-            self.pool.changed.notify_one();
+        let queue = self.pool.queues.of(self.place);
+        if queue.waiting.load(Ordering::Acquire) > 0 {
+            queue.changed.notify_one();
         }
     }
 }
@@ -171,8 +155,7 @@ impl<W: Way> Pool<W> {
             connector,
             most: most.max(1),
             state: Mutex::default(),
-            changed: Notify::new(),
-            waiting: AtomicUsize::new(0),
+            queues: Each::default(),
             waiting_apart: AtomicUsize::new(0),
             budget: RetryBudget::default(),
             handshakes: Semaphore::new(HANDSHAKES_AT_A_TIME),
@@ -188,7 +171,7 @@ impl<W: Way> Pool<W> {
         &self.budget
     }
 
-    /// Opens an HTTP/1.1 connection for a request that lasts, when its turn has come.
+    /// Opens an HTTP/1.1 connection whatever the API server speaks, when its turn has come.
     ///
     /// # Errors
     /// There is no connection to be had, or too many wait for their turn.
@@ -225,23 +208,37 @@ impl<W: Way> Pool<W> {
     /// Nothing is lost: an HTTP/2 connection that is being opened goes on and serves somebody else.
     pub(super) async fn lease(self: &Arc<Self>, place: Place) -> Result<Lease<W>, ForwardError> {
         let asked = Clock.now();
-        if place == Place::Apart {
-            return Box::pin(self.lease_apart(asked)).await;
+        if matches!(place, Place::Alone | Place::Apart) {
+            return Box::pin(self.lease_http1(place, asked)).await;
         }
-        let mut lease = match self.choose(asked) {
+        let mut lease = match self.choose(place, asked) {
             Choice::Take(lease) => lease,
             // In boxes: who takes what is there does not pay for the room.
-            Choice::Open => Box::pin(self.open_http1()).await?,
-            Choice::Wait => Box::pin(self.wait_for_lease(asked)).await?,
+            Choice::Open => Box::pin(self.open_http1(place)).await?,
+            Choice::Wait => Box::pin(self.wait_for_lease(place, asked)).await?,
         };
-        if let (Lease::Http1(own), Place::SharedForLong) = (&mut lease, place) {
-            own.lasting = self.connector.last().inspect_err(|_| own.complete())?;
+        if let Lease::Http1(own) = &mut lease
+            && own.lasting.is_none()
+        {
+            own.lasting = self.last(place).inspect_err(|_| own.complete())?;
         }
         Ok(lease)
     }
 
-    async fn lease_apart(self: &Arc<Self>, asked: Instant) -> Result<Lease<W>, ForwardError> {
-        let lasting = self.connector.last()?;
+    /// A place among what lasts, for what does.
+    fn last(&self, place: Place) -> Result<Option<Taken>, ForwardError> {
+        match place {
+            Place::Shared | Place::Alone => Ok(None),
+            Place::SharedForLong | Place::Apart => self.connector.last(),
+        }
+    }
+
+    async fn lease_http1(
+        self: &Arc<Self>,
+        place: Place,
+        asked: Instant,
+    ) -> Result<Lease<W>, ForwardError> {
+        let lasting = self.last(place)?;
         let (idle, generation) = {
             let mut state = self.state();
             (state.idle_connection(asked), state.generation)
@@ -264,19 +261,25 @@ impl<W: Way> Pool<W> {
         }
     }
 
-    async fn wait_for_lease(self: &Arc<Self>, asked: Instant) -> Result<Lease<W>, ForwardError> {
-        let _waiting = Waiting::enter(&self.waiting, &self.metrics)?;
+    async fn wait_for_lease(
+        self: &Arc<Self>,
+        place: Place,
+        asked: Instant,
+    ) -> Result<Lease<W>, ForwardError> {
+        let queue = self.queues.of(place);
+        let _waiting = Waiting::enter(&queue.waiting, &self.metrics)?;
         let give_up = (asked + LONGEST_WAIT).into();
         loop {
             // Registered before looking again: what changes in between is not missed.
-            let mut changed = std::pin::pin!(self.changed.notified());
+            let mut changed = std::pin::pin!(queue.changed.notified());
             changed.as_mut().enable();
-            match self.choose(asked) {
+            match self.choose(place, asked) {
                 Choice::Take(lease) => return Ok(lease),
-                Choice::Open => return Box::pin(self.open_http1()).await,
+                Choice::Open => return Box::pin(self.open_http1(place)).await,
                 Choice::Wait => {}
             }
-            if let Some(failure) = self.state().failed_since(asked) {
+            let failed = self.state().lanes.of(place).failed(asked, Clock.now());
+            if let Some(failure) = failed {
                 return Err(failure);
             }
             if timeout_at(give_up, changed).await.is_err() {
@@ -285,59 +288,69 @@ impl<W: Way> Pool<W> {
         }
     }
 
-    fn choose(self: &Arc<Self>, now: Instant) -> Choice<W> {
+    fn choose(self: &Arc<Self>, place: Place, asked: Instant) -> Choice<W> {
         let mut state = self.state();
-        state.shared.retain(|shared| shared.usable());
-        let least = state
-            .shared
-            .iter()
-            .min_by_key(|s| s.streams.load(Ordering::Acquire));
-        if let Some(least) = least {
-            let streams = least.streams.load(Ordering::Acquire);
-            let most = least.most_streams();
-            let lease = (streams < most).then(|| {
-                least.streams.fetch_add(1, Ordering::AcqRel);
-                Lease::Http2(Own2 {
-                    shared: Arc::clone(least),
-                    pool: Arc::clone(self),
-                })
-            });
-            let crowded = (streams + 1).saturating_mul(4) > most.saturating_mul(3);
-            let may = crowded && state.opening == 0 && state.shared.len() < self.most;
-            if may && state.pause.is_none_or(|until| until <= Clock.now()) {
-                self.open_shared(&mut state);
+        let lane = state.lanes.of_mut(place);
+        if let Streams::Some { taken, crowded } = lane.take() {
+            if crowded && lane.may_open_another(self.most(place), Clock.now()) {
+                self.open_shared(place, &mut state);
             }
-            return lease.map_or(Choice::Wait, Choice::Take);
+            return taken.map_or(Choice::Wait, |shared| {
+                Choice::Take(Lease::Http2(self.own2(shared, place)))
+            });
         }
         if state.speaks == Some(Protocol::Http1) || !W::HTTP2 {
-            return state.idle_connection(now).map_or(Choice::Open, |sender| {
+            return state.idle_connection(asked).map_or(Choice::Open, |sender| {
                 Choice::Take(Lease::Http1(self.own1(sender, state.generation)))
             });
         }
-        let failed_just_now = state.failed.as_ref().is_some_and(|(at, _)| *at >= now);
-        if state.opening == 0 && !failed_just_now {
-            self.open_shared(&mut state);
+        if state.lanes.of(place).may_open_first(asked) {
+            self.open_shared(place, &mut state);
         }
         Choice::Wait
     }
 
-    async fn open_http1(self: &Arc<Self>) -> Result<Lease<W>, ForwardError> {
-        let generation = self.state().generation;
+    /// How many connections requests may share.
+    fn most(&self, place: Place) -> usize {
+        match place {
+            Place::Shared | Place::Alone => self.most,
+            Place::SharedForLong | Place::Apart => usize::MAX, // each of them takes a place among what lasts
+        }
+    }
+
+    fn own2(self: &Arc<Self>, shared: Arc<Shared>, place: Place) -> Own2<W> {
+        Own2 {
+            shared,
+            place,
+            pool: Arc::clone(self),
+        }
+    }
+
+    /// A connection, what to speak on it, and its place among what lasts.
+    async fn connect(
+        &self,
+        place: Place,
+    ) -> Result<(Connection, Protocol, Option<Taken>), ForwardError> {
+        let lasting = self.last(place)?;
         let opened = self.connector.connect().await;
         self.metrics
             .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
-        let (connection, protocol) = opened?;
+        opened.map(|(connection, protocol)| (connection, protocol, lasting))
+    }
+
+    async fn open_http1(self: &Arc<Self>, place: Place) -> Result<Lease<W>, ForwardError> {
+        let generation = self.state().generation;
+        let (connection, protocol, lasting) = self.connect(place).await?;
         if protocol == Protocol::Http2 {
             // The upstream has learned HTTP/2 since (an upgrade of the cluster): the next request sees it.
             self.state().speaks = Some(protocol);
-            let shared = self.share(connection, 1).await?;
-            return Ok(Lease::Http2(Own2 {
-                shared,
-                pool: Arc::clone(self),
-            }));
+            let shared = self.share(connection, 1, (place, lasting)).await?;
+            return Ok(Lease::Http2(self.own2(shared, place)));
         }
         let sender = self.speak_http1(connection).await?;
-        Ok(Lease::Http1(self.own1(sender, generation)))
+        let mut own = self.own1(sender, generation);
+        own.lasting = lasting;
+        Ok(Lease::Http1(own))
     }
 
     async fn speak_http1(
@@ -357,43 +370,41 @@ impl<W: Way> Pool<W> {
     }
 
     /// Opens a connection that others can share, in a task of its own: whoever asked first may go away.
-    fn open_shared(self: &Arc<Self>, state: &mut State) {
-        state.opening += 1;
+    fn open_shared(self: &Arc<Self>, place: Place, state: &mut State) {
+        state.lanes.of_mut(place).open();
         let generation = state.generation;
         let pool = Arc::clone(self);
         tokio::spawn(async move {
-            let opened = pool.connector.connect().await;
-            pool.metrics
-                .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
-            let outcome = match opened {
-                Ok((connection, Protocol::Http2)) => pool.share(connection, 0).await.map(|_| {
-                    pool.state().speaks = Some(Protocol::Http2);
-                }),
-                Ok((connection, Protocol::Http1)) => {
-                    pool.speak_http1(connection).await.map(|sender| {
-                        pool.state().speaks = Some(Protocol::Http1);
-                        pool.put_back(sender, generation);
-                    })
-                }
-                Err(failure) => Err(failure),
-            };
-            let paused = pool.opened(outcome);
-            pool.changed.notify_waiters();
+            let outcome = pool.opened_shared(place, generation).await;
+            let now = Clock.now();
+            let paused = pool.state().lanes.of_mut(place).opened(place, outcome, now);
+            let changed = &pool.queues.of(place).changed;
+            changed.notify_waiters();
             if let Some(until) = paused {
                 tokio::time::sleep_until(until.into()).await;
-                pool.changed.notify_waiters(); // those who wait for a stream try again
+                changed.notify_waiters(); // those who wait for a stream try again
             }
         });
     }
 
-    /// Takes note of how it went. Until when no other is opened, if that is so.
-    fn opened(&self, outcome: Result<(), ForwardError>) -> Option<Instant> {
-        let mut state = self.state();
-        state.opening = state.opening.saturating_sub(1);
-        let now = Clock.now();
-        state.failed = Some((now, outcome.err()?));
-        state.pause = (!state.shared.is_empty()).then(|| now + PAUSE);
-        state.pause
+    async fn opened_shared(
+        self: &Arc<Self>,
+        place: Place,
+        generation: u64,
+    ) -> Result<(), ForwardError> {
+        let (connection, protocol, lasting) = self.connect(place).await?;
+        match protocol {
+            Protocol::Http2 => {
+                self.share(connection, 0, (place, lasting)).await?;
+                self.state().speaks = Some(protocol);
+            }
+            Protocol::Http1 => {
+                let sender = self.speak_http1(connection).await?;
+                self.state().speaks = Some(protocol);
+                self.put_back(sender, generation);
+            }
+        }
+        Ok(())
     }
 
     /// Speaks HTTP/2 on `connection` and puts it up for sharing, so many streams taken.
@@ -401,24 +412,25 @@ impl<W: Way> Pool<W> {
         self: &Arc<Self>,
         connection: Connection,
         taken: usize,
+        (place, lasting): (Place, Option<Taken>),
     ) -> Result<Arc<Shared>, ForwardError> {
         let (shared, driver) = Shared::open(connection).await?;
         shared.streams.store(taken, Ordering::Release);
-        self.state().shared.push(Arc::clone(&shared));
+        self.state().lanes.of_mut(place).add(Arc::clone(&shared));
         let (driven, pool) = (Arc::downgrade(&shared), Arc::downgrade(self));
         let open = self.metrics.open(W::NAME);
         tokio::spawn(async move {
             let waiting = Weak::clone(&pool);
             let changed = || {
                 if let Some(pool) = waiting.upgrade() {
-                    pool.changed.notify_waiters();
+                    pool.queues.of(place).changed.notify_waiters();
                 }
             };
             driver.run(driven, changed).await;
-            drop(open);
+            drop((open, lasting));
             if let Some(pool) = pool.upgrade() {
-                pool.state().shared.retain(|shared| shared.usable());
-                pool.changed.notify_waiters();
+                pool.state().lanes.of_mut(place).forget_unusable();
+                pool.queues.of(place).changed.notify_waiters();
             }
         });
         Ok(shared)
@@ -444,8 +456,8 @@ impl<W: Way> Pool<W> {
         let mut state = self.state();
         state.generation += 1;
         state.idle.clear();
-        for shared in state.shared.drain(..) {
-            shared.leaving();
+        for lane in state.lanes.both() {
+            lane.leave();
         }
     }
 
@@ -461,12 +473,6 @@ impl<W: Way> std::fmt::Debug for Pool<W> {
 }
 
 impl State {
-    /// The failure to connect after which nothing is left to wait for.
-    fn failed_since(&self, asked: Instant) -> Option<ForwardError> {
-        let (at, failure) = self.failed.as_ref()?;
-        (*at >= asked && self.shared.is_empty() && self.opening == 0).then(|| failure.clone())
-    }
-
     fn idle_connection(&mut self, now: Instant) -> Option<http1::SendRequest<RequestBody>> {
         while let Some((since, sender)) = self.idle.pop() {
             if sender.is_ready() && now.saturating_duration_since(since) < IDLE_TIMEOUT {

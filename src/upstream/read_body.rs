@@ -1,6 +1,11 @@
 //! A request's body that had to be read before the request could be decided, and what all of them together may take.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
@@ -8,17 +13,24 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Frame;
 
+/// One source may take this part of a budget: who sends slowly from one place leaves the rest to the others.
+const PART_OF_SOURCE: usize = 4;
+
 /// What the bodies that are held in memory at a time may take, in bytes.
 #[derive(Debug)]
 pub struct Budget {
     most: usize,
     taken: AtomicUsize,
+    /// By those that have something and are bounded apart: no more entries than bodies. Never held while waiting.
+    sources: Mutex<HashMap<IpAddr, usize>>,
 }
 
 /// A part of the budget, given back when it is dropped.
 #[derive(Debug)]
 pub struct Reserved {
     budget: Arc<Budget>,
+    /// Who is bounded apart.
+    source: Option<IpAddr>,
     bytes: usize,
 }
 
@@ -29,6 +41,7 @@ impl Budget {
         Arc::new(Self {
             most,
             taken: AtomicUsize::new(0),
+            sources: Mutex::default(),
         })
     }
 
@@ -38,13 +51,57 @@ impl Budget {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Nothing yet.
+    /// Nothing yet, for nobody who is bounded apart.
     #[must_use]
     pub fn reserve(self: &Arc<Self>) -> Reserved {
+        self.reserve_for(None)
+    }
+
+    /// Nothing yet, for this source: a quarter of the budget is the most that it has at a time.
+    #[must_use]
+    pub fn reserve_for(self: &Arc<Self>, source: Option<IpAddr>) -> Reserved {
         Reserved {
             budget: Arc::clone(self),
+            source,
             bytes: 0,
         }
+    }
+
+    fn take(&self, more: usize) -> bool {
+        // Relaxed: a sum, which orders nothing else.
+        let taken = self
+            .taken
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+                let taken = taken.checked_add(more);
+                taken.filter(|taken| *taken <= self.most)
+            });
+        taken.is_ok()
+    }
+
+    fn take_for(&self, source: IpAddr, more: usize) -> bool {
+        let mut sources = self.sources();
+        let had = sources.get(&source).copied().unwrap_or_default();
+        let has = had.saturating_add(more);
+        let fits = has <= self.most / PART_OF_SOURCE && self.take(more);
+        if fits && has > 0 {
+            sources.insert(source, has);
+        }
+        fits
+    }
+
+    fn give_back(&self, source: Option<IpAddr>, less: usize) {
+        self.taken.fetch_sub(less, Ordering::Relaxed);
+        if let Some(source) = source.filter(|_| less > 0) {
+            let mut sources = self.sources();
+            match sources.get(&source).map(|had| had.saturating_sub(less)) {
+                Some(left) if left > 0 => sources.insert(source, left),
+                Some(_) | None => sources.remove(&source),
+            };
+        }
+    }
+
+    fn sources(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -52,24 +109,27 @@ impl Reserved {
     /// Takes so many bytes in all. Whether there was room for them.
     pub fn grow_to(&mut self, bytes: usize) -> bool {
         let more = bytes.saturating_sub(self.bytes);
-        let most = self.budget.most;
-        // Relaxed: a sum, which orders nothing else.
-        let taken = self
-            .budget
-            .taken
-            .try_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
-                taken.checked_add(more).filter(|taken| *taken <= most)
-            });
-        if taken.is_ok() {
+        let fits = match self.source {
+            Some(source) => self.budget.take_for(source, more),
+            None => self.budget.take(more),
+        };
+        if fits {
             self.bytes += more;
         }
-        taken.is_ok()
+        fits
+    }
+
+    /// Gives back what it has beyond so many bytes.
+    pub fn shrink_to(&mut self, bytes: usize) {
+        let less = self.bytes.saturating_sub(bytes);
+        self.budget.give_back(self.source, less);
+        self.bytes -= less;
     }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        self.budget.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.shrink_to(0);
     }
 }
 
@@ -131,5 +191,24 @@ mod tests {
         assert_eq!(budget.taken(), 40);
         drop(second);
         assert_eq!(budget.taken(), 0);
+    }
+    #[test]
+    fn one_source_has_a_quarter_and_others_have_the_rest() {
+        let budget = Budget::new(100);
+        let of = |last: u8| budget.reserve_for(Some(IpAddr::from([192, 0, 2, last])));
+        let (mut first, mut again, mut other) = (of(1), of(1), of(2));
+        assert!(first.grow_to(20) && !first.grow_to(26));
+        assert!(!again.grow_to(6) && again.grow_to(5));
+        assert!(other.grow_to(25));
+        let mut proxy = budget.reserve();
+        assert!(!proxy.grow_to(51) && proxy.grow_to(50));
+        assert!(!of(3).grow_to(1), "the whole is bounded as well");
+        first.shrink_to(30);
+        first.shrink_to(10);
+        assert_eq!(budget.taken(), 90);
+        assert!(!again.grow_to(16) && again.grow_to(15));
+        drop((first, again, other, proxy));
+        assert!(of(4).grow_to(0));
+        assert_eq!((budget.taken(), budget.sources().len()), (0, 0));
     }
 }

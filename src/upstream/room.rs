@@ -10,7 +10,8 @@ use crate::upstream::ForwardError;
 /// Places for connections, shared by all workers.
 ///
 /// What lasts as long as its client likes must not keep requests that end from the API server, nor strangers those whom the API
-/// server knows: of HTTP/1.1 connections requests that last have half, strangers' a quarter, and a quarter is nobody's.
+/// server knows: requests that last have half, be it for a connection of HTTP/1.1 each or for those of HTTP/2 that watches share,
+/// strangers' a quarter, and a quarter is nobody's.
 #[derive(Clone, Debug)]
 pub struct Room {
     most: usize,
@@ -53,7 +54,7 @@ impl Room {
         self.place(&self.all)
     }
 
-    /// The place of a request that lasts, while it has an HTTP/1.1 connection to itself.
+    /// The place of a request that lasts, while it has an HTTP/1.1 connection to itself; or of a connection of watches.
     pub(super) fn last(&self) -> Result<Taken, ForwardError> {
         self.place(&self.lasting)
     }

@@ -17,7 +17,8 @@ const HTTP1_BUFFER: usize = (1 << 20) + (64 << 10);
 /// Enough of one answer on its way for a long-distance link; an answer that nobody reads stops there.
 const STREAM_WINDOW: u32 = 256 << 10;
 
-/// Most streams that are used of one connection, whatever the peer allows: kube-apiserver allows 250.
+/// Most streams that are used of one connection, whatever the peer allows: kube-apiserver allows 100 unless its
+/// `--http2-max-streams-per-connection` says otherwise.
 pub(super) const MOST_STREAMS: usize = 256;
 
 /// Room for all streams: clients that do not read cannot stop the answers of the others on their connection.

@@ -29,7 +29,8 @@ const WAITING: &str = "weir_client_handshakes_waiting";
 const PROXIED: &[u8] =
     b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x07\x0a\0\0\x01\xc0\x01\x19\x2b";
 
-async fn from(door: &Door, address: [u8; 4]) -> TcpStream {
+/// A connection from this address.
+pub(crate) async fn from(door: &Door, address: [u8; 4]) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((address, 0).into()).unwrap();
     within("a connection", socket.connect(door.clients))
@@ -37,7 +38,8 @@ async fn from(door: &Door, address: [u8; 4]) -> TcpStream {
         .unwrap()
 }
 
-async fn wire_over(tcp: TcpStream) -> Wire {
+/// HTTP/1.1 by hand, over this connection.
+pub(crate) async fn wire_over(tcp: TcpStream) -> Wire {
     let tls = certificates::client_config(&[Http::One.alpn()], None);
     let connecting =
         TlsConnector::from(Arc::new(tls)).connect("127.0.0.1".try_into().unwrap(), tcp);
@@ -90,6 +92,32 @@ async fn who_says_nothing_takes_no_turn() {
     }
     wire_over(from(&weir, [127, 0, 0, 1]).await).await;
     assert_eq!(weir.metric(WAITING).await, 0.0);
+}
+
+#[tokio::test]
+async fn one_address_cannot_take_all_places_before_it_is_known() {
+    const PLACES: usize = 8;
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .max_connections(PLACES)
+        .start()
+        .await;
+    let mut silent = Vec::new();
+    for _ in 0..PLACES {
+        silent.push(from(&weir, [127, 0, 0, 1]).await);
+    }
+    let one_more = from(&weir, [127, 0, 0, 1]).await;
+    Wire::new(one_more).reader.ended().await;
+    let mut other = wire_over(from(&weir, [127, 0, 0, 2]).await).await;
+    other.send(ask()).await;
+    upstream.next().await.reply(200, "{}").await;
+    assert_eq!(other.answered().await.status, 200);
+    // The last to come made room; who is known keeps the place.
+    Wire::new(silent.pop().unwrap()).reader.ended().await;
+    let displaced = "weir_client_handshakes_turned_away_total";
+    let refused = "weir_client_connections_refused_total";
+    assert_eq!(weir.metric(displaced).await, 1.0);
+    assert_eq!(weir.metric(refused).await, 1.0);
 }
 
 #[tokio::test]

@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use ::weir::config::FrontProxies;
+
 use crate::support::Http;
 use crate::support::certificates::Issued;
 use crate::support::certificates::pki;
@@ -379,5 +381,73 @@ async fn a_token_of_the_file_that_the_upstream_does_not_take_goes_by_itself_unti
             );
         }
         assert_eq!(served(&mut client, &mut upstream, 200).await.1, Http::Two);
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_was_reviewed_and_is_refused_all_the_same_goes_by_itself_until_it_is_taken() {
+    for near in Http::BOTH {
+        let mut upstream = Upstream::start().await;
+        let weir = weir::before(upstream.address)
+            .calling_with("weirs-own")
+            .start()
+            .await;
+        let mut client = weir.bearing(near, UNKNOWN);
+        let call = client.send(Ask::get("/api")).await;
+        let review = upstream.next().await;
+        assert_eq!(review.asked.method, "POST");
+        let alices = r#"{"status":{"authenticated":true,"user":{"username":"alice"}}}"#;
+        review.reply(201, alices).await;
+        let exchange = upstream.next().await;
+        assert_eq!(exchange.peer.http, Http::Two);
+        exchange.reply(401, "{}").await;
+        assert_eq!(call.answer().await.status, 401);
+        for status in [401, 500, 401, 200] {
+            let (_, http) = served(&mut client, &mut upstream, status).await;
+            assert_eq!(http, Http::One);
+        }
+        assert_eq!(served(&mut client, &mut upstream, 200).await.1, Http::Two);
+    }
+}
+
+#[tokio::test]
+async fn nobody_in_whosever_name_costs_no_one_a_shared_connection() {
+    for near in Http::BOTH {
+        let mut upstream = Upstream::start().await;
+        let weir = weir::before(upstream.address)
+            .with(|config| {
+                config.identity.front_proxies = Some(FrontProxies {
+                    ca: pki().front_proxy.roots(),
+                    allowed: vec!["edge".to_owned()],
+                });
+                let mut asked = pki().clients.roots();
+                asked.extend(pki().front_proxy.roots().roots);
+                config.serving.tls.client_ca = Some(asked);
+            })
+            .start()
+            .await;
+        let mut edge = weir.certified(near, &pki().front_proxy.client("edge", &[]));
+        for (user, group, http) in [
+            ("system:anonymous", "system:unauthenticated", Http::One),
+            ("carol", "system:unauthenticated", Http::One),
+            ("system:anonymous", "dev", Http::One),
+            ("carol", "dev", Http::Two),
+        ] {
+            for target in ["/api", "/api/v1/pods?watch=1"] {
+                let ask = Ask::get(target)
+                    .header("x-remote-user", user)
+                    .header("x-remote-group", group);
+                let call = edge.send(ask).await;
+                let exchange = upstream.next().await;
+                assert_eq!(exchange.peer.http, http, "{user} of {group}: {target}");
+                assert_eq!(certificate(&exchange), Some("front-proxy-client"));
+                assert_eq!(exchange.asked.headers.all("x-remote-user"), [user]);
+                exchange.reply(200, "{}").await;
+                assert_eq!(call.answer().await.status, 200);
+            }
+        }
+        let named = pki().clients.client("system:anonymous", &[]);
+        let mut nobody = weir.certified(near, &named);
+        assert_eq!(served(&mut nobody, &mut upstream, 200).await.1, Http::One);
     }
 }

@@ -3,8 +3,10 @@
 use ::weir::upstream::room::Room;
 
 use crate::support::Http;
+use crate::support::certificates::pki;
 use crate::support::client::Ask;
 use crate::support::client::Call;
+use crate::support::client::Client;
 use crate::support::frames;
 use crate::support::frames::Frame;
 use crate::support::frames::Frames;
@@ -14,9 +16,11 @@ use crate::support::upstream::Exchange;
 use crate::support::upstream::HTTP1;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
+use crate::support::weir::Weir;
 use crate::support::within;
 
 const LIST: &str = "/api/v1/pods";
+const WATCH: &str = "/api/v1/pods?watch=1";
 
 async fn answer_all(open: Vec<(Call, Exchange)>) {
     for (call, exchange) in open {
@@ -123,20 +127,75 @@ async fn a_burst_that_comes_before_the_upstream_s_settings_gets_the_connections_
         .start()
         .await;
     let mut client = weir.alice(Http::Two);
-    let mut watches = Vec::new();
+    let mut lists = Vec::new();
     for _ in 0..8 {
-        watches.push(client.send(Ask::get("/api/v1/pods?watch=1")).await);
+        lists.push(client.send(Ask::get(LIST)).await);
     }
-    let mut watched = Vec::new();
+    let mut listed = Vec::new();
     for _ in 0..8 {
-        watched.push(upstream.next().await); // none of the others has ended
+        listed.push(upstream.next().await); // none of the others has ended
     }
-    for exchange in watched {
+    for exchange in listed {
         exchange.reply(200, "{}").await;
     }
-    for watch in watches {
-        assert_eq!(watch.answer().await.status, 200);
+    for list in lists {
+        assert_eq!(list.answer().await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn watches_take_no_stream_of_what_ends_and_have_as_many_connections_as_they_need() {
+    let mut upstream = Upstream::speaking(upstream::streams(2)).await;
+    let weir = weir::before(upstream.address)
+        .upstream_connections(1)
+        .start()
+        .await;
+    for mut client in [
+        weir.alice(Http::Two),
+        weir.certified(Http::Two, &pki().alice),
+    ] {
+        let mut open = Vec::new();
+        for target in [[WATCH; 9].as_slice(), &[LIST; 2]].concat() {
+            let call = client.send(Ask::get(target)).await;
+            open.push((call, upstream.next().await));
+        }
+        let peers = open.iter().map(|(_, exchange)| exchange.peer.number);
+        let (watched, listed): (Vec<_>, Vec<_>) =
+            (peers.clone().take(9).collect(), peers.skip(9).collect());
+        assert!(listed.iter().all(|peer| !watched.contains(peer)));
+        answer_all(open).await;
+    }
+}
+
+#[tokio::test]
+async fn a_watch_beyond_the_room_for_what_lasts_is_refused_and_does_not_wait() {
+    let mut upstream = Upstream::speaking(upstream::streams(2)).await;
+    let weir = weir::before(upstream.address)
+        .with(|config| config.upstream.room = Room::of(4))
+        .start()
+        .await;
+    let mut client = weir.alice(Http::Two);
+    let mut open = Vec::new();
+    for _ in 0..4 {
+        let call = client.send(Ask::get(WATCH)).await;
+        open.push((call, upstream.next().await));
+    }
+    for _ in 0..3 {
+        let refused = client.get(WATCH).await;
+        assert_eq!(refused.status, 503);
+        assert_eq!(refused.told().cause, "weir/upstream-connections");
+        assert_eq!(refused.headers.all("retry-after"), ["1"]);
+        let call = client.send(Ask::get(LIST)).await;
+        upstream.next().await.reply(200, "{}").await;
+        assert_eq!(call.answer().await.status, 200, "of what is kept");
+    }
+    // One that goes away makes room for another.
+    let (call, mut exchange) = open.pop().unwrap();
+    drop(call);
+    exchange.given_up().await;
+    let call = client.send(Ask::get(WATCH)).await;
+    open.push((call, upstream.next().await));
+    answer_all(open).await;
 }
 
 #[tokio::test]
@@ -167,18 +226,48 @@ async fn only_so_many_requests_wait_for_a_stream() {
     assert_eq!(held.answer().await.status, 200);
 }
 
-#[tokio::test]
-async fn a_limit_that_the_upstream_raises_lets_the_waiting_go_on() {
+const ONE_STREAM: [(u16, u32); 1] = [(frames::MAX_STREAMS, 1)];
+
+/// An upstream whose first connection allows one stream, which a request has.
+struct One {
+    upstream: ByHand,
+    weir: Weir,
+    client: Client,
+    first: Call,
+    server: Frames,
+    stream: u32,
+}
+
+async fn one_stream_and_taken(connections: usize) -> One {
     let upstream = ByHand::start().await;
     let weir = weir::before(upstream.address)
-        .upstream_connections(1)
+        .upstream_connections(connections)
         .start()
         .await;
     let mut client = weir.alice(Http::Two);
     let first = client.send(Ask::get(LIST)).await;
-    let settings = [(frames::MAX_STREAMS, 1)];
-    let mut server = Frames::server(upstream.next(Http::Two).await, &settings).await;
+    let mut server = Frames::server(upstream.next(Http::Two).await, &ONE_STREAM).await;
     let stream = server.until(frames::HEADERS).await.stream;
+    One {
+        upstream,
+        weir,
+        client,
+        first,
+        server,
+        stream,
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_the_upstream_raises_lets_the_waiting_go_on() {
+    let One {
+        upstream: _upstream,
+        weir,
+        mut client,
+        first,
+        mut server,
+        stream,
+    } = one_stream_and_taken(1).await;
     // By the answer to this one weir has read the settings.
     server.send(&Frame::ok(stream, true)).await;
     assert_eq!(first.answer().await.status, 200);
@@ -290,7 +379,7 @@ async fn a_slow_reader_does_not_stop_the_others_on_its_connection() {
     let mut calls = Vec::new();
     let mut floods = tokio::task::JoinSet::new();
     for _ in 0..10 {
-        calls.push(slow.send(Ask::get("/api/v1/pods?watch=1")).await);
+        calls.push(slow.send(Ask::get(LIST)).await);
         let mut exchange = upstream.next().await;
         exchange.begin(200, &[]).await;
         floods.spawn(async move { while exchange.try_send(vec![7; 64 << 10]).await.is_ok() {} });
@@ -311,16 +400,14 @@ async fn a_slow_reader_does_not_stop_the_others_on_its_connection() {
     reason = "that time has passed is what is shown, and by no clock of the program's"
 )]
 async fn while_no_other_connection_can_be_had_the_waiting_do_not_try_without_a_pause() {
-    let upstream = ByHand::start().await;
-    let weir = weir::before(upstream.address)
-        .upstream_connections(2)
-        .start()
-        .await;
-    let mut client = weir.alice(Http::Two);
-    let first = client.send(Ask::get(LIST)).await;
-    let settings = [(frames::MAX_STREAMS, 1)];
-    let mut server = Frames::server(upstream.next(Http::Two).await, &settings).await;
-    let stream = server.until(frames::HEADERS).await.stream;
+    let One {
+        upstream,
+        weir: _weir,
+        mut client,
+        first,
+        mut server,
+        stream,
+    } = one_stream_and_taken(2).await;
     drop(upstream.tcp().await); // with one stream of one taken the pool is crowded at once
     let began = std::time::Instant::now();
     let waiting = client.send(Ask::get(LIST)).await;
@@ -330,7 +417,33 @@ async fn while_no_other_connection_can_be_had_the_waiting_do_not_try_without_a_p
     let took = began.elapsed();
     assert!(took.as_secs_f64() > 1.5, "{took:?} for two more attempts");
     // As soon as it is had, it serves.
-    let mut other = Frames::server(upstream.next(Http::Two).await, &settings).await;
+    let mut other = Frames::server(upstream.next(Http::Two).await, &ONE_STREAM).await;
+    let taken = other.until(frames::HEADERS).await.stream;
+    other.send(&Frame::ok(taken, true)).await;
+    assert_eq!(waiting.answer().await.status, 200);
+    server.send(&Frame::ok(stream, true)).await;
+    assert_eq!(first.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_failure_to_open_another_connection_is_not_told_to_those_whose_own_goes_away_later() {
+    let One {
+        upstream,
+        weir,
+        mut client,
+        first,
+        mut server,
+        stream,
+    } = one_stream_and_taken(2).await;
+    let another = upstream.tcp().await;
+    let waiting = client.send(Ask::get(LIST)).await;
+    weir.metric_becomes("weir_upstream_stream_waits_total", 2.0)
+        .await;
+    drop(another);
+    let failed = "weir_upstream_connects_total{result=\"failed\",way=\"pass-through\"}";
+    weir.metric_becomes(failed, 1.0).await;
+    server.send(&Frame::go_away(stream, 0)).await;
+    let mut other = Frames::server(upstream.next(Http::Two).await, &ONE_STREAM).await;
     let taken = other.until(frames::HEADERS).await.stream;
     other.send(&Frame::ok(taken, true)).await;
     assert_eq!(waiting.answer().await.status, 200);
@@ -351,7 +464,7 @@ async fn what_others_than_the_api_server_write_never_shares_a_connection() {
     let mut upstream = Upstream::start().await;
     let weir = weir::before(upstream.address).start().await;
     let mut client = weir.alice(Http::Two);
-    let shared = ["/api/v1/pods?watch=1", LIST];
+    let shared = [WATCH, LIST];
     let mut open = Vec::new();
     for target in shared.into_iter().chain(APART).chain(shared) {
         let call = client.send(Ask::get(target)).await;
@@ -364,7 +477,8 @@ async fn what_others_than_the_api_server_write_never_shares_a_connection() {
         assert_eq!(exchange.peer.http, http, "{target}");
         open.push((call, exchange));
     }
-    assert_eq!(upstream.connections(), 1 + APART.len());
+    let connections = shared.len() + APART.len();
+    assert_eq!(upstream.connections(), connections);
     answer_all(open).await;
     // A connection whose request has come to its end serves another.
     for target in APART {
@@ -372,7 +486,7 @@ async fn what_others_than_the_api_server_write_never_shares_a_connection() {
         upstream.next().await.reply(200, "done").await;
         assert_eq!(call.answer().await.text(), "done");
     }
-    assert_eq!(upstream.connections(), 1 + APART.len());
+    assert_eq!(upstream.connections(), connections);
 }
 
 #[tokio::test]
@@ -440,10 +554,10 @@ async fn watches_of_an_upstream_of_http1_leave_connections_to_what_ends() {
     let mut client = weir.alice(Http::Two);
     let mut open = Vec::new();
     for _ in 0..4 {
-        let call = client.send(Ask::get("/api/v1/pods?watch=1")).await;
+        let call = client.send(Ask::get(WATCH)).await;
         open.push((call, upstream.next().await));
     }
-    let refused = client.get("/api/v1/pods?watch=1").await;
+    let refused = client.get(WATCH).await;
     assert_eq!(refused.told().cause, "weir/upstream-connections");
     let call = client.send(Ask::get(LIST)).await;
     upstream.next().await.reply(200, "{}").await;

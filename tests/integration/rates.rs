@@ -11,6 +11,8 @@ use ::weir::limits::events::config::LimitType;
 use ::weir::limits::events::enforce;
 use ::weir::limits::rates;
 
+use crate::doors::from;
+use crate::doors::wire_over;
 use crate::support::Http;
 use crate::support::certificates::pki;
 use crate::support::client::Ask;
@@ -238,6 +240,55 @@ async fn what_is_larger_than_the_server_takes_is_refused_with_and_without_a_leng
 }
 
 #[tokio::test]
+async fn who_sends_many_events_at_a_time_leaves_room_for_others() {
+    const LONG: usize = (2 << 20) + 1;
+    let begun = format!(
+        "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n{}",
+        LONG + 1,
+        " ".repeat(LONG)
+    );
+    for proxy in [false, true] {
+        let mut upstream = Upstream::start().await;
+        let mut setup = weir::before(upstream.address)
+            .rates(events(vec![limit(LimitType::SourceAndObject, 9)], true));
+        if proxy {
+            setup = setup.trusting_its_clients();
+        }
+        let weir = setup.start().await;
+        // Between 2 and 3 MiB each: more than a quarter, and less than a half.
+        let mut wires = Vec::new();
+        for _ in 0..9 {
+            let mut wire = weir.wire().await;
+            let _ = wire.writer.send(&begun).await; // refused, it may be cut short
+            wires.push(wire);
+        }
+        if !proxy {
+            let answers = wires.iter_mut().map(|wire| Box::pin(wire.answered()));
+            let (first, _, _) = futures_util::future::select_all(answers).await;
+            assert_eq!(first.status, 429);
+        }
+        // Another's event is read meanwhile.
+        let mut other = wire_over(from(&weir, [127, 0, 0, 2]).await).await;
+        let event = event("kubelet");
+        other
+            .send(format!(
+                "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n{event}",
+                event.len()
+            ))
+            .await;
+        upstream.next().await.reply(201, "{}").await;
+        assert_eq!(other.answered().await.status, 201);
+        if proxy {
+            for wire in &mut wires {
+                wire.send("x").await;
+                upstream.next().await.reply(201, "{}").await;
+                assert_eq!(wire.answered().await.status, 201);
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn events_are_refused_before_they_take_a_seat() {
     let upstream = &mut Upstream::start().await;
     let rates = events(vec![limit(LimitType::Server, 1)], true);
@@ -385,6 +436,15 @@ async fn so_many_at_a_time_of_a_resource_and_so_many_watches() {
     streaming.end().await;
     watching.body().rest().await.unwrap();
     passes(&mut alice, &mut upstream, watch(), 200).await;
+    // Seven asked; each is counted once.
+    let counted = |decision: &str, limit: &str| {
+        let labels = format!("decision=\"{decision}\",limit=\"{limit}\",rule=\"alice\"");
+        format!("weir_client_limit_requests_total{{{labels}}}")
+    };
+    assert_eq!(weir.metric(&counted("passed", "")).await, 5.0);
+    for limit in ["concurrency", "longRunning"] {
+        assert_eq!(weir.metric(&counted("rejected", limit)).await, 1.0);
+    }
 }
 
 #[tokio::test]

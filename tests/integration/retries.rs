@@ -15,6 +15,7 @@ use crate::support::weir;
 use crate::support::weir::Weir;
 
 const LIST: &str = "/api/v1/pods";
+const WATCH: &str = "/api/v1/pods?watch=1";
 
 const REFUSED_STREAM: u32 = 7;
 
@@ -99,7 +100,7 @@ async fn a_stream_under_way_survives_a_goaway_and_new_requests_go_elsewhere() {
     for near in Http::BOTH {
         let (weir, upstream) = serving().await;
         let mut client = weir.alice(near);
-        let mut watch = client.send(Ask::get("/api/v1/pods?watch=1")).await;
+        let mut watch = client.send(Ask::get(WATCH)).await;
         let mut leaving = connection(&upstream).await;
         let watched = leaving.until(frames::HEADERS).await.stream;
         leaving.send(&Frame::ok(watched, false)).await;
@@ -107,7 +108,7 @@ async fn a_stream_under_way_survives_a_goaway_and_new_requests_go_elsewhere() {
         leaving.send(&Frame::go_away(0x7fff_ffff, 0)).await;
         leaving.send(&Frame::data(watched, b"event", false)).await;
         assert_eq!(watch.body().text().await, "event");
-        let call = client.send(Ask::get(LIST)).await;
+        let call = client.send(Ask::get(WATCH)).await;
         let mut other = connection(&upstream).await;
         let stream = other.until(frames::HEADERS).await.stream;
         other.send(&Frame::ok(stream, true)).await;
@@ -182,16 +183,16 @@ async fn an_upstream_that_says_goaway_on_every_connection_loses_no_request() {
         .await;
     let mut client = weir.alice(Http::Two);
     // Six connections, each with room for more.
-    let mut watches = Vec::new();
+    let mut lists = Vec::new();
     let mut peers = HashMap::new();
     while peers.len() < 6 {
-        assert!(watches.len() < 24, "there is no more room");
-        let mut watch = client.send(Ask::get("/api/v1/pods?watch=1")).await;
-        let mut watched = upstream.next().await;
-        watched.begin(200, &[]).await;
-        watch.head().await;
-        peers.insert(watched.peer.number, Arc::clone(&watched.peer));
-        watches.push((watch, watched));
+        assert!(lists.len() < 24, "there is no more room");
+        let mut list = client.send(Ask::get(LIST)).await;
+        let mut listed = upstream.next().await;
+        listed.begin(200, &[]).await;
+        list.head().await;
+        peers.insert(listed.peer.number, Arc::clone(&listed.peer));
+        lists.push((list, listed));
     }
     for peer in peers.values() {
         peer.go_away();
@@ -214,19 +215,19 @@ async fn a_connection_that_is_leaving_and_full_does_not_keep_requests_waiting() 
         .start()
         .await;
     let mut client = weir.alice(Http::Two);
-    let mut watch = client.send(Ask::get("/api/v1/pods?watch=1")).await;
-    let mut watched = upstream.next().await;
-    watched.begin(200, &[]).await;
-    watch.head().await;
-    watched.peer.go_away();
-    // The event comes behind the GOAWAY, so weir has read that by then.
-    watched.send("event").await;
-    assert_eq!(watch.body().text().await, "event");
+    let mut list = client.send(Ask::get(LIST)).await;
+    let mut listed = upstream.next().await;
+    listed.begin(200, &[]).await;
+    list.head().await;
+    listed.peer.go_away();
+    // The item comes behind the GOAWAY, so weir has read that by then.
+    listed.send("item").await;
+    assert_eq!(list.body().text().await, "item");
     let call = client.send(Ask::get(LIST)).await;
     let exchange = upstream.next().await;
-    assert_ne!(exchange.peer.number, watched.peer.number);
+    assert_ne!(exchange.peer.number, listed.peer.number);
     exchange.reply(200, "{}").await;
     assert_eq!(call.answer().await.status, 200);
-    watched.send("another").await;
-    assert_eq!(watch.body().text().await, "another");
+    listed.send("another").await;
+    assert_eq!(list.body().text().await, "another");
 }

@@ -199,6 +199,51 @@ async fn a_fragment_is_refused_by_http1_and_by_http2_counts_for_nobody() {
 }
 
 #[tokio::test]
+async fn a_fragment_is_refused_behind_a_body_that_ends_without_a_newline() {
+    const BODY: &str = "{\"a\": \"GET /api/v1/pods#x HTTP/1.1\"}";
+    const PODS: &str = "/api/v1/namespaces/a/pods";
+    for at_once in [false, true] {
+        let (weir, mut upstream) = before_http1().await;
+        let mut wire = weir.wire().await;
+        let post = format!(
+            "POST {PODS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n{BODY}",
+            BODY.len()
+        );
+        let delete = format!("DELETE {PODS}#x HTTP/1.1\r\nhost: weir\r\n\r\n");
+        if at_once {
+            wire.send(format!("{post}{delete}")).await;
+        } else {
+            wire.send(post).await;
+        }
+        let mut exchange = upstream.next().await;
+        assert_eq!(exchange.body().await, BODY);
+        exchange.reply(201, "{}").await;
+        assert_eq!(wire.answer("POST").await.0.status, 201);
+        if !at_once {
+            wire.send(delete).await;
+        }
+        assert_eq!(wire.answer("DELETE").await.0.status, 400);
+        upstream.assert_nothing_came();
+    }
+}
+
+#[tokio::test]
+async fn what_a_body_says_of_a_fragment_refuses_no_request() {
+    const BODY: &str = "log: |\n  GET /api/v1/pods#x\nGET /api/v1/pods#x\n";
+    let (weir, mut upstream) = before_http1().await;
+    let mut wire = weir.wire().await;
+    let length = BODY.len();
+    for request in [
+        format!("POST /a HTTP/1.1\r\nhost: weir\r\ncontent-length: {length}\r\n\r\n{BODY}"),
+        "GET /api/v1/pods HTTP/1.1\r\nhost: weir\r\n\r\n".to_owned(),
+    ] {
+        wire.send(request).await;
+        upstream.next().await.reply(200, "{}").await;
+        assert_eq!(wire.answer("GET").await.0.status, 200);
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_carried_is_refused_with_400() {
     let mut between = Between::new().await;
     for target in [

@@ -28,9 +28,6 @@ use ::weir::playground::ApiServer;
 use ::weir::playground::Certificates;
 use ::weir::playground::Settings;
 use ::weir::playground::User;
-use ::weir::upstream::credentials::Source;
-use ::weir::upstream::credentials::Token;
-use ::weir::upstream::credentials::bearer::bearer;
 use ::weir::upstream::tls;
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::KeySize;
@@ -127,11 +124,8 @@ impl Cluster {
     async fn weir(&self, change: impl FnOnce(&mut Config)) -> Weir {
         let (own, front_proxy) = (self.token("admin"), &self.made.front_proxy_client);
         weir::before(self.address)
+            .calling_with(own)
             .with(|config| {
-                config.own = Source::Given {
-                    certificate: None,
-                    token: Some(Token::Given(bearer(own).unwrap())),
-                };
                 let ca = self.made.ca.as_bytes();
                 config.upstream.roots = tls::roots_from_pem("ca", ca).unwrap();
                 config.upstream.front_proxy = Some(
@@ -521,12 +515,7 @@ async fn a_thousand_connections_with_one_new_token_make_one_review() {
 async fn a_review_is_weir_s_own_call_and_what_weir_has_is_lent_to_nobody() {
     let mut upstream = Upstream::start().await;
     let weir = weir::before(upstream.address)
-        .with(|config| {
-            config.own = Source::Given {
-                certificate: None,
-                token: Some(Token::Given(bearer("weirs-own").unwrap())),
-            };
-        })
+        .calling_with("weirs-own")
         .start()
         .await;
     let mut client = weir.bearing(Http::Two, ("authorization", "Bearer opaque"));
@@ -572,12 +561,7 @@ async fn a_request_whose_token_cannot_be_reviewed_has_its_answer_all_the_same() 
     for code in [403, 500] {
         let mut upstream = Upstream::start().await;
         let weir = weir::before(upstream.address)
-            .with(|config| {
-                config.own = Source::Given {
-                    certificate: None,
-                    token: Some(Token::Given(bearer("weirs-own").unwrap())),
-                };
-            })
+            .calling_with("weirs-own")
             .start()
             .await;
         let mut client = weir.bearing(Http::Two, ("authorization", "Bearer opaque"));

@@ -145,7 +145,6 @@ async fn full() -> (Arc<Pipeline>, Permit) {
             access: None,
             classify: false,
         },
-        proven: Arc::default(),
         identity_headers: Arc::default(),
         rates: Arc::new(Rates::new(&config, &registry)),
         event_bodies: Budget::new(64 << 20),
@@ -183,8 +182,9 @@ fn by_weir(pipeline: &Arc<Pipeline>) -> Serve {
     });
     Arc::new(move |request| {
         let (pipeline, peer) = (Arc::clone(&pipeline), Arc::clone(&peer));
-        let request = Box::new(request);
-        Box::pin(async move { pipeline.handle(&peer, request).await })
+        let (head, body) = request.into_parts();
+        let head = Box::new(head);
+        Box::pin(async move { pipeline.handle(&peer, head, body).await })
     })
 }
 

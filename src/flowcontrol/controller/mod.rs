@@ -14,7 +14,7 @@ mod configuration;
 mod dry_run;
 mod snapshot;
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;
 
 use std::cell::Cell;
 use std::fmt;

@@ -36,6 +36,7 @@ use crate::clock::Clock;
 use crate::identity::jwt::Issuer;
 use crate::identity::jwt::Jwt;
 use crate::identity::proven::Mark;
+use crate::identity::proven::ProvenTokens;
 use crate::identity::remote::ApiServer;
 use crate::identity::tokens::cache::Cache;
 use crate::identity::tokens::cache::Found;
@@ -86,6 +87,8 @@ pub struct Accounts {
 pub struct Tokens {
     parts: [Mutex<Cache>; PARTS],
     config: Config,
+    /// Those whose requests may share connections: what is found out here and what the API server answers say so.
+    proven: ProvenTokens,
     reviews: Option<Arc<Reviews>>,
     /// Where fetches run on: whoever waits for them may go away.
     runtime: Handle,
@@ -138,14 +141,17 @@ impl Metrics {
             "[ALPHA] Tokens that were looked up among those known, by whether they were (hit, miss).",
             &["status"],
         );
+        let reviews = registry.counters(
+            "weir_token_reviews_total",
+            "TokenReviews that the API server was asked for, by result (authenticated, refused, unanswered).",
+            &["result"],
+        );
+        // An alert goes by how it grows: it is there before it does.
+        reviews.with_label_values(&["unanswered"]);
         Self {
             hits: looked_up.with_label_values(&["hit"]),
             misses: looked_up.with_label_values(&["miss"]),
-            reviews: registry.counters(
-                "weir_token_reviews_total",
-                "TokenReviews that the API server was asked for, by result (authenticated, refused, unanswered).",
-                &["result"],
-            ),
+            reviews,
             passed_over: registry.counter(
                 "weir_token_reviews_passed_over_total",
                 "Tokens that were not reviewed because too many waited for it or weir may not ask: their requests count as system:anonymous.",
@@ -178,6 +184,7 @@ impl Tokens {
         Arc::new(Self {
             parts: Default::default(),
             config,
+            proven: ProvenTokens::default(),
             reviews,
             runtime: Handle::current(),
             metrics: Metrics::register(registry),
@@ -192,6 +199,12 @@ impl Tokens {
         if let Some(reviews) = &self.reviews {
             Arc::clone(reviews).run(&self).await;
         }
+    }
+
+    /// The tokens that may share connections.
+    #[must_use]
+    pub const fn proven(&self) -> &ProvenTokens {
+        &self.proven
     }
 
     fn part(&self, mark: Mark) -> MutexGuard<'_, Cache> {

@@ -104,6 +104,7 @@ impl Reviews {
                     doubted: false,
                 };
                 tokens.part(mark).good(mark, good.clone());
+                tokens.proven.note(mark, true);
                 Settled::Verified(good.into())
             }
             // What is no text is no token.

@@ -282,6 +282,26 @@ async fn a_bad_token_is_reviewed_once_in_ten_seconds_and_nobody_s() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_token_is_proven_by_each_review_that_says_yes() {
+    let setup = Setup::usual();
+    let (good, bad) = (setup.marks.of(b"opaque"), setup.marks.of(b"bad"));
+    assert_eq!(setup.name("opaque").await, "alice");
+    assert_eq!(setup.name("bad").await, "system:anonymous");
+    let proven = setup.tokens.proven();
+    assert!(proven.knows(good) && !proven.knows(bad));
+    pass(10).await;
+    proven.note(good, false); // a 401
+    setup.tokens.doubt(good, Clock.now());
+    setup.server.fail(1);
+    assert_eq!(setup.name("opaque").await, "alice", "her last good answer");
+    assert!(!proven.knows(good), "nobody has said so anew");
+    setup.server.fail(0);
+    pass(3).await;
+    assert_eq!(setup.name("opaque").await, "alice");
+    assert!(proven.knows(good));
+}
+
+#[tokio::test(start_paused = true)]
 async fn many_who_come_with_one_new_token_cause_one_review() {
     let setup = Setup::usual();
     let all = (0..1000).map(|n| setup.from("opaque", n));

@@ -231,7 +231,10 @@ impl ClientLimits {
             let client = Client::of(rule.rule.client, digest, &origin);
             let most = rule.most_wait(arrived, deadline);
             match rule.charge(&self.keys, &client, digest.info, arrived, most) {
-                Ok(more) => wait = wait.max(more),
+                Ok(met) => {
+                    wait = wait.max(met.unwrap_or_default());
+                    charged.push((rule, client, arrived + most, met));
+                }
                 Err(no)
                     if refused
                         .as_ref()
@@ -241,9 +244,11 @@ impl ClientLimits {
                 }
                 Err(_) => {}
             }
-            charged.push((rule, client, arrived + most));
         }
         if let Some(refused) = refused {
+            for (rule, _, _, met) in charged {
+                rule.passed(met);
+            }
             return Err(refused);
         }
         if !wait.is_zero() {
@@ -251,8 +256,16 @@ impl ClientLimits {
         }
         let mut hold = Box::<Hold>::default();
         let mut waited = !wait.is_zero();
-        for (rule, client, until) in charged {
-            let (slot, queued) = rule.enter(&self.keys, &client, digest.info, until).await?;
+        for (rule, client, until, met) in charged {
+            let entered = rule.enter(&self.keys, &client, digest.info, until);
+            let (slot, queued) = match entered.await? {
+                Place::Free(slot) => {
+                    rule.passed(met);
+                    (slot, false)
+                }
+                Place::Awaited(slot) => (Some(slot), true),
+                Place::WouldBeRefused => (None, false),
+            };
             hold._slots.extend(slot);
             waited |= queued;
             let object = rule.object(&self.keys, &client, digest.info);
@@ -364,6 +377,7 @@ impl Working {
         Some(keys.apart(client.texts().into_iter().chain(object)))
     }
 
+    /// The limit of a rate that the request has met, if any, by how long it is to wait: it is counted then.
     fn charge(
         &self,
         keys: &Keys,
@@ -371,7 +385,7 @@ impl Working {
         info: &RequestInfo<'_>,
         now: Instant,
         most: Duration,
-    ) -> Result<Duration, TooMany> {
+    ) -> Result<Option<Duration>, TooMany> {
         let ask = Ask {
             client: keys.apart(client.texts()),
             write: writes(info),
@@ -385,21 +399,25 @@ impl Working {
         self.counters.clients.set(gauge(clients));
         self.counters.objects.set(gauge(objects));
         match verdict {
-            Verdict::Pass(None) => {
-                self.counters.passed.inc();
-                Ok(Duration::ZERO)
-            }
+            Verdict::Pass(None) => Ok(None),
             Verdict::Pass(Some((limit, wait))) => {
                 self.delayed(limit, wait);
-                Ok(if self.rule.dry_run {
+                Ok(Some(if self.rule.dry_run {
                     Duration::ZERO
                 } else {
                     wait
-                })
+                }))
             }
             Verdict::Refuse(limit, wait) => self
                 .refused(client, limit, wait)
-                .map_or(Ok(Duration::ZERO), Err),
+                .map_or(Ok(Some(Duration::ZERO)), Err),
+        }
+    }
+
+    /// Counts a request that had no place to wait for, if it has met no limit of a rate either.
+    fn passed(&self, met: Option<Duration>) {
+        if met.is_none() {
+            self.counters.passed.inc();
         }
     }
 
@@ -420,14 +438,15 @@ impl Working {
         })
     }
 
-    /// Takes what the request holds to its end, if it holds anything; whether it had to wait.
+    /// Takes what the request holds to its end, if it holds anything. Whatever else than [`Place::Free`] becomes of it is
+    /// counted.
     async fn enter(
         &self,
         keys: &Keys,
         client: &Client,
         info: &RequestInfo<'_>,
         until: Instant,
-    ) -> Result<(Option<Entered>, bool), TooMany> {
+    ) -> Result<Place, TooMany> {
         let (limit, slots) = if *info.verb() == Verb::Watch {
             (Limit::LongRunning, &self.watches)
         } else if info.long_running() {
@@ -436,7 +455,7 @@ impl Working {
             (Limit::Concurrency, &self.concurrency)
         };
         let Some(slots) = slots else {
-            return Ok((None, false));
+            return Ok(Place::Free(None));
         };
         let resource = [info.api_group(), info.resource()];
         let of = if limit == Limit::Concurrency {
@@ -447,7 +466,7 @@ impl Working {
         let key = keys.apart(client.texts().into_iter().chain(of.iter().copied()));
         let mut entered = slots.enter(key);
         if entered.try_take() {
-            return Ok((Some(entered), false));
+            return Ok(Place::Free(Some(entered)));
         }
         let began = Clock.now();
         let waits = !self.rule.dry_run && began < until;
@@ -457,14 +476,24 @@ impl Working {
                 .is_ok()
         {
             self.delayed(limit, Clock.now().saturating_duration_since(began));
-            return Ok((Some(entered), true));
+            return Ok(Place::Awaited(entered));
         }
         // Nobody knows when a slot comes free.
         match self.refused(client, limit, Duration::ZERO) {
             Some(no) => Err(no),
-            None => Ok((None, false)),
+            None => Ok(Place::WouldBeRefused),
         }
     }
+}
+
+/// What a request gets of those that a rule has.
+enum Place {
+    /// At once; nothing where the rule bounds none.
+    Free(Option<Entered>),
+    /// After a while.
+    Awaited(Entered),
+    /// None, but the rule only counts.
+    WouldBeRefused,
 }
 
 /// Whether the request is a write that comes to an end.

@@ -22,6 +22,8 @@ use weir::server::tls;
 use weir::upstream;
 use weir::upstream::connector::Target;
 use weir::upstream::credentials::Source;
+use weir::upstream::credentials::Token;
+use weir::upstream::credentials::bearer::bearer;
 use weir::upstream::headers::IdentityHeaders;
 use weir::upstream::room::Room;
 
@@ -217,6 +219,17 @@ impl Setup {
     pub(crate) fn identity_headers(mut self, headers: IdentityHeaders) -> Self {
         self.config.identity.headers = headers;
         self
+    }
+
+    /// With credentials of its own for its own calls: this token.
+    pub(crate) fn calling_with(self, token: &str) -> Self {
+        let token = Some(Token::Given(bearer(token).unwrap()));
+        self.with(|config| {
+            config.own = Source::Given {
+                certificate: None,
+                token,
+            };
+        })
     }
 
     /// With whatever else is to be different.

@@ -234,11 +234,8 @@ async fn a_wish_that_cannot_be_looked_at_costs_no_answer() {
     for code in [403, 500] {
         let mut upstream = Upstream::start().await;
         let weir = weir::before(upstream.address)
+            .calling_with("weirs-own")
             .with(|config| {
-                config.own = Source::Given {
-                    certificate: None,
-                    token: Some(Token::Given(bearer("weirs-own").unwrap())),
-                };
                 classifying(config);
             })
             .start()
@@ -443,11 +440,8 @@ async fn where_the_api_server_does_not_say_nobody_is_impersonated() {
     for code in [403, 500] {
         let mut upstream = Upstream::start().await;
         let weir = weir::before(upstream.address)
+            .calling_with("weirs-own")
             .with(|config| {
-                config.own = Source::Given {
-                    certificate: None,
-                    token: Some(Token::Given(bearer("weirs-own").unwrap())),
-                };
                 config.upstream.front_proxy = None;
                 config.impersonate = true;
             })

@@ -343,6 +343,24 @@ fn what_no_recorder_would_write_in_yaml_is_not_read() {
 }
 
 #[test]
+fn yaml_may_name_a_value_and_use_it_again_but_not_grow_by_it() {
+    let event = "metadata: &m {name: e, labels: &l {a: b}, annotations: *l}\n\
+                 involvedObject: {<<: *m, kind: Pod}\nsource: {host: h}\n";
+    assert_eq!(
+        key(Encoding::Yaml, b"v1", event.as_bytes()).as_deref(),
+        Some("hPode")
+    );
+    let nested = |levels: usize| {
+        let (begin, end) = ("[&a ".repeat(levels), "]".repeat(levels));
+        let values = "~, ".repeat(1000);
+        format!("source: {{host: h}}\nother: {begin}[{values}]{end}\n")
+    };
+    let read = |levels| key(Encoding::Yaml, b"v1", nested(levels).as_bytes());
+    assert_eq!(read(5).as_deref(), Some("h"));
+    assert_eq!(read(50), None);
+}
+
+#[test]
 fn no_bytes_make_it_panic() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");

@@ -19,15 +19,19 @@ use crate::document::Faults;
 use crate::document::Node;
 use crate::document::Resolved;
 
-/// The largest body that is read, in bytes: an event has one or two KiB, and a tree costs up to 200 times the text.
+/// The largest body that is read, in bytes: an event has one or two KiB, and a tree costs up to 250 times the text.
 pub(super) const LARGEST: usize = 64 << 10;
+
+/// What may be copied for a body's anchors, aliases and `<<`, which kube-apiserver takes as well: several times an event.
+const MOST_COPIED: usize = 16 << 10;
 
 /// Reads the first document of a body; one without any is an event without any field.
 pub(super) fn read<'b>(body: &[u8]) -> Option<Found<'b>> {
     let text = std::str::from_utf8(body).ok();
     let text = text.filter(|text| text.len() <= LARGEST)?;
     let mut faults = Faults::default();
-    match document::parse_first("body", text, &mut faults)?.document {
+    let first = document::parse_first_within("body", text, MOST_COPIED, &mut faults)?;
+    match first.document {
         Some(first) => object(&mut Tree { next: Some(&first) }).map(owned),
         None => Some(Found::default()),
     }
