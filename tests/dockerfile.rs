@@ -1,12 +1,77 @@
-//! No container engine runs in CI: the Dockerfile's build commands are those that CI executes, word for word.
+//! No container engine runs in CI: the Dockerfile's build commands are those that CI executes, word for word, and what they
+//! read is left in the context.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "what does not come as it should fails the test"
+)]
 
 use std::fs;
 use std::path::Path;
 
+fn read(file: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
+}
+
+/// What stands in the checkout by a name that `text` mentions, but for comments and what a build makes.
+fn mentioned(text: &str) -> Vec<&str> {
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR"));
+    text.lines()
+        .filter(|line| !line.trim_start().starts_with('#'))
+        .flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && !"/._-".contains(c)))
+        .filter(|word| word.contains(['/', '.']) && !word.starts_with(['/', '.', '-']))
+        .filter(|word| !word.starts_with("target/") && checkout.join(word).exists())
+        .collect()
+}
+
+/// Whether a line of `.dockerignore` takes `path` out of the context: by a name at the top, or by `*` and an ending there.
+fn excludes(line: &str, path: &str) -> bool {
+    assert!(
+        !line.starts_with('!') && !line.contains('/') && line.matches('*').count() <= 1,
+        "this test cannot read: {line}"
+    );
+    let top = path.split('/').next().unwrap_or_default();
+    match line.split_once('*') {
+        Some((begin, end)) => top.starts_with(begin) && top.ends_with(end),
+        None => top == line,
+    }
+}
+
+#[test]
+fn what_the_dockerfile_builds_with_is_in_its_context() {
+    let (dockerfile, ignored) = (read("Dockerfile"), read(".dockerignore"));
+    let manifest = read("Cargo.toml");
+    let scripts: Vec<String> = mentioned(&dockerfile).into_iter().map(read).collect();
+    let benches = manifest.split("[[").filter_map(|section| {
+        let name = section.strip_prefix("bench]]")?.split('"').nth(1)?;
+        Some(format!("benches/{name}.rs"))
+    });
+    let needed: Vec<String> = [&dockerfile, &manifest]
+        .into_iter()
+        .chain(&scripts)
+        .flat_map(|text| mentioned(text))
+        .chain(["Cargo.toml", "Cargo.lock", "src/main.rs"])
+        .map(str::to_owned)
+        .chain(benches)
+        .collect();
+    for file in [
+        "deploy/build.sh",
+        "benches/origin.sh",
+        "examples/controller/main.rs",
+        "tests/vectors/main.rs",
+        "benches/tokens.rs",
+    ] {
+        assert!(needed.iter().any(|path| path == file), "{file} is needed");
+    }
+    for line in ignored.lines().filter(|line| !line.starts_with('#')) {
+        for path in &needed {
+            assert!(!excludes(line, path), "{line} excludes {path}");
+        }
+    }
+}
+
 #[test]
 fn what_the_dockerfile_builds_is_what_ci_builds() {
-    let read =
-        |file: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     let (dockerfile, ci) = (read("Dockerfile"), read(".ci/run"));
     let builds: Vec<_> = dockerfile
         .lines()

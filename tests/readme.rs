@@ -86,7 +86,8 @@ fn table(command: &Command, except: Option<&Command>) -> String {
             .or_else(|| argument.get_help())
             .unwrap()
             .to_string()
-            .replace('\n', " ");
+            .replace('\n', " ")
+            .replace('<', "&lt;"); // a tag to Markdown, which would drop it
         writeln!(
             made,
             "| `--{long}{value}` | {default} | {} |",
@@ -163,7 +164,7 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
             made,
             "| `{}` | {labels} | {} |",
             metric.name,
-            help.trim_end_matches('.')
+            help.trim_end_matches('.').replace('<', "&lt;")
         )
         .unwrap();
     }

@@ -230,7 +230,7 @@ cluster() {
 
 # placed: what is read, with the paths and the address of `cluster`.
 placed() {
-    sed "s#/etc/\(kubernetes\|weir\)/#$WORK/etc/\1/#g; s#127.0.0.1:16443#$UPSTREAM#; s#kubernetes.default.svc:443#$UPSTREAM#"
+    sed "s#/etc/\(kubernetes\|weir\)/#$WORK/etc/\1/#g; s#192\.0\.2\.10:16443#$UPSTREAM#; s#kubernetes.default.svc:443#$UPSTREAM#"
 }
 
 # anywhere: flags that leave ports and the form of the log to the script.
