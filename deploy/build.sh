@@ -14,7 +14,8 @@ source benches/origin.sh
 guided=$PWD/target/guided
 seconds=3
 profdata=${LLVM_PROFDATA:-}
-for found in "$(rustc --print sysroot)"/lib/rustlib/*/bin/llvm-profdata llvm-profdata llvm-profdata-19; do
+# The plain name may be a distribution's older one, which does not read what this compiler writes.
+for found in "$(rustc --print sysroot)"/lib/rustlib/*/bin/llvm-profdata llvm-profdata-{22,21,20,19} llvm-profdata; do
     [ -n "$profdata" ] || profdata=$(command -v "$found" || true)
 done
 for tool in nginx wrk h2load openssl curl "${profdata:-llvm-profdata}"; do
