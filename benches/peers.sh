@@ -3,7 +3,8 @@
 # the origin and the load; TLS on both sides, the origin's certificate verified.
 #
 # The cases h1-429 and h2-429 are requests that are refused: nginx and HAProxy by a fixed answer, weir by its limits (one
-# request holds the only place), and `floor` is what the libraries under weir need for a fixed answer.
+# request holds the only place), and `floor` is what the libraries under weir need for a fixed answer. Beside them weir forwards
+# the same request (`forwarded`), and what a refusal costs of that is said: the median of the rounds' ratios.
 #
 # Prints, for each case and proxy: requests/s, p50 and p99 in milliseconds, CPU microseconds of the proxy's processes for each
 # request, and their resident memory afterwards. The machine's noise is in all of it: the proxies take turns, and each figure
@@ -28,7 +29,7 @@ done
 # shellcheck source-path=SCRIPTDIR source=origin.sh
 source "$here/benches/origin.sh"
 floor=$(find "$here/target/release/deps" -maxdepth 1 -name 'floor-*' -type f -executable -printf '%T@ %p\n' 2>/dev/null |
-    sort -n | tail -n 1 | cut -d ' ' -f 2)
+    sort -n | tail -n 1 | cut -d ' ' -f 2 || true)
 
 origin=18443
 origin "$origin" taskset -c 1
@@ -91,6 +92,7 @@ refusers=(
     "nginx 18001 nginx -c $dir/nginx.conf"
     "haproxy 18003 haproxy -db -f $dir/haproxy-h2.cfg"
     "weir-max 18004 $refusing --secure-port 18004 --enable-priority-and-fairness=false --max-requests-inflight=1"
+    "forwarded 18007 $refusing --secure-port 18007 --max-requests-inflight 100000"
     "weir-fair 18005 $refusing --secure-port 18005 --max-requests-inflight=20 --max-mutating-requests-inflight=1 --flowcontrol-config $dir/one-seat.yaml"
 )
 
@@ -156,8 +158,10 @@ for case in "${cases[@]}"; do
         for proxy in "${running[@]}"; do
             read -r name port pid <<<"$proxy"
             before=$(ticks "$pid")
-            read -r requests rate p50 p99 bad <<<"$(load "$case" "https://127.0.0.1:$port")"
-            if [ -n "$refused" ]; then bad=$((requests - bad)); fi
+            kind=$case
+            if [ "$name" = forwarded ]; then kind=${case/h1-429/h1-64} kind=${kind/h2-429/h2}; fi
+            read -r requests rate p50 p99 bad <<<"$(load "$kind" "https://127.0.0.1:$port")"
+            if [ "$kind" != "${kind%-429}" ]; then bad=$((requests - bad)); fi
             awk -v t=$(($(ticks "$pid") - before)) -v n="$requests" -v hz="$(getconf CLK_TCK)" \
                 -v rest="$rate $p50 $p99 $bad" 'BEGIN { print t / hz * 1e6 / n, rest }' >>"$dir/$case.$name.rounds"
         done
@@ -171,5 +175,9 @@ for case in "${cases[@]}"; do
         if [ "$bad" = 0 ]; then echo; else echo "  ($bad answers with another code)"; fi
         kill "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
+    done
+    for name in ${refused:+weir-max weir-fair}; do
+        paste "$dir/$case.$name.rounds" "$dir/$case.forwarded.rounds" | awk '{ print $1 / $6 }' >"$dir/ratios"
+        printf '%-10s %-12s %.3f of a forwarded one\n' "$case" "$name" "$(median "$dir/ratios" 1)"
     done
 done

@@ -70,12 +70,12 @@ value() {
 
 # shellcheck disable=SC2317,SC2329 # called by `until_true`
 scraped_after() { # milliseconds
-    [[ $(value "timestamp(up) > bool $1 / 1000") == 1 ]]
+    [[ $(value "(timestamp(up) > bool $1 / 1000) * up") == 1 ]]
 }
 
 # shellcheck disable=SC2317,SC2329 # called by `until_true`
 nobody_there() {
-    curl -sS "http://$admin/metrics" | grep -qx 'weir_client_connections 0'
+    curl -sS "http://$admin/metrics" | grep -x 'weir_client_connections 0'
 }
 
 # scraped: what weir counts now is in Prometheus.
@@ -95,18 +95,23 @@ counters=(
 )
 declare -A before=() grew=()
 
+# total COUNTER: the query for it; a look that failed does not make it nothing.
+total() {
+    echo "sum(last_over_time(${1}[1m])) or vector(0)"
+}
+
 # run CLIENT COMMAND...: how far each counter comes by it, and the most that was in flight.
 run() {
     local client=$1 counter since
     shift
     scraped
     since=$(date +%s)
-    for counter in "${counters[@]}"; do before[$counter]=$(value "sum($counter) or vector(0)"); done
+    for counter in "${counters[@]}"; do before[$counter]=$(value "$(total "$counter")"); done
     "$@" >"$dir/$client" 2>"$dir/$client.err"
     until_true nobody_there
     scraped
     for counter in "${counters[@]}"; do
-        grew[$client $counter]=$(($(value "sum($counter) or vector(0)") - before[$counter]))
+        grew[$client $counter]=$(($(value "$(total "$counter")") - before[$counter]))
     done
     grew[$client peak]=$(value "max_over_time(apiserver_current_inflight_requests{request_kind=\"readOnly\"}[$(($(date +%s) - since + 1))s])")
 }

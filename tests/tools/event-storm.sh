@@ -26,9 +26,11 @@ p99() {
     }' "$WORK/$1.out"
 }
 
-# sample: how many events were accepted, and when, in milliseconds.
+# sample: how many events were accepted, and between which two moments that was looked at, in milliseconds.
 sample() {
-    printf '%s %s\n' "$(metric "$ALLOWED")" "$(date +%s%3N)"
+    local since
+    since=$(date +%s%3N)
+    printf '%s %s %s\n' "$(metric "$ALLOWED")" "$since" "$(date +%s%3N)"
 }
 
 held() {
@@ -40,36 +42,44 @@ burst_is_spent() {
     (($(metric "$REJECTED") > refused))
 }
 
-# storm: alice's requests beside 64 connections that write events; sets `loud`, and checks what becomes of the events.
+# storm: alice's requests beside 64 connections that write events; sets `loud`, and how many events were accepted in a thousand
+# seconds, at `least` and at `most`.
 storm() {
-    local from began to ended
-    WEIR_TOKEN=$(token alice) start storm wrk -t 1 -c 64 -d 9s -s "$ROOT/examples/wrk/event-storm.lua" "$URL"
+    local from began begun to ending ended
+    WEIR_TOKEN=$(token alice) start storm wrk -t 1 -c 64 -d 60s -s "$ROOT/examples/wrk/event-storm.lua" "$URL"
     check_ok 'the burst is spent' within "$LIMIT" burst_is_spent
-    read -r from began < <(sample)
+    read -r from began begun < <(sample)
     loud=$(p99 loud)
-    read -r to ended < <(sample)
+    read -r to ending ended < <(sample)
+    signal storm INT # its own end
     finish storm
     check 'wrk ends' 0 "$STATUS"
-    # In events a thousand seconds.
-    check_between 'events accepted in 1000 s stay at the limit' $((QPS * 980)) $((QPS * 1020)) \
-        $(((to - from) * 1000000 / (ended - began)))
+    least=$(((to - from) * 1000000 / (ended - began)))
+    most=$(((to - from) * 1000000 / (ending - begun)))
+    rounds=$((rounds + 1))
     check_ok 'all connections end' within "$LIMIT" at_zero 'weir_client_connections'
     grep -E '^(ok|refused|other)' "$WORK/storm.out" || true
 }
 
 playground play --event-rate-limit-config "$WORK/events.yaml"
-# Whatever else the machine does meanwhile can take a percentile of one round, hardly of three; a storm that is not kept
-# away takes them all.
+# Whatever else the machine does meanwhile can take a percentile of one round, or tokens that nobody is there to take, hardly
+# of three; a storm that is not kept away takes them all.
+rounds=0
 for _ in 1 2 3; do
     refused=$(metric "$REJECTED")
     quiet=$(p99 quiet)
     storm
-    if ((loud <= 3 * quiet)); then break; fi
+    if ((loud <= 3 * quiet && least <= QPS * 1020 && most >= QPS * 980)); then break; fi
 done
+check_between 'events accepted in 1000 s: no more than the limit' 0 $((QPS * 1020)) "$least"
+check_between '... and no fewer' $((QPS * 980)) 1000000000 "$most"
 check_between "the others' 99th percentile is at most 3 times what it was ($quiet us)" 0 $((3 * quiet)) "$loud"
 accepted=$(metric "$ALLOWED")
 # Few, as each is held until there is a token for it: more than one for each connection, all the same.
 check_between 'a storm it was' 200 100000000 "$(metric "$REJECTED")"
-check 'the API server holds what was accepted' "$accepted" "$(held)"
+# The playground gives the same name twice in a few hundred thousand, and whoever goes with an event that was just let through
+# has perhaps not written it.
+written=$((accepted - $(metric 'weir_upstream_responses_total{code="409"}')))
+check_between 'the API server holds what was accepted' $((written - 64 * rounds)) "$written" "$(held)"
 stopped play
 summary

@@ -32,7 +32,7 @@ loaded() {
     export WEIR_TOKEN
     for script in "$ROOT"/examples/wrk/*.lua; do
         check_ok "$(basename "$script"): runs" timeout "$LIMIT" bash -c \
-            "wrk -t 2 -c 200 -d 2s -s '$script' '$URL' >'$WORK/said' 2>&1"
+            "wrk -t 2 -c 200 -d 5s -s '$script' '$URL' >'$WORK/said' 2>&1"
         check_between "$(basename "$script"): requests that were served" 10 10000000 "$(awk '$1 == "ok" {print $2}' "$WORK/said")"
         check_between "$(basename "$script"): requests that were refused" 10 10000000 \
             "$(awk '$1 == "refused" {print $2}' "$WORK/said")"

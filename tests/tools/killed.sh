@@ -42,6 +42,11 @@ ready() {
     [[ $(admin_code) == "$1" ]]
 }
 
+# shellcheck disable=SC2317,SC2329 # called by `within`
+refused() {
+    [[ $(code "$@") == 503 ]]
+}
+
 # drip FIFO: the beginning of a ConfigMap, and then a little more again and again, as long as somebody reads.
 # shellcheck disable=SC2317,SC2329 # called by `start`
 drip() {
@@ -95,9 +100,10 @@ killed_once() {
     broken upload "$http: the upload"
     finish drip
 
-    check "$http: the next request is refused" 503 "$(code "$http" -H "$(bearer alice)" /api/v1/nodes)"
+    # The first may meet a connection whose end nobody has seen yet.
+    check_ok "$http: requests are refused" within "$LIMIT" refused "$http" -H "$(bearer alice)" /api/v1/nodes
     check_match "$http: and told why" '"reason":"weir/upstream-connect"' "$(<"$WORK/body")"
-    check_ok "$http: weir is not ready" within 5 ready 500
+    check_ok "$http: weir is not ready" within "$LIMIT" ready 500
     check_ok "$http: all places come free" within "$LIMIT" writing 0
 
     apiserver upstream "$port" --pods "$PODS"

@@ -113,7 +113,10 @@ within() {
     local end=$((SECONDS + $1))
     shift
     until "$@" >/dev/null 2>&1; do
-        if ((SECONDS > end)); then return 1; fi
+        if ((SECONDS > end)); then
+            "$@" >/dev/null 2>&1 # once more: perhaps it was us who were not there
+            return
+        fi
         sleep 0.05
     done
 }

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import base64
 
@@ -42,6 +43,7 @@ class Browser:
             if line.startswith("DevTools listening on "):
                 address = line.split()[-1]
                 break
+        threading.Thread(target=lambda: [None for _ in self.process.stderr], daemon=True).start()  # or it would wait for us
         if address is None:
             raise SystemExit("chromium does not say where it listens")
         self.socket = websocket.create_connection(address, timeout=LIMIT)

@@ -47,7 +47,7 @@ check_gauge() {
 with_wrk() {
     local refused
     note
-    start wrk wrk -c 700 -t 2 -d 10s -H "$(bearer alice)" "$URL/api/v1/nodes"
+    start wrk wrk -c 700 -t 2 -d 20s -H "$(bearer alice)" "$URL/api/v1/nodes"
     sampled wrk
     grown wrk
     check 'wrk ends' 0 "$STATUS"

@@ -58,6 +58,7 @@ check_match 'and comes by a front proxy, too' '"kind":"Namespace"' "$(get --cert
 check 'and is the first that is shown' alice "$(top 'by=user' | jq -r '.rows[0].name')"
 # What weir asks by itself now and then has its series as well.
 check 'the API server answers weir' 200 "$(curl -sS -o "$WORK/body" -w '%{http_code}' "http://$ADMIN/readyz")"
+check_ok 'who was there has gone' within "$LIMIT" at_zero weir_client_connections
 total=$(total)
 series=$(series_count)
 before=$(resident)
