@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use http::HeaderMap;
-use http::HeaderName;
 use http::HeaderValue;
 use http::StatusCode;
 
@@ -16,9 +15,7 @@ use crate::api::UserInfo;
 use crate::identity::impersonation;
 use crate::pipeline::record::Outcome;
 use crate::pipeline::trace::Trace;
-
-/// The id of a request, in both directions.
-const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+use crate::upstream::headers::AUDIT_ID;
 
 /// A client's own id may have so many bytes, several times what a UUID has; one that is longer is replaced.
 const LONGEST_ID: usize = 256;
@@ -42,8 +39,10 @@ impl Audited {
         let own = headers
             .get(AUDIT_ID)
             .filter(|id| (1..=LONGEST_ID).contains(&id.len()));
+        let mut id = own.cloned().unwrap_or_else(new_id);
+        id.set_sensitive(true); // see `headers::keep_unindexed`
         Self {
-            id: own.cloned().unwrap_or_else(new_id),
+            id,
             wish: None,
             allowed: false,
             began: false,

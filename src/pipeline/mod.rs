@@ -231,6 +231,7 @@ impl Pipeline {
                 .inspect_err(|no| trace.rejected(no, &head.headers))?;
             let listing = self.listing(&info, &head);
             headers::strip_hop_by_hop(&mut head.headers); // what was not in the way before
+            headers::keep_unindexed(&mut head.headers);
             let (request, told) = self.dress(*head, peer, (&known, &name))?;
             let unread = body
                 .take()
@@ -346,6 +347,7 @@ impl Pipeline {
         };
         let (mut head, body) = response.into_parts();
         headers::strip_hop_by_hop(&mut head.headers);
+        headers::keep_unindexed(&mut head.headers);
         head.version = Version::HTTP_11; // the connection to the client says its own
         Ok(Response::from_parts(
             head,

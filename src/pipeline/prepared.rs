@@ -24,6 +24,7 @@ use crate::pipeline::refusal::Encoding;
 use crate::pipeline::refusal::PROTOBUF;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusal::rejected;
+use crate::upstream::headers::keep_unindexed;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -145,6 +146,7 @@ impl Wire {
         if let Some(date) = date {
             for headers in self.heads() {
                 headers.insert(header::DATE, date.clone());
+                keep_unindexed(headers);
             }
         }
     }
@@ -234,6 +236,7 @@ mod tests {
             assert_eq!(date(second), expected);
         }
         assert_eq!(prepared.written.len(), 1, "one for each kind");
+        assert!(date(784_111_779).is_sensitive(), "not to be indexed");
     }
 
     #[test]

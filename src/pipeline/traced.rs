@@ -12,8 +12,8 @@ use http::HeaderName;
 use http::HeaderValue;
 
 use crate::pipeline::trace::Trace;
+use crate::upstream::headers::TRACEPARENT;
 
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// The bit of a parent's flags that says that it is traced.

@@ -370,3 +370,17 @@ fn the_target_goes_on_byte_for_byte_and_the_authority_is_the_upstream_s() {
     );
     assert!(!two.headers().contains_key("host"));
 }
+
+#[test]
+fn what_is_another_each_time_is_not_to_be_indexed() {
+    let usual = [
+        ("audit-id", "5f1d"),
+        ("date", "Sun, 06 Nov 1994 08:49:37 GMT"),
+        ("traceparent", "00-0af7-b7ad-01"),
+        ("content-type", "application/json"),
+    ];
+    let mut headers = head(&usual).headers;
+    keep_unindexed(&mut headers);
+    let marked = usual.map(|(name, _)| headers[name].is_sensitive());
+    assert_eq!(marked, [true, true, true, false]);
+}

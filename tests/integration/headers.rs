@@ -8,7 +8,11 @@ use tokio::net::TcpListener;
 use crate::support::Http;
 use crate::support::certificates::pki;
 use crate::support::client::Ask;
+use crate::support::frames;
+use crate::support::frames::Frame;
+use crate::support::frames::Frames;
 use crate::support::message::Headers;
+use crate::support::upstream::ByHand;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
 use crate::support::weir::ALICE;
@@ -38,6 +42,39 @@ fn claims(headers: &Headers) -> Vec<String> {
         .iter()
         .map(|(name, _)| name.to_lowercase().replace('_', "-"));
     names.filter(|name| name.starts_with("x-remote")).collect()
+}
+
+/// HPACK's (RFC 7541, 6.2.3): a `date` (33 in its table) that is never to be indexed.
+const DATE_UNINDEXED: [u8; 2] = [0x1f, 33 - 15];
+
+#[tokio::test]
+async fn a_date_pushes_nothing_out_of_a_connection_s_table() {
+    let upstream = ByHand::start().await;
+    let weir = weir::before(upstream.address).limits(1, 1).start().await;
+    let mut client = weir.frames().await;
+    let head = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", "/api/v1/pods"),
+        ALICE,
+    ];
+    client.send(&Frame::request(1, &head, true)).await;
+    let mut server = Frames::server(upstream.next(Http::Two).await, &[]).await;
+    let stream = server.until(frames::HEADERS).await.stream;
+    client.send(&Frame::request(3, &head, true)).await;
+    let refused = client.until(frames::HEADERS).await;
+    let answer = [
+        (":status", "200"),
+        ("date", "Sun, 06 Nov 1994 08:49:37 GMT"),
+    ];
+    server.send(&Frame::request(stream, &answer, true)).await;
+    let forwarded = client.until(frames::HEADERS).await;
+    assert_eq!((refused.stream, forwarded.stream), (3, 1));
+    for answer in [refused, forwarded] {
+        let mut bytes = answer.payload.windows(2);
+        assert!(bytes.any(|two| two == DATE_UNINDEXED), "{answer:?}");
+    }
 }
 
 async fn before(upstream: &Upstream) -> Weir {

@@ -45,7 +45,7 @@ impl Frame {
         }
     }
 
-    /// A request's head, and its end where `end` says so.
+    /// A request's head (or an answer's), and its end where `end` says so.
     pub(crate) fn request(stream: u32, head: &[(&str, &str)], end: bool) -> Self {
         let mut block = Vec::new();
         for (name, value) in head {
