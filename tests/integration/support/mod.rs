@@ -15,6 +15,7 @@ use std::fmt;
 use std::future::Future;
 use std::panic::Location;
 use std::time::Duration;
+use std::time::Instant;
 
 /// How long anything may take: a loaded machine's worth, and short enough that a hang is told as such.
 pub(crate) const LIMIT: Duration = Duration::from_secs(40);
@@ -50,6 +51,24 @@ pub(crate) fn eventually<T>(
 /// Runs `test` for every pair of what a client and what the upstream speaks, all at once: for tests that wait for a clock.
 pub(crate) async fn in_every_pair(test: impl AsyncFn(Http, Http)) {
     futures_util::future::join_all(Http::PAIRS.map(|(near, far)| test(near, far))).await;
+}
+
+/// Tells how much time has passed, by no clock of the program's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stopwatch(Instant);
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what a test has waited is told by its own clock"
+)]
+impl Stopwatch {
+    pub(crate) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    pub(crate) fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
 }
 
 /// A message or a connection that ended before it should.
