@@ -22,6 +22,7 @@ use crate::support::Http;
 use crate::support::client::Ask;
 use crate::support::eventually;
 use crate::support::process::Process;
+use crate::support::upstream::Place;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
 use crate::support::weir::Setup;
@@ -108,11 +109,9 @@ fn one_seat(setup: Setup) -> Setup {
 
 #[tokio::test]
 async fn an_answer_of_weir_s_own_says_what_was_decided_too() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = nobody.local_addr().unwrap();
-    drop(nobody);
+    let nobody = Place::reserve();
     let explaining = |config: &mut ::weir::config::Config| config.telling.explain = true;
-    let weir = one_seat(weir::before(address))
+    let weir = one_seat(weir::before(nobody.address))
         .with(explaining)
         .start()
         .await;

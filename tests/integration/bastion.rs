@@ -330,11 +330,11 @@ async fn weir_s_end_waits_for_a_request_whose_token_is_still_being_reviewed() {
     let mut weir = serve(files).await;
     let mut client = weir.bearing(Http::Two, ("authorization", "Bearer opaque"));
     let call = client.send(Ask::get(LIST)).await;
-    let review = upstream.next().await;
+    let review = upstream.next_but_readyz().await;
     assert_eq!(review.asked.method, "POST");
     weir.signal("TERM").await;
     // It waits for the review longer than connections have that nothing is under way on.
-    let exchange = upstream.next().await;
+    let exchange = upstream.next_but_readyz().await;
     assert_eq!(exchange.asked.target, LIST);
     exchange.reply(200, "{}").await;
     assert_eq!(call.answer().await.status, 200);

@@ -56,7 +56,7 @@ async fn an_upstream_that_is_not_there_is_a_503_and_works_once_it_is() {
     for near in Http::BOTH {
         let gone = Upstream::start().await;
         let weir = weir::before(gone.address).start().await;
-        let address = gone.address;
+        let place = gone.place.clone();
         drop(gone);
         let mut clients = [
             weir.alice(near),
@@ -73,7 +73,7 @@ async fn an_upstream_that_is_not_there_is_a_503_and_works_once_it_is() {
                 answer.told()
             );
         }
-        let mut upstream = Upstream::back_at(address).await;
+        let mut upstream = Upstream::back_at(place).await;
         for client in &mut clients {
             let call = client.send(Ask::get(LIST)).await;
             upstream.next().await.reply(200, "{}").await;
@@ -304,8 +304,8 @@ async fn the_request_after_a_failure_succeeds() {
 async fn an_upstream_killed_with_everything_under_way_is_survived() {
     for near in Http::BOTH {
         let mut upstream = Upstream::start().await;
-        let address = upstream.address;
-        let weir = weir::before(address).limits(2, 1).start().await;
+        let place = upstream.place.clone();
+        let weir = weir::before(place.address).limits(2, 1).start().await;
         let mut client = weir.alice(near);
         let mut list = client.send(Ask::get(LIST)).await;
         let mut exchange = upstream.next().await;
@@ -325,7 +325,7 @@ async fn an_upstream_killed_with_everything_under_way_is_survived() {
         assert!(matches!(upload.head().await.status, 502 | 503));
         let answer = client.get(LIST).await;
         assert!(matches!(answer.status, 502 | 503), "{answer:?}");
-        let mut upstream = Upstream::back_at(address).await;
+        let mut upstream = Upstream::back_at(place).await;
         let call = client.send(Ask::get(LIST)).await;
         upstream.next().await.reply(200, "{}").await;
         assert_eq!(call.answer().await.status, 200);

@@ -8,9 +8,11 @@ use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 
 use crate::support::Http;
+use crate::support::Stopwatch;
 use crate::support::client::Ask;
 use crate::support::frames;
 use crate::support::frames::Frame;
+use crate::support::upstream::Place;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
 use crate::support::wire::Wire;
@@ -45,9 +47,8 @@ async fn weir_is_ready_when_the_upstream_answers_anything_and_not_when_it_does_n
         let (report, ()) = tokio::join!(weir.operator("/readyz"), asked);
         assert_eq!(report.status, 200, "{}", report.text());
     }
-    let gone = Upstream::start().await;
-    let weir = weir::before(gone.address).start().await;
-    drop(gone);
+    let nobody = Place::reserve();
+    let weir = weir::before(nobody.address).start().await;
     let report = weir.operator("/readyz").await;
     assert_eq!(report.status, 500);
     assert!(
@@ -65,14 +66,14 @@ async fn weir_is_ready_when_the_upstream_answers_anything_and_not_when_it_does_n
 #[tokio::test]
 async fn who_looks_at_metrics_alone_sees_that_the_upstream_is_away_and_that_it_is_back() {
     let upstream = Upstream::start().await;
-    let address = upstream.address;
-    let weir = weir::before(address)
+    let place = upstream.place.clone();
+    let weir = weir::before(place.address)
         .with(|config| config.admin.unasked = Duration::ZERO)
         .start()
         .await;
     drop(upstream);
     weir.metric_becomes("weir_ready", 0.0).await;
-    let mut upstream = Upstream::back_at(address).await;
+    let mut upstream = Upstream::back_at(place).await;
     tokio::spawn(async move {
         loop {
             let exchange = upstream.next().await;
@@ -152,12 +153,23 @@ async fn many_who_ask_for_readiness_are_one_question_to_the_upstream() {
         let all: Vec<_> = (0..20).map(|_| weir.operator("/readyz")).collect();
         futures_util::future::join_all(all).await
     };
-    let asked = async {
-        upstream.next().await.reply(200, "ok").await;
+    let mut asked = 0;
+    let answering = async {
+        loop {
+            upstream.next().await.reply(200, "ok").await;
+            asked += 1;
+        }
     };
-    let (all, ()) = tokio::join!(all, asked);
+    let began = Stopwatch::start();
+    let all = tokio::select! {
+        all = all => all,
+        () = answering => unreachable!(),
+    };
     assert!(all.iter().all(|report| report.status == 200));
     upstream.assert_nothing_came();
+    // An answer is good for a second.
+    let elapsed = began.elapsed();
+    assert!(asked <= 1 + elapsed.as_secs(), "{asked} in {elapsed:?}");
 }
 
 #[tokio::test]

@@ -57,7 +57,7 @@ async fn limits(weir: &Process, upstream: &mut Upstream) -> (usize, usize) {
             };
             let mut call = client.send(ask).await;
             tokio::select! {
-                exchange = upstream.next() => {
+                exchange = upstream.next_but_readyz() => {
                     open.push((call, exchange));
                     *count += 1;
                 }
@@ -78,7 +78,7 @@ async fn everything_can_stand_in_the_file_in_either_spelling() {
             "# Everything that is needed.\nupstream: https://{}\nupstreamCaFile: upstream-ca.crt\n\
              bindAddress: 127.0.0.1\nsecure-port: 0\nadmin-address: 127.0.0.1:0\ntlsCertFile: tls.crt\n\
              tls-private-key-file: tls.key\nworkers: 1\nmaxRequestsInflight: 3\n\
-             max-mutating-requests-inflight: 2\nenablePriorityAndFairness: false\n\
+             max-mutating-requests-inflight: 2\nenablePriorityAndFairness: false\nrejectionHold: 0s\n\
              requestTimeout: 1m30s\ntrustedProxies: [10.0.0.0/8, 192.168.0.0/16]\n\
              clientCAFile: client-ca.crt\n",
             upstream.address
@@ -94,7 +94,7 @@ async fn a_flag_wins_over_the_file() {
     let files = Files::new();
     files.write(
         "weir.yaml",
-        "maxRequestsInflight: 3\nmaxMutatingRequestsInflight: 2\nenablePriorityAndFairness: false\n",
+        "maxRequestsInflight: 3\nmaxMutatingRequestsInflight: 2\nenablePriorityAndFairness: false\nrejectionHold: 0s\n",
     );
     let mut flags = needed(upstream.address);
     flags.push("--max-requests-inflight=5".to_owned());

@@ -307,6 +307,7 @@ async fn an_upgrade_is_refused_like_any_request() {
     let mut near = weir.wire_of(Some(&pki().alice)).await;
     near.send(ask("GET", "websocket").to_http1()).await;
     assert_eq!(near.answered().await.status, 401);
+    let _nobody_s = upstream.place.clone();
     drop(upstream);
     let mut near = weir.wire().await;
     near.send(ask("GET", "websocket").to_http1()).await;
@@ -336,7 +337,7 @@ async fn a_tunnel_holds_no_slot_whatever_its_request_was_and_is_not_waited_for()
     let mut upstream = Upstream::start().await;
     let weir = weir::before(upstream.address)
         .limits(1, 1)
-        .request_timeout(std::time::Duration::from_secs(1))
+        .request_timeout(std::time::Duration::from_secs(5))
         .start()
         .await;
     let vnc = "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachineinstances/b/vnc";

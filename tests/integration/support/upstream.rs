@@ -13,6 +13,9 @@ use h2::Reason;
 use h2::server::SendResponse;
 use http::Response;
 use rustls::ServerConfig;
+use socket2::Domain;
+use socket2::Socket;
+use socket2::Type;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -93,9 +96,32 @@ pub(crate) const fn streams(max_streams: u32) -> Speaks {
     }
 }
 
+/// An address of the system's choice that nobody else gets while this is held, whether somebody listens there or not.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) address: SocketAddr,
+    /// Bound, and never listening: those that listen may be bound beside it.
+    _socket: Arc<Socket>,
+}
+
+impl Place {
+    pub(crate) fn reserve() -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        socket.bind(&any.into()).unwrap();
+        Self {
+            address: socket.local_addr().unwrap().as_socket().unwrap(),
+            _socket: Arc::new(socket),
+        }
+    }
+}
+
 /// The fake API server.
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
+    /// Whoever takes it away keeps this, or another test's may be found there.
+    pub(crate) place: Place,
     exchanges: mpsc::UnboundedReceiver<Exchange>,
     made: Arc<AtomicUsize>,
     /// Its end ends every connection that no exchange holds.
@@ -114,17 +140,16 @@ impl Upstream {
     }
 
     pub(crate) async fn speaking(speaks: Speaks) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self::on(listener, speaks)
+        Self::on(Place::reserve(), speaks).await
     }
 
     /// Where one stood before.
-    pub(crate) async fn back_at(address: SocketAddr) -> Self {
-        Self::on(TcpListener::bind(address).await.unwrap(), BOTH)
+    pub(crate) async fn back_at(place: Place) -> Self {
+        Self::on(place, BOTH).await
     }
 
-    fn on(listener: TcpListener, speaks: Speaks) -> Self {
-        let address = listener.local_addr().unwrap();
+    async fn on(place: Place, speaks: Speaks) -> Self {
+        let listener = TcpListener::bind(place.address).await.unwrap();
         let tls = certificates::upstream_config(speaks.alpn, &pki().server);
         let (sender, exchanges) = mpsc::unbounded_channel();
         let made = Arc::new(AtomicUsize::new(0));
@@ -137,7 +162,8 @@ impl Upstream {
             Arc::clone(&made),
         ));
         Self {
-            address,
+            address: place.address,
+            place,
             exchanges,
             made,
             _tasks: tasks,
@@ -149,6 +175,17 @@ impl Upstream {
         within("a request to reach the upstream", self.exchanges.recv())
             .await
             .unwrap()
+    }
+
+    /// The next request that is not weir's own question whether it is ready: a process asks that when nobody did for a while.
+    pub(crate) async fn next_but_readyz(&mut self) -> Exchange {
+        loop {
+            let exchange = self.next().await;
+            if exchange.asked.target != "/readyz" {
+                return exchange;
+            }
+            exchange.reply(200, "ok").await;
+        }
     }
 
     /// Fails if a request has come that nobody expects.
