@@ -1,9 +1,13 @@
 //! What becomes of the body of a request that is refused: it is not asked for, skipped if it is small, and costs the
 //! connection if it is not.
 
+use std::time::Duration;
+
 use crate::support::Http;
+use crate::support::Stopwatch;
 use crate::support::client::Ask;
 use crate::support::client::Call;
+use crate::support::eventually;
 use crate::support::frames;
 use crate::support::frames::Frame;
 use crate::support::upstream::Exchange;
@@ -30,9 +34,9 @@ fn post(head: &str) -> String {
 async fn a_small_body_is_skipped_and_the_connection_goes_on() {
     let (weir, mut upstream, (call, exchange)) = full().await;
     let mut wire = weir.wire().await;
-    let large = format!("{}{}", post("content-length: 200000"), "x".repeat(200_000));
+    let small = format!("{}{{}}", post("content-length: 2"));
     for request in [
-        format!("{}{{}}", post("content-length: 2")),
+        small.clone(),
         format!(
             "{}2\r\n{{}}\r\n0\r\n\r\n",
             post("transfer-encoding: chunked")
@@ -42,7 +46,6 @@ async fn a_small_body_is_skipped_and_the_connection_goes_on() {
             post("transfer-encoding: chunked")
         ),
         post("content-length: 0"),
-        large,
     ] {
         wire.send(&request).await;
         let (answered, _) = wire.answer("POST").await;
@@ -53,12 +56,35 @@ async fn a_small_body_is_skipped_and_the_connection_goes_on() {
     upstream.assert_nothing_came();
     exchange.reply(201, "{}").await;
     call.answer().await;
-    wire.send(format!("{}{{}}", post("content-length: 2")))
-        .await;
+    wire.send(small).await;
     let mut admitted = upstream.next().await;
     assert_eq!(admitted.body().await, "{}");
     admitted.reply(201, "{}").await;
     assert_eq!(wire.answer("POST").await.0.status, 201);
+}
+
+#[tokio::test]
+async fn a_body_that_comes_in_many_parts_is_skipped_if_it_comes_soon() {
+    let (weir, mut upstream, _held) = full().await;
+    let whole = format!("{}{}", post("content-length: 200000"), "x".repeat(200_000));
+    // It does not come soon where the machine stands still.
+    eventually("a body that comes soon", async || {
+        let mut wire = weir.wire().await;
+        let began = Stopwatch::start();
+        wire.send(&whole).await;
+        let (answered, _) = wire.answer("POST").await;
+        assert_eq!(answered.status, 429);
+        if answered.headers.get("connection").is_some() {
+            assert!(began.elapsed() >= Duration::from_secs(1));
+            return None;
+        }
+        // What follows is read from where it begins.
+        wire.send(post("content-length: 0")).await;
+        assert_eq!(wire.answer("POST").await.0.status, 429);
+        Some(())
+    })
+    .await;
+    upstream.assert_nothing_came();
 }
 
 #[tokio::test]

@@ -52,7 +52,7 @@ async fn assert_closed_to_newcomers(weir: &Process) {
 
 #[tokio::test]
 async fn told_to_go_it_is_unready_at_once_and_serves_on_until_the_delay_is_over() {
-    let (mut weir, mut upstream) = serving(&["--shutdown-delay-duration=2500ms"]).await;
+    let (mut weir, mut upstream) = serving(&["--shutdown-delay-duration=6s"]).await;
     assert_eq!(readiness(&weir, &mut upstream).await.status, 200);
     let mut client = weir.alice(Http::Two);
     let call = client.send(Ask::get("/readyz")).await;
