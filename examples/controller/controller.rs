@@ -2,6 +2,7 @@
 //! objects of a kind as fast as they can, a reconcile is some reads and one write, and one that fails is tried again at
 //! once. It knows no limit but what it is told by 429.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -27,8 +28,8 @@ pub(crate) struct Seen {
     pub(crate) reads: Vec<Instant>,
     /// Writes that were served or failed.
     pub(crate) writes: Vec<Instant>,
-    /// The failed ones among them.
-    pub(crate) failures: Vec<Instant>,
+    /// The failed ones among them, each from when it was sent until it was answered.
+    pub(crate) failures: Vec<Range<Instant>>,
     /// Requests that were refused with 429.
     pub(crate) refused: usize,
 }
@@ -79,6 +80,7 @@ impl Controller {
             if broken {
                 object.metadata.name = Some("another".to_owned());
             }
+            let sent = Instant::now();
             let written = self
                 .maps
                 .replace(name, &PostParams::default(), &object)
@@ -86,8 +88,9 @@ impl Controller {
             match written {
                 Ok(_) => self.note(|seen| seen.writes.push(Instant::now())),
                 Err(Error::Api(status)) if status.code == 400 => self.note(|seen| {
-                    seen.writes.push(Instant::now());
-                    seen.failures.push(Instant::now());
+                    let answered = Instant::now();
+                    seen.writes.push(answered);
+                    seen.failures.push(sent..answered);
                 }),
                 Err(why) => self.refused(why).await?,
             }
