@@ -480,9 +480,8 @@ async fn a_token_in_a_websocket_s_protocol_is_reviewed_as_any_other() {
 }
 
 #[tokio::test]
-async fn four_hundred_connections_with_one_new_token_make_one_review() {
-    // All shake hands at once: no more than a loaded machine does while the review is waited for.
-    const CLIENTS: usize = 400;
+async fn a_thousand_connections_with_one_new_token_make_one_review() {
+    const CLIENTS: usize = 1000;
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     let cluster = Cluster::start().await;
     let weir = Arc::new(
