@@ -24,7 +24,7 @@ pub mod prepared;
 pub mod rates;
 pub mod record;
 pub mod refusal;
-mod refusing;
+pub mod refusing;
 mod request_metrics;
 mod riding;
 mod sender;
@@ -76,6 +76,7 @@ use crate::pipeline::record::Recorded;
 use crate::pipeline::record::Witnesses;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusing::Asked;
+use crate::pipeline::refusing::Skips;
 use crate::pipeline::refusing::Unread;
 use crate::pipeline::riding::Held;
 use crate::pipeline::riding::Listing;
@@ -119,6 +120,8 @@ pub struct Peer {
     pub fragments: Arc<Fragments>,
     /// Who was told on it to come back later.
     pub patience: Patience,
+    /// Whose bodies are waited for though they were refused.
+    pub skips: Skips,
 }
 
 /// Every step of a request, put together once and shared by all connections of a worker.

@@ -13,6 +13,7 @@ use http::request;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use tokio::sync::Semaphore;
 use tracing::warn;
 
 use crate::api::user::ANONYMOUS;
@@ -29,11 +30,25 @@ use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 
 /// A refused request's body up to this size is skipped so that the connection can go on; Go's server does the same
-/// (`net/http.maxPostHandlerReadBytes`). A larger one, or one that dawdles, costs the connection.
+/// (`net/http.maxPostHandlerReadBytes`). A larger one, or one that dawdles, costs the connection. On HTTP/2 it costs the stream
+/// only, which is reset behind the answer; but some clients (curl 7.88 is one) then report the reset and not the answer.
 const SKIP_AT_MOST: u64 = 256 << 10;
 
 /// How long a refused request's body may take to come.
 const SKIP_WITHIN: Duration = Duration::from_secs(1);
+
+/// How many bodies of one HTTP/2 connection are waited for at once, so that streams that never end are no way to fill the memory.
+const SKIPS_AT_ONCE: usize = 4;
+
+/// The refused requests of a connection whose bodies are waited for.
+#[derive(Debug)]
+pub struct Skips(Semaphore);
+
+impl Default for Skips {
+    fn default() -> Self {
+        Self(Semaphore::new(SKIPS_AT_ONCE))
+    }
+}
 
 impl Pipeline {
     /// Says no: at once, or when the time is over that the client was told to wait. Nothing of the request is kept till then but
@@ -46,18 +61,18 @@ impl Pipeline {
         trace: &mut Trace,
     ) -> Response<Body> {
         self.log(refusal);
-        let goes_on = if asked.nothing_follows() {
+        let goes_on = if !asked.body {
             drop(body);
             true
         } else {
-            Box::pin(asked.skip(body)).await
+            Box::pin(asked.skip(body, &peer.skips)).await
         };
         // In a box: most refusals are not held.
         if let Some(held) = self.held_back(peer, refusal, trace).map(Box::pin) {
             held.await;
         }
         let mut response = self.refusals.respond(refusal, asked.encoding);
-        if !goes_on {
+        if !goes_on && asked.http1 {
             response
                 .headers_mut()
                 .insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -175,8 +190,9 @@ impl Unread {
 pub(super) struct Asked {
     encoding: Encoding,
     head: bool,
-    /// By HTTP/1.1, with a body.
-    unread_http1: bool,
+    http1: bool,
+    /// Whether more than the head was to come.
+    body: bool,
     expects_continue: bool,
 }
 
@@ -185,18 +201,15 @@ impl Asked {
         Self {
             encoding: Encoding::accepted(head.headers.get(header::ACCEPT)),
             head: head.method == Method::HEAD,
-            unread_http1: head.version < Version::HTTP_2 && !body.is_end_stream(),
+            http1: head.version < Version::HTTP_2,
+            body: !body.is_end_stream(),
             expects_continue: head.headers.contains_key(header::EXPECT),
         }
     }
 
-    /// Whether nothing stands in the way of the next request: on HTTP/2 nothing ever does (the stream is reset).
-    const fn nothing_follows(self) -> bool {
-        !self.unread_http1
-    }
-
-    /// Whether an HTTP/1.1 connection can go on after a refusal: if what is left of the request's body is small and comes soon.
-    async fn skip(self, body: Unread) -> bool {
+    /// Reads what is left of a refused request's body, and says whether that was all: if it is small and comes soon, nothing stands
+    /// in the way of the answer, nor of the next request on an HTTP/1.1 connection.
+    async fn skip(self, body: Unread, skips: &Skips) -> bool {
         let mut body = match body {
             Unread::Left(body) => body,
             Unread::Nothing => return true,
@@ -208,6 +221,9 @@ impl Asked {
         if self.expects_continue || body.size_hint().lower() > SKIP_AT_MOST {
             return false;
         }
+        let Ok(_place) = skips.0.try_acquire() else {
+            return false;
+        };
         let skipped = async {
             let mut left = SKIP_AT_MOST;
             while let Some(frame) = body.frame().await {

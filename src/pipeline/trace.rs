@@ -310,6 +310,7 @@ mod tests {
     use crate::pipeline::rates::BodyFault;
     use crate::pipeline::record::Witness;
     use crate::pipeline::record::Witnesses;
+    use crate::pipeline::refusing::Skips;
     use crate::request_info::MetricLabels;
     use crate::request_info::RequestInfo;
     use crate::request_info::RequestKind;
@@ -510,6 +511,7 @@ mod tests {
             certificate: None,
             fragments: Arc::default(),
             patience: Patience::new(1),
+            skips: Skips::default(),
         };
         let onlooker: Arc<dyn Witness> = Arc::new(Onlooker);
         let witnesses: Witnesses = Arc::from([onlooker]);

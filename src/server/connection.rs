@@ -50,6 +50,7 @@ use crate::pipeline::fragments::Fragments;
 use crate::pipeline::holding::Patience;
 use crate::pipeline::refusal::Encoding;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::refusing::Skips;
 use crate::server::Metrics;
 use crate::server::aside::First;
 use crate::server::aside::beside;
@@ -167,6 +168,7 @@ pub async fn serve(
         } else {
             1
         }),
+        skips: Skips::default(),
     });
     let open = Counted::one_more(serving.metrics.connections.clone());
     if http2 {

@@ -1,5 +1,5 @@
 //! What becomes of the body of a request that is refused: it is not asked for, skipped if it is small, and costs the
-//! connection if it is not.
+//! connection (on HTTP/2 the stream) if it is not.
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use crate::support::client::Call;
 use crate::support::eventually;
 use crate::support::frames;
 use crate::support::frames::Frame;
+use crate::support::frames::Frames;
 use crate::support::upstream::Exchange;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
@@ -132,17 +133,93 @@ async fn a_client_that_waits_to_be_told_is_told_no_and_sends_nothing() {
     upstream.assert_nothing_came();
 }
 
+const POST: [(&str, &str); 4] = [
+    (":method", "POST"),
+    (":scheme", "https"),
+    (":authority", "weir"),
+    (":path", PODS),
+];
+
+/// The stream whose answer comes next; none may have been reset before.
+async fn answered(client: &mut Frames) -> u32 {
+    loop {
+        let frame = client.next().await.unwrap();
+        assert_ne!(frame.kind, frames::RST_STREAM, "{frame:?}");
+        if frame.kind == frames::HEADERS {
+            assert!(!frame.is_ok());
+            return frame.stream;
+        }
+    }
+}
+
+/// Sends these requests, of which the last is all in its head, and says whose answer comes first: `None` where so much time has gone
+/// by that the others are not waited for any more.
+async fn first_of(client: &mut Frames, streams: &[u32]) -> Option<u32> {
+    let began = Stopwatch::start();
+    for stream in streams {
+        let end = streams.last() == Some(stream);
+        client.send(&Frame::request(*stream, &POST, end)).await;
+    }
+    let first = client.until(frames::HEADERS).await.stream;
+    (began.elapsed() < Duration::from_secs(1)).then_some(first)
+}
+
 #[tokio::test]
-async fn by_http2_the_stream_is_over_and_the_connection_goes_on() {
+async fn by_http2_a_small_body_is_waited_for_and_the_stream_ends_of_itself() {
+    let (weir, mut upstream, _held) = full().await;
+    eventually("a body that comes soon", async || {
+        let mut client = weir.frames().await;
+        let began = Stopwatch::start();
+        assert_eq!(first_of(&mut client, &[1, 3]).await?, 3, "1 is not over");
+        client.send(&Frame::data(1, b"{}", true)).await;
+        client.until(frames::DATA).await; // the answer to 3
+        let reset_or_answered = client.next().await.unwrap();
+        if began.elapsed() >= Duration::from_secs(1) {
+            return None;
+        }
+        assert_eq!(reset_or_answered.kind, frames::HEADERS);
+        assert_eq!(reset_or_answered.stream, 1);
+        client.send(&Frame::request(5, &POST, true)).await;
+        assert_eq!(answered(&mut client).await, 5, "and 1 was not reset");
+        Some(())
+    })
+    .await;
+    upstream.assert_nothing_came();
+}
+
+#[tokio::test]
+async fn by_http2_few_bodies_of_a_connection_are_waited_for_at_once() {
+    let (weir, mut upstream, _held) = full().await;
+    eventually("bodies that do not come soon", async || {
+        let mut client = weir.frames().await;
+        let began = Stopwatch::start();
+        for stream in [1, 3, 5, 7] {
+            client.send(&Frame::request(stream, &POST, false)).await;
+        }
+        client.send(&Frame::request(9, &POST, false)).await;
+        let fifth = client.until(frames::HEADERS).await;
+        let reset = client.until(frames::RST_STREAM).await;
+        client.send(&Frame::data(1, b"{}", true)).await;
+        let first = client.until(frames::HEADERS).await;
+        // A place has come free.
+        let other = first_of(&mut client, &[11, 13]).await;
+        if began.elapsed() >= Duration::from_secs(1) {
+            return None;
+        }
+        assert_eq!((fifth.stream, reset.stream, reset.number(0)), (9, 9, 0));
+        assert_eq!((first.stream, other), (1, Some(13)));
+        Some(())
+    })
+    .await;
+    upstream.assert_nothing_came();
+}
+
+#[tokio::test]
+async fn by_http2_a_large_body_costs_the_stream_and_the_connection_goes_on() {
     let (weir, mut upstream, (call, exchange)) = full().await;
     let mut client = weir.frames().await;
-    let head = [
-        (":method", "POST"),
-        (":scheme", "https"),
-        (":authority", "weir"),
-        (":path", PODS),
-        ("content-length", "1000000"),
-    ];
+    let mut head = POST.to_vec();
+    head.push(("content-length", "1000000"));
     client.send(&Frame::request(1, &head, false)).await;
     client.send(&Frame::data(1, b"{", false)).await;
     let mut over = false;
@@ -163,7 +240,7 @@ async fn by_http2_the_stream_is_over_and_the_connection_goes_on() {
     upstream.assert_nothing_came();
     exchange.reply(201, "{}").await;
     call.answer().await;
-    client.send(&Frame::request(3, &head[..4], true)).await;
+    client.send(&Frame::request(3, &POST, true)).await;
     upstream.next().await.reply(200, "{}").await;
     assert!(client.until(frames::HEADERS).await.is_ok());
 }

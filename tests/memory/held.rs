@@ -59,6 +59,7 @@ use weir::pipeline::holding::Patience;
 use weir::pipeline::impersonation::Impersonation;
 use weir::pipeline::record::Record;
 use weir::pipeline::record::Witness;
+use weir::pipeline::refusing::Skips;
 use weir::pipeline::trace::RequestMetrics;
 use weir::request_info::RequestInfo;
 use weir::upstream;
@@ -179,6 +180,7 @@ fn by_weir(pipeline: &Arc<Pipeline>) -> Serve {
         certificate: None,
         fragments: Arc::default(),
         patience: Patience::new(100),
+        skips: Skips::default(),
     });
     Arc::new(move |request| {
         let (pipeline, peer) = (Arc::clone(&pipeline), Arc::clone(&peer));
