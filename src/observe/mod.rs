@@ -14,3 +14,15 @@ pub mod spans;
 pub mod status;
 pub mod talkers;
 mod texts;
+
+/// Whether it comes to be so: where the machine stands still, what ends gives up before all of it is written or told.
+#[cfg(test)]
+async fn comes_true(is: impl Fn() -> bool) -> bool {
+    let waiting = async {
+        while !is() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let long = std::time::Duration::from_secs(40);
+    tokio::time::timeout(long, waiting).await.is_ok()
+}

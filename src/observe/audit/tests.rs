@@ -23,6 +23,7 @@ use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::Enforcement;
 use crate::flowcontrol::controller::Times;
 use crate::metrics::Registry;
+use crate::observe::comes_true;
 use crate::pipeline::audited::Audited;
 use crate::pipeline::record::Outcome;
 use crate::request_info::RequestInfo;
@@ -84,16 +85,6 @@ fn value(registry: &Registry, series: &str) -> Option<f64> {
     line.map(|value| value.trim().parse().unwrap())
 }
 
-/// Waits until it is so: where the machine stands still, the log's end gives up before everything is written.
-async fn until(is: impl Fn() -> bool) {
-    let waiting = async {
-        while !is() {
-            tokio::task::yield_now().await;
-        }
-    };
-    assert!(timeout(Duration::from_secs(40), waiting).await.is_ok());
-}
-
 #[tokio::test]
 async fn what_happened_before_the_end_is_in_the_log() {
     let folder = tempfile::tempdir().unwrap();
@@ -108,7 +99,8 @@ async fn what_happened_before_the_end_is_in_the_log() {
     log.ended(&watch, Clock.now());
     log.finish().await;
     let ends = |text: &[u8]| text.iter().filter(|byte| **byte == b'\n').count();
-    until(|| fs::read(&path).is_ok_and(|text| ends(&text) >= 2003)).await;
+    let written = || fs::read(&path).is_ok_and(|text| ends(&text) >= 2003);
+    assert!(comes_true(written).await);
     let lines = lines(&path);
     assert_eq!(lines.len(), 2003);
     let stages = |lines: &[Value]| -> Vec<_> {
@@ -178,7 +170,7 @@ async fn events_that_cannot_be_written_are_counted() {
     log.ended(&record("/api/v1/pods"), Clock.now());
     log.finish().await;
     let errors = "apiserver_audit_error_total{plugin=\"log\"}";
-    until(|| value(&registry, errors) >= Some(2.0)).await;
+    assert!(comes_true(|| value(&registry, errors) >= Some(2.0)).await);
     assert_eq!(value(&registry, errors), Some(2.0));
     assert_eq!(value(&registry, "apiserver_audit_event_total"), Some(2.0));
 }

@@ -19,6 +19,7 @@ use super::*;
 use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::metrics::Registry;
+use crate::observe::comes_true;
 use crate::observe::spans::wire::ExportTraceServiceRequest;
 
 /// Answers with this gRPC status, and tells what came.
@@ -133,15 +134,10 @@ fn counted(registry: &Registry, result: &str) -> bool {
     ))
 }
 
-/// Waits until they are counted: where the machine stands still, the end does not wait for the collector.
-async fn until_counted(registry: &Registry, result: &str) {
-    let counting = async {
-        while !counted(registry, result) {
-            tokio::task::yield_now().await;
-        }
-    };
-    let waited = timeout(Duration::from_secs(40), counting).await;
-    assert!(waited.is_ok(), "{}", registry.render());
+/// They are counted, be it after the end.
+async fn assert_comes_counted(registry: &Registry, result: &str) {
+    let counted = comes_true(|| counted(registry, result)).await;
+    assert!(counted, "{}", registry.render());
 }
 
 #[tokio::test]
@@ -180,7 +176,7 @@ async fn a_request_is_two_spans_at_the_collector() {
     );
     let query = Some(Value::Text("follow=1".to_owned()));
     assert_eq!(attribute(request, "url.query"), query);
-    until_counted(&registry, "exported").await;
+    assert_comes_counted(&registry, "exported").await;
 }
 
 #[tokio::test]
@@ -205,7 +201,7 @@ async fn what_a_collector_does_not_take_is_counted() {
     spans.ended(&record, record.arrived);
     spans.finish().await;
     assert!(came.recv().await.is_some());
-    until_counted(&registry, "failed").await;
+    assert_comes_counted(&registry, "failed").await;
     spans.ended(&record, record.arrived); // weir is ending
     assert!(counted(&registry, "dropped"), "{}", registry.render());
 }
