@@ -12,6 +12,7 @@
 use std::hint::black_box;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -74,12 +75,16 @@ fn known_tokens(criterion: &mut Criterion) {
     runtime.spawn(Arc::clone(&tokens).run());
     let file = TokenFile::parse("in-the-file,bob,u-bob,dev\n").unwrap();
     let identity = Identity::new(None, None, file, tokens).unwrap();
+    let unverified = OnceLock::new();
     let client = Client {
         certificate: None,
         asker: Asker {
             address: Ipv4Addr::LOCALHOST.into(),
             connection: 1,
         },
+        trusted: false,
+        unverified: &unverified,
+        upgrade: None,
     };
     let mut group = criterion.benchmark_group("a token that is known");
     let long = "t".repeat(1024);

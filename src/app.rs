@@ -6,7 +6,10 @@
 
 mod authentication;
 mod facts;
+mod object_counts;
 mod onlookers;
+mod own_calls;
+mod own_rights;
 
 use std::fmt;
 use std::future::Future;
@@ -15,9 +18,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use prometheus::IntGauge;
 use rustls::crypto::CryptoProvider;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::info;
@@ -27,6 +30,8 @@ use crate::app::authentication::Reviews;
 use crate::app::authentication::WhoAsks;
 use crate::app::authentication::who_asks;
 use crate::app::onlookers::Onlookers;
+use crate::app::own_calls::AboutItself;
+use crate::app::own_calls::OwnCalls;
 use crate::clock::Clock;
 use crate::config;
 use crate::config::Config;
@@ -36,7 +41,6 @@ use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::in_flight::PEAKS_EVERY;
-use crate::identity::remote::ApiServer;
 use crate::limits::Admission;
 use crate::limits::MaxInFlight;
 use crate::limits::rates::Rates;
@@ -47,12 +51,18 @@ use crate::observe::status::Status;
 use crate::observe::status::counts::Counts;
 use crate::observe::status::sources::Sources;
 use crate::observe::talkers::Talkers;
+use crate::observe::zpages::Zpages;
 use crate::pipeline::Pipeline;
+use crate::pipeline::heads::HeadBudget;
 use crate::pipeline::holding::Holding;
+use crate::pipeline::in_flight::GivenUp;
+use crate::pipeline::overdue::Overdue;
+use crate::pipeline::overdue::SlowTransfers;
 use crate::pipeline::prepared::Prepared;
-use crate::pipeline::rates::ALL_BODIES;
 use crate::pipeline::record::Witness;
 use crate::pipeline::record::Witnesses;
+use crate::pipeline::refusing::SkippedBodies;
+use crate::pipeline::request_body::request_bodies;
 use crate::pipeline::trace::RequestMetrics;
 use crate::server;
 use crate::server::accept;
@@ -67,12 +77,9 @@ use crate::sparingly::Sparingly;
 use crate::upstream;
 use crate::upstream::Upstream;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::credentials::Renewal;
-use crate::upstream::credentials::Source;
-use crate::upstream::headers::Own;
-use crate::upstream::own_calls;
-use crate::upstream::pool::Pool;
 use crate::upstream::read_body::Budget;
+use crate::upstream::room::PlaceMetrics;
+use crate::upstream::room::Room;
 
 /// How long connections may take to close once nothing is under way on them: a GOAWAY and a few round trips.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
@@ -100,6 +107,8 @@ pub struct Addresses {
     pub clients: SocketAddr,
     /// Operators.
     pub admin: SocketAddr,
+    /// Probes, where they have an address of their own.
+    pub health: Option<SocketAddr>,
 }
 
 impl Addresses {
@@ -107,6 +116,10 @@ impl Addresses {
         Ok(Self {
             clients: local(&acceptor.listener)?,
             admin: local(&admin.operators.0)?,
+            health: match &admin.probes {
+                Some((listener, _)) => Some(local(listener)?),
+                None => None,
+            },
         })
     }
 }
@@ -155,50 +168,48 @@ impl App {
     /// # Cancel safety
     /// Dropping the future lets go of what was bound.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
+        let (about, registry, drain) = (AboutItself::of(&config), Registry::new(), Drain::new());
         let Config {
             serving,
             identity,
             rates,
             limits,
-            request_timeout,
-            rejection_hold,
             upstream,
             own,
-            impersonate,
-            shutdown,
             admin,
             telling,
-            workers,
             provider,
+            ..
         } = config;
-        let (registry, drain) = (Registry::new(), Drain::new());
         let admission = how_much(limits, &registry);
         let upstream_metrics = upstream::Metrics::register(&registry);
-        let (own_calls, readiness, server) =
-            OwnCalls::start(own, &upstream, &upstream_metrics, &drain).await?;
+        let checks = about.checks(&upstream, &upstream_metrics, &registry);
+        let own = (own, config.object_count_poll_period);
+        let asks = OwnCalls::start(own, &upstream, &upstream_metrics, &drain, checks);
+        let (own_calls, readiness, server) = asks.await?;
         facts::show(&serving, &upstream, &own_calls.own, &readiness, &registry);
         let ground = Ground::new(server, &upstream_metrics, &registry, &provider);
-        let (who, reviews) = who_asks(identity, impersonate, ground)?;
+        let (who, reviews) = who_asks(identity, config.impersonate, ground)?;
         let shared = Shared {
             who,
             rates: Arc::new(Rates::new(&rates, &registry)),
-            event_bodies: Budget::new(ALL_BODIES),
+            budgets: Budgets::new(config.transfers, upstream.room, &registry),
             admission: admission.clone(),
             refusals: Arc::default(),
-            holding: Arc::new(Holding::new(rejection_hold, &registry)),
+            holding: Arc::new(Holding::new(config.rejection_hold, &registry)),
             metrics: RequestMetrics::register(&registry),
             counts: Arc::default(),
             talkers: who_does_most(&admission),
             onlookers: Onlookers::start(telling, &registry)?,
             upstream_log: Arc::default(),
-            request_timeout,
+            request_timeout: config.request_timeout,
             drain: Arc::clone(&drain),
-            impersonator: impersonate.then(|| Arc::clone(&own_calls.own)),
+            impersonator: config.impersonate.then(|| Arc::clone(&own_calls.own)),
             upstream_metrics,
             upstream,
         };
         let admin = AdminListeners::bind(admin, readiness, &registry, &shared, &serving)?;
-        let acceptor = shared.acceptor(serving, workers, provider, &registry)?;
+        let acceptor = shared.acceptor(serving, config.workers, provider, &registry)?;
         Ok(Self {
             addresses: Addresses::of(&acceptor, &admin)?,
             acceptor,
@@ -209,8 +220,8 @@ impl App {
             admission,
             onlookers: shared.onlookers,
             drain,
-            shutdown,
-            request_timeout,
+            shutdown: config.shutdown,
+            request_timeout: config.request_timeout,
         })
     }
 
@@ -240,7 +251,7 @@ impl App {
             addresses: _,
         } = self;
         admin.run();
-        own_calls.run();
+        own_calls.run(&admission);
         reviews.run();
         tokio::spawn(talkers.run());
         tokio::spawn(keep_limits(admission));
@@ -262,11 +273,41 @@ impl App {
     }
 }
 
+/// What all requests together may take of memory.
+struct Budgets {
+    request_bodies: Arc<Budget>,
+    heads: Arc<HeadBudget>,
+    skipped_bodies: Arc<SkippedBodies>,
+    transfers: config::Transfers,
+    slow_transfers: SlowTransfers,
+    given_up: IntGauge,
+    places: Room,
+}
+
+impl Budgets {
+    /// One worker's.
+    fn overdue(&self) -> Arc<Overdue> {
+        Overdue::new(self.transfers.least_rate, self.slow_transfers.clone())
+    }
+
+    fn new(transfers: config::Transfers, connections: usize, registry: &Registry) -> Self {
+        Self {
+            transfers,
+            slow_transfers: SlowTransfers::register(registry),
+            given_up: GivenUp::register(registry),
+            places: Room::of(connections, &PlaceMetrics::register(registry)),
+            request_bodies: request_bodies(registry),
+            heads: HeadBudget::new(registry),
+            skipped_bodies: SkippedBodies::new(registry),
+        }
+    }
+}
+
 /// What the workers' pipelines, and the calls of weir's own, share.
 struct Shared {
     who: WhoAsks,
     rates: Arc<Rates>,
-    event_bodies: Arc<Budget>,
+    budgets: Budgets,
     admission: Admission,
     refusals: Arc<Prepared>,
     holding: Arc<Holding>,
@@ -296,10 +337,15 @@ impl Shared {
             impersonation: self.who.impersonation.clone(),
             identity_headers: Arc::clone(&self.who.headers),
             rates: Arc::clone(&self.rates),
-            event_bodies: Arc::clone(&self.event_bodies),
+            request_bodies: Arc::clone(&self.budgets.request_bodies),
+            heads: Arc::clone(&self.budgets.heads),
+            skipped_bodies: Arc::clone(&self.budgets.skipped_bodies),
+            body_buffer: self.budgets.transfers.body_buffer,
+            given_up: GivenUp::new(self.budgets.given_up.clone()),
             admission: self.admission.clone(),
             upstream: Upstream::new(
                 &self.upstream,
+                &self.budgets.places,
                 self.impersonator.as_ref(),
                 &self.upstream_metrics,
             ),
@@ -307,7 +353,7 @@ impl Shared {
             refusals: Arc::clone(&self.refusals),
             holding: Arc::clone(&self.holding),
             drain: Arc::clone(&self.drain),
-            overdue: Arc::default(),
+            overdue: self.budgets.overdue(),
             metrics: Arc::clone(&self.metrics),
             witnesses: self.witnesses(),
             sampler: self.onlookers.sampler,
@@ -317,8 +363,15 @@ impl Shared {
         }
     }
 
-    fn status(&self, readiness: &Arc<Readiness>, most_connections: usize) -> Arc<Status> {
+    fn status(
+        &self,
+        readiness: &Arc<Readiness>,
+        most_connections: usize,
+        host: &str,
+    ) -> Arc<Status> {
         Status::new(Sources {
+            host: host.to_owned(),
+            upstream_address: self.upstream.target.authority.to_string(),
             started: Clock.now(),
             drain: Arc::clone(&self.drain),
             readiness: Arc::clone(readiness),
@@ -355,6 +408,8 @@ impl Shared {
                 proxy_protocol: serving.proxy_protocol,
                 turns: Arc::clone(&turns),
                 goaway_chance: serving.goaway_chance,
+                header_timeout: serving.header_timeout,
+                resets_per_second: serving.resets_per_second,
                 metrics: metrics.clone(),
             };
             Worker::start(number, tls.clone(), Arc::new(serving))
@@ -368,58 +423,6 @@ impl Shared {
             newcomers: Newcomers::none(),
             metrics,
         })
-    }
-}
-
-/// weir's own calls to the API server, and what keeps their credentials good.
-#[derive(Debug)]
-struct OwnCalls {
-    own: Arc<OwnCredentials>,
-    pool: Arc<Pool<Own>>,
-    certificate_changes: watch::Receiver<u64>,
-    renewal: Renewal,
-}
-
-impl OwnCalls {
-    async fn start(
-        own: Source,
-        upstream: &upstream::Config,
-        metrics: &Arc<upstream::Metrics>,
-        drain: &Arc<Drain>,
-    ) -> Result<(Self, Arc<Readiness>, Option<Arc<dyn ApiServer>>), StartError> {
-        let nobody = own.is_nobody();
-        let (own, renewal) = OwnCredentials::start(own, Clock)
-            .await
-            .map_err(|why| StartError::new("weir's own credentials", why))?;
-        let pool = upstream::own_pool(upstream, &own, metrics);
-        let certificate_changes = own.certificate_changes();
-        let calls = own_calls::OwnCalls::new(Arc::clone(&pool), Arc::clone(&own));
-        let server: Arc<dyn ApiServer> = Arc::new(calls);
-        let readiness = Readiness::new(Arc::clone(&pool), Arc::clone(&own), Arc::clone(drain));
-        let readiness = Arc::new(readiness);
-        let calls = Self {
-            own,
-            pool,
-            certificate_changes,
-            renewal,
-        };
-        // An anonymous caller may not ask about others.
-        Ok((calls, readiness, Some(server).filter(|_| !nobody)))
-    }
-
-    fn run(self) {
-        let Self {
-            own: _,
-            pool,
-            mut certificate_changes,
-            renewal,
-        } = self;
-        tokio::spawn(renewal.run());
-        tokio::spawn(async move {
-            while certificate_changes.changed().await.is_ok() {
-                pool.renew();
-            }
-        });
     }
 }
 
@@ -440,7 +443,13 @@ impl AdminListeners {
         shared: &Shared,
         serving: &config::Serving,
     ) -> Result<Self, StartError> {
-        let status = shared.status(&readiness, serving.max_connections);
+        let host = &admin.effective.host;
+        let status = shared.status(&readiness, serving.max_connections, host);
+        let zpages = Arc::new(Zpages {
+            upstream: shared.upstream.target.authority.to_string(),
+            started: (Clock.now(), Clock.wall()),
+            effective: admin.effective.clone(),
+        });
         let fairness = match &shared.admission {
             Admission::Fairness(controller) => Some(controller),
             Admission::MaxInFlight(_) => None,
@@ -454,10 +463,12 @@ impl AdminListeners {
                     readiness: Arc::clone(&readiness),
                     metrics,
                     rates: operators.then(|| Arc::clone(&shared.rates)),
+                    places: operators.then(|| shared.budgets.places.clone()),
                     talkers: operators.then(|| Arc::clone(&shared.talkers)),
                     log_level: admin.log_level.clone().filter(|_| operators),
                     dumps,
                     status: operators.then(|| Arc::clone(&status)),
+                    zpages: operators.then(|| Arc::clone(&zpages)),
                 }),
             ))
         };
@@ -501,7 +512,10 @@ async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) -
         "told to go: /readyz fails from now on"
     );
     drain.enter(Stage::NotReady);
-    tokio::time::sleep(delay).await;
+    // By then load balancers have seen it; what they keep connections for goes elsewhere before the end.
+    tokio::time::sleep(delay / 2).await;
+    drain.enter(Stage::Moving);
+    tokio::time::sleep(delay / 2).await;
     info!(
         connections = drain.open_connections(),
         "no new connections; requests under way finish"

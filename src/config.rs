@@ -17,10 +17,13 @@ use crate::identity::jwt::Issuer;
 use crate::identity::jwt::KeySet;
 use crate::limits::max_in_flight;
 use crate::limits::rates;
+use crate::minimum_rate::MinimumRate;
 use crate::observe::audit;
 use crate::observe::log_level::LogLevel;
 use crate::observe::log_lines::DroppedLines;
 use crate::observe::spans;
+use crate::observe::zpages::Effective;
+use crate::pipeline::request_body::BUFFER;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::credentials::Source;
@@ -41,6 +44,10 @@ pub struct Config {
     pub request_timeout: Duration,
     /// `--rejection-hold`.
     pub rejection_hold: Duration,
+    /// What clients have to keep to.
+    pub transfers: Transfers,
+    /// `--object-count-poll-period`; zero where the API server is not asked.
+    pub object_count_poll_period: Duration,
     /// Which API server.
     pub upstream: upstream::Config,
     /// What weir's own calls to it carry.
@@ -70,12 +77,34 @@ pub struct Serving {
     pub max_streams: u32,
     /// `--goaway-chance`.
     pub goaway_chance: f64,
+    /// `--request-header-timeout`; zero is none.
+    pub header_timeout: Duration,
+    /// `--http2-max-resets-per-second`; 0 is no limit.
+    pub resets_per_second: u32,
     /// `--max-connections`, or what the open-file limit allows.
     pub max_connections: usize,
     /// `--trusted-proxies`.
     pub trusted_proxies: Vec<IpNet>,
     /// `--proxy-protocol`.
     pub proxy_protocol: bool,
+}
+
+/// What clients have to keep to while their requests are under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfers {
+    /// `--request-body-buffer`, in bytes.
+    pub body_buffer: usize,
+    /// `--min-transfer-rate` and `--min-transfer-rate-grace`.
+    pub least_rate: MinimumRate,
+}
+
+impl Default for Transfers {
+    fn default() -> Self {
+        Self {
+            body_buffer: BUFFER,
+            least_rate: MinimumRate::default(),
+        }
+    }
 }
 
 /// Who asks.
@@ -193,6 +222,11 @@ pub struct Admin {
     pub log_level: Option<Arc<LogLevel>>,
     /// How long nobody need ask whether the API server answers until weir does by itself; no flag.
     pub unasked: Duration,
+    /// What weir was started with, as `/configz` and `/flagz` show it.
+    pub effective: Effective,
+    /// How often weir asks whom the API server takes its front-proxy certificate's requests for; at the start it asks what its
+    /// own credential may do, too. `None` asks neither. No flag.
+    pub self_checks: Option<Duration>,
 }
 
 /// What is told of requests.

@@ -32,6 +32,9 @@ const FULL: usize = 16 << 10;
 /// What is not gathered: copying it would cost more than the system call that it saves.
 const LARGE: usize = 4 << 10;
 
+/// What is read at a time of what nobody wants any more.
+const PASSED_OVER: usize = 4 << 10;
+
 /// The side of a stream that is given to HTTP/2.
 #[derive(Debug)]
 pub struct Corked<S>(Arc<Mutex<Gathering<S>>>);
@@ -50,6 +53,8 @@ struct Gathering<S> {
     unflushed: bool,
     /// The bytes that have been read.
     read: u64,
+    /// The last write was not taken: it may be a part of a frame.
+    blocked: bool,
     /// It failed while nobody asked: whoever asks next is told.
     broken: Option<io::ErrorKind>,
 }
@@ -62,6 +67,7 @@ pub fn cork<S>(stream: S) -> (Corked<S>, Cork<S>) {
         gone: 0,
         unflushed: false,
         read: 0,
+        blocked: false,
         broken: None,
     }));
     (Corked(Arc::clone(&gathering)), Cork(gathering))
@@ -86,6 +92,43 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Cork<S> {
         if lock(&self.0).read >= bytes {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Writes `last` behind what was written, closes, and passes over what still comes until the other side closes as well: a
+    /// connection that is closed before all of it was read is reset, and what was written last may be lost. Nothing may be
+    /// written on the other side any more. Where its last write was not taken, `last` is left out: it would stand within a frame.
+    ///
+    /// # Errors
+    /// The stream fails.
+    ///
+    /// # Cancel safety
+    /// None: `last` may have been written in part.
+    pub async fn finish(&self, last: &[u8]) -> io::Result<()> {
+        {
+            let mut gathering = lock(&self.0);
+            if !gathering.blocked {
+                gathering.waiting.extend_from_slice(last);
+            }
+        }
+        poll_fn(|cx| {
+            let mut gathering = lock(&self.0);
+            gathering.whole()?;
+            ready!(gathering.poll_out(cx))?;
+            Pin::new(&mut gathering.stream).poll_shutdown(cx)
+        })
+        .await?;
+        poll_fn(|cx| {
+            let mut gathering = lock(&self.0);
+            loop {
+                let mut passed_over = [0; PASSED_OVER];
+                let mut buffer = ReadBuf::new(&mut passed_over);
+                ready!(Pin::new(&mut gathering.stream).poll_read(cx, &mut buffer))?;
+                if buffer.filled().is_empty() {
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        })
+        .await
     }
 
     /// Whether that has failed.
@@ -191,7 +234,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Corked<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        lock(&self.0).poll_write(cx, bytes)
+        let mut gathering = lock(&self.0);
+        let polled = gathering.poll_write(cx, bytes);
+        gathering.blocked = polled.is_pending();
+        polled
     }
 
     /// Nothing: [`Cork::drive`] does it when all is written, and what fails then is met by reading.
@@ -361,6 +407,35 @@ mod tests {
             corked.read_u8().await.unwrap_err().kind()
         });
         assert_eq!(cork.drive(speaking).await, io::ErrorKind::ConnectionReset);
+    }
+
+    #[tokio::test]
+    async fn the_last_words_stand_behind_what_was_written_and_never_within_it() {
+        for blocked in [false, true] {
+            let (near, mut far) = tokio::io::duplex(2 * LARGE);
+            let (mut corked, cork) = cork(near);
+            let mut written = vec![1; LARGE];
+            corked.write_all(&written).await.unwrap();
+            let more = vec![2; 2 * LARGE];
+            if blocked {
+                let mut writing = pin!(corked.write_all(&more));
+                assert!(futures_util::poll!(&mut writing).is_pending());
+                written.extend_from_slice(&more[..LARGE]);
+            } else {
+                corked.write_all(&[3]).await.unwrap();
+                written.push(3);
+                written.extend_from_slice(b"last");
+            }
+            let mut read = Vec::new();
+            let reading = async {
+                far.write_all(&[4; 10]).await.unwrap(); // nobody wants it
+                far.read_to_end(&mut read).await.unwrap();
+                far.shutdown().await.unwrap();
+            };
+            let (finished, ()) = tokio::join!(cork.finish(b"last"), reading);
+            finished.unwrap();
+            assert!(read == written, "{blocked}: {}", read.len());
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -23,6 +24,9 @@ pub enum Stage {
     Serving,
     /// Told to go: `/readyz` fails, everything else is as usual.
     NotReady,
+    /// Half of the delay is over: clients that keep connections are to move. Answers of HTTP/1.1 say `Connection: close`, HTTP/2
+    /// connections that were open get GOAWAY, and new connections are served.
+    Moving,
     /// No new connections; those that are open end with their last request.
     Closing,
 }
@@ -31,6 +35,8 @@ pub enum Stage {
 #[derive(Debug)]
 pub struct Drain {
     stage: watch::Sender<Stage>,
+    /// Whether [`Stage::Moving`] has been reached: a look for each answer that takes no lock.
+    moving: AtomicBool,
     /// The time within which watches end, once they are to.
     watches_end: watch::Sender<Option<Duration>>,
     requests: Counted,
@@ -63,6 +69,7 @@ impl Drain {
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             stage: watch::Sender::new(Stage::Serving),
+            moving: AtomicBool::new(false),
             watches_end: watch::Sender::new(None),
             requests: Counted::default(),
             watches: Counted::default(),
@@ -78,6 +85,9 @@ impl Drain {
 
     /// Goes on to `stage`.
     pub fn enter(&self, stage: Stage) {
+        if stage >= Stage::Moving {
+            self.moving.store(true, Ordering::Release);
+        }
         self.stage.send_if_modified(|now| {
             let further = stage > *now;
             if further {
@@ -85,6 +95,23 @@ impl Drain {
             }
             further
         });
+    }
+
+    /// Whether clients are to make their next request on another connection.
+    #[must_use]
+    pub fn moving(&self) -> bool {
+        self.moving.load(Ordering::Acquire)
+    }
+
+    /// The stage at which a connection that begins now is told to end: one that begins while clients move has come for good reason,
+    /// or by a load balancer that knows of no other weir.
+    #[must_use]
+    pub fn told_at(&self) -> Stage {
+        if self.moving() {
+            Stage::Closing
+        } else {
+            Stage::Moving
+        }
     }
 
     /// Waits until `stage` has been reached.
@@ -218,6 +245,15 @@ mod tests {
         drain.enter(Stage::NotReady);
         drain.reached(Stage::Closing).await;
         assert!(!drain.ready());
+    }
+
+    #[test]
+    fn connections_are_told_to_move_once_and_those_that_come_then_at_the_end() {
+        let drain = Drain::new();
+        drain.enter(Stage::NotReady);
+        assert_eq!((drain.moving(), drain.told_at()), (false, Stage::Moving));
+        drain.enter(Stage::Moving);
+        assert_eq!((drain.moving(), drain.told_at()), (true, Stage::Closing));
     }
 
     #[tokio::test(start_paused = true)]

@@ -17,7 +17,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `corked` `document` `keyed` `metrics` `sparingly` `wire` |
+//! | 0 | `clock` `corked` `document` `keyed` `metrics` `minimum_rate` `sparingly` `wire` |
 //! | 1 | `api` `drain` `request_info` (pure), `playground` (apart from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
@@ -61,6 +61,7 @@ pub mod document;
 pub mod drain;
 pub mod keyed;
 pub mod metrics;
+pub mod minimum_rate;
 pub mod sparingly;
 pub mod wire;
 

@@ -85,6 +85,19 @@ impl Registry {
         self.add(IntGauge::with_opts(Opts::new(name, help)))
     }
 
+    /// A single gauge whose value is `read` whenever the metrics are collected, for numbers that are kept elsewhere.
+    pub fn gauge_of(
+        &self,
+        name: &str,
+        help: &str,
+        read: impl Fn() -> usize + Send + Sync + 'static,
+    ) {
+        match IntGauge::new(name, help) {
+            Ok(gauge) => self.collect_from(ReadGauge { gauge, read }),
+            Err(_) => drop(self.gauge(name, help)), // which says what is wrong
+        }
+    }
+
     /// A single histogram; `buckets` are upper bounds in the metric's unit.
     #[must_use]
     pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
@@ -151,7 +164,7 @@ impl Registry {
         let mut text = String::new();
         // Formatting into a string fails only for a metric family without samples, which `gather` leaves out.
         let _ = TextEncoder::new().encode_utf8(&self.registry.gather(), &mut text);
-        text
+        with_go_bounds(&text)
     }
 
     #[expect(
@@ -174,6 +187,62 @@ impl Registry {
             .clone();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
+    }
+}
+
+/// With the upper bounds of buckets as Go writes them: `1e+06`. A quote within a label's value is escaped, so that nothing else looks
+/// like a bound.
+fn with_go_bounds(text: &str) -> String {
+    const BOUND: &str = "le=\"";
+    let mut all = String::with_capacity(text.len());
+    let mut done = 0;
+    for at in memchr::memmem::find_iter(text.as_bytes(), BOUND) {
+        let (before, behind) = text.split_at(at);
+        let is_label = before.ends_with([',', '{']);
+        let Some((bound, _)) = behind.get(BOUND.len()..).and_then(|b| b.split_once('"')) else {
+            continue;
+        };
+        // What is written the same has six digits at most before the point.
+        let written = (is_label && bound.len() > 6).then(|| bound.parse().ok());
+        if let Some(written) = written.flatten().and_then(go_exponent) {
+            let from = at + BOUND.len();
+            all.push_str(text.get(done..from).unwrap_or_default());
+            all.push_str(&written);
+            done = from + bound.len();
+        }
+    }
+    all.push_str(text.get(done..).unwrap_or_default());
+    all
+}
+
+/// A number as Go's `strconv.FormatFloat(number, 'g', -1, 64)` writes it, where that has an exponent.
+fn go_exponent(number: f64) -> Option<String> {
+    let size = number.abs();
+    if !size.is_finite() || size == 0.0 || (1e-4..1e6).contains(&size) {
+        return None;
+    }
+    let written = format!("{number:e}");
+    let (digits, exponent) = written.split_once('e')?;
+    let exponent: i32 = exponent.parse().ok()?;
+    let sign = if exponent < 0 { '-' } else { '+' };
+    Some(format!("{digits}e{sign}{:02}", exponent.unsigned_abs()))
+}
+
+/// A gauge that is read when it is collected.
+struct ReadGauge<F> {
+    gauge: IntGauge,
+    read: F,
+}
+
+impl<F: Fn() -> usize + Send + Sync> Collector for ReadGauge<F> {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let value = (self.read)();
+        self.gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        self.gauge.collect()
     }
 }
 
@@ -280,6 +349,26 @@ impl Drop for Counted {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bounds_are_written_as_go_writes_them() {
+        let registry = Registry::new();
+        let bounds = [1e-5, 0.005, 250_000.0, 1e6, 3_050_000.0, 1e9];
+        let sizes = registry.histograms("sizes", "Sizes.", &["of"], &bounds);
+        sizes.with_label_values(&["a,le=\"1000000\""]).observe(1.0);
+        registry.histogram("alone", "Alone.", &[1e8]).observe(1.0);
+        let text = registry.render();
+        for bound in [
+            "1e-05", "0.005", "250000", "1e+06", "3.05e+06", "1e+09", "+Inf",
+        ] {
+            assert!(
+                text.contains(&format!(",le=\"{bound}\"}} ")),
+                "{bound}: {text}"
+            );
+        }
+        assert!(text.contains("alone_bucket{le=\"1e+08\"} 1\n"), "{text}");
+        assert!(text.contains("of=\"a,le=\\\"1000000\\\"\",le="), "{text}");
+    }
 
     #[test]
     fn what_takes_no_time_is_in_every_bucket_of_its_own_histogram() {

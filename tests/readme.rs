@@ -3,6 +3,7 @@
 #![expect(
     clippy::expect_used,
     clippy::indexing_slicing,
+    clippy::too_many_lines,
     clippy::unwrap_used,
     reason = "what does not come as it should fails the test"
 )]
@@ -19,20 +20,39 @@ use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::controller;
 use weir::flowcontrol::controller::Controller;
 use weir::flowcontrol::controller::Enforcement;
+use weir::identity::tokens::turns::MOST as WAITING_REVIEWS;
+use weir::identity::tokens::turns::MOST_OF_SOURCE;
 use weir::limits::MaxInFlight;
 use weir::limits::clients::enforce::ClientLimits;
 use weir::limits::events::Groups;
 use weir::limits::events::enforce;
 use weir::limits::events::enforce::EventRateLimit;
+use weir::limits::hold::PART_OF_OWNER;
 use weir::limits::max_in_flight;
 use weir::metrics::Registry;
 use weir::observe::facts;
 use weir::observe::facts::Facts;
+use weir::observe::front_proxy::FrontProxyHealth;
 use weir::observe::log_lines::DroppedLines;
 use weir::observe::process;
 use weir::observe::spans;
+use weir::pipeline::begun::RESET_BURST_SECONDS;
+use weir::pipeline::heads::ALL_HEADS;
+use weir::pipeline::heads::HeadBudget;
 use weir::pipeline::holding::Holding;
+use weir::pipeline::holding::MOST as HELD_IN_ALL;
+use weir::pipeline::in_flight::GivenUp;
+use weir::pipeline::overdue::SlowTransfers;
+use weir::pipeline::refusing::SKIPPED_IN_ALL;
+use weir::pipeline::refusing::SKIPS_AT_ONCE;
+use weir::pipeline::refusing::SkippedBodies;
+use weir::pipeline::request_body::ALL_BODIES;
+use weir::pipeline::request_body::request_bodies;
 use weir::pipeline::trace::RequestMetrics;
+use weir::server::connection::HANDSHAKE_TIMEOUT;
+use weir::upstream::read_body::PART_OF_SOURCE;
+use weir::upstream::room::PlaceMetrics;
+use weir::upstream::room::Room;
 
 fn compare(name: &str, made: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
@@ -70,7 +90,13 @@ fn table(command: &Command, except: Option<&Command>) -> String {
         let names = argument
             .get_value_names()
             .filter(|_| argument.get_action().takes_values());
-        let value = names.map_or_else(String::new, |names| format!(" {}", names[0]));
+        let value = names.map_or_else(String::new, |names| {
+            if argument.is_require_equals_set() {
+                format!("[={}]", names[0])
+            } else {
+                format!(" {}", names[0])
+            }
+        });
         let defaults: Vec<_> = argument
             .get_default_values()
             .iter()
@@ -113,6 +139,139 @@ fn the_flags_in_the_readme_are_those_of_the_program() {
     compare("flags", &made);
 }
 
+/// What is bounded before fairness: by whom, how much for one, how much in all, what becomes of more, and what shows it.
+fn bounds() -> Vec<[String; 6]> {
+    const MIB: usize = 1 << 20;
+    let handshakes = weir::server::turns::bounds(HANDSHAKE_TIMEOUT);
+    let mib = |bytes: usize| format!("{} MiB", bytes / MIB);
+    let shown = |metrics: &[&str]| {
+        let names: Vec<_> = metrics.iter().map(|name| format!("`{name}`")).collect();
+        names.join(", ")
+    };
+    let row = |what: &str, one: String, all: String, more: &str, held: &[&str], gone: &[&str]| {
+        [what.into(), one, all, more.into(), shown(held), shown(gone)]
+    };
+    let part = |all: usize| all / PART_OF_SOURCE;
+    vec![
+        row(
+            "connections before the end of their TLS handshake",
+            "the address with most of them makes room".into(),
+            "`--max-connections`".into(),
+            "closed",
+            &["weir_client_connections_pending"],
+            &[
+                "weir_client_connections_refused_total",
+                "weir_client_handshakes_turned_away_total",
+            ],
+        ),
+        row(
+            "TLS handshakes",
+            format!("{} by address", handshakes.by_address),
+            format!(
+                "{}, and {} that wait",
+                handshakes.in_all, handshakes.waiting
+            ),
+            &format!(
+                "wait for {} s at most, then closed",
+                handshakes.longest_wait.as_secs()
+            ),
+            &["weir_client_handshakes", "weir_client_handshakes_waiting"],
+            &["weir_client_handshakes_turned_away_total"],
+        ),
+        row(
+            "memory of request heads that are incomplete, or whose user is being looked up",
+            format!("{} by address", mib(part(ALL_HEADS))),
+            mib(ALL_HEADS),
+            "503; on HTTP/2 an incomplete one ends its connection",
+            &["weir_request_head_bytes"],
+            &["weir_request_heads_refused_total"],
+        ),
+        row(
+            "TokenReviews that wait (`--token-reviews-per-second`)",
+            format!("{} by address", MOST_OF_SOURCE),
+            format!("{WAITING_REVIEWS}"),
+            "counts as `system:anonymous`",
+            &["weir_token_reviews_waiting"],
+            &["weir_token_reviews_passed_over_total"],
+        ),
+        row(
+            "SubjectAccessReviews that wait (`--access-reviews-per-second`)",
+            format!("{} by address", MOST_OF_SOURCE),
+            format!("{WAITING_REVIEWS}"),
+            "counts for who sends it; 503 with `--assert-by=impersonation`",
+            &["weir_access_reviews_waiting"],
+            &["weir_access_reviews_passed_over_total"],
+        ),
+        row(
+            "memory of request bodies that are read before their requests go on",
+            format!("{} by address", mib(part(ALL_BODIES))),
+            mib(ALL_BODIES),
+            "429 (`weir/event-bodies`) for an event that a limit looks into; others stream",
+            &["weir_request_body_bytes"],
+            &["apiserver_request_terminations_total"],
+        ),
+        row(
+            "bodies of rejected requests that are read to their end",
+            format!(
+                "{} by address, {SKIPS_AT_ONCE} on an HTTP/2 connection",
+                part(SKIPPED_IN_ALL)
+            ),
+            format!("{SKIPPED_IN_ALL}"),
+            "the connection (on HTTP/2 the stream) ends after the answer",
+            &["weir_skipped_bodies"],
+            &["weir_skipped_bodies_refused_total"],
+        ),
+        row(
+            "rejections that are held (`--rejection-hold`)",
+            format!(
+                "{} by user (unauthenticated: by address)",
+                HELD_IN_ALL / PART_OF_OWNER
+            ),
+            format!("{HELD_IN_ALL}"),
+            "sent at once; in all, the one held longest",
+            &["weir_rejection_holds"],
+            &[
+                "weir_rejection_holds_refused_total",
+                "weir_rejection_holds_total",
+            ],
+        ),
+        row(
+            "requests that are cancelled on an HTTP/2 connection",
+            format!(
+                "`--http2-max-resets-per-second` by connection, {RESET_BURST_SECONDS} times as many at once"
+            ),
+            String::new(),
+            "GOAWAY",
+            &[],
+            &["weir_client_connections_closed_total"],
+        ),
+    ]
+}
+
+#[test]
+fn the_bounds_in_the_readme_are_those_of_the_program() {
+    let mut made = String::from(
+        "\n| what | for one | in all | more than that | held | turned away |\n|---|---|---|---|---|---|\n",
+    );
+    for row in bounds() {
+        writeln!(made, "| {} |", row.join(" | ")).unwrap();
+    }
+    made.push('\n');
+    compare("bounds", &made);
+}
+
+#[test]
+fn the_metrics_of_the_bounds_are_those_of_the_program() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let text = fs::read_to_string(path).unwrap();
+    for row in bounds() {
+        for metric in row[4..].iter().flat_map(|metrics| metrics.split(", ")) {
+            let listed = format!("\n| {metric} | ");
+            assert!(metric.is_empty() || text.contains(&listed), "{metric}");
+        }
+    }
+}
+
 #[test]
 fn the_metrics_in_the_readme_are_those_of_the_program() {
     let registry = Registry::new();
@@ -141,12 +300,19 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
     let apart = Registry::new(); // the two limiters share names and never run together
     let _controller = Controller::new(fairness, &bootstrap::complete(Vec::new()), &apart);
     let _server = weir::server::Metrics::register(&registry);
+    let _heads = HeadBudget::new(&registry);
+    let _skipped = SkippedBodies::new(&registry);
+    let _event_bodies = request_bodies(&registry);
     Facts::register(None, Vec::new(), &registry);
     facts::dry_run(false, &registry);
+    let _front_proxy = FrontProxyHealth::register(&registry);
     process::register(&registry);
     DroppedLines::default().register(&registry);
     let _spans = spans::Metrics::register(&registry);
     let _upstream = weir::upstream::Metrics::register(&registry);
+    let _places = Room::of(4, &PlaceMetrics::register(&registry));
+    let _slow = SlowTransfers::register(&registry);
+    let _given_up = GivenUp::register(&registry);
     let _tokens = weir::identity::tokens::Metrics::register(&registry);
     let _access = weir::identity::access::Metrics::register(&registry);
     let _audit = weir::observe::audit::Metrics::register(&registry);

@@ -3,6 +3,7 @@
 //! There is one parser, that of the flags: each entry of the file becomes the flag of its name and is checked as such, so
 //! that a fault names the file, the line and the field. A flag on the command line wins over the file's entry.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use clap::Arg;
@@ -10,7 +11,9 @@ use clap::ArgAction;
 use clap::ArgMatches;
 use clap::Command;
 use clap::parser::ValueSource;
+use serde_json::Value;
 
+use crate::cli::given;
 use crate::document;
 use crate::document::Content;
 use crate::document::Faults;
@@ -21,16 +24,27 @@ use crate::document::Place;
 pub(super) const CLIENT_LIMITS: &str = "clientLimits";
 pub(super) const AUTHENTICATION: &str = "authentication";
 
-/// The flags that the file's entries stand for, without those that `typed` has already.
-pub(super) fn flags(
+/// What a file has.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    /// The flags that its entries stand for, without those that were typed.
+    pub(super) flags: Vec<OsString>,
+    /// Where each of them stands, by the flag's name.
+    pub(super) places: BTreeMap<String, Place>,
+    /// What has no flag.
+    pub(super) file_only: Vec<(String, Value)>,
+}
+
+/// The settings of a file, without those that `typed` has already.
+pub(super) fn read(
     file: &str,
     text: &str,
     command: &Command,
     typed: &ArgMatches,
     faults: &mut Faults,
-) -> Vec<OsString> {
+) -> Settings {
     let documents = document::parse_all(file, text, faults);
-    let mut flags = Vec::new();
+    let mut settings = Settings::default();
     for (n, document) in documents.iter().enumerate() {
         if n > 0 {
             faults.error(
@@ -62,16 +76,23 @@ pub(super) fn flags(
             }
             seen.push((name.clone(), &entry.place));
             if key == CLIENT_LIMITS || key == AUTHENTICATION {
+                settings
+                    .file_only
+                    .push((key.to_owned(), given::json(&entry.value)));
                 continue; // no flag's: `settings` reads it
             }
-            flags.extend(flag(key, &name, &entry.value, command, typed, faults));
+            let flags = flag(key, &name, &entry.value, command, typed, faults);
+            if !flags.is_empty() {
+                settings.places.insert(name, entry.value.place.clone());
+            }
+            settings.flags.extend(flags);
         }
     }
-    flags
+    settings
 }
 
 /// `maxRequestsInflight` and `max-requests-inflight` are the flag `max-requests-inflight`; `clientCAFile` is `client-ca-file`.
-fn flag_name(key: &str) -> String {
+pub(super) fn flag_name(key: &str) -> String {
     let letters: Vec<char> = key.chars().collect();
     let mut name = String::with_capacity(key.len() + 8);
     for (n, letter) in letters.iter().enumerate() {
@@ -152,7 +173,7 @@ fn flag(
 }
 
 /// What the parser says, without how to call the program.
-fn reason(fault: &clap::Error) -> String {
+pub(super) fn reason(fault: &clap::Error) -> String {
     let text = fault.to_string();
     let sentence = text.split("\n\n").next().unwrap_or_default();
     sentence.trim_start_matches("error: ").replace('\n', " ")
@@ -187,8 +208,8 @@ mod tests {
             matches.subcommand().unwrap().1,
         );
         let mut faults = Faults::default();
-        let flags = flags("weir.yaml", text, serve, typed, &mut faults);
-        (flags, faults.to_string())
+        let settings = super::read("weir.yaml", text, serve, typed, &mut faults);
+        (settings.flags, faults.to_string())
     }
 
     #[test]

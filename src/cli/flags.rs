@@ -15,6 +15,7 @@ use clap::ValueEnum;
 use http::HeaderName;
 use ipnet::IpNet;
 
+use crate::cli::given::Given;
 use crate::request_info::go_duration;
 
 /// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
@@ -113,6 +114,9 @@ pub struct ProxyArgs {
     /// The rest.
     #[command(flatten)]
     pub operation: OperationArgs,
+    /// Where all of it stands, and what it comes to.
+    #[arg(skip)]
+    pub given: Given,
 }
 
 /// Towards clients.
@@ -140,6 +144,14 @@ pub struct ServingArgs {
     /// Probability (0 to 0.02) that an HTTP/2 request gets its client a GOAWAY, so that it reconnects, perhaps to another weir.
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = goaway_chance)]
     pub goaway_chance: f64,
+    /// How long the head of a request may take from its first byte (408; on HTTP/2 the connection ends). Idle connections are none
+    /// of its concern. 0 is no limit.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    pub request_header_timeout: Duration,
+    /// Most requests a second that a client may cancel on an HTTP/2 connection, and four times as many at once; more, and the
+    /// connection ends with GOAWAY (ENHANCE_YOUR_CALM). 0 is no limit.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    pub http2_max_resets_per_second: u32,
     /// Most open connections of clients; by default what the open-file limit allows.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: Option<u32>,
@@ -273,6 +285,11 @@ pub struct LimitArgs {
     /// Without, the most mutating requests in flight; 0 is no limit then.
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_mutating_requests_inflight: u32,
+    /// With priority and fairness: how often the API server is asked, with weir's own credentials, how many objects there are and
+    /// how large (GET /metrics); 0s not at all. Without an answer the seats of lists and watches are estimated by those that
+    /// pass through.
+    #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = duration)]
+    pub object_count_poll_period: Duration,
     /// API Priority and Fairness: requests queue by flow, and the two limits above are only added up to its total. With
     /// false they hold by themselves.
     #[arg(
@@ -314,13 +331,24 @@ pub struct LimitArgs {
         action = clap::ArgAction::Set
     )]
     pub event_rate_limit_retry_after: bool,
-    /// Longest that a request may take, unless it is a long-running one.
-    #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = duration)]
+    /// Longest that a request may take, unless it is a long-running one; more than 0s.
+    #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = request_timeout)]
     pub request_timeout: Duration,
     /// A client that comes back before its Retry-After is over hears its next 429 only when that time is over, or after this
     /// long; 0 says every 429 at once. At most 1m.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = rejection_hold)]
     pub rejection_hold: Duration,
+    /// How much of a request's body is awaited before the request takes a seat, in bytes: a client that does not send its body
+    /// holds nothing. 0 awaits none (but that of GET, HEAD and upgrades). At most 3 MiB.
+    #[arg(long, value_name = "BYTES", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(0..=3 << 20))]
+    pub request_body_buffer: u32,
+    /// Least rate at which a client has to send its request's body, or take its answer, while it is waited for, in bytes a second;
+    /// a transfer that falls behind by --min-transfer-rate-grace is ended. 0 asks for none.
+    #[arg(long, value_name = "BYTES", default_value_t = 1024)]
+    pub min_transfer_rate: u32,
+    /// How far a transfer may fall behind --min-transfer-rate.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = positive_duration)]
+    pub min_transfer_rate_grace: Duration,
     /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential, for requests that end;
     /// watches have others, as many as they need (at most a quarter of the open-file limit, with all else that lasts).
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -394,7 +422,8 @@ pub struct OperationArgs {
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
     pub shutdown_watch_termination_grace_period: Duration,
     /// Where /livez, /readyz, /metrics, the status page and /debug are served, in plain HTTP and without authentication: whoever
-    /// reaches it sees users' names and can change the log level, so keep it on the loopback.
+    /// reaches it sees users' names, so keep it on the loopback. On any other address nothing can be changed: PUT of the log
+    /// level is 403.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6480")]
     pub admin_address: SocketAddr,
     /// Where /livez and /readyz are served as well, for probes that cannot reach the admin address.
@@ -443,6 +472,23 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     u64::try_from(nanos)
         .map(Duration::from_nanos)
         .map_err(|_| "it must not be negative".to_owned())
+}
+
+fn positive_duration(text: &str) -> Result<Duration, String> {
+    let duration = duration(text)?;
+    if duration.is_zero() {
+        return Err("it must be longer than 0s".to_owned());
+    }
+    Ok(duration)
+}
+
+/// Zero would answer every request 504.
+fn request_timeout(text: &str) -> Result<Duration, String> {
+    let limit = duration(text)?;
+    if limit.is_zero() {
+        return Err("it must be more than 0s: every request would be answered 504".to_owned());
+    }
+    Ok(limit)
 }
 
 /// Longer ones would outlast the time that clients give a request.

@@ -3,24 +3,29 @@
 mod authentication;
 mod config_file;
 pub mod flags;
+pub mod given;
 mod logging;
 #[cfg(feature = "playground")]
 pub mod playground;
 mod serve;
 mod settings;
 pub mod top;
+mod typed;
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
 use clap::FromArgMatches;
+use jiff::Timestamp;
+use serde_json::json;
 
 use crate::cli::flags::Cli;
 use crate::cli::flags::Command;
-use crate::document;
+use crate::cli::flags::LoggingFormat;
+use crate::cli::given::Given;
+use crate::clock::Clock;
 
 /// The exit code of a misuse: bad flags, a bad file (as `clap` and most programs have it).
 const USAGE: u8 = 2;
@@ -42,33 +47,64 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Parses the command line and the `--config` file that it names, if it names one.
 fn parse(typed: Vec<OsString>) -> Result<Cli, ExitCode> {
     let command = Cli::command();
-    let matches = command
-        .clone()
-        .try_get_matches_from(&typed)
-        .map_err(report)?;
+    let (matches, tokens, mut said) = typed::parse(&command, typed);
+    let (Some(matches), true) = (matches, said.iter().all(clap::Error::use_stderr)) else {
+        // Help, the version, or no command at all.
+        return Err(said.pop().map_or_else(|| ExitCode::from(USAGE), report));
+    };
     let Some((name, chosen)) = matches.subcommand() else {
         return Err(ExitCode::from(USAGE));
     };
+    let mut faults = typed::Faults::of(&said);
+    let subcommand = command.find_subcommand(name);
     let file = chosen.try_get_one::<PathBuf>("config").ok().flatten();
-    let (Some(file), Some(subcommand)) = (file, command.find_subcommand(name)) else {
-        return Cli::from_arg_matches(&matches).map_err(report);
+    let file = match (file, subcommand) {
+        (Some(file), Some(subcommand)) => faults.settings(file, subcommand, chosen),
+        _ => config_file::Settings::default(),
     };
-    let shown = file.display().to_string();
-    let text = fs::read_to_string(file)
-        .map_err(|why| misuse(&format!("--config: cannot read {shown}: {why}")))?;
-    let mut faults = document::Faults::default();
-    let flags = config_file::flags(&shown, &text, subcommand, chosen, &mut faults);
-    for warning in faults.warnings() {
-        eprintln!("weir: warning: {warning}");
-    }
-    if faults.has_errors() {
-        return Err(misuse(&faults.to_string()));
-    }
     // The program's name and the command come first; the file's flags go between them and what was typed.
-    let (front, rest) = typed.split_at_checked(2).unwrap_or((&typed, &[]));
-    let all = front.iter().chain(&flags).chain(rest);
-    let matches = command.try_get_matches_from(all).map_err(report)?;
-    Cli::from_arg_matches(&matches).map_err(report)
+    let (front, rest) = tokens.split_at_checked(2).unwrap_or((&tokens, &[]));
+    let all: Vec<&OsString> = front.iter().chain(&file.flags).chain(rest).collect();
+    let format = typed::logging_format(&all);
+    let cli = command
+        .clone()
+        .try_get_matches_from(&all)
+        .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (mut cli, matches) = match cli {
+        Ok(parsed) => parsed,
+        Err(why) => {
+            faults.add(&why);
+            return Err(misuse(&faults.to_string(), format));
+        }
+    };
+    if let (Some(subcommand), Some((_, chosen))) = (subcommand, matches.subcommand()) {
+        cli.command
+            .take(Given::of(subcommand, chosen, file.places, file.file_only));
+    }
+    match (faults.is_empty(), said.pop(), format) {
+        (true, ..) => Ok(cli),
+        (false, said, format) => {
+            if let Command::Serve(args) = cli.command {
+                faults.meant(*args);
+            }
+            // One thing alone is told as the parser does, which shows how it is called.
+            match said.filter(|_| faults.is_one() && format == LoggingFormat::Text) {
+                Some(said) => Err(report(said)),
+                None => Err(misuse(&faults.to_string(), format)),
+            }
+        }
+    }
+}
+
+impl Command {
+    fn take(&mut self, given: Given) {
+        match self {
+            Self::Serve(args) => args.proxy.given = given,
+            Self::Top(_) => {}
+            #[cfg(feature = "playground")]
+            Self::Playground(args) => args.proxy.given = given,
+        }
+    }
 }
 
 /// Prints what the parser says: help and the version to the standard output, faults to the standard error.
@@ -87,22 +123,39 @@ enum Failure {
 }
 
 impl Failure {
-    fn report(self) -> ExitCode {
+    fn report(self, format: LoggingFormat) -> ExitCode {
         match self {
-            Self::Misuse(why) => misuse(&why),
-            Self::Start(why) => failure(&why),
+            Self::Misuse(why) => misuse(&why, format),
+            Self::Start(why) => failure(&why, format),
         }
     }
 }
 
-fn misuse(what: &str) -> ExitCode {
+fn misuse(what: &str, format: LoggingFormat) -> ExitCode {
     for line in what.lines() {
-        eprintln!("weir: {line}");
+        complain(line, format);
     }
     ExitCode::from(USAGE)
 }
 
-fn failure(what: &impl std::fmt::Display) -> ExitCode {
-    eprintln!("weir: {what}");
+fn failure(what: &impl std::fmt::Display, format: LoggingFormat) -> ExitCode {
+    complain(&what.to_string(), format);
     ExitCode::FAILURE
+}
+
+/// A line about the end, as the log's lines are.
+fn complain(line: &str, format: LoggingFormat) {
+    match format {
+        LoggingFormat::Text => eprintln!("weir: {line}"),
+        LoggingFormat::Json => {
+            let now = Timestamp::try_from(Clock.wall()).unwrap_or_default();
+            let line = json!({
+                "timestamp": format!("{now:.6}"),
+                "level": "ERROR",
+                "fields": {"message": line},
+                "target": "weir::cli",
+            });
+            eprintln!("{line}");
+        }
+    }
 }

@@ -87,9 +87,10 @@ pub struct ServerArgs {
 
 /// Runs the command.
 pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
+    let format = args.proxy.operation.logging_format;
     let logging = match logging::begin(&args.proxy.operation) {
         Ok(logging) => logging,
-        Err(why) => return why.report(),
+        Err(why) => return why.report(format),
     };
     serve::raise_open_files();
     let PlaygroundArgs { server, mut proxy } = args;
@@ -107,7 +108,7 @@ pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
         }
     });
     drop(logging); // what was logged comes before what is said of the end
-    ended.unwrap_or_else(Failure::report)
+    ended.unwrap_or_else(|why| why.report(format))
 }
 
 impl Failure {
@@ -229,6 +230,7 @@ fn alone(made: Made, address: SocketAddr) -> Result<ExitCode, Failure> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
+        serve::ignore_other_signals();
         let listener = accept::bind(address)
             .and_then(tokio::net::TcpListener::from_std)
             .map_err(|why| Failure::Start(format!("cannot listen on {address}: {why}")))?;
@@ -269,6 +271,7 @@ fn behind_weir(made: Made, proxy: ProxyArgs, logging: &Logging) -> Result<ExitCo
         .enable_all()
         .build()?;
     let code = control.block_on(async {
+        serve::ignore_other_signals();
         let app = App::bind(config)
             .await
             .map_err(|why| Failure::Start(why.to_string()))?;

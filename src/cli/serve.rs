@@ -8,6 +8,7 @@ use tokio::signal::unix::signal;
 use tracing::info;
 use tracing::warn;
 
+use crate::api::flowcontrol::Object;
 use crate::app::App;
 use crate::app::Ended;
 use crate::cli::Failure;
@@ -15,16 +16,19 @@ use crate::cli::flags::ServeArgs;
 use crate::cli::logging;
 use crate::cli::logging::Logging;
 use crate::cli::settings;
+use crate::config::Limits;
+use crate::limits::max_in_flight::InFlightLimit;
 
 /// Runs the command.
 pub(super) fn run(args: ServeArgs) -> ExitCode {
+    let format = args.proxy.operation.logging_format;
     let logging = match logging::begin(&args.proxy.operation) {
         Ok(logging) => logging,
-        Err(why) => return why.report(),
+        Err(why) => return why.report(format),
     };
     let ended = serve(args, &logging);
     drop(logging); // what was logged comes before what is said of the end
-    ended.unwrap_or_else(Failure::report)
+    ended.unwrap_or_else(|why| why.report(format))
 }
 
 fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, Failure> {
@@ -49,13 +53,43 @@ fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, Failure> {
         .build()
         .map_err(|why| Failure::Start(why.to_string()))?;
     runtime.block_on(async {
+        ignore_other_signals();
+        let upstream = config.upstream.target.authority.clone();
+        let (seats, levels) = seats_and_levels(&config.limits);
         let app = App::bind(config)
             .await
             .map_err(|why| Failure::Start(why.to_string()))?;
         let addresses = app.addresses();
-        info!(clients = %addresses.clients, admin = %addresses.admin, "serving");
+        info!(
+            clients = %addresses.clients,
+            admin = %addresses.admin,
+            health = addresses.health.map(tracing::field::display),
+            version = env!("CARGO_PKG_VERSION"),
+            %upstream,
+            seats,
+            levels,
+            "serving"
+        );
         Ok(exit_code(app.run(stop(), stop_again()).await))
     })
+}
+
+/// The seats of all priority levels and how many levels there are; with max-in-flight the sum of its two limits, and no level.
+fn seats_and_levels(limits: &Limits) -> (u64, usize) {
+    match limits {
+        Limits::Fairness { config, objects } => {
+            let levels = objects.iter();
+            let levels = levels.filter(|o| matches!(o, Object::PriorityLevelConfiguration(_)));
+            (config.server_concurrency_limit.into(), levels.count())
+        }
+        Limits::MaxInFlight(config) => {
+            let limits = [config.read_only, config.mutating].map(|limit| match limit {
+                InFlightLimit::AtMost(most) => u64::from(most.get()),
+                InFlightLimit::Unlimited => 0,
+            });
+            (limits.into_iter().sum(), 0)
+        }
+    }
 }
 
 /// 0 where everything had its end, 1 where it was cut short.
@@ -74,6 +108,30 @@ pub(super) fn stop() -> impl Future<Output = ()> {
 /// Comes with the second.
 pub(super) fn stop_again() -> impl Future<Output = ()> {
     signals(2)
+}
+
+/// Logs SIGHUP, SIGUSR1 and SIGUSR2 from now on, and does nothing else about them: their default action ends a process.
+///
+/// Must be called within a runtime, which logs as long as it runs.
+pub(super) fn ignore_other_signals() {
+    let ignored = [
+        ("SIGHUP", SignalKind::hangup()),
+        ("SIGUSR1", SignalKind::user_defined1()),
+        ("SIGUSR2", SignalKind::user_defined2()),
+    ];
+    for (name, kind) in ignored {
+        match signal(kind) {
+            Ok(mut signals) => drop(tokio::spawn(async move {
+                while signals.recv().await.is_some() {
+                    warn!(
+                        signal = name,
+                        "signal ignored: weir does not reload its configuration yet; restart it to apply changes"
+                    );
+                }
+            })),
+            Err(why) => warn!(signal = name, %why, "the signal cannot be watched: it ends weir"),
+        }
+    }
 }
 
 /// Counts from when it is called, not from when it is first polled: no signal is missed.

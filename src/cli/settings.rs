@@ -2,26 +2,27 @@
 //! flag's name.
 
 mod audit;
+mod flowcontrol;
 mod rates;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
+use serde_json::Value;
 use tracing::warn;
 
-use crate::api::flowcontrol;
-use crate::api::flowcontrol::Object;
 use crate::cli::authentication;
 use crate::cli::flags::FlowcontrolEnforcement;
+use crate::cli::flags::IdentityArgs;
 use crate::cli::flags::LimitArgs;
 use crate::cli::flags::OperationArgs;
 use crate::cli::flags::ProxyArgs;
@@ -29,15 +30,22 @@ use crate::cli::flags::ServeArgs;
 use crate::cli::flags::ServingArgs;
 use crate::cli::flags::TlsVersion;
 use crate::cli::flags::UpstreamArgs;
+use crate::cli::given::Given;
+use crate::clock::Clock;
 use crate::config;
 use crate::config::Config;
 use crate::document;
+use crate::document::Place;
 use crate::document::Severity;
 use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Enforcement;
 use crate::limits::max_in_flight;
+use crate::minimum_rate::MinimumRate;
+use crate::observe::admin::is_local;
 use crate::observe::spans;
+use crate::observe::zpages::Effective;
+use crate::pipeline::request_body::BUFFER;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::address;
@@ -45,7 +53,6 @@ use crate::upstream::connector::Target;
 use crate::upstream::credentials::Source;
 use crate::upstream::kubeconfig;
 use crate::upstream::kubeconfig::Kubeconfig;
-use crate::upstream::room::Room;
 use crate::upstream::tls::Pem;
 use crate::upstream::tls::PemFault;
 
@@ -60,11 +67,26 @@ const EVERYWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// What is wrong with the flags, one line each.
 #[derive(Debug, Default)]
-pub(super) struct Faults(Vec<String>);
+pub(super) struct Faults {
+    lines: Vec<String>,
+    /// Where flags stand that were not typed, by their names.
+    places: BTreeMap<String, Place>,
+}
 
 impl Faults {
     pub(super) fn add(&mut self, flag: &str, what: impl std::fmt::Display) {
-        self.0.push(format!("--{flag}: {what}"));
+        self.lines.push(match self.places.get(flag) {
+            Some(place) => format!("{place}: --{flag}: {what}"),
+            None => format!("--{flag}: {what}"),
+        });
+    }
+
+    /// The faults of other flags than these.
+    pub(super) fn but_of(&self, flags: &[String]) -> impl Iterator<Item = &String> {
+        self.lines.iter().filter(|line| {
+            let of = |flag: &String| line.contains(&format!("--{flag}: "));
+            !flags.iter().any(of)
+        })
     }
 
     /// The value, or `None` and a fault.
@@ -79,7 +101,7 @@ impl Faults {
 
 impl std::fmt::Display for Faults {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0.join("\n"))
+        f.write_str(&self.lines.join("\n"))
     }
 }
 
@@ -96,18 +118,16 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
         limits,
         telling,
         operation,
+        given: Given { places, effective },
     } = proxy;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut faults = Faults::default();
+    let mut faults = Faults {
+        places,
+        ..Faults::default()
+    };
     let who = faults.identity(&identity, file.as_deref());
     let asked_for = who.as_ref().and_then(authentication::asked_for);
     let trusted_proxies = identity.trusted_proxies.clone();
-    if identity.proxy_protocol && trusted_proxies.is_empty() {
-        faults.add(
-            "proxy-protocol",
-            "only together with --trusted-proxies, which name who may send it",
-        );
-    }
     let proxies = (trusted_proxies, identity.proxy_protocol);
     let serving = faults.serving(serving, asked_for, proxies);
     let how_much = faults.limits(&limits);
@@ -117,14 +137,20 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
     let spans = faults.spans(operation.tracing_config_file.as_deref());
     let upstream = faults.upstream(&upstream, &limits);
     let telling = faults.telling(telling, spans);
-    if operation.health_metrics && operation.health_address.is_none() {
-        faults.add("health-metrics", "only together with --health-address");
-    }
-    let (Some(serving), Some(who), Some(how_much), Some((upstream, own)), Some(rates), true) =
-        (serving, who, how_much, upstream, rates, faults.0.is_empty())
-    else {
+    faults.alone(&identity, &operation);
+    let (Some(serving), Some(who), Some(how_much), Some((upstream, own)), Some(rates), true) = (
+        serving,
+        who,
+        how_much,
+        upstream,
+        rates,
+        faults.lines.is_empty(),
+    ) else {
         return Err(faults);
     };
+    warn_of_certificates(&serving, &who, &upstream, impersonate);
+    let workers = operation.workers.map_or_else(cores, usize::from);
+    let effective = completed(effective, &serving, &upstream, workers);
     Ok(Config {
         serving,
         identity: who,
@@ -132,30 +158,111 @@ pub(super) fn resolve(args: ServeArgs) -> Result<Config, Faults> {
         limits: how_much,
         request_timeout: limits.request_timeout,
         rejection_hold: limits.rejection_hold,
+        transfers: transfers(&limits),
+        object_count_poll_period: limits.object_count_poll_period,
         upstream,
         own,
         impersonate,
-        shutdown: config::Shutdown {
-            delay: operation.shutdown_delay_duration,
-            watch_grace: operation.shutdown_watch_termination_grace_period,
-        },
-        admin: admin(&operation),
+        shutdown: shutdown(&operation),
+        admin: admin(&operation, effective),
         telling,
-        workers: operation.workers.map_or_else(cores, usize::from),
+        workers,
         provider,
     })
+}
+
+fn transfers(limits: &LimitArgs) -> config::Transfers {
+    config::Transfers {
+        body_buffer: usize::try_from(limits.request_body_buffer).unwrap_or(BUFFER),
+        least_rate: MinimumRate {
+            bytes_per_second: limits.min_transfer_rate,
+            grace: limits.min_transfer_rate_grace,
+        },
+    }
 }
 
 /// Whoever looks at `weir_ready` sees within two looks that the API server is away; a question every ten seconds is none to it.
 const UNASKED: Duration = Duration::from_secs(10);
 
-fn admin(operation: &OperationArgs) -> config::Admin {
+/// With what was found out where nothing was given.
+fn completed(
+    mut effective: Effective,
+    serving: &config::Serving,
+    upstream: &upstream::Config,
+    workers: usize,
+) -> Effective {
+    let url = format!("https://{}", upstream.target.authority);
+    for (name, value) in [
+        ("bindAddress", Value::from(serving.address.ip().to_string())),
+        ("maxConnections", serving.max_connections.into()),
+        ("upstream", url.into()),
+        ("workers", workers.into()),
+    ] {
+        effective.settings.entry(name.to_owned()).or_insert(value);
+    }
+    effective.host = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    effective
+}
+
+/// Warns of certificates that are over, and of clients' certificates that nothing can be done with.
+fn warn_of_certificates(
+    serving: &config::Serving,
+    who: &config::Identity,
+    upstream: &upstream::Config,
+    impersonate: bool,
+) {
+    let now = Clock.wall();
+    let shown = [
+        ("tls-cert-file", Some(&serving.tls.certificate)),
+        ("proxy-client-cert-file", upstream.front_proxy.as_ref()),
+    ];
+    for (flag, key) in shown {
+        let expires = key.and_then(|key| upstream::tls::expires(key));
+        if let Some(at) = expires.filter(|at| *at <= now) {
+            let ago = now.duration_since(at).unwrap_or_default();
+            warn!(
+                "--{flag}: the certificate, or one of its chain, expired {} hours ago",
+                ago.as_secs() / 3600
+            );
+        }
+    }
+    if who.client_ca.is_some() && upstream.front_proxy.is_none() && !impersonate {
+        warn!(
+            "--client-ca-file without --proxy-client-cert-file (or --assert-by=impersonation): clients with certificates cannot \
+             be named to the API server, and are answered 401"
+        );
+    }
+}
+
+/// An outage of all clients with certificates is seen within a minute; a request a minute is nothing to the API server.
+const SELF_CHECKS: Duration = Duration::from_secs(60);
+
+const fn shutdown(operation: &OperationArgs) -> config::Shutdown {
+    config::Shutdown {
+        delay: operation.shutdown_delay_duration,
+        watch_grace: operation.shutdown_watch_termination_grace_period,
+    }
+}
+
+fn admin(operation: &OperationArgs, effective: Effective) -> config::Admin {
+    if !is_local(operation.admin_address) {
+        warn!(
+            address = %operation.admin_address,
+            "--admin-address is not a loopback address: whoever reaches it reads users' names, limits and metrics without \
+             authentication; nothing can be changed there (PUT /debug/log_level is answered 403)"
+        );
+    }
     config::Admin {
         address: operation.admin_address,
         health: operation.health_address,
         health_metrics: operation.health_metrics,
         log_level: None, // `logging` knows
         unasked: UNASKED,
+        effective,
+        self_checks: Some(SELF_CHECKS),
     }
 }
 
@@ -164,6 +271,19 @@ fn cores() -> usize {
 }
 
 impl Faults {
+    /// What does nothing without another flag.
+    fn alone(&mut self, identity: &IdentityArgs, operation: &OperationArgs) {
+        if identity.proxy_protocol && identity.trusted_proxies.is_empty() {
+            self.add(
+                "proxy-protocol",
+                "only together with --trusted-proxies, which name who may send it",
+            );
+        }
+        if operation.health_metrics && operation.health_address.is_none() {
+            self.add("health-metrics", "only together with --health-address");
+        }
+    }
+
     fn limits(&mut self, limits: &LimitArgs) -> Option<config::Limits> {
         if !limits.enable_priority_and_fairness {
             if limits.flowcontrol_enforcement == FlowcontrolEnforcement::DryRun {
@@ -186,7 +306,9 @@ impl Faults {
                 "with --enable-priority-and-fairness it and --max-mutating-requests-inflight must not both be 0: their sum is the total",
             );
         }
-        let given = self.objects(&limits.flowcontrol_config);
+        let given = self.objects(&limits.flowcontrol_config)?;
+        let objects = bootstrap::complete(given.iter().map(|(object, _)| object.clone()).collect());
+        flowcontrol::warn_of_missing_levels(&given, &objects);
         Some(config::Limits::Fairness {
             config: controller::Config {
                 server_concurrency_limit: total,
@@ -197,27 +319,8 @@ impl Faults {
                 },
                 consistent_reads_from_cache: true,
             },
-            objects: bootstrap::complete(given?),
+            objects,
         })
-    }
-
-    /// The flow schemas and priority levels of files, and of the files of folders.
-    fn objects(&mut self, paths: &[PathBuf]) -> Option<Vec<Object>> {
-        const FLAG: &str = "flowcontrol-config";
-        let mut faults = document::Faults::default();
-        let mut nodes = Vec::new();
-        for path in paths {
-            for file in self.check(FLAG, manifests(path))? {
-                let text = String::from_utf8_lossy(&self.read(FLAG, &file)?).into_owned();
-                nodes.extend(document::parse_all(
-                    &file.display().to_string(),
-                    &text,
-                    &mut faults,
-                ));
-            }
-        }
-        let objects = flowcontrol::read(&nodes, &mut faults);
-        self.take(FLAG, &faults).then_some(objects)
     }
 
     /// Where traces go, if they go anywhere.
@@ -292,6 +395,8 @@ impl Faults {
             },
             max_streams: most_streams(args.http2_max_streams_per_connection),
             goaway_chance: args.goaway_chance,
+            header_timeout: args.request_header_timeout,
+            resets_per_second: args.http2_max_resets_per_second,
             max_connections: args
                 .max_connections
                 .map_or_else(connections_allowed, |most| {
@@ -374,7 +479,7 @@ impl Faults {
                 roots,
                 front_proxy: front_proxy?,
                 most_connections,
-                room: Room::of(connections_allowed()),
+                room: connections_allowed(),
             },
             own,
         ))
@@ -463,27 +568,6 @@ impl Faults {
         };
         Some((target, roots?, source))
     }
-}
-
-/// The file itself, or the manifests of the folder, by name.
-fn manifests(path: &Path) -> Result<Vec<PathBuf>, String> {
-    let cannot = |why: std::io::Error| format!("cannot read {}: {why}", path.display());
-    if !fs::metadata(path).map_err(cannot)?.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let entries: Result<Vec<_>, _> = fs::read_dir(path).map_err(cannot)?.collect();
-    let mut files: Vec<_> = entries
-        .map_err(cannot)?
-        .into_iter()
-        .map(|entry| entry.path())
-        .collect();
-    let manifest = |file: &PathBuf| {
-        file.extension()
-            .is_some_and(|kind| ["json", "yaml", "yml"].iter().any(|known| kind == *known))
-    };
-    files.retain(manifest);
-    files.sort();
-    Ok(files)
 }
 
 #[cfg(test)]

@@ -1,18 +1,32 @@
 //! The bearer token of a request: in `Authorization`, or in a WebSocket's subprotocol. Pure.
 //!
-//! Read as `bearertoken.Authenticator` and `websocket.ProtocolAuthenticator` (Kubernetes 1.36) read them.
+//! Read as `bearertoken.Authenticator` and `websocket.ProtocolAuthenticator` (Kubernetes 1.36) read them, down to what Go's library
+//! takes off and lets pass: a client that counts as unknown here by a spelling that the API server reads would escape the limits.
 
 use std::borrow::Cow;
 
 use base64::Engine;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use base64::alphabet;
+use base64::engine::DecodePaddingMode;
+use base64::engine::GeneralPurpose;
+use base64::engine::GeneralPurposeConfig;
 use http::HeaderMap;
+use http::HeaderValue;
 use http::header::AUTHORIZATION;
 use http::header::SEC_WEBSOCKET_PROTOCOL;
 
 /// What begins a WebSocket subprotocol that carries a bearer token
 /// (`authentication/request/websocket/protocol.go`, 1.36).
 pub const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// Go's `base64.RawURLEncoding`: no padding, and the bits that the last character has to spare may be any.
+pub(super) const RAW_URL: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::URL_SAFE,
+    GeneralPurposeConfig::new()
+        .with_encode_padding(false)
+        .with_decode_padding_mode(DecodePaddingMode::RequireNone)
+        .with_decode_allow_trailing_bits(true),
+);
 
 /// What a request says besides its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,29 +37,68 @@ pub enum Bearer<'a> {
     Other,
     /// A token.
     Token(Cow<'a, [u8]>),
+    /// A token in `Authorization` and another one in a subprotocol, which counts where the first proves nothing.
+    Tokens([Cow<'a, [u8]>; 2]),
 }
 
-/// The token of a request with `headers`.
+/// The token of a request with `headers` that asks for a change to the protocol `upgrade`, if to any. A subprotocol says something
+/// where a WebSocket is asked for only.
 #[must_use]
-pub fn bearer(headers: &HeaderMap) -> Bearer<'_> {
+pub fn bearer<'a>(headers: &'a HeaderMap, upgrade: Option<&HeaderValue>) -> Bearer<'a> {
     let authorization = headers.get(AUTHORIZATION);
-    if let Some(token) = authorization.and_then(|value| in_authorization(value.as_bytes())) {
-        return Bearer::Token(Cow::Borrowed(token));
+    let first = authorization.and_then(|value| in_authorization(value.as_bytes()));
+    let second = match upgrade {
+        Some(protocol) if is_websocket(protocol) => in_protocol(headers),
+        Some(_) | None => Bearer::None,
+    };
+    match (first.map(Cow::Borrowed), second) {
+        (Some(first), Bearer::Token(second)) => Bearer::Tokens([first, second]),
+        (Some(first), _) => Bearer::Token(first),
+        (None, Bearer::None) if authorization.is_some() => Bearer::Other,
+        (None, second) => second,
     }
-    let found = in_protocol(headers);
-    if found == Bearer::None && authorization.is_some() {
-        return Bearer::Other;
-    }
-    found
+}
+
+/// `wsstream.IsWebSocketRequest`, of a protocol that is asked for in due form. Go's `strings.EqualFold` knows two letters of other
+/// alphabets that fold to one of ASCII.
+fn is_websocket(protocol: &HeaderValue) -> bool {
+    let folded = |letter| match letter {
+        '\u{17f}' => 's',
+        '\u{212a}' => 'k',
+        other => other.to_ascii_lowercase(),
+    };
+    str::from_utf8(protocol.as_bytes())
+        .is_ok_and(|text| text.chars().map(folded).eq("websocket".chars()))
 }
 
 /// The scheme in any case, the token up to the next space; two spaces are an empty token, which is none.
 fn in_authorization(value: &[u8]) -> Option<&[u8]> {
-    let mut words = value.trim_ascii().splitn(3, |byte| *byte == b' ');
+    let mut words = trimmed(value).splitn(3, |byte| *byte == b' ');
     let scheme = words.next().unwrap_or_default();
     words
         .next()
         .filter(|token| scheme.eq_ignore_ascii_case(b"bearer") && !token.is_empty())
+}
+
+/// Without the space around it, as Go's `strings.TrimSpace` has it: that of Unicode, too.
+fn trimmed(mut value: &[u8]) -> &[u8] {
+    let space = |bytes: &&[u8]| {
+        str::from_utf8(bytes).is_ok_and(|text| {
+            let mut letters = text.chars();
+            letters.next().is_some_and(char::is_whitespace) && letters.next().is_none()
+        })
+    };
+    // White space has three bytes at most in UTF-8.
+    while let Some(found) = (1..=3).find(|n| value.get(..*n).as_ref().is_some_and(space)) {
+        value = value.get(found..).unwrap_or_default();
+    }
+    while let Some(rest) = (1..=3).find_map(|n| {
+        let (rest, end) = value.split_at_checked(value.len().checked_sub(n)?)?;
+        space(&end).then_some(rest)
+    }) {
+        value = rest;
+    }
+    value
 }
 
 /// One token, beside at least one protocol that is meant.
@@ -54,10 +107,7 @@ fn in_protocol(headers: &HeaderMap) -> Bearer<'static> {
     let (mut tokens, mut others) = (0, 0);
     for value in headers.get_all(SEC_WEBSOCKET_PROTOCOL) {
         for protocol in value.as_bytes().split(|byte| *byte == b',') {
-            match protocol
-                .trim_ascii()
-                .strip_prefix(WEBSOCKET_BEARER.as_bytes())
-            {
+            match trimmed(protocol).strip_prefix(WEBSOCKET_BEARER.as_bytes()) {
                 Some(token) => {
                     tokens += 1;
                     encoded = Some(token);
@@ -69,7 +119,7 @@ fn in_protocol(headers: &HeaderMap) -> Bearer<'static> {
     let Some(encoded) = encoded else {
         return Bearer::None;
     };
-    match BASE64_URL_SAFE_NO_PAD.decode(encoded) {
+    match RAW_URL.decode(encoded) {
         Ok(token)
             if tokens == 1 && others > 0 && !token.is_empty() && str::from_utf8(&token).is_ok() =>
         {
@@ -99,6 +149,13 @@ mod tests {
 
     fn token(text: &str) -> Bearer<'_> {
         Bearer::Token(Cow::Borrowed(text.as_bytes()))
+    }
+
+    const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
+
+    /// Of a request that asks for a WebSocket.
+    fn bearer(headers: &HeaderMap) -> Bearer<'_> {
+        super::bearer(headers, Some(&WEBSOCKET))
     }
 
     #[test]
@@ -131,12 +188,75 @@ mod tests {
     }
 
     #[test]
-    fn authorization_goes_before_the_protocol() {
+    fn authorization_goes_before_the_protocol_which_counts_where_that_proves_nothing() {
         let mut headers = protocols(&["v4, base64url.bearer.authorization.k8s.io.b3RoZXI"]);
         assert_eq!(bearer(&headers), token("other"));
         headers.insert(AUTHORIZATION, HeaderValue::from_static("Basic YTpi"));
         assert_eq!(bearer(&headers), token("other"));
         headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer secret"));
-        assert_eq!(bearer(&headers), token("secret"));
+        let both = [&b"secret"[..], b"other"].map(Cow::Borrowed);
+        assert_eq!(bearer(&headers), Bearer::Tokens(both));
+        assert_eq!(super::bearer(&headers, None), token("secret"));
+    }
+
+    #[test]
+    fn a_protocol_says_something_where_a_websocket_is_asked_for_only() {
+        let headers = protocols(&["v4, base64url.bearer.authorization.k8s.io.c2VjcmV0"]);
+        for websocket in ["websocket", "WebSocket", "web\u{17f}oc\u{212a}et"] {
+            let upgrade = HeaderValue::from_bytes(websocket.as_bytes()).unwrap();
+            let found = super::bearer(&headers, Some(&upgrade));
+            assert_eq!(found, token("secret"), "{websocket}");
+        }
+        for other in ["SPDY/3.1", "websocket, h2c", "websocket2", ""] {
+            let upgrade = HeaderValue::from_static(other);
+            let found = super::bearer(&headers, Some(&upgrade));
+            assert_eq!(found, Bearer::None, "{other}");
+        }
+        let latin1 = HeaderValue::from_bytes(b"web\xffsocket").unwrap();
+        assert_eq!(super::bearer(&headers, Some(&latin1)), Bearer::None);
+        assert_eq!(super::bearer(&headers, None), Bearer::None);
+    }
+
+    #[test]
+    fn space_of_any_script_around_a_credential_is_none_of_it() {
+        const SPACE: [char; 8] = [
+            '\t', '\u{85}', '\u{a0}', '\u{1680}', '\u{2003}', '\u{2028}', '\u{202f}', '\u{3000}',
+        ];
+        let found = |text: &str| {
+            let value = HeaderValue::from_bytes(text.as_bytes()).unwrap();
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
+            bearer(&headers) == token("secret")
+        };
+        for space in SPACE {
+            assert!(found(&format!("{space}Bearer secret")), "{space:?}");
+            assert!(found(&format!("Bearer secret{space}")), "{space:?}");
+            assert!(
+                found(&format!(" {space}{space} Bearer secret {space} ")),
+                "{space:?}"
+            );
+            assert!(!found(&format!("Bearer{space}secret")), "{space:?}");
+            let protocol =
+                format!("v4,{space}base64url.bearer.authorization.k8s.io.c2VjcmV0{space}");
+            let value = HeaderValue::from_bytes(protocol.as_bytes()).unwrap();
+            let headers = HeaderMap::from_iter([(SEC_WEBSOCKET_PROTOCOL, value)]);
+            assert_eq!(bearer(&headers), token("secret"), "{space:?}");
+        }
+        for other in ["\u{200b}Bearer secret", "\u{feff}Bearer secret"] {
+            assert!(!found(other), "{other:?} is no space in Unicode");
+        }
+        // Half a character is none, and stays.
+        assert_eq!(trimmed(b"\xa0 a\xc2"), b"\xa0 a\xc2");
+        assert_eq!(trimmed(b"\xc2\xa0\xe3\x80\x80"), b"");
+        assert_eq!(trimmed(b""), b"");
+    }
+
+    #[test]
+    fn the_bits_that_a_last_character_has_to_spare_may_be_any() {
+        for spelling in ["c2VjcmV0cw", "c2VjcmV0cx", "c2VjcmV0c_"] {
+            let protocol = format!("v4, {WEBSOCKET_BEARER}{spelling}");
+            let value = HeaderValue::from_str(&protocol).unwrap();
+            let headers = HeaderMap::from_iter([(SEC_WEBSOCKET_PROTOCOL, value)]);
+            assert_eq!(bearer(&headers), token("secrets"), "{spelling}");
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! (Kubernetes 1.36) reads them. A connection's chain is verified once and again only when a certificate in it expires; one that is
 //! not valid yet, or not any more, every ten seconds at most.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -12,29 +13,32 @@ use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::SystemTime;
 
-use rustls::CertificateError;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::server::VerifierBuilderError;
-use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::ClientCertVerifier;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::UnixTime;
 use sha2::Digest;
 use sha2::Sha256;
-use x509_parser::oid_registry::Oid;
-use x509_parser::oid_registry::asn1_rs::oid;
+use webpki::EndEntityCert;
+use webpki::ExtendedKeyUsageValidator;
+use webpki::KeyPurposeId;
+use webpki::KeyPurposeIdIter;
+use webpki::KeyUsage;
+use webpki::RequiredEkuNotFoundContext;
 use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
-use x509_parser::x509::X509Name;
 
 use crate::api::UserInfo;
-
-/// The subject attribute that holds a user's uid (gate `AllowParsingUserUIDFromCertAuth`, on since 1.33).
-const UID_ATTRIBUTE: Oid<'static> = oid!(1.3.6.1.4.1.57683.2);
+use crate::identity::subject::Subject;
+use crate::identity::subject::Unreadable;
 
 /// The extra key under which upstream notes which certificate it was.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+
+/// `id-kp-clientAuth` and `anyExtendedKeyUsage` as DER has them (RFC 5280, 4.2.1.12).
+const CLIENT_AUTH: KeyPurposeId<'static> = KeyPurposeId::new(&[0x2b, 6, 1, 5, 5, 7, 3, 2]);
+const ANY_PURPOSE: KeyPurposeId<'static> = KeyPurposeId::new(&[0x55, 0x1d, 0x25, 0]);
 
 /// How long a certificate that is not of its time is not looked at again: verifying takes a tenth of a millisecond, and clients
 /// ask by the thousand.
@@ -49,10 +53,14 @@ pub enum CertificateFault {
     NoCommonName,
     /// It is a front proxy's of a name that is not in `--requestheader-allowed-names`.
     NotAllowed(String),
+    /// It is a front proxy's, and what that says of a user is no UTF-8.
+    Proxied,
     /// The client CA does not vouch for it, or not now, or not for this use.
     Untrusted(String),
     /// Its subject has no uid that can be told.
     Uid(String),
+    /// This part of its subject cannot be read as kube-apiserver reads it.
+    Unreadable(&'static str),
 }
 
 impl fmt::Display for CertificateFault {
@@ -64,17 +72,31 @@ impl fmt::Display for CertificateFault {
                 f,
                 "x509: subject with cn={name} is not in the allowed list (--requestheader-allowed-names)"
             ),
+            Self::Proxied => write!(
+                f,
+                "the front proxy's headers that name a user are not UTF-8"
+            ),
             Self::Untrusted(why) => write!(f, "the client certificate is not trusted: {why}"),
             Self::Uid(why) => write!(f, "the client certificate's uid: {why}"),
+            Self::Unreadable(part) => write!(
+                f,
+                "the client certificate's subject: its {part} is of a string type or an encoding that cannot be read"
+            ),
         }
     }
 }
 
 /// An authority that vouches for certificates of clients: the client CA (`--client-ca-file`), or that of front proxies
 /// (`--requestheader-client-ca-file`).
-#[derive(Debug)]
 pub struct ClientCertificates {
-    verifier: Arc<dyn ClientCertVerifier>,
+    roots: RootCertStore,
+    provider: Arc<CryptoProvider>,
+}
+
+impl fmt::Debug for ClientCertificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClientCertificates({} roots)", self.roots.len())
+    }
 }
 
 impl ClientCertificates {
@@ -86,9 +108,10 @@ impl ClientCertificates {
         roots: RootCertStore,
         provider: Arc<CryptoProvider>,
     ) -> Result<Self, VerifierBuilderError> {
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build()?;
-        Ok(Self { verifier })
+        if roots.is_empty() {
+            return Err(VerifierBuilderError::NoRootAnchors);
+        }
+        Ok(Self { roots, provider })
     }
 
     fn verify(
@@ -116,8 +139,19 @@ impl ClientCertificates {
         let since_epoch = wall
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
-        self.verifier
-            .verify_client_cert(own, intermediates, UnixTime::since_unix_epoch(since_epoch))
+        EndEntityCert::try_from(own)
+            .and_then(|certificate| {
+                let path = certificate.verify_for_usage(
+                    self.provider.signature_verification_algorithms.all,
+                    &self.roots.roots,
+                    intermediates,
+                    UnixTime::since_unix_epoch(since_epoch),
+                    ForClients,
+                    None,
+                    None,
+                );
+                path.map(|_| ())
+            })
             .map_err(|why| Fault {
                 again: is_of_its_time(&why).then_some(wall),
                 fault: CertificateFault::Untrusted(why.to_string()),
@@ -207,11 +241,11 @@ impl PeerCertificate {
         let fresh = authority
             .holds(&self.chain, wall)
             .and_then(|(_, parsed, expires)| {
-                let name = common_name(&parsed);
-                if allowed(name) {
+                let name = subject(&parsed)?.common_name;
+                if allowed(&name) {
                     Ok(expires)
                 } else {
-                    Err(CertificateFault::NotAllowed(name.to_owned()).into())
+                    Err(CertificateFault::NotAllowed(name.into_owned()).into())
                 }
             });
         *verdict = Some(fresh.clone());
@@ -254,16 +288,33 @@ impl fmt::Debug for PeerCertificate {
 }
 
 /// Whether a certificate was met before its time or after it.
-const fn is_of_its_time(why: &rustls::Error) -> bool {
+const fn is_of_its_time(why: &webpki::Error) -> bool {
     matches!(
         why,
-        rustls::Error::InvalidCertificate(
-            CertificateError::NotValidYet
-                | CertificateError::NotValidYetContext { .. }
-                | CertificateError::Expired
-                | CertificateError::ExpiredContext { .. }
-        )
+        webpki::Error::CertExpired { .. } | webpki::Error::CertNotValidYet { .. }
     )
+}
+
+/// What a certificate may be for: clients, anything, or it does not say (`ExtKeyUsageClientAuth` of Go's `crypto/x509`).
+struct ForClients;
+
+impl ExtendedKeyUsageValidator for ForClients {
+    fn validate(&self, purposes: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
+        let mut present = Vec::new();
+        for purpose in purposes {
+            let purpose = purpose?;
+            if purpose == CLIENT_AUTH || purpose == ANY_PURPOSE {
+                return Ok(());
+            }
+            present.push(purpose.to_decoded_oid());
+        }
+        if present.is_empty() {
+            return Ok(());
+        }
+        let required = KeyUsage::client_auth();
+        let context = RequiredEkuNotFoundContext { required, present };
+        Err(webpki::Error::RequiredEkuNotFoundContext(context))
+    }
 }
 
 fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, CertificateFault> {
@@ -277,57 +328,45 @@ fn not_after(certificate: &X509Certificate<'_>) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// Go's pkix.Name keeps the last of several common names.
-fn common_name<'c>(certificate: &'c X509Certificate<'_>) -> &'c str {
-    certificate
-        .subject()
-        .iter_common_name()
-        .filter_map(|cn| cn.as_str().ok())
-        .last()
-        .unwrap_or_default()
+fn subject<'c>(certificate: &'c X509Certificate<'_>) -> Result<Subject<'c>, CertificateFault> {
+    Subject::read(certificate.subject().as_raw())
+        .map_err(|Unreadable(part)| CertificateFault::Unreadable(part))
 }
 
 fn user(
     certificate: &X509Certificate<'_>,
     der: &CertificateDer<'_>,
 ) -> Result<UserInfo, CertificateFault> {
-    let subject = certificate.subject();
-    let name = common_name(certificate);
-    if name.is_empty() {
+    let subject = subject(certificate)?;
+    if subject.common_name.is_empty() {
         return Err(CertificateFault::NoCommonName);
     }
-    let groups = subject
-        .iter_organization()
-        .filter_map(|o| o.as_str().ok())
-        .map(str::to_owned)
-        .collect();
     let fingerprint = Sha256::digest(der.as_ref());
     let hex: String = fingerprint
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
     let user = UserInfo {
-        name: name.to_owned(),
-        uid: uid(subject)?,
-        groups,
+        uid: uid(&subject)?,
+        name: subject.common_name.into_owned(),
+        groups: subject
+            .organizations
+            .into_iter()
+            .map(Cow::into_owned)
+            .collect(),
         extra: vec![(CREDENTIAL_ID.to_owned(), vec![format!("X509SHA256={hex}")])],
     };
     Ok(user.authenticated())
 }
 
-fn uid(subject: &X509Name<'_>) -> Result<String, CertificateFault> {
-    let mut uids = subject.iter_by_oid(&UID_ATTRIBUTE);
-    let Some(uid) = uids.next() else {
-        return Ok(String::new());
-    };
-    if uids.next().is_some() {
-        return Err(CertificateFault::Uid(
+fn uid(subject: &Subject<'_>) -> Result<String, CertificateFault> {
+    match &*subject.uids {
+        [] => Ok(String::new()),
+        [Some(text)] if !text.is_empty() => Ok(text.clone().into_owned()),
+        [_] => Err(CertificateFault::Uid("it is empty or no string".to_owned())),
+        [_, _, ..] => Err(CertificateFault::Uid(
             "expected one, found several".to_owned(),
-        ));
-    }
-    match uid.as_str() {
-        Ok(text) if !text.is_empty() => Ok(text.to_owned()),
-        Ok(_) | Err(_) => Err(CertificateFault::Uid("it is empty or no string".to_owned())),
+        )),
     }
 }
 

@@ -1,10 +1,14 @@
 use rcgen::BasicConstraints;
 use rcgen::CertificateParams;
 use rcgen::DnType;
+use rcgen::DnValue;
 use rcgen::ExtendedKeyUsagePurpose;
 use rcgen::IsCa;
 use rcgen::Issuer;
 use rcgen::KeyPair;
+use rcgen::string::BmpString;
+use rcgen::string::TeletexString;
+use rcgen::string::UniversalString;
 use rustls::crypto::aws_lc_rs;
 
 use super::*;
@@ -102,4 +106,74 @@ fn an_extra_certificate_that_is_over_is_no_reason_to_verify_at_every_request() {
     let verdict = presented.verdict.lock().unwrap().clone().unwrap();
     let expires = verdict.ok().unwrap().expires;
     assert!(year(2104) < expires && expires < year(2106));
+}
+
+/// A certificate of `change`'s making, and who vouches for it.
+fn issued(change: impl FnOnce(&mut CertificateParams)) -> (ClientCertificates, PeerCertificate) {
+    let (issuer, authority, _) = alice((2100, 2110));
+    let mut own = params("kubernetes-admin", (2100, 2110));
+    change(&mut own);
+    let key = KeyPair::generate().unwrap();
+    let chain = [own.signed_by(&key, &issuer).unwrap().der().clone()];
+    (authority, PeerCertificate::new(Some(&chain)).unwrap())
+}
+
+/// A second common name or organization, behind the library's back, which keeps one of each kind.
+fn second(kind: u64, value: DnValue) -> impl FnOnce(&mut CertificateParams) {
+    move |params| {
+        let kind = DnType::CustomDnType(vec![2, 5, 4, kind]);
+        params.distinguished_name.push(kind, value);
+    }
+}
+
+#[test]
+fn a_second_common_name_in_another_string_type_is_the_user_s_and_the_proxy_s_name() {
+    let bmp = || DnValue::BmpString(BmpString::try_from("alice").unwrap());
+    let t61 = || DnValue::TeletexString(TeletexString::try_from("alice").unwrap());
+    for value in [bmp(), t61()] {
+        let (authority, presented) = issued(second(3, value));
+        let user = presented.user(&authority, year(2101)).unwrap();
+        assert_eq!(user.name, "alice");
+        let allowed = |name: &str| name == "kubernetes-admin";
+        let front_proxy = presented.front_proxy(&authority, year(2101), allowed);
+        let not_allowed = CertificateFault::NotAllowed("alice".to_owned());
+        assert_eq!(front_proxy, Err(not_allowed));
+    }
+}
+
+#[test]
+fn a_name_or_a_group_that_cannot_be_read_refuses_the_certificate() {
+    let universal = || DnValue::UniversalString(UniversalString::try_from("alice").unwrap());
+    for (kind, part) in [(3, "common name"), (10, "organization")] {
+        let (authority, presented) = issued(second(kind, universal()));
+        let unreadable = CertificateFault::Unreadable(part);
+        let at = year(2101);
+        assert_eq!(presented.user(&authority, at), Err(unreadable.clone()));
+        let front_proxy = presented.front_proxy(&authority, at, |_| true);
+        assert_eq!(front_proxy, Err(unreadable));
+    }
+}
+
+#[test]
+fn groups_are_read_in_every_string_type() {
+    let bmp = DnValue::BmpString(BmpString::try_from("ops").unwrap());
+    let (authority, presented) = issued(second(10, bmp));
+    let user = presented.user(&authority, year(2101)).unwrap();
+    assert_eq!(user.groups, ["ops", "system:authenticated"]);
+}
+
+#[test]
+fn a_certificate_for_any_purpose_is_one_for_clients() {
+    let purposes = |purposes: &[ExtendedKeyUsagePurpose]| {
+        let (authority, presented) =
+            issued(|params| params.extended_key_usages = purposes.to_vec());
+        presented.user(&authority, year(2101)).is_ok()
+    };
+    assert!(purposes(&[]));
+    assert!(purposes(&[ExtendedKeyUsagePurpose::Any]));
+    assert!(purposes(&[
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth
+    ]));
+    assert!(!purposes(&[ExtendedKeyUsagePurpose::ServerAuth]));
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use http::StatusCode;
+use prometheus::IntGauge;
 use tokio::sync::Notify;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
@@ -38,6 +39,7 @@ pub(super) struct Line<Q, A> {
     state: Mutex<State<Q, A>>,
     entered: Notify,
     permits: Arc<Semaphore>,
+    waiting: IntGauge,
 }
 
 /// Guarded together; nothing is awaited under the lock.
@@ -71,8 +73,8 @@ impl<A: Clone> Begun<A> {
 }
 
 impl<Q, A> Line<Q, A> {
-    /// Nobody waits yet; `per_second` is how many questions may go.
-    pub(super) fn new(per_second: u32, now: Instant) -> Self {
+    /// Nobody waits yet; `per_second` is how many questions may go, and `waiting` counts those that may not yet.
+    pub(super) fn new(per_second: u32, now: Instant, waiting: IntGauge) -> Self {
         Self {
             state: Mutex::new(State {
                 turns: Turns::new(f64::from(per_second), now),
@@ -81,7 +83,13 @@ impl<Q, A> Line<Q, A> {
             }),
             entered: Notify::new(),
             permits: Arc::new(Semaphore::new(AT_ONCE)),
+            waiting,
         }
+    }
+
+    fn publish(&self, turns: &Turns<Asked<Q, A>>) {
+        self.waiting
+            .set(i64::try_from(turns.waiting()).unwrap_or(i64::MAX));
     }
 
     fn state(&self) -> MutexGuard<'_, State<Q, A>> {
@@ -120,6 +128,7 @@ impl<Q, A> Line<Q, A> {
                     answer,
                 };
                 turns.enter(asker, good_before, asked).ok()?;
+                self.publish(turns);
                 vacant.insert(receiver.clone());
                 drop(state);
                 self.entered.notify_one();
@@ -136,7 +145,12 @@ impl<Q, A> Line<Q, A> {
         // Never closed.
         let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
         loop {
-            let next = self.state().turns.next(Clock.now());
+            let next = {
+                let mut state = self.state();
+                let next = state.turns.next(Clock.now());
+                self.publish(&state.turns);
+                next
+            };
             match next {
                 Next::Now(asked) => return Some((asked, permit)),
                 Next::At(then) => {
@@ -184,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_question_whose_asker_has_ended_in_a_panic_is_asked_anew() {
-        let line = Line::<&str, u32>::new(50, Clock.now());
+        let line = Line::<&str, u32>::new(50, Clock.now(), IntGauge::new("waiting", "-").unwrap());
         let mark = Marks::new().unwrap().of(b"a token");
         let asker = Asker {
             address: IpAddr::from([127, 0, 0, 1]),

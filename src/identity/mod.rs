@@ -17,6 +17,7 @@ mod line;
 pub mod proven;
 pub mod remote;
 pub mod request_header;
+mod subject;
 pub mod token_file;
 pub mod tokens;
 
@@ -24,13 +25,18 @@ use std::borrow::Cow;
 use std::future::Future;
 use std::future::Ready;
 use std::future::ready;
+use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::time::Instant;
 use std::time::SystemTime;
 
 use futures_util::future::Either;
 use http::HeaderMap;
+use http::HeaderName;
+use http::HeaderValue;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
@@ -41,6 +47,7 @@ use crate::identity::tokens::LookUp;
 use crate::identity::tokens::Verified;
 use crate::identity::tokens::cache::Voucher;
 use crate::identity::tokens::turns::Asker;
+use crate::identity::tokens::turns::network;
 
 pub use access::Access;
 pub use bearer::WEBSOCKET_BEARER;
@@ -77,20 +84,7 @@ pub struct Known {
     pub at: Instant,
 }
 
-impl Known {
-    fn by_token(verified: Verified, mark: Mark, at: Instant) -> Self {
-        Self {
-            user: verified.user,
-            credential: match verified.voucher {
-                Some(Voucher::ApiServer) => Credential::Token,
-                Some(Voucher::Signature) => Credential::KnownToken,
-                None => Credential::UnverifiedToken,
-            },
-            mark: Some(mark),
-            at,
-        }
-    }
-}
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Who asks: at once as a rule, and no request pays for the room of a verification that does not take place.
 pub type Resolving<'a> =
@@ -138,6 +132,35 @@ pub struct Client<'a> {
     pub certificate: Option<&'a PeerCertificate>,
     /// Which client it is.
     pub asker: Asker,
+    /// Whether it is one of `--trusted-proxies`, whose word about where a request comes from counts.
+    pub trusted: bool,
+    /// The user of the requests of its network whose tokens nothing verifies; made with the first of them.
+    pub unverified: &'a OnceLock<Arc<UserInfo>>,
+    /// The protocol to which the request asks to change, as the upstream is going to see it.
+    pub upgrade: Option<&'a HeaderValue>,
+}
+
+impl Client<'_> {
+    /// Whom the limits see where nothing verifies a token: all of a network share a flow, so that made-up tokens do not make flows.
+    /// The upstream refuses such requests before fairness.
+    fn unverified(&self, headers: &HeaderMap) -> Arc<UserInfo> {
+        let of = |address| {
+            let network = network(address);
+            Arc::new(UserInfo::stranger(format!("network:{network}")))
+        };
+        match forwarded_for(headers).filter(|_| self.trusted) {
+            Some(address) => of(address),
+            None => Arc::clone(self.unverified.get_or_init(|| of(self.asker.address))),
+        }
+    }
+}
+
+/// The last hop that a proxy names: the client that it has seen itself.
+fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
+    let last = headers.get_all(X_FORWARDED_FOR).iter().next_back()?;
+    let hop = last.to_str().ok()?.rsplit(',').next()?.trim();
+    let with_port = || hop.parse().ok().map(|address: SocketAddr| address.ip());
+    hop.parse().ok().or_else(with_port)
 }
 
 impl Identity {
@@ -195,7 +218,7 @@ impl Identity {
     pub fn resolve<'a>(
         &'a self,
         asserted: Asserted,
-        client: Client<'_>,
+        client: Client<'a>,
         headers: &'a HeaderMap,
         now: Instant,
         wall: SystemTime,
@@ -210,8 +233,26 @@ impl Identity {
             mark: None,
             at: now,
         };
-        match bearer(headers) {
-            Bearer::Token(token) => self.by_token(token, client.asker, now, wall),
+        match bearer(headers, client.upgrade) {
+            Bearer::Token(token) => self.by_token(token, (client, headers), now, wall),
+            Bearer::Tokens([first, second]) => Either::Right(Box::pin(async move {
+                let with = (client, headers);
+                let first = self.by_token(first, with, now, wall).await?;
+                if first.credential != Credential::UnverifiedToken {
+                    return Ok(first);
+                }
+                let second = self.by_token(second, with, now, wall).await?;
+                let verified = second.credential != Credential::UnverifiedToken;
+                // No mark: which of the two an answer is about cannot be told.
+                Ok(if verified {
+                    second
+                } else {
+                    Known {
+                        mark: None,
+                        ..first
+                    }
+                })
+            })),
             // No mark: what upstream does not take for a token is nobody there, and an answer to it proves nothing.
             Bearer::Other => at_once(Ok(nobody(Credential::UnverifiedToken))),
             Bearer::None => at_once(match by_connection {
@@ -238,6 +279,8 @@ impl Identity {
         let fault = match asserted {
             Ok(Some(user)) => return known(Arc::new(user), Credential::FrontProxy),
             Ok(None) => None,
+            // It has named somebody: to go on as the proxy itself would be to believe something else.
+            Err(fault @ CertificateFault::Proxied) => return Err(fault),
             Err(fault) => Some(fault),
         };
         let (Some(authority), Some(presented)) = (&self.certificates, client.certificate) else {
@@ -257,7 +300,7 @@ impl Identity {
     fn by_token<'a>(
         &'a self,
         token: Cow<'a, [u8]>,
-        asker: Asker,
+        (client, headers): (Client<'a>, &'a HeaderMap),
         now: Instant,
         wall: SystemTime,
     ) -> Resolving<'a> {
@@ -270,13 +313,33 @@ impl Identity {
             }));
         }
         let mark = self.marks.of(&token);
+        let asker = client.asker;
+        let known = move |verified: Verified, at| Known {
+            credential: match verified.voucher {
+                Some(Voucher::ApiServer) => Credential::Token,
+                Some(Voucher::Signature) => Credential::KnownToken,
+                None => Credential::UnverifiedToken,
+            },
+            user: match verified.voucher {
+                None if self.shares_flow(mark) => client.unverified(headers),
+                Some(_) | None => verified.user,
+            },
+            mark: Some(mark),
+            at,
+        };
         match self.tokens.look_up(mark, &token, asker, now, wall) {
-            LookUp::Known(verified) => at_once(Ok(Known::by_token(verified, mark, now))),
+            LookUp::Known(verified) => at_once(Ok(known(verified, now))),
             LookUp::Verify(last) => Either::Right(Box::pin(async move {
                 let verified = self.tokens.verify(mark, &token, asker, last).await;
-                Ok(Known::by_token(verified, mark, Clock.now()))
+                Ok(known(verified, Clock.now()))
             })),
         }
+    }
+
+    /// Whether requests with a token that is not verified share the flow of their network: where weir could verify it if it were good, but
+    /// for one that the upstream has taken all the same.
+    fn shares_flow(&self, mark: Mark) -> bool {
+        self.tokens.verifies() && !self.tokens.proven().knows(mark)
     }
 
     /// The upstream has answered 401 to a request with the token of `mark`.
@@ -286,104 +349,4 @@ impl Identity {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-    use std::time::Duration;
-
-    use http::HeaderValue;
-    use http::header::AUTHORIZATION;
-
-    use super::*;
-    use crate::metrics::Registry;
-
-    fn identity() -> Identity {
-        let config = tokens::Config {
-            issuers: Vec::new(),
-            accounts: None,
-            reviewer: None,
-            reviews_per_second: 50,
-            audiences: Vec::new(),
-            ttl: Duration::from_secs(120),
-        };
-        let file = TokenFile::parse("secret,alice,u1,\"dev,ops\"\n").unwrap();
-        Identity::new(None, None, file, Tokens::new(config, &Registry::new())).unwrap()
-    }
-
-    async fn of(identity: &Identity, headers: &HeaderMap) -> Known {
-        let client = Client {
-            certificate: None,
-            asker: Asker {
-                address: Ipv4Addr::LOCALHOST.into(),
-                connection: 1,
-            },
-        };
-        let resolved = identity.resolve(Ok(None), client, headers, Clock.now(), Clock.wall());
-        resolved.await.unwrap()
-    }
-
-    async fn resolve(authorization: &'static str) -> Known {
-        let value = HeaderValue::from_static(authorization);
-        let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
-        of(&identity(), &headers).await
-    }
-
-    #[tokio::test]
-    async fn a_token_of_the_file_names_its_user_whatever_the_scheme_s_case() {
-        let identity = identity();
-        for header in ["Bearer secret", "bearer secret", " BEARER secret trailing"] {
-            let value = HeaderValue::from_static(header);
-            let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
-            let known = of(&identity, &headers).await;
-            assert_eq!(known.user.name, "alice");
-            assert_eq!(known.user.groups, ["dev", "ops", "system:authenticated"]);
-            assert_eq!(known.credential, Credential::KnownToken);
-            let mark = known.mark.expect("the upstream's word on it is heard");
-            assert!(identity.proven().knows(mark), "it is the operator's");
-        }
-    }
-
-    #[tokio::test]
-    async fn what_cannot_be_verified_is_anonymous_to_the_limits_and_still_forwarded() {
-        for header in ["Bearer other", "Basic c2VjcmV0", "Bearer  secret"] {
-            let known = resolve(header).await;
-            assert_eq!(known.user.name, "system:anonymous", "{header}");
-            assert_eq!(known.user.groups, ["system:unauthenticated"]);
-            assert_eq!(known.credential, Credential::UnverifiedToken);
-            assert_eq!(known.mark.is_some(), header == "Bearer other", "{header}");
-        }
-    }
-
-    #[tokio::test]
-    async fn strangers_share_a_name_and_no_flow() {
-        let identity = identity();
-        let mut flows = Vec::new();
-        for token in ["Bearer one", "Bearer two", "Bearer one"] {
-            let value = HeaderValue::from_static(token);
-            let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
-            let known = of(&identity, &headers).await;
-            assert!(!known.user.distinguisher().contains("one"));
-            flows.push(known.user.distinguisher().to_owned());
-        }
-        assert_eq!(flows[0], flows[2]);
-        assert_ne!(flows[0], flows[1]);
-    }
-
-    #[tokio::test]
-    async fn no_credential_is_anonymous() {
-        let known = of(&identity(), &HeaderMap::new()).await;
-        assert_eq!(known.user.groups, ["system:unauthenticated"]);
-        assert_eq!(known.user.distinguisher(), "system:anonymous");
-        assert_eq!(known.credential, Credential::None);
-    }
-
-    #[tokio::test]
-    async fn a_token_in_a_websocket_subprotocol_is_read_too() {
-        let value = HeaderValue::from_static(
-            "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0",
-        );
-        let headers = HeaderMap::from_iter([(http::header::SEC_WEBSOCKET_PROTOCOL, value)]);
-        let known = of(&identity(), &headers).await;
-        assert_eq!(known.user.name, "alice");
-        assert_eq!(known.credential, Credential::KnownToken);
-    }
-}
+mod tests;

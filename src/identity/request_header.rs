@@ -2,14 +2,16 @@
 //!
 //! Only who presents a certificate of `--requestheader-client-ca-file`, with a name of `--requestheader-allowed-names`, is
 //! believed; from everybody else these headers are removed (`upstream::headers`). Read as `headerrequest` and
-//! `x509.NewDynamicCAVerifier` (Kubernetes 1.36) do it: the first name that is not empty, all groups that are not, extra keys
-//! in lower case and percent-decoded; a proxy that names nobody is no opinion, and the next method is asked.
+//! `x509.NewDynamicCAVerifier` (Kubernetes 1.36) do it: the first header of those configured whose first value is not empty names the
+//! user, all groups count that are not empty, extra keys are put in lower case and then percent-decoded; a proxy that names nobody is no
+//! opinion, and the next method is asked. A value that is no UTF-8 is kept by Go as it is, and refused here: it cannot be asserted.
 
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use http::HeaderMap;
 use http::HeaderName;
+use http::HeaderValue;
 
 use crate::api::UserInfo;
 use crate::identity::client_certificate::CertificateFault;
@@ -53,7 +55,8 @@ impl FrontProxies {
         presented.front_proxy(&self.authority, wall, |name| {
             self.allowed.is_empty() || self.allowed.iter().any(|allowed| allowed == name)
         })?;
-        Ok(self.names.user(headers).map(UserInfo::authenticated))
+        let user = self.names.user(headers)?;
+        Ok(user.map(UserInfo::authenticated))
     }
 }
 
@@ -110,57 +113,66 @@ impl IdentityHeaders {
     }
 
     /// The user that `headers` name; whoever asks has made sure that they may.
-    #[must_use]
-    pub fn user(&self, headers: &HeaderMap) -> Option<UserInfo> {
-        Some(UserInfo {
-            name: first(headers, &self.username)?.to_owned(),
-            uid: first(headers, &self.uid).unwrap_or_default().to_owned(),
-            groups: self
-                .group
-                .iter()
-                .flat_map(|name| texts(headers, name))
-                .map(str::to_owned)
-                .collect(),
-            extra: self.extra(headers),
-        })
+    ///
+    /// # Errors
+    /// One of them is no UTF-8.
+    pub fn user(&self, headers: &HeaderMap) -> Result<Option<UserInfo>, CertificateFault> {
+        let Some(name) = first(headers, &self.username)? else {
+            return Ok(None);
+        };
+        let groups = self.group.iter().flat_map(|name| headers.get_all(name));
+        let groups = groups.filter(|group| !group.is_empty());
+        Ok(Some(UserInfo {
+            name: name.to_owned(),
+            uid: first(headers, &self.uid)?.unwrap_or_default().to_owned(),
+            groups: groups.map(owned).collect::<Result<_, _>>()?,
+            extra: self.extra(headers)?,
+        }))
     }
 
-    fn extra(&self, headers: &HeaderMap) -> Vec<(String, Vec<String>)> {
+    fn extra(&self, headers: &HeaderMap) -> Result<Vec<(String, Vec<String>)>, CertificateFault> {
         let mut extra: Vec<(String, Vec<String>)> = Vec::new();
-        for name in headers.keys() {
-            let prefix = self
-                .extra_prefix
-                .iter()
-                .find(|prefix| name.as_str().starts_with(prefix.as_str()));
-            let Some(key) = prefix.and_then(|prefix| name.as_str().get(prefix.len()..)) else {
-                continue;
-            };
-            let key = unescape_extra_key(key);
-            let values = headers
-                .get_all(name)
-                .iter()
-                .filter_map(|value| std::str::from_utf8(value.as_bytes()).ok())
-                .map(str::to_owned);
-            match extra.iter_mut().find(|(known, _)| *known == key) {
-                Some((_, known)) => known.extend(values),
-                None => extra.push((key, values.collect())),
+        // By prefixes first, as upstream: what two of them fit counts for both.
+        for prefix in &self.extra_prefix {
+            for name in headers.keys() {
+                let Some(key) = name.as_str().strip_prefix(prefix.as_str()) else {
+                    continue;
+                };
+                let key = unescape_extra_key(key);
+                let values: Vec<String> = headers
+                    .get_all(name)
+                    .iter()
+                    .map(owned)
+                    .collect::<Result<_, _>>()?;
+                match extra.iter_mut().find(|(known, _)| *known == key) {
+                    Some((_, known)) => known.extend(values),
+                    None => extra.push((key, values)),
+                }
             }
         }
-        extra
+        Ok(extra)
     }
 }
 
-/// The values that are text and not empty.
-fn texts<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'h str> {
-    headers
-        .get_all(name)
-        .iter()
-        .filter_map(|value| std::str::from_utf8(value.as_bytes()).ok())
-        .filter(|value| !value.is_empty())
+fn text(value: &HeaderValue) -> Result<&str, CertificateFault> {
+    str::from_utf8(value.as_bytes()).map_err(|_| CertificateFault::Proxied)
 }
 
-fn first<'h>(headers: &'h HeaderMap, names: &[HeaderName]) -> Option<&'h str> {
-    names.iter().find_map(|name| texts(headers, name).next())
+fn owned(value: &HeaderValue) -> Result<String, CertificateFault> {
+    text(value).map(str::to_owned)
+}
+
+/// Of the first of `names` whose first value is not empty, that value (Go's `Header.Get`).
+fn first<'h>(
+    headers: &'h HeaderMap,
+    names: &[HeaderName],
+) -> Result<Option<&'h str>, CertificateFault> {
+    names
+        .iter()
+        .filter_map(|name| headers.get(name))
+        .find(|value| !value.is_empty())
+        .map(text)
+        .transpose()
 }
 
 /// Percent-decodes as `url.PathUnescape`; what cannot be decoded stays as it is.
@@ -226,7 +238,6 @@ mod tests {
     fn a_user_is_read_from_headers_as_upstream_reads_it() {
         let user = IdentityHeaders::default()
             .user(&headers(&[
-                ("x-remote-user", ""),
                 ("x-remote-user", "alice"),
                 ("x-remote-user", "mallory"),
                 ("x-remote-uid", "u-1"),
@@ -236,7 +247,9 @@ mod tests {
                 ("x-remote-extra-scopes%2fof", "a"),
                 ("x-remote-extra-scopes%2fof", ""),
                 ("x-remote-extra-bad%2", "b"),
+                ("x-remote-extra-%41", "c"),
             ]))
+            .unwrap()
             .unwrap();
         assert_eq!((user.name.as_str(), user.uid.as_str()), ("alice", "u-1"));
         assert_eq!(user.groups, ["dev", "ops"]);
@@ -250,13 +263,68 @@ mod tests {
         };
         extra("scopes/of", &["a", ""]);
         extra("bad%2", &["b"]);
+        extra("A", &["c"]);
+    }
+
+    #[test]
+    fn the_first_value_of_a_header_decides_and_then_the_next_header() {
+        let names = IdentityHeaders {
+            username: ["x-remote-user", "x-name"]
+                .map(HeaderName::from_static)
+                .into(),
+            ..IdentityHeaders::default()
+        };
+        let name = |pairs: &[(&'static str, &'static str)]| {
+            let user = names.user(&headers(pairs)).unwrap();
+            user.map(|user| user.name)
+        };
+        let empty_first = [("x-remote-user", ""), ("x-remote-user", "alice")];
+        assert_eq!(name(&empty_first), None);
+        let next = [&empty_first[..], &[("x-name", "bob")]].concat();
+        assert_eq!(name(&next), Some("bob".to_owned()));
+        let uid = |pairs: &[(&'static str, &'static str)]| {
+            let all = [&[("x-remote-user", "alice")], pairs].concat();
+            names.user(&headers(&all)).unwrap().unwrap().uid
+        };
+        assert_eq!(uid(&[("x-remote-uid", ""), ("x-remote-uid", "u")]), "");
+        assert_eq!(uid(&[("x-remote-uid", "u"), ("x-remote-uid", "v")]), "u");
+    }
+
+    #[test]
+    fn a_value_that_is_no_text_names_nobody_instead_of_somebody_else() {
+        for name in [
+            "x-remote-user",
+            "x-remote-uid",
+            "x-remote-group",
+            "x-remote-extra-k",
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, HeaderValue::from_bytes(b"al\xffce").unwrap());
+            headers.append("x-remote-user", HeaderValue::from_static("bob"));
+            let user = IdentityHeaders::default().user(&headers);
+            assert_eq!(user, Err(CertificateFault::Proxied), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_header_that_two_prefixes_fit_counts_for_both() {
+        let names = IdentityHeaders {
+            extra_prefix: vec!["x-extra-".to_owned(), "x-".to_owned()],
+            ..IdentityHeaders::default()
+        };
+        let sent = headers(&[("x-remote-user", "alice"), ("x-extra-k", "v")]);
+        let extra = names.user(&sent).unwrap().unwrap().extra;
+        for key in ["k", "extra-k", "remote-user"] {
+            assert!(extra.iter().any(|(found, _)| found == key), "{key}");
+        }
     }
 
     #[test]
     fn a_proxy_that_names_nobody_has_no_opinion() {
         let names = IdentityHeaders::default();
-        assert_eq!(names.user(&headers(&[("x-remote-group", "dev")])), None);
-        assert_eq!(names.user(&headers(&[("x-remote-user", "")])), None);
+        let user = |pairs| names.user(&headers(pairs));
+        assert_eq!(user(&[("x-remote-group", "dev")]), Ok(None));
+        assert_eq!(user(&[("x-remote-user", "")]), Ok(None));
     }
 
     #[test]
@@ -268,7 +336,8 @@ mod tests {
                 HeaderValue::from_str(&format!("group-{n}")).unwrap(),
             );
         }
-        let user = IdentityHeaders::default().user(&headers).unwrap();
+        let user = IdentityHeaders::default().user(&headers);
+        let user = user.unwrap().unwrap();
         assert_eq!(user.groups.len(), 5000);
         assert_eq!(user.groups[4999], "group-4999");
     }

@@ -9,6 +9,9 @@ use std::time::Instant;
 
 const NANOSECONDS: f64 = 1e9;
 
+/// The wait for a token that never comes. Clients try again after it, so that they notice when the block is lifted.
+pub const NEVER: Duration = Duration::from_secs(60);
+
 /// How fast a bucket fills, and how much it holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
@@ -17,6 +20,12 @@ pub struct Rate {
 }
 
 impl Rate {
+    /// No token ever: whatever asks for one is refused, and told to wait for [`NEVER`].
+    pub const NONE: Self = Self {
+        per_second: 0.0,
+        burst: 0.0,
+    };
+
     /// `qps` tokens a second, at most `burst` of them kept; both above 0. As upstream, `qps` goes through a 32-bit float.
     #[must_use]
     #[expect(
@@ -57,6 +66,9 @@ impl Rate {
         reason = "rounds down, and saturates where Go's would overflow"
     )]
     fn time_for(&self, tokens: f64) -> Duration {
+        if *self == Self::NONE {
+            return NEVER;
+        }
         Duration::from_nanos((tokens / self.per_second * NANOSECONDS) as u64)
     }
 }
@@ -216,6 +228,17 @@ mod tests {
                 Err(3 * tenth)
             ]
         );
+    }
+
+    #[test]
+    fn a_rate_of_none_gives_no_token_however_long_one_waits() {
+        let now = Instant::now();
+        let mut bucket = Bucket::full(&Rate::NONE, now);
+        for later in [0, 1, 1_000_000] {
+            let at = now + later * SECOND;
+            assert_eq!(bucket.take(&Rate::NONE, at), Err(NEVER));
+            assert_eq!(bucket.take_ahead(&Rate::NONE, at, 2 * NEVER), Err(NEVER));
+        }
     }
 
     #[test]

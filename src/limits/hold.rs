@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::mem;
 use std::time::Duration;
 use std::time::Instant;
@@ -18,6 +19,22 @@ use crate::keyed::AsTheyAre;
 /// A flow: a keyed hash of the user's name and of what classified the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Flow(pub u64);
+
+/// A user, or a source network of unauthenticated requests: a keyed hash. One owner has half of the places, so that a storm of one user is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner(pub u64);
+
+/// A flow, and whose share of the places its refusals take, if anybody's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnedFlow {
+    /// The flow.
+    pub flow: Flow,
+    /// The owner; `None` where many clients cannot be told apart.
+    pub owner: Option<Owner>,
+}
+
+/// One owner has this part of the places at most.
+pub const PART_OF_OWNER: usize = 2;
 
 /// A flow that was refused on more connections than this is known on new ones, too: client-go opens one, a browser six,
 /// and a few processes share a user.
@@ -82,10 +99,14 @@ pub struct Holds<T> {
     /// Those of late, and those of before: what both have lost is forgotten.
     flows: [HashMap<Flow, Known, AsTheyAre>; 2],
     /// In the order in which they came.
-    held: BTreeMap<Ticket, (Flow, T)>,
+    held: BTreeMap<Ticket, (Holder, T)>,
     held_by_flow: HashMap<Flow, usize, AsTheyAre>,
+    held_by_owner: HashMap<Owner, usize, AsTheyAre>,
     next: Ticket,
 }
+
+/// Of which flow a refusal is held, and whose share of the places it takes.
+type Holder = (Flow, Option<Owner>);
 
 /// A place among the held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,6 +122,7 @@ impl<T> Holds<T> {
             flows: [HashMap::default(), HashMap::default()],
             held: BTreeMap::new(),
             held_by_flow: HashMap::default(),
+            held_by_owner: HashMap::default(),
             next: Ticket(0),
         }
     }
@@ -170,27 +192,39 @@ impl<T> Holds<T> {
         }
     }
 
-    /// Holds one of `flow`; what was held longest is let go if there are too many.
-    pub fn enter(&mut self, told: &mut Told, flow: Flow, wakes: T) -> (Ticket, Option<T>) {
+    /// Whether another refusal of this owner may be held: one has half of the places.
+    #[must_use]
+    pub fn has_place(&self, owner: Option<Owner>) -> bool {
+        owner
+            .and_then(|owner| self.held_by_owner.get(&owner))
+            .is_none_or(|held| *held < (self.most / PART_OF_OWNER).max(1))
+    }
+
+    /// Holds one of a flow; what was held longest is let go if there are too many.
+    pub fn enter(&mut self, told: &mut Told, holder: Holder, wakes: T) -> (Ticket, Option<T>) {
         let ticket = self.next;
         self.next = Ticket(ticket.0 + 1);
-        self.held.insert(ticket, (flow, wakes));
+        self.held.insert(ticket, (holder, wakes));
+        let (flow, owner) = holder;
         *self.held_by_flow.entry(flow).or_default() += 1;
+        if let Some(owner) = owner {
+            *self.held_by_owner.entry(owner).or_default() += 1;
+        }
         told.held += 1;
         let let_go = (self.held.len() > self.most)
             .then(|| self.held.pop_first())
             .flatten();
         (
             ticket,
-            let_go.map(|(_, (flow, wakes))| self.gone(flow, wakes)),
+            let_go.map(|(_, (holder, wakes))| self.gone(holder, wakes)),
         )
     }
 
     /// It is held no more: its time is over, its client has gone, or it was let go.
     pub fn leave(&mut self, told: &mut Told, ticket: Ticket) {
         told.held = told.held.saturating_sub(1);
-        if let Some((flow, wakes)) = self.held.remove(&ticket) {
-            self.gone(flow, wakes);
+        if let Some((holder, wakes)) = self.held.remove(&ticket) {
+            self.gone(holder, wakes);
         }
     }
 
@@ -200,12 +234,10 @@ impl<T> Holds<T> {
         (self.held.len(), self.held_by_flow.len())
     }
 
-    fn gone(&mut self, flow: Flow, wakes: T) -> T {
-        if let Some(held) = self.held_by_flow.get_mut(&flow) {
-            *held -= 1;
-            if *held == 0 {
-                self.held_by_flow.remove(&flow);
-            }
+    fn gone(&mut self, (flow, owner): Holder, wakes: T) -> T {
+        one_less(&mut self.held_by_flow, flow);
+        if let Some(owner) = owner {
+            one_less(&mut self.held_by_owner, owner);
         }
         wakes
     }
@@ -251,6 +283,16 @@ impl Told {
             }
         };
         times
+    }
+}
+
+/// Counts one less; what comes to none is forgotten.
+fn one_less<K: Eq + Hash>(counts: &mut HashMap<K, usize, AsTheyAre>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
     }
 }
 
@@ -424,7 +466,7 @@ mod tests {
         for n in 1..=2 {
             let when = holds.refuse(&mut told, ONE, now + MS, WAIT, 2);
             assert_ne!(when, When::AtOnce);
-            tickets.push(holds.enter(&mut told, ONE, n).0);
+            tickets.push(holds.enter(&mut told, (ONE, None), n).0);
         }
         let when = holds.refuse(&mut told, ONE, now + MS, WAIT, 2);
         assert_eq!(when, When::AtOnce);
@@ -438,7 +480,7 @@ mod tests {
         let (mut holds, mut told) = (holds(), Told::default());
         let mut tickets = Vec::new();
         for n in 0..5 {
-            let (ticket, let_go) = holds.enter(&mut told, Flow(u64::from(n % 2)), n);
+            let (ticket, let_go) = holds.enter(&mut told, (Flow(u64::from(n % 2)), None), n);
             tickets.push(ticket);
             assert_eq!(let_go, n.checked_sub(3));
             assert!(holds.held().0 <= 3);
@@ -449,6 +491,25 @@ mod tests {
         }
         assert_eq!((holds.held(), told.held), ((0, 0), 0));
         assert!(holds.held_by_flow.is_empty());
+    }
+
+    #[test]
+    fn one_owner_has_half_of_the_places_by_whatever_flows() {
+        let (mut holds, mut told) = (Holds::new(SECOND, 4), Told::default());
+        let (alice, bob) = (Some(Owner(1)), Some(Owner(2)));
+        let mut tickets = Vec::new();
+        for flow in 0..2 {
+            assert!(holds.has_place(alice));
+            let (ticket, let_go) = holds.enter(&mut told, (Flow(flow), alice), 0);
+            assert_eq!(let_go, None);
+            tickets.push(ticket);
+        }
+        assert!(!holds.has_place(alice));
+        assert!(holds.has_place(bob) && holds.has_place(None));
+        holds.leave(&mut told, tickets[0]);
+        assert!(holds.has_place(alice));
+        holds.leave(&mut told, tickets[1]);
+        assert!(holds.held_by_owner.is_empty(), "nothing stays behind");
     }
 
     #[test]
@@ -466,7 +527,7 @@ mod tests {
                 When::At(at) => said.push(at - now),
                 When::AtOnce => panic!("it came early"),
             }
-            holds.enter(told, ONE, 0);
+            holds.enter(told, (ONE, None), 0);
         }
         let expected: Vec<_> = [1, 1, 2, 3, 4, 5, 6, 7].map(|n| n * 2 * MS).into();
         assert_eq!(said, expected);

@@ -11,6 +11,7 @@ pub mod lock;
 pub mod lru;
 pub mod max_in_flight;
 pub mod rates;
+pub mod service_times;
 pub mod top_keys;
 
 use std::sync::Arc;
@@ -36,10 +37,6 @@ use crate::request_info::RequestKind;
 use crate::request_info::Verb;
 
 pub use max_in_flight::MaxInFlight;
-
-/// The least time for which an aborted request that the upstream had not answered yet keeps its permit: kube-apiserver
-/// charges every request 3 ms (`estimatedServiceDuration`), so that opening and aborting buys no free work.
-pub const LEAST_CHARGE: Duration = Duration::from_millis(3);
 
 /// `Retry-After` for a wait: whole seconds, at least one.
 #[must_use]
@@ -204,7 +201,7 @@ impl Admission {
         Ok(Permit {
             held,
             client: None,
-            unanswered_since: None,
+            forwarded: None,
         })
     }
 
@@ -224,15 +221,15 @@ pub struct Permit {
     held: Held,
     /// What client limits hold.
     client: Option<Box<Hold>>,
-    /// When the request went to the upstream, as long as no answer has come.
-    unanswered_since: Option<Instant>,
+    /// When the request went to the upstream.
+    forwarded: Option<Instant>,
 }
 
 #[derive(Debug)]
 enum Held {
     Nothing,
     Seat(Admitted),
-    Slot(InFlightPermit),
+    Slot(#[expect(dead_code, reason = "kept for its drop")] InFlightPermit),
 }
 
 impl Permit {
@@ -243,18 +240,17 @@ impl Permit {
         self
     }
 
-    /// The upstream has answered with this code, which client limits are told: from here on a drop gives back at once.
+    /// The upstream has answered with this code, which client limits are told.
     pub fn answered_with(&mut self, code: u16) {
         if let Some(client) = &mut self.client {
             let now = Clock.now();
-            client.answered(code, self.unanswered_since.unwrap_or(now), now);
+            client.answered(code, self.forwarded.unwrap_or(now), now);
         }
-        self.unanswered_since = None;
     }
 
     /// The request is about to be sent to the upstream.
     pub fn forwarding(&mut self, now: Instant) {
-        self.unanswered_since = Some(now);
+        self.forwarded = Some(now);
     }
 
     /// The protocol has changed: what limits how many requests there are at a time goes back; what client limits hold, a client's
@@ -300,28 +296,6 @@ impl Permit {
         match &self.held {
             Held::Seat(admitted) => Some((admitted.flow_schema(), admitted.priority_level())),
             Held::Nothing | Held::Slot(_) => None,
-        }
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        let Some(until) = self.unanswered_since.map(|since| since + LEAST_CHARGE) else {
-            return;
-        };
-        let now = Clock.now();
-        if until <= now || tokio::runtime::Handle::try_current().is_err() {
-            return;
-        }
-        match std::mem::replace(&mut self.held, Held::Nothing) {
-            Held::Nothing => {}
-            Held::Seat(admitted) => admitted.give_back_at(until),
-            Held::Slot(slot) => {
-                tokio::spawn(async move {
-                    tokio::time::sleep(until - now).await;
-                    drop(slot);
-                });
-            }
         }
     }
 }

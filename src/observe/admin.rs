@@ -5,18 +5,20 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::IpAddr;
+use std::net::Ipv4Addr;
+use std::net::Ipv6Addr;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http::HeaderValue;
 use http::Method;
 use http::Request;
 use http::Response;
 use http::StatusCode;
 use http::header;
-use http::uri::Authority;
 use http_body_util::BodyExt;
 use http_body_util::Full;
 use http_body_util::StreamBody;
@@ -34,6 +36,7 @@ use tokio::time::timeout;
 use tracing::debug;
 use tracing::warn;
 
+use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
 use crate::limits::rates::Rates;
 use crate::metrics::Registry;
@@ -44,8 +47,11 @@ use crate::observe::status::Status;
 use crate::observe::status::page;
 use crate::observe::talkers;
 use crate::observe::talkers::Talkers;
+use crate::observe::zpages;
+use crate::observe::zpages::Zpages;
 use crate::pipeline::begun::Requests;
 use crate::request_info::Query;
+use crate::upstream::room::Room;
 
 /// Most connections at a time: probes and scrapers are few, and these listeners must not eat the clients' descriptors.
 const MOST_CONNECTIONS: usize = 64;
@@ -78,17 +84,31 @@ const DUMPS: &str = "/debug/api_priority_and_fairness/";
 /// Who was refused most.
 const RATES: &str = "/debug/rate_limits";
 
+/// Who holds the places for requests to the API server.
+const PLACES: &str = "/debug/places";
+
 /// Who does most.
 const TOP_TALKERS: &str = "/debug/top_talkers";
 
 /// What a wrong path is told.
 const SERVED: &str = "served here: /livez /readyz /metrics, the page / (/status), its data /status.json and /status/events, \
                        and under /debug/api_priority_and_fairness/ dump_priority_levels, dump_queues and dump_requests; \
-                       /debug/rate_limits /debug/top_talkers /debug/log_level\n";
+                       /debug/rate_limits /debug/places /debug/top_talkers /debug/log_level; /configz /flagz /statusz\n";
 
 /// What a browser is told that was led here by a name of somebody else's.
 const ELSEWHERE: &str =
     "this listener is on the loopback: ask for it by its address, or as localhost\n";
+
+/// What a change is answered on a listener that is not on the loopback.
+const READ_ONLY: &str = "this listener is not on the loopback, and does not authenticate: nothing can be changed here\n";
+
+/// Whether only this machine reaches a listener at `address`.
+#[must_use]
+pub fn is_local(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+/// What a browser is told that a page from elsewhere makes change something.
+const OTHER_SITE: &str = "nothing is changed here for a page of another site\n";
 
 /// What is served.
 #[derive(Debug)]
@@ -99,6 +119,8 @@ pub struct Admin {
     pub metrics: Option<Registry>,
     /// Who was refused most by client limits and event limits, where it is served.
     pub rates: Option<Arc<Rates>>,
+    /// Who holds which places for requests to the API server, where it is served.
+    pub places: Option<Room>,
     /// What is logged, where that may be changed.
     pub log_level: Option<Arc<LogLevel>>,
     /// The state of fairness, where there is fairness and where it is served.
@@ -107,6 +129,8 @@ pub struct Admin {
     pub talkers: Option<Arc<Talkers>>,
     /// The status page's data, where it is served.
     pub status: Option<Arc<Status>>,
+    /// What weir was started with, where it is served.
+    pub zpages: Option<Arc<Zpages>>,
 }
 
 /// The body of an answer.
@@ -118,7 +142,7 @@ impl Admin {
     /// # Cancel safety
     /// Dropping the future closes the listener; connections under way end by themselves.
     pub async fn run(self: Arc<Self>, listener: TcpListener) {
-        let local = listener.local_addr().is_ok_and(|at| at.ip().is_loopback());
+        let local = listener.local_addr().is_ok_and(is_local);
         let mut connections = Connections::default();
         loop {
             let tcp = match listener.accept().await {
@@ -156,18 +180,20 @@ impl Admin {
         request: Request<Incoming>,
         local: bool,
     ) -> Result<Response<AdminBody>, Infallible> {
-        if local && !names_this_machine(request.headers().get(header::HOST)) {
+        if local && !names_this_machine(request.headers()) {
             return Ok(response(StatusCode::FORBIDDEN, ELSEWHERE));
         }
-        if let (log_level::PATH, Some(level)) = (request.uri().path(), &self.log_level) {
-            let answered = timeout(BODY_TIMEOUT, level.answer(request)).await;
-            let (code, text) = answered.unwrap_or_else(|_| {
-                let why = "no filter came\n".to_owned();
-                (StatusCode::REQUEST_TIMEOUT, why)
-            });
-            return Ok(response(code, text));
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        if !reads && is_of_another_site(request.headers()) {
+            return Ok(response(StatusCode::FORBIDDEN, OTHER_SITE));
         }
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        if let (log_level::PATH, Some(level)) = (request.uri().path(), &self.log_level) {
+            if !local && !reads {
+                return Ok(response(StatusCode::FORBIDDEN, READ_ONLY));
+            }
+            return Ok(log_level_of(level, request).await);
+        }
+        if !reads {
             return Ok(response(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "only GET is served here\n",
@@ -180,6 +206,9 @@ impl Admin {
         if let (RATES, Some(rates)) = (request.uri().path(), &self.rates) {
             return Ok(response(StatusCode::OK, rates.dump()));
         }
+        if let (PLACES, Some(places)) = (request.uri().path(), &self.places) {
+            return Ok(response(StatusCode::OK, places.dump()));
+        }
         if let (TOP_TALKERS, Some(talkers)) = (request.uri().path(), &self.talkers) {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
             return Ok(top_talkers(talkers, query));
@@ -189,7 +218,17 @@ impl Admin {
         {
             return Ok(answer);
         }
-        Ok(match (request.uri().path(), &self.metrics) {
+        if let Some(zpages) = &self.zpages
+            && let Some(answer) = Self::zpage(zpages, &request)
+        {
+            return Ok(answer);
+        }
+        Ok(self.probed(request.uri().path()).await)
+    }
+
+    /// What probes and scrapes ask for.
+    async fn probed(&self, path: &str) -> Response<AdminBody> {
+        match (path, &self.metrics) {
             ("/livez", _) => response(StatusCode::OK, "ok"),
             ("/readyz", _) => {
                 let (ready, text) = self.readiness.report().await;
@@ -208,7 +247,25 @@ impl Admin {
                 metrics
             }
             _ => response(StatusCode::NOT_FOUND, SERVED),
-        })
+        }
+    }
+
+    /// What weir was started with; none for any other path.
+    fn zpage(zpages: &Zpages, request: &Request<Incoming>) -> Option<Response<AdminBody>> {
+        let path = request.uri().path();
+        if path == "/configz" {
+            return Some(typed(JSON, zpages.configz()));
+        }
+        let text = match path {
+            "/flagz" => zpages.flagz(),
+            "/statusz" => zpages.statusz(Clock.now()),
+            _ => return None,
+        };
+        if !zpages::takes_text(request.headers()) {
+            let why = "media type not acceptable, must be: text/plain\n";
+            return Some(response(StatusCode::NOT_ACCEPTABLE, why));
+        }
+        Some(response(StatusCode::OK, text))
     }
 
     /// The dump endpoints of kube-apiserver (`apf_controller_debug.go`).
@@ -234,16 +291,49 @@ impl Admin {
 
 /// Whether a listener on the loopback is asked for as one: a page from elsewhere, whose name was made to lead here, would be taken for
 /// weir's own otherwise, by a browser on this machine.
-fn names_this_machine(host: Option<&HeaderValue>) -> bool {
-    let Some(host) = host else {
-        return true; // no browser
+fn names_this_machine(headers: &HeaderMap) -> bool {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) => true, // no browser
+        (Some(host), None) => host.to_str().is_ok_and(is_this_machine),
+        (Some(_), Some(_)) => false,
+    }
+}
+
+/// An address or `localhost`, and a port or none.
+fn is_this_machine(host: &str) -> bool {
+    let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((name, port)) if name.parse::<Ipv6Addr>().is_ok() => ("localhost", port),
+        Some(_) => return false,
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
     };
-    let authority = host.to_str().ok().and_then(|host| host.parse().ok());
-    authority.is_some_and(|authority: Authority| {
-        let host = authority.host();
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        bare.parse::<IpAddr>().is_ok() || host.eq_ignore_ascii_case("localhost")
-    })
+    let port = port.is_empty()
+        || port
+            .strip_prefix(':')
+            .is_some_and(|port| port.parse::<u16>().is_ok());
+    port && (name.eq_ignore_ascii_case("localhost") || name.parse::<Ipv4Addr>().is_ok())
+}
+
+/// Whether a browser says that a page of another site asks (`Sec-Fetch-Site`, `Origin`).
+fn is_of_another_site(headers: &HeaderMap) -> bool {
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    let own = |origin: &HeaderValue| {
+        let origin = origin
+            .to_str()
+            .ok()
+            .and_then(|origin| origin.split_once("://"));
+        origin
+            .zip(host)
+            .is_some_and(|((_, authority), host)| authority.eq_ignore_ascii_case(host))
+    };
+    is_cross_site(headers) || !headers.get_all(header::ORIGIN).iter().all(own)
+}
+
+fn is_cross_site(headers: &HeaderMap) -> bool {
+    let mut sites = headers.get_all("sec-fetch-site").iter();
+    sites.any(|site| site != "same-origin" && site != "none")
 }
 
 /// The open connections, the oldest first. Whoever comes finds a place: that of one on which nothing is under way, if all are taken,
@@ -268,6 +358,15 @@ impl Connections {
         let task = tokio::spawn(serve(Arc::clone(&requests)));
         self.0.push_back((requests, task.abort_handle()));
     }
+}
+
+async fn log_level_of(level: &LogLevel, request: Request<Incoming>) -> Response<AdminBody> {
+    let answered = timeout(BODY_TIMEOUT, level.answer(request)).await;
+    let (code, text) = answered.unwrap_or_else(|_| {
+        let why = "no filter came\n".to_owned();
+        (StatusCode::REQUEST_TIMEOUT, why)
+    });
+    response(code, text)
 }
 
 fn top_talkers(talkers: &Talkers, query: Query<'_>) -> Response<AdminBody> {
@@ -310,8 +409,7 @@ async fn shown(status: &Arc<Status>, request: &Request<Incoming>) -> Option<Resp
 
 /// The stream of events. A page from elsewhere could not read it, but would take places: it gets none.
 fn events(status: &Arc<Status>, request: &Request<Incoming>) -> Response<AdminBody> {
-    let site = request.headers().get("sec-fetch-site");
-    if site.is_some_and(|site| site != "same-origin" && site != "none") {
+    if is_cross_site(request.headers()) {
         return response(StatusCode::FORBIDDEN, "events are for weir's own page\n");
     }
     if request.method() == Method::HEAD {
@@ -362,4 +460,84 @@ fn response(code: StatusCode, text: impl Into<Bytes>) -> Response<AdminBody> {
     *response.status_mut() = code;
     response.headers_mut().insert(header::CONTENT_TYPE, PLAIN);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    #[test]
+    fn a_host_is_this_machine_to_its_last_byte() {
+        for host in [
+            "localhost",
+            "LOCALHOST:8080",
+            "127.0.0.1",
+            "127.0.0.1:1",
+            "[::1]",
+            "[::1]:65535",
+        ] {
+            assert!(names_this_machine(&headers(&[("host", host)])), "{host}");
+        }
+        assert!(names_this_machine(&headers(&[])));
+        for host in [
+            "[::1].evil.com",
+            "[::1]evil.com:80",
+            "[::1]:80.evil.com",
+            "[::1",
+            "[127.0.0.1]",
+            "[evil.com]",
+            "::1",
+            "127.0.0.1.evil.com",
+            "localhost.evil.com",
+            "localhost:80:80",
+            "localhost:evil",
+            "localhost:65536",
+            "user@localhost",
+            "evil.com",
+            "",
+        ] {
+            assert!(!names_this_machine(&headers(&[("host", host)])), "{host}");
+        }
+        let two = [("host", "localhost"), ("host", "evil.com")];
+        assert!(!names_this_machine(&headers(&two)));
+    }
+
+    #[test]
+    fn a_page_of_another_site_is_told_by_what_its_browser_says() {
+        const HOST: (&str, &str) = ("host", "localhost:9443");
+        let other = |pairs: &[(&'static str, &'static str)]| {
+            is_of_another_site(&headers(&[&[HOST], pairs].concat()))
+        };
+        assert!(!other(&[]));
+        assert!(!other(&[
+            ("sec-fetch-site", "same-origin"),
+            ("origin", "http://localhost:9443")
+        ]));
+        assert!(!other(&[("sec-fetch-site", "none")]));
+        assert!(!other(&[("origin", "https://LOCALHOST:9443")]));
+        for site in ["cross-site", "same-site", ""] {
+            assert!(other(&[("sec-fetch-site", site)]), "{site}");
+        }
+        for origin in [
+            "http://localhost",
+            "http://localhost:9444",
+            "http://evil.com",
+            "null",
+            "",
+        ] {
+            assert!(other(&[("origin", origin)]), "{origin}");
+        }
+        assert!(is_of_another_site(&headers(&[(
+            "origin",
+            "http://localhost:9443"
+        )])));
+    }
 }

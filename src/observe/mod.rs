@@ -4,6 +4,7 @@ pub mod admin;
 pub mod audit;
 mod buffer;
 pub mod facts;
+pub mod front_proxy;
 pub mod log_level;
 pub mod log_lines;
 pub mod process;
@@ -14,6 +15,7 @@ pub mod spans;
 pub mod status;
 pub mod talkers;
 mod texts;
+pub mod zpages;
 
 /// Whether it comes to be so: where the machine stands still, what ends gives up before all of it is written or told.
 #[cfg(test)]

@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
 use http::Method;
-use http::StatusCode;
 use http::uri::PathAndQuery;
 use http_body_util::BodyExt;
 use http_body_util::Limited;
@@ -18,6 +17,7 @@ use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
+use crate::observe::front_proxy::FrontProxyHealth;
 use crate::observe::status::snapshot;
 use crate::upstream::body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
@@ -43,6 +43,8 @@ pub struct Readiness {
     upstream: Arc<Pool<Own>>,
     own: Arc<OwnCredentials>,
     drain: Arc<Drain>,
+    /// What the API server takes weir's front-proxy certificate for, where there is one.
+    front_proxy: Option<Arc<FrontProxyHealth>>,
     /// The last answer. Held while asking, so that many askers cause one question.
     last: Mutex<Option<(Instant, Result<(), String>)>>,
     /// The same, for who does not want to wait for the next.
@@ -57,9 +59,21 @@ impl Readiness {
             upstream,
             own,
             drain,
+            front_proxy: None,
             last: Mutex::default(),
             shown: ArcSwapOption::empty(),
         }
+    }
+
+    /// Fails, too, where `health` does.
+    #[must_use]
+    pub fn with_front_proxy(mut self, health: Option<Arc<FrontProxyHealth>>) -> Self {
+        self.front_proxy = health;
+        self
+    }
+
+    fn front_proxy_failure(&self) -> Option<String> {
+        self.front_proxy.as_ref()?.failure()
     }
 
     /// What `/readyz` says: the checks, and whether all is well.
@@ -72,16 +86,27 @@ impl Readiness {
         } else {
             Err("weir is shutting down".to_owned())
         };
-        let checks = [
+        let mut checks = vec![
             ("shutdown", shutdown),
             ("upstream", self.upstream_answers().await),
         ];
+        if self.front_proxy.is_some() {
+            let failure = self.front_proxy_failure();
+            checks.push(("front-proxy", failure.map_or(Ok(()), Err)));
+        }
         let ready = checks.iter().all(|(_, check)| check.is_ok());
         let mut text = String::new();
         for (name, check) in checks {
             text.push_str(&match check {
                 Ok(()) => format!("[+]{name} ok\n"),
                 Err(why) => format!("[-]{name} failed: {why}\n"),
+            });
+        }
+        if self.own.is_given() {
+            text.push_str(&match self.own.health() {
+                Ok(()) => "[+]own-credential ok\n".to_owned(),
+                // Requests whose tokens weir need not review go on.
+                Err(why) => format!("[-]own-credential failed, readiness not affected: {why}\n"),
             });
         }
         text.push_str(if ready {
@@ -111,9 +136,12 @@ impl Readiness {
             .as_deref()
             .filter(|(at, _)| now.saturating_duration_since(*at) < SHOWN_FOR)
             .map(|(_, answer)| answer);
+        let front_proxy_failure = self.front_proxy_failure();
+        let well = front_proxy_failure.is_none() && !shutting_down;
         snapshot::Readiness {
-            ready: upstream.map(|answer| answer.is_ok() && !shutting_down),
+            ready: upstream.map(|answer| answer.is_ok() && well),
             shutting_down,
+            front_proxy_failure,
             upstream_failure: upstream.and_then(|answer| answer.clone().err()),
         }
     }
@@ -125,7 +153,7 @@ impl Readiness {
     pub fn last_known(&self) -> bool {
         let answer = self.shown.load();
         let failed = answer.as_deref().is_some_and(|(_, answer)| answer.is_err());
-        self.drain.ready() && !failed
+        self.drain.ready() && !failed && self.front_proxy_failure().is_none()
     }
 
     async fn upstream_answers(&self) -> Result<(), String> {
@@ -157,14 +185,13 @@ impl Readiness {
             .ask(request, RequestBody::empty())
             .await
             .map_err(|why| why.to_string())?;
-        if response.status() == StatusCode::UNAUTHORIZED {
-            self.own.refused();
-        }
+        self.own.answered(response.status());
         // Read to its end, so that the connection serves the next question.
         if Limited::new(response.into_body(), MOST_BYTES)
             .collect()
             .await
             .is_ok()
+            && let Some(turn) = &mut turn
         {
             turn.complete();
         }

@@ -244,7 +244,7 @@ fn write_rejection(record: &Record, limit: &str) {
         user = record.counts_for().map(|user| clipped(&user.name, LONGEST)),
         impersonator = said.user.filter(|_| record.counted.is_some()),
         method = record.method.as_str(),
-        uri = said.target,
+        uri = &*said.target,
         user_agent = said.user_agent.as_deref(),
         audit_id = said.audit_id.as_deref(),
         client = %record.peer,
@@ -271,7 +271,7 @@ impl Witness for AccessLog {
         debug!(
             target: "weir::access",
             verb,
-            URI = said.target,
+            URI = &*said.target,
             latency_seconds = now.saturating_duration_since(record.arrived).as_secs_f64(),
             user = said.user,
             userAgent = said.user_agent.as_deref(),
@@ -291,7 +291,8 @@ impl Witness for AccessLog {
 
 /// What both logs say, no longer than it may be.
 struct Said<'a> {
-    target: &'a str,
+    /// Without the credentials in its query.
+    target: Cow<'a, str>,
     /// Who asks.
     user: Option<&'a str>,
     user_agent: Option<Cow<'a, str>>,
@@ -308,7 +309,10 @@ impl<'a> Said<'a> {
         let user = record.user.as_ref();
         let (user_agent, audited) = (record.user_agent.as_ref(), record.audited.as_ref());
         Self {
-            target: clipped(record.target.as_str(), LONGEST),
+            target: match texts::redacted(clipped(record.target.as_str(), LONGEST)) {
+                Cow::Borrowed(text) => Cow::Borrowed(text),
+                Cow::Owned(text) => Cow::Owned(clipped(&text, LONGEST).to_owned()),
+            },
             user: user.map(|user| clipped(&user.name, LONGEST)),
             user_agent: user_agent.map(|agent| texts::shown(agent, LONGEST)),
             audit_id: audited.map(|audited| texts::shown(&audited.id, LONGEST)),
@@ -491,6 +495,34 @@ mod tests {
             (&own["user"], own.get("impersonator")),
             (&"alice".into(), None)
         );
+    }
+
+    #[test]
+    fn neither_log_has_a_credential_of_a_query() {
+        let log = RejectionLog::default();
+        let with = |outcome| Record {
+            target: PathAndQuery::from_static("/api/v1/pods?access_token=abc&limit=5"),
+            ..record("alice", outcome)
+        };
+        let lines = logged("info,weir::access=debug", || {
+            refused(&log, with(Outcome::Rejected("queue-full")));
+            AccessLog.ended(&with(Outcome::Answered(StatusCode::OK)), Clock.now());
+        });
+        let shown = "/api/v1/pods?access_token=redacted&limit=5";
+        assert_eq!(
+            (&lines[0]["uri"], &lines[1]["URI"]),
+            (&shown.into(), &shown.into())
+        );
+        let short = |n| Record {
+            target: format!("/api?{}token=", "token=&".repeat(n))
+                .parse()
+                .unwrap(),
+            ..record("alice", Outcome::Rejected("queue-full"))
+        };
+        let lines = logged("info", || {
+            refused(&log, short(2 * LONGEST / "token=&".len()))
+        });
+        assert!(lines[0]["uri"].as_str().unwrap().len() <= LONGEST);
     }
 
     #[test]

@@ -21,9 +21,127 @@ pub(super) fn shown(header: &HeaderValue, longest: usize) -> Cow<'_, str> {
     }
 }
 
+/// Parameters of a query whose values are credentials, in small letters. kube-apiserver reads none of them; what stands behind it (an
+/// aggregated API, `proxy` of a Pod or a service) may.
+const SECRET: [&str; 7] = [
+    "access_token",
+    "auth_token",
+    "client_secret",
+    "id_token",
+    "password",
+    "refresh_token",
+    "token",
+];
+
+/// What stands in the place of a credential.
+const REDACTED: &str = "redacted";
+
+/// A request's target, without the credentials in its query.
+pub(super) fn redacted(target: &str) -> Cow<'_, str> {
+    let Some((path, query)) = target.split_once('?') else {
+        return Cow::Borrowed(target);
+    };
+    match redacted_query(query) {
+        Cow::Borrowed(_) => Cow::Borrowed(target),
+        Cow::Owned(query) => Cow::Owned(format!("{path}?{query}")),
+    }
+}
+
+/// A query without the credentials in it. `;` and `?` begin a parameter as well as `&` does: whoever reads it may think so.
+pub(super) fn redacted_query(query: &str) -> Cow<'_, str> {
+    let parameters = || query.split_inclusive(['&', ';', '?']);
+    if !parameters().any(|parameter| secret(parameter).is_some()) {
+        return Cow::Borrowed(query);
+    }
+    let mut shown = String::with_capacity(query.len());
+    for parameter in parameters() {
+        match secret(parameter) {
+            Some((name, end)) => shown.extend([name, "=", REDACTED, end]),
+            None => shown.push_str(parameter),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// The name of a parameter whose value is a credential, and what follows the value.
+fn secret(parameter: &str) -> Option<(&str, &str)> {
+    let (name, value) = parameter.split_once('=')?;
+    let (_, end) = value.split_at(value.trim_end_matches(['&', ';', '?']).len());
+    let is = |secret: &str| {
+        let letters = Letters(name.as_bytes()).map(|letter| letter.to_ascii_lowercase());
+        letters.eq(secret.bytes())
+    };
+    SECRET
+        .iter()
+        .any(|secret| is(secret))
+        .then_some((name, end))
+}
+
+/// The bytes of a text, percent-decoded where they can be.
+struct Letters<'a>(&'a [u8]);
+
+impl Iterator for Letters<'_> {
+    type Item = u8;
+
+    fn next(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        let digit = |at: usize| char::from(*rest.get(at)?).to_digit(16);
+        let (letter, rest) = match (first, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => {
+                let letter = u8::try_from(high * 16 + low).ok()?;
+                (letter, rest.get(2..)?)
+            }
+            _ => (*first, rest),
+        };
+        self.0 = rest;
+        Some(letter)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn credentials_in_a_query_are_not_shown() {
+        for (target, shown) in [
+            ("/api?access_token=abc", "/api?access_token=redacted"),
+            ("/api?a=1&token=abc&b=2", "/api?a=1&token=redacted&b=2"),
+            (
+                "/api?TOKEN=a=b;password=&x",
+                "/api?TOKEN=redacted;password=redacted&x",
+            ),
+            ("/api?%74oke%6E=abc", "/api?%74oke%6E=redacted"),
+            (
+                "/api?next=/x?id_token=abc&refresh_token=d",
+                "/api?next=/x?id_token=redacted&refresh_token=redacted",
+            ),
+            (
+                "/api?client_secret=a&auth_token=b&token=%zz",
+                "/api?client_secret=redacted&auth_token=redacted&token=redacted",
+            ),
+            ("/api?token=a&token=b", "/api?token=redacted&token=redacted"),
+        ] {
+            assert_eq!(redacted(target), shown);
+        }
+    }
+
+    #[test]
+    fn everything_else_in_a_target_is_shown_as_it_came() {
+        for target in [
+            "/api/v1/pods",
+            "/api/v1/pods?limit=5&continue=abc",
+            "/api?mytoken=abc&token&tokens=abc&%7token=abc&=token",
+            "/token=abc?",
+            "/api?",
+            "",
+        ] {
+            assert!(
+                matches!(redacted(target), Cow::Borrowed(shown) if shown == target),
+                "{target}"
+            );
+        }
+    }
 
     #[test]
     fn a_byte_that_is_no_text_hides_nothing_but_itself_and_makes_nothing_longer() {

@@ -1,12 +1,26 @@
-//! How many requests have begun on a connection, how many of them are over, and whether they have to wait.
+//! How many requests have begun on a connection, how many of them are over, whether they have to wait, and how many of them
+//! their client cancels.
 
 use std::future::Future;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::limits::bucket::Bucket;
+use crate::limits::bucket::Rate;
+
+/// The burst of resets that an HTTP/2 connection may send, in seconds of its rate: the watches of a client that ends come all
+/// at once, and there are as many as the connection has streams (100 by default, 200 with the default rate).
+pub const RESET_BURST_SECONDS: u32 = 4;
 
 /// What was counted on a connection. Relaxed, as the counts stand for nothing but themselves.
 #[derive(Debug, Default)]
@@ -15,9 +29,46 @@ pub struct Requests {
     ended: AtomicU64,
     at_once: AtomicBool,
     unwritten: AtomicBool,
+    resets: Option<Resets>,
 }
 
 impl Requests {
+    /// Of an HTTP/2 connection that may cancel this many requests a second, and [`RESET_BURST_SECONDS`] times as many at once;
+    /// 0 is no limit.
+    #[must_use]
+    pub fn with_reset_limit(per_second: u32, now: Instant) -> Self {
+        let resets = (per_second > 0).then(|| Resets::new(per_second, now));
+        Self {
+            resets,
+            ..Self::default()
+        }
+    }
+
+    /// Counts a cancelled request, unless it is defused before it is dropped.
+    #[must_use]
+    pub fn unfinished(self: &Arc<Self>) -> Unfinished {
+        Unfinished(self.resets.is_some().then(|| Arc::clone(self)))
+    }
+
+    /// Comes when more requests are cancelled than the limit allows; never without a limit.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn reset_too_often(&self) {
+        match &self.resets {
+            Some(resets) => resets.exceeded.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn cancelled(&self, now: Instant) {
+        if let Some(resets) = &self.resets
+            && !resets.take(now)
+        {
+            resets.exceeded.notify_one();
+        }
+    }
+
     /// A request has come.
     #[must_use]
     pub fn begin(self: &Arc<Self>) -> Begun {
@@ -57,6 +108,51 @@ impl Requests {
     }
 }
 
+/// The cancelled requests of a connection.
+#[derive(Debug)]
+struct Resets {
+    rate: Rate,
+    /// Held for one step; nothing is awaited under it.
+    bucket: Mutex<Bucket>,
+    exceeded: Notify,
+}
+
+impl Resets {
+    fn new(per_second: u32, now: Instant) -> Self {
+        let rate = Rate::new(per_second, per_second.saturating_mul(RESET_BURST_SECONDS));
+        Self {
+            bucket: Mutex::new(Bucket::full(&rate, now)),
+            rate,
+            exceeded: Notify::new(),
+        }
+    }
+
+    fn take(&self, now: Instant) -> bool {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.take(&self.rate, now).is_ok()
+    }
+}
+
+/// A request that has not come to its end. If it is dropped before, its client has reset the stream: whatever ends a request
+/// on weir's side (an error, a deadline, a stopped watch) is an end that the answer's body tells, and finishes this.
+#[derive(Debug, Default)]
+pub struct Unfinished(Option<Arc<Requests>>);
+
+impl Unfinished {
+    /// The request has come to its end.
+    pub fn finish(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(requests) = &self.0 {
+            requests.cancelled(Clock.now());
+        }
+    }
+}
+
 /// A request that is under way until this is dropped.
 #[derive(Debug)]
 pub struct Begun(Arc<Requests>);
@@ -82,5 +178,46 @@ impl Begun {
 impl Drop for Begun {
     fn drop(&mut self) {
         self.0.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_burst_is_free_and_then_the_rate_holds() {
+        let requests = Arc::new(Requests::with_reset_limit(50, Clock.now()));
+        let exceeded = || requests.reset_too_often().now_or_never().is_some();
+        for n in 0..50 * RESET_BURST_SECONDS {
+            drop(requests.unfinished());
+            assert!(!exceeded(), "{n}");
+        }
+        for _ in 0..100 {
+            tokio::time::advance(Duration::from_millis(20)).await;
+            drop(requests.unfinished());
+            assert!(!exceeded());
+        }
+        drop(requests.unfinished());
+        assert!(exceeded());
+    }
+
+    #[tokio::test]
+    async fn finished_requests_are_no_resets_and_without_a_limit_nothing_is() {
+        let limited = Arc::new(Requests::with_reset_limit(1, Clock.now()));
+        for _ in 0..1000 {
+            limited.unfinished().finish();
+        }
+        let unlimited = Arc::new(Requests::with_reset_limit(0, Clock.now()));
+        for _ in 0..1000 {
+            drop(unlimited.unfinished());
+        }
+        for requests in [limited, unlimited] {
+            assert_eq!(requests.reset_too_often().now_or_never(), None);
+        }
     }
 }

@@ -9,6 +9,7 @@ use http_body::Frame;
 use http_body::SizeHint;
 
 use crate::pipeline::begun::Begun;
+use crate::pipeline::begun::Unfinished;
 use crate::pipeline::guarded::Broken;
 use crate::pipeline::guarded::Guarded;
 use crate::pipeline::riding::Riding;
@@ -16,7 +17,7 @@ use crate::upstream::body::AnswerBody;
 use crate::upstream::body::AnswerError;
 
 /// The body of an answer.
-pub struct Body(Inner);
+pub struct Body(Inner, Unfinished);
 
 enum Inner {
     Fixed(Bytes),
@@ -27,21 +28,25 @@ impl Body {
     /// These bytes, at once.
     #[must_use]
     pub fn fixed(bytes: Bytes) -> Self {
-        Self(Inner::Fixed(bytes))
+        Self(Inner::Fixed(bytes), Unfinished::default())
     }
 
     /// The same, with which a request is over: with its last byte, or when its time is up, even if nobody reads on. One that is
-    /// all here is over at once.
+    /// all here is over at once. If the body is dropped before its end, `unfinished` counts a reset.
     #[must_use]
-    pub fn ending(self, begun: Begun) -> Self {
-        if let Inner::Forwarded(body) = &self.0 {
-            body.with_guard(|riding| riding.begun = Some(begun));
+    pub fn ending(mut self, begun: Begun, mut unfinished: Unfinished) -> Self {
+        match &self.0 {
+            Inner::Forwarded(body) if !http_body::Body::is_end_stream(body.as_ref()) => {
+                body.with_guard(|riding| riding.begun = Some(begun));
+                self.1 = unfinished;
+            }
+            Inner::Forwarded(_) | Inner::Fixed(_) => unfinished.finish(),
         }
         self
     }
 
     pub(super) fn forwarded(body: Guarded<AnswerBody, Riding>) -> Self {
-        Self(Inner::Forwarded(Box::new(body)))
+        Self(Inner::Forwarded(Box::new(body)), Unfinished::default())
     }
 }
 
@@ -56,7 +61,14 @@ impl http_body::Body for Body {
         match &mut self.0 {
             Inner::Fixed(bytes) if bytes.is_empty() => Poll::Ready(None),
             Inner::Fixed(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Inner::Forwarded(body) => Pin::new(body.as_mut()).poll_frame(cx),
+            Inner::Forwarded(body) => {
+                let polled = Pin::new(body.as_mut()).poll_frame(cx);
+                let over = matches!(polled, Poll::Ready(None | Some(Err(_))));
+                if over || http_body::Body::is_end_stream(body.as_ref()) {
+                    self.1.finish();
+                }
+                polled
+            }
         }
     }
 

@@ -10,8 +10,13 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::task::Context;
 use std::task::Poll;
+use std::task::Wake;
+use std::task::Waker;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -23,6 +28,8 @@ use http_body::SizeHint;
 use crate::pipeline::overdue::Entered;
 use crate::pipeline::overdue::Expire;
 use crate::pipeline::overdue::Overdue;
+use crate::pipeline::overdue::Phase;
+use crate::pipeline::overdue::Transfer;
 
 /// What rides on a body.
 pub trait Guard: Send + Unpin + 'static {
@@ -36,10 +43,10 @@ pub trait Guard: Send + Unpin + 'static {
     fn broken(&mut self);
 }
 
-/// When a body is cut short if it has not ended by itself.
+/// When a body is cut short if it has not ended by itself, beside when its client is too slow.
 pub enum Until {
     /// An error at this time: the client must not take it for the whole.
-    Deadline(Instant, Arc<Overdue>),
+    Deadline(Instant),
     /// Never.
     End,
     /// A clean end when this comes: for a watch, whose client simply asks again.
@@ -49,18 +56,36 @@ pub enum Until {
 /// A body, its guard, and when it is cut.
 pub struct Guarded<B, G> {
     held: Arc<Held<B, G>>,
+    /// Tells `held` that there is more to take.
+    more: Waker,
     stop: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     /// Leaves the list of the overdue with the body.
-    _entered: Option<Entered>,
+    entered: Option<Entered>,
     size: SizeHint,
     ended: bool,
 }
 
 /// What is dropped at the end, in this order: a seat is free only once the stream below it has been reset.
 struct Held<B, G> {
-    /// Shared with whoever looks for the overdue; held for one poll, never across an await.
+    /// Shared with what looks for the overdue; held for one poll, never across an await.
     inner: Mutex<Option<(B, G)>>,
     reader: AtomicWaker,
+    /// The bytes that were taken. Relaxed, as is `awaited`: they stand for nothing but themselves.
+    bytes: AtomicU64,
+    /// Whether there is something for the client to take, as far as is known.
+    awaited: AtomicBool,
+}
+
+/// There is more to take: whether the client does is another matter. HTTP/2 does not ask a body whose client has closed its window.
+impl<B: Send + 'static, G: Guard> Wake for Held<B, G> {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.awaited.store(true, Ordering::Relaxed);
+        self.reader.wake();
+    }
 }
 
 impl<B, G> Held<B, G> {
@@ -78,12 +103,20 @@ impl<B: Send, G: Guard> Expire for Held<B, G> {
         drop(inner); // after the lock: it may wake others
         self.reader.wake();
     }
+
+    fn transfer(&self) -> Option<Transfer> {
+        Some(Transfer {
+            phase: Phase::ResponseBody,
+            bytes: self.bytes.load(Ordering::Relaxed),
+            awaited: self.awaited.load(Ordering::Relaxed),
+        })
+    }
 }
 
 /// Why a body broke off.
 #[derive(Debug)]
 pub enum Broken<E> {
-    /// The request's time was up.
+    /// The request's time was up, or its client too slow.
     Deadline,
     /// What it was read from failed.
     Source(E),
@@ -119,8 +152,8 @@ where
         }
     }
 
-    /// `body` with `guard` on it, cut at `until`.
-    pub fn new(body: B, mut guard: G, until: Until) -> Self {
+    /// `body` with `guard` on it, cut at `until`, or when its client is too slow for `overdue`.
+    pub fn new(body: B, mut guard: G, until: Until, overdue: &Arc<Overdue>) -> Self {
         let (size, ended) = (body.size_hint(), body.is_end_stream());
         if ended {
             guard.complete();
@@ -129,22 +162,34 @@ where
         let held = Arc::new(Held {
             inner: Mutex::new(inner),
             reader: AtomicWaker::new(),
+            bytes: AtomicU64::new(0),
+            awaited: AtomicBool::new(true), // until it is found that nothing is there
         });
-        let (entered, stop) = match until {
-            Until::Deadline(at, overdue) if !ended => {
-                let held: Arc<dyn Expire> = Arc::<Held<B, G>>::clone(&held);
-                (Some(overdue.enter(at, held)), None)
-            }
+        let (deadline, stop) = match until {
+            Until::Deadline(at) => (Some(at), None),
             Until::Stop(stop) => (None, Some(stop)),
-            Until::Deadline(..) | Until::End => (None, None),
+            Until::End => (None, None),
         };
+        let entered = (!ended).then(|| {
+            let held: Arc<dyn Expire> = Arc::<Held<B, G>>::clone(&held);
+            overdue.enter(deadline, held)
+        });
         Self {
+            more: Waker::from(Arc::clone(&held)),
             held,
             stop,
-            _entered: entered,
+            entered,
             size,
             ended,
         }
+    }
+}
+
+/// What is read from keeps a waker of what holds it: dropping that alone would leave the two to each other.
+impl<B, G> Drop for Guarded<B, G> {
+    fn drop(&mut self) {
+        let rest = self.held.inner().take();
+        drop(rest); // after the lock: it may wake others
     }
 }
 
@@ -170,7 +215,8 @@ where
             this.ended = true;
             return Poll::Ready(Some(Err(Broken::Deadline)));
         };
-        let polled = match Pin::new(&mut *body).poll_frame(cx) {
+        let mut more = Context::from_waker(&this.more);
+        let polled = match Pin::new(&mut *body).poll_frame(&mut more) {
             Poll::Ready(polled) => polled.map(|frame| frame.map_err(Broken::Source)),
             Poll::Pending
                 if this
@@ -182,6 +228,7 @@ where
                 None
             }
             Poll::Pending => {
+                this.held.awaited.store(false, Ordering::Relaxed);
                 guard.idle(cx);
                 return Poll::Pending;
             }
@@ -190,6 +237,9 @@ where
             && let Some(data) = frame.data_ref()
         {
             guard.passed(data);
+            let bytes = u64::try_from(data.len()).unwrap_or_default();
+            this.held.bytes.fetch_add(bytes, Ordering::Relaxed);
+            this.held.awaited.store(true, Ordering::Relaxed);
         }
         match &polled {
             Some(Ok(_)) if !body.is_end_stream() => return Poll::Ready(polled),
@@ -202,6 +252,7 @@ where
         let spent = inner.take();
         drop(inner);
         drop(spent); // after the lock: it may wake others
+        this.entered = None;
         Poll::Ready(polled)
     }
 

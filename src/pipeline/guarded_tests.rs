@@ -8,6 +8,8 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::pipeline::begun::Begun;
 use crate::pipeline::begun::Requests;
+use crate::pipeline::overdue::LOOK_EVERY;
+use crate::pipeline::overdue::tests::overdue;
 
 /// Notes what it is told, and that it was let go.
 #[derive(Clone, Default)]
@@ -61,8 +63,17 @@ impl Body for Fed {
 }
 
 fn guarded<B: Body + Send + 'static>(body: B, until: Until) -> (Guarded<B, Noting>, Log) {
+    guarded_by(&overdue().0, body, until)
+}
+
+fn guarded_by<B: Body + Send + 'static>(
+    overdue: &Arc<Overdue>,
+    body: B,
+    until: Until,
+) -> (Guarded<B, Noting>, Log) {
     let log = Log::default();
-    (Guarded::new(body, Noting(log.clone(), None), until), log)
+    let body = Guarded::new(body, Noting(log.clone(), None), until, overdue);
+    (body, log)
 }
 
 #[tokio::test]
@@ -78,9 +89,9 @@ async fn the_guard_ends_with_the_last_frame_and_the_length_is_still_known() {
 async fn a_body_that_nobody_reads_lets_go_at_its_deadline_and_then_fails() {
     let (feed, fed) = mpsc::unbounded_channel();
     feed.send(Bytes::from_static(b"a")).unwrap();
-    let overdue = Arc::new(Overdue::default());
+    let (overdue, _) = overdue();
     let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1);
-    let (mut body, log) = guarded(Fed(fed), Until::Deadline(deadline, Arc::clone(&overdue)));
+    let (mut body, log) = guarded_by(&overdue, Fed(fed), Until::Deadline(deadline));
     overdue.expire(deadline - Duration::from_millis(1));
     assert!(body.frame().await.unwrap().is_ok());
     overdue.expire(deadline);
@@ -93,9 +104,9 @@ async fn a_body_that_nobody_reads_lets_go_at_its_deadline_and_then_fails() {
 #[tokio::test]
 async fn a_reader_that_waits_is_woken_at_the_deadline() {
     let (_feed, fed) = mpsc::unbounded_channel();
-    let overdue = Arc::new(Overdue::default());
+    let (overdue, _) = overdue();
     let deadline = tokio::time::Instant::now().into_std();
-    let (mut body, _) = guarded(Fed(fed), Until::Deadline(deadline, Arc::clone(&overdue)));
+    let (mut body, _) = guarded_by(&overdue, Fed(fed), Until::Deadline(deadline));
     let reader = tokio::spawn(async move { body.frame().await });
     tokio::task::yield_now().await;
     overdue.expire(deadline);
@@ -114,9 +125,9 @@ async fn a_stop_is_a_clean_end_without_completion() {
 #[tokio::test]
 async fn a_client_that_goes_away_lets_go_and_leaves_the_list() {
     let (_feed, fed) = mpsc::unbounded_channel();
-    let overdue = Arc::new(Overdue::default());
+    let (overdue, _) = overdue();
     let deadline = tokio::time::Instant::now().into_std();
-    let (body, log) = guarded(Fed(fed), Until::Deadline(deadline, Arc::clone(&overdue)));
+    let (body, log) = guarded_by(&overdue, Fed(fed), Until::Deadline(deadline));
     drop(body);
     assert_eq!(log.lines(), ["let go"]);
     assert_eq!(format!("{overdue:?}"), "Overdue(0 under way)");
@@ -124,11 +135,12 @@ async fn a_client_that_goes_away_lets_go_and_leaves_the_list() {
 
 #[tokio::test]
 async fn what_is_put_on_the_guard_later_goes_at_the_deadline_although_nobody_reads() {
-    let overdue = Arc::new(Overdue::default());
+    let (overdue, _) = overdue();
     let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1);
-    let (body, log) = guarded(
+    let (body, log) = guarded_by(
+        &overdue,
         Full::new(Bytes::from_static(b"abc")),
-        Until::Deadline(deadline, Arc::clone(&overdue)),
+        Until::Deadline(deadline),
     );
     let requests = Arc::new(Requests::default());
     let begun = requests.begin();
@@ -140,4 +152,49 @@ async fn what_is_put_on_the_guard_later_goes_at_the_deadline_although_nobody_rea
     let begun = requests.begin();
     body.with_guard(|noting| noting.1 = Some(begun));
     assert_eq!(requests.ended(), 2, "a body that is over holds nothing");
+}
+
+/// Looks at what is under way for so long.
+fn pass(overdue: &Overdue, now: &mut Instant, time: Duration) {
+    let end = *now + time;
+    while *now < end {
+        *now += LOOK_EVERY;
+        overdue.expire(*now);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_of_what_is_there_is_cut_off_and_a_silent_server_is_not() {
+    let (feed, fed) = mpsc::unbounded_channel();
+    let (overdue, _) = overdue();
+    let mut now = tokio::time::Instant::now().into_std();
+    let (mut body, log) = guarded_by(&overdue, Fed(fed), Until::End);
+    let mut asks = Box::pin(body.frame());
+    assert!(futures_util::poll!(&mut asks).is_pending());
+    pass(&overdue, &mut now, Duration::from_secs(600));
+    assert_eq!(log.lines(), [""; 0], "nothing is there to be taken");
+    drop(asks);
+    feed.send(Bytes::from_static(b"a")).unwrap(); // and nobody asks, as HTTP/2 has it without a window
+    pass(&overdue, &mut now, Duration::from_secs(9));
+    assert_eq!(log.lines(), [""; 0]);
+    pass(&overdue, &mut now, Duration::from_secs(2));
+    assert_eq!(log.lines(), ["broken", "let go"]);
+}
+
+#[tokio::test]
+async fn a_client_that_takes_a_byte_a_second_is_cut_off() {
+    let (feed, fed) = mpsc::unbounded_channel();
+    let (overdue, _) = overdue();
+    let mut now = tokio::time::Instant::now().into_std();
+    let (mut body, _log) = guarded_by(&overdue, Fed(fed), Until::End);
+    let mut taken = 0;
+    loop {
+        feed.send(Bytes::from_static(b"a")).ok();
+        if !matches!(body.frame().await, Some(Ok(_))) {
+            break;
+        }
+        taken += 1;
+        pass(&overdue, &mut now, Duration::from_secs(1));
+    }
+    assert!((10..13).contains(&taken), "{taken}");
 }

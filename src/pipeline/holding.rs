@@ -16,6 +16,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use prometheus::Histogram;
+use prometheus::IntCounter;
 use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 use tokio::sync::oneshot;
@@ -25,6 +26,8 @@ use crate::drain::Drain;
 use crate::drain::Stage;
 use crate::limits::hold::Flow;
 use crate::limits::hold::Holds;
+use crate::limits::hold::OwnedFlow;
+use crate::limits::hold::Owner;
 use crate::limits::hold::Ticket;
 use crate::limits::hold::Told;
 use crate::limits::hold::Wait;
@@ -33,8 +36,8 @@ use crate::metrics::Registry;
 use crate::upstream::read_body::Budget;
 
 /// Most refusals that are held at a time: each takes less than 2 KiB (`tests/memory/held.rs`), and what is written down of long
-/// requests no more than [`LONG_ONES`] in all.
-const MOST: usize = 10_000;
+/// requests no more than [`LONG_ONES`] in all. One user (if it is not authenticated, one source network) has half.
+pub const MOST: usize = 10_000;
 
 /// What held requests with long targets and user agents may keep of them, in bytes: half of what all others may.
 const LONG_ONES: usize = 16 << 20;
@@ -52,6 +55,7 @@ pub struct Holding {
     now: IntGauge,
     flows: IntGauge,
     ended: IntCounterVec,
+    no_place: IntCounter,
     time: Histogram,
 }
 
@@ -96,6 +100,10 @@ impl Holding {
                 "Refusals that were held back, by how that ended: the time was over (elapsed), the client went away (gone), there was no room (let_go), or weir closed (closing).",
                 &["end"],
             ),
+            no_place: registry.counter(
+                "weir_rejection_holds_refused_total",
+                "Rejections that were sent at once because their user (if it is not authenticated, its address) has half of all that may be held.",
+            ),
             time: registry
                 .histograms(
                     "weir_rejection_hold_seconds",
@@ -107,10 +115,14 @@ impl Holding {
         }
     }
 
-    /// The flow of requests with these marks: whose they are, and what classified them. `None` where nothing is held.
+    /// The flow of requests with these marks: whose they are, and what classified them; and whose share of the places they take,
+    /// if anybody's. `None` where nothing is held.
     #[must_use]
-    pub fn flow(&self, marks: impl Hash) -> Option<Flow> {
-        (!self.longest.is_zero()).then(|| Flow(self.hasher.hash_one(marks)))
+    pub fn flow(&self, marks: impl Hash, owner: Option<impl Hash>) -> Option<OwnedFlow> {
+        (!self.longest.is_zero()).then(|| OwnedFlow {
+            flow: Flow(self.hasher.hash_one(marks)),
+            owner: owner.map(|owner| Owner(self.hasher.hash_one(owner))),
+        })
     }
 
     /// What waits until a refusal of `flow` may be said whose client is to wait, but not once weir closes; `None` where it may be
@@ -121,7 +133,7 @@ impl Holding {
     pub fn hold<'h>(
         &'h self,
         patience: &'h Patience,
-        flow: Flow,
+        flow: OwnedFlow,
         wait: Wait,
         drain: &'h Drain,
         fits: &mut dyn FnMut(&Arc<Budget>) -> bool,
@@ -153,18 +165,21 @@ impl Holding {
     fn enter<'h>(
         &'h self,
         patience: &'h Patience,
-        flow: Flow,
+        OwnedFlow { flow, owner }: OwnedFlow,
         wait: Wait,
     ) -> Option<(Instant, Held<'h>, oneshot::Receiver<()>)> {
         let since = Clock.now();
         let mut told = lock(&patience.told);
         let mut holds = lock(&self.holds);
-        let when = holds.refuse(&mut told, flow, since, wait, patience.most);
+        let has_place = holds.has_place(owner);
+        let at_a_time = if has_place { patience.most } else { 0 };
+        let when = holds.refuse(&mut told, flow, since, wait, at_a_time);
         let When::At(until) = when else {
+            self.no_place.inc_by(u64::from(!has_place));
             return None;
         };
         let (wakes, let_go) = oneshot::channel();
-        let (ticket, longest_held) = holds.enter(&mut told, flow, wakes);
+        let (ticket, longest_held) = holds.enter(&mut told, (flow, owner), wakes);
         self.publish(&holds);
         drop((holds, told));
         if let Some(longest_held) = longest_held {
@@ -271,7 +286,7 @@ mod tests {
         let registry = Registry::new();
         let holding = Holding::new(Duration::from_secs(30), &registry);
         let (patience, drain) = (Patience::new(2), Drain::new());
-        let flow = holding.flow("alice").unwrap();
+        let flow = holding.flow("alice", None::<()>).unwrap();
         let wait = Wait {
             time: Duration::from_secs(1),
             in_turn: false,

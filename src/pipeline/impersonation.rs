@@ -103,7 +103,8 @@ impl Pipeline {
             return Ok(InTheNameOf::default());
         }
         // In a box: hardly any request pays for the room that this takes.
-        let decided = Box::pin(self.decide(known, peer, headers, asserted)).await;
+        let deciding = Box::pin(self.decide(known, peer, headers, asserted));
+        let decided = self.heads.while_pending(peer, headers, deciding).await?;
         trace.counted(Clock.now());
         if asserted {
             let user = decided.map_err(Refusal::Impersonation)?;

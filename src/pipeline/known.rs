@@ -39,6 +39,23 @@ const BUILT_IN: [&str; 30] = [
     "tokenreviews",
 ];
 
+/// The API groups of those. A client can make up groups that end like them.
+const GROUPS: [&str; 13] = [
+    "",
+    "apiextensions.k8s.io",
+    "apps",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "coordination.k8s.io",
+    "discovery.k8s.io",
+    "events.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+    "networking.k8s.io",
+    "policy",
+];
+
 /// Non-resource paths that may be a label, where upstream has the path as `subresource`.
 const KNOWN_PATHS: [&str; 9] = [
     "/api",
@@ -85,13 +102,10 @@ pub(super) fn built_in(info: &RequestInfo<'_>) -> bool {
     ]
     .contains(&info.subresource());
     let version = [&b"v1"[..], b"v2", b"v1beta1"].contains(&info.api_version());
-    let group = info.api_group();
-    resource
-        && subresource
-        && version
-        && (group.is_empty()
-            || group.ends_with(b".k8s.io")
-            || [&b"apps"[..], b"batch", b"autoscaling", b"policy"].contains(&group))
+    let group = GROUPS
+        .iter()
+        .any(|name| name.as_bytes() == info.api_group());
+    resource && subresource && version && group
 }
 
 /// The path, where it is one of those that every API server has.

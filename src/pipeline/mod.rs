@@ -11,13 +11,17 @@
 pub mod audited;
 pub mod begun;
 pub mod body;
+mod counted;
 mod explained;
 mod filters;
 pub mod fragments;
 pub mod guarded;
+pub mod heads;
 pub mod holding;
 pub mod impersonation;
+pub mod in_flight;
 mod known;
+mod list_observer;
 mod malformed;
 pub mod overdue;
 pub mod prepared;
@@ -25,25 +29,26 @@ pub mod rates;
 pub mod record;
 pub mod refusal;
 pub mod refusing;
+pub mod request_body;
 mod request_metrics;
 mod riding;
 mod sender;
 pub mod trace;
 pub mod traced;
+mod upgrade;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::time::Duration;
 use std::time::Instant;
 
-use bytes::Bytes;
 use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 use http::Response;
 use http::StatusCode;
 use http::Version;
-use http::header;
 use http::request;
 use http_body::Body as _;
 use hyper::body::Incoming;
@@ -51,6 +56,7 @@ use hyper::upgrade::OnUpgrade;
 use tracing::Level;
 use tracing::enabled;
 
+use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::drain::Drain;
 use crate::drain::UnderWay;
@@ -62,13 +68,20 @@ use crate::limits::Admission;
 use crate::limits::Permit;
 use crate::limits::RequestDigest;
 use crate::limits::rates::Rates;
+use crate::limits::service_times::Shape;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
 use crate::pipeline::guarded::Guarded;
 use crate::pipeline::guarded::Until;
+use crate::pipeline::heads::HeadBudget;
 use crate::pipeline::holding::Holding;
 use crate::pipeline::holding::Patience;
 use crate::pipeline::impersonation::Impersonation;
+use crate::pipeline::in_flight::Charge;
+use crate::pipeline::in_flight::GivenUp;
+use crate::pipeline::in_flight::InFlight;
+use crate::pipeline::list_observer::InitialEvents;
+use crate::pipeline::list_observer::Listing;
 use crate::pipeline::malformed::Unreadable;
 use crate::pipeline::overdue::Overdue;
 use crate::pipeline::prepared::Prepared;
@@ -76,16 +89,22 @@ use crate::pipeline::record::Recorded;
 use crate::pipeline::record::Witnesses;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusing::Asked;
+use crate::pipeline::refusing::SkippedBodies;
 use crate::pipeline::refusing::Skips;
 use crate::pipeline::refusing::Unread;
+use crate::pipeline::request_body::Ahead;
+use crate::pipeline::request_body::Outgoing;
 use crate::pipeline::riding::Held;
-use crate::pipeline::riding::Listing;
 use crate::pipeline::riding::Riding;
+use crate::pipeline::riding::Upload;
 use crate::pipeline::sender::Told;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::Subject;
 use crate::pipeline::trace::Trace;
 use crate::pipeline::traced::Sampler;
+use crate::pipeline::upgrade::switch;
+use crate::pipeline::upgrade::switched;
+use crate::pipeline::upgrade::upgrade_of;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 use crate::sparingly::Sparingly;
@@ -94,12 +113,12 @@ use crate::upstream::ForwardError;
 use crate::upstream::Upstream;
 use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
-use crate::upstream::forward::Turn;
+use crate::upstream::forward::Errand;
 use crate::upstream::headers;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::lane::Place;
 use crate::upstream::read_body::Budget;
-use crate::upstream::upgrade;
+use crate::upstream::room::Requester;
 
 /// The `metadata.uid` of what decided (`flowcontrol.apiserver.k8s.io`).
 const FLOW_SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
@@ -116,6 +135,8 @@ pub struct Peer {
     pub trusted: bool,
     /// What it presented in the handshake.
     pub certificate: Option<PeerCertificate>,
+    /// The user of its requests whose tokens nothing verifies, made with the first of them.
+    pub unverified: OnceLock<Arc<UserInfo>>,
     /// Which of its HTTP/1.1 request targets were cut.
     pub fragments: Arc<Fragments>,
     /// Who was told on it to come back later.
@@ -135,8 +156,16 @@ pub struct Pipeline {
     pub identity_headers: Arc<IdentityHeaders>,
     /// How many requests at all.
     pub rates: Arc<Rates>,
-    /// What events' bodies may take that are read for them.
-    pub event_bodies: Arc<Budget>,
+    /// What bodies may take that are read before their requests go on.
+    pub request_bodies: Arc<Budget>,
+    /// `--request-body-buffer`, in bytes: how much of a body is awaited before its request takes a seat.
+    pub body_buffer: usize,
+    /// What requests hold that were given up.
+    pub given_up: Arc<GivenUp>,
+    /// What request heads may take until it is known whose they are.
+    pub heads: Arc<HeadBudget>,
+    /// How many bodies of refused requests may be skipped at a time.
+    pub skipped_bodies: Arc<SkippedBodies>,
     /// Whether a request may go on.
     pub admission: Admission,
     /// Where it goes.
@@ -209,43 +238,42 @@ impl Pipeline {
 
         let answered = async {
             self.own_readiness(&info)?;
+            let limit = limit?;
             let asserted = self.identity.asserted(peer.client(), &head.headers, now.1);
-            let upgrade = upgrade_of(&mut head);
+            let upgrade = upgrade_of(&mut head).filter(|_| info.is_resource_request());
             trace.sample(self.sampler, &mut head.headers);
             trace.go_on(&mut head.headers);
+            let asking = (peer, upgrade.as_ref().map(|(protocol, _)| protocol));
             let known = self
-                .identify(asserted, peer, &head.headers, now, trace)
+                .identify(asserted, asking, &head.headers, now, trace)
                 .await?;
             let name = self
                 .in_the_name_of(&known, peer, &head.headers, trace)
                 .await?;
-            let digest = RequestDigest {
-                info: &info,
-                user: name.counted(&known),
-            };
+            let (info, user) = (&info, name.counted(&known));
+            let digest = RequestDigest { info, user };
             let times = Times {
                 now: trace.went_on(),
                 arrived: trace.arrived(),
                 deadline: limit.map(|limit| limit.until),
             };
-            let (permit, read) = self
-                .pass_limits(&digest, (peer, &head), body, times, trace)
+            let reading = (&mut *body, upgrade.is_some());
+            let (permit, ahead) = self
+                .pass_limits(&digest, (peer, &head), reading, times, trace)
                 .await
                 .inspect_err(|no| trace.rejected(no, &head.headers))?;
-            let listing = self.listing(&info, &head);
+            let requester = peer.requester(user);
+            let listing = self.listing(info, &head);
             headers::strip_hop_by_hop(&mut head.headers); // what was not in the way before
             headers::keep_unindexed(&mut head.headers);
             let (request, told) = self.dress(*head, peer, (&known, &name))?;
-            let unread = body
-                .take()
-                .map(|b| RequestBody::new(b, Arc::clone(&self.identity_headers)));
-            let body = read.or(unread).unwrap_or_else(RequestBody::empty);
             let passage = Passage {
                 request,
-                body,
+                outgoing: self.outgoing(ahead, body),
                 upgrade,
                 told,
                 permit,
+                requester,
                 limit,
                 listing,
                 under_way,
@@ -254,27 +282,39 @@ impl Pipeline {
             Box::pin(self.forward(subject, passage, trace)).await
         };
         answered.await.inspect_err(|refusal| {
-            trace.refused(subject, refusal);
+            if !refusal.is_abort() {
+                trace.refused(subject, refusal);
+            }
         })
     }
 
-    /// Asks the limits: how many at all, then whether there is room. With the permit comes the body, if it was read for them.
+    /// Asks the limits: how many at all, then whether there is room, once the body is here as far as it has to be. With the permit
+    /// comes what was read of it.
     async fn pass_limits(
         &self,
         digest: &RequestDigest<'_>,
-        (peer, head): (&Peer, &request::Parts),
-        body: &mut Unread,
+        from: (&Peer, &request::Parts),
+        (body, upgrades): (&mut Unread, bool),
         mut times: Times,
         trace: &mut Trace,
-    ) -> Result<(Permit, Option<RequestBody>), Refusal> {
-        let passed = self
-            .pass_rates(digest, (peer, head), body, (times.arrived, times.deadline))
+    ) -> Result<(Permit, Option<Ahead>), Refusal> {
+        let mut passed = self
+            .pass_rates(digest, from, body, (times.arrived, times.deadline))
             .await?;
-        if self.rates.any() {
+        if passed.body.is_none() {
+            let deadline = times.deadline;
+            let deadline = deadline.unwrap_or_else(|| times.arrived + self.request_timeout);
+            let read = self.read_ahead(digest.info, from, body, upgrades, deadline);
+            passed.body = read.await?;
+        }
+        let waited = passed.body.as_ref().is_some_and(|ahead| ahead.waited);
+        if self.rates.any() || waited {
             times.now = Clock.now();
             trace.counted(times.now);
         }
-        times.arrived = passed.at;
+        // What the client took to send its body is not the queue's.
+        times.arrived = if waited { times.now } else { passed.at };
+        let (peer, _) = from;
         let permit = self
             .admission
             .admit(digest, times)
@@ -306,56 +346,98 @@ impl Pipeline {
     ) -> Result<Response<Body>, Refusal> {
         let Passage {
             request,
-            body,
+            outgoing: Outgoing { body, progress },
             upgrade,
             told,
-            mut permit,
+            permit,
+            requester,
             limit,
-            listing,
+            mut listing,
             under_way,
         } = passage;
-        permit.forwarding(Clock.now());
+        let mut in_flight = self.in_flight(subject.info, permit, limit, progress.is_none());
+        let head_limit = limit.unwrap_or_else(|| self.head_limit(in_flight.since()));
+        let upload = progress.map(|progress| Upload::watched(progress, &self.overdue));
         let size = body.size_hint().exact();
-        let sent = self.send(subject.info, request, body, upgrade.as_ref());
-        let (mut response, turn) = match limit {
-            Some(Limit { time, until }) => tokio::time::timeout_at(until.into(), sent)
-                .await
-                .map_err(|_| Refusal::Timeout(time))??,
-            None => sent.await?,
+        let errand = Errand {
+            requester: &requester,
+            turn: &mut in_flight.turn,
         };
+        let sent = self.send(subject.info, request, body, upgrade.as_ref(), errand);
+        let sent = tokio::time::timeout_at(head_limit.until.into(), sent).await;
+        let progress = upload.as_ref().map(|upload| &*upload.progress);
+        let sent = sent.map_err(|_| Refusal::Timeout(head_limit.time))?;
+        let mut response = sent.map_err(|why| {
+            in_flight.failed();
+            request_body::blame(why, progress)
+        })?;
         let switched = switched(response.status(), upgrade)?;
-        permit.answered_with(response.status().as_u16());
-        trace.answered(subject, response.status(), size);
+        let answered = trace.answered(subject, response.status(), size);
+        trace.answered_with(response.headers());
         self.heard(response.status(), told);
-        self.tell(response.headers_mut(), &permit, trace);
-        let held = self.held(subject.info, response.status(), permit);
+        in_flight.answered(answered, |mut permit| {
+            permit.answered_with(response.status().as_u16());
+            self.tell(response.headers_mut(), &permit, trace);
+            self.held(subject.info, &response, &mut listing, permit)
+        });
         let list = listing.and_then(|listing| listing.of(&response));
         let riding = Riding {
-            turn,
             trace: trace.hand_over(),
-            held,
+            in_flight,
+            upload,
             list,
             begun: None,
             _under_way: under_way.filter(|_| switched.is_none()), // tunnels are not waited for
         };
         if let Some(client) = switched {
-            return Ok(switch(response, client, riding));
+            return Ok(switch(response, client, riding, &self.overdue));
         }
-        let until = match limit {
-            Some(limit) => Until::Deadline(limit.until, Arc::clone(&self.overdue)),
-            None if *subject.info.verb() == Verb::Watch => {
-                Until::Stop(Box::pin(self.drain.watch_end()))
-            }
-            None => Until::End,
-        };
+        let until = self.until(subject.info, limit);
         let (mut head, body) = response.into_parts();
         headers::strip_hop_by_hop(&mut head.headers);
         headers::keep_unindexed(&mut head.headers);
         head.version = Version::HTTP_11; // the connection to the client says its own
         Ok(Response::from_parts(
             head,
-            Body::forwarded(Guarded::new(body, riding, until)),
+            Body::forwarded(Guarded::new(body, riding, until, &self.overdue)),
         ))
+    }
+
+    /// What a request holds that is about to be sent.
+    fn in_flight(
+        &self,
+        info: &RequestInfo<'_>,
+        mut permit: Permit,
+        limit: Option<Limit>,
+        is_here: bool,
+    ) -> InFlight {
+        let since = Clock.now();
+        permit.forwarding(since);
+        let charge = Charge {
+            given_up: Arc::clone(&self.given_up),
+            // How long an upload takes is the client's to say, and tells nothing of the server.
+            shape: limit.filter(|_| is_here).map(|_| Shape::of(info)),
+            since,
+            deadline: limit.unwrap_or_else(|| self.head_limit(since)).until,
+        };
+        InFlight::new(permit, charge)
+    }
+
+    /// When an answer's body is cut short.
+    fn until(&self, info: &RequestInfo<'_>, limit: Option<Limit>) -> Until {
+        match limit {
+            Some(limit) => Until::Deadline(limit.until),
+            None if *info.verb() == Verb::Watch => Until::Stop(Box::pin(self.drain.watch_end())),
+            None => Until::End,
+        }
+    }
+
+    /// The deadline for the head of an answer whose body has none.
+    fn head_limit(&self, since: Instant) -> Limit {
+        Limit {
+            time: self.request_timeout,
+            until: since + self.request_timeout,
+        }
     }
 
     /// The answer says what was decided about its request, as far as that is wanted.
@@ -371,20 +453,25 @@ impl Pipeline {
 
     /// How long the answer holds what the request was admitted with. A tunnel has no deadline, so it holds no seat: whatever the
     /// request was, it runs as long as those that are known to.
-    fn held(&self, info: &RequestInfo<'_>, status: StatusCode, mut permit: Permit) -> Held {
+    fn held<B>(
+        &self,
+        info: &RequestInfo<'_>,
+        response: &Response<B>,
+        listing: &mut Option<Listing>,
+        mut permit: Permit,
+    ) -> Held {
+        let status = response.status();
         if *info.verb() == Verb::Watch {
-            Held::by_watch(
-                info,
-                status.is_success(),
-                permit,
-                Clock.now(),
-                &self.overdue,
-            )
+            let listing = listing.take();
+            let events = status
+                .is_success()
+                .then(|| InitialEvents::of(response, listing));
+            Held::by_watch(info, events, permit, Clock.now(), &self.overdue)
         } else {
             if status == StatusCode::SWITCHING_PROTOCOLS {
                 permit.switched();
             }
-            Held::ToTheEnd { _permit: permit }
+            Held::ToTheEnd { permit }
         }
     }
 
@@ -393,11 +480,7 @@ impl Pipeline {
         let Admission::Fairness(controller) = &self.admission else {
             return None;
         };
-        let target = head
-            .uri
-            .path_and_query()
-            .filter(|_| *info.verb() == Verb::List)?;
-        Some(Listing::new(controller, &head.method, target))
+        Listing::new(controller, info, head)
     }
 
     /// Sends the request, by the kind of connection that it needs.
@@ -407,9 +490,11 @@ impl Pipeline {
         request: Dressed,
         body: RequestBody,
         upgrade: Option<&(HeaderValue, OnUpgrade)>,
-    ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
+        errand: Errand<'_>,
+    ) -> Result<Response<AnswerBody>, ForwardError> {
         if let Some((protocol, _)) = upgrade {
-            let sent = self.upstream.send_upgrade(request, body, protocol.clone());
+            let upstream = &self.upstream;
+            let sent = upstream.send_upgrade(request, body, protocol.clone(), errand);
             return Box::pin(sent).await;
         }
         let place = if *info.verb() == Verb::Watch {
@@ -419,7 +504,7 @@ impl Pipeline {
         } else {
             Place::Shared
         };
-        self.upstream.send(request, body, place).await
+        self.upstream.send(request, body, place, errand).await
     }
 
     /// What weir's end waits for: requests, then watches; other long-running ones are cut off, as upstream does.
@@ -434,15 +519,17 @@ impl Pipeline {
     }
 
     /// How long the request may take from its arrival; long-running ones as long as they like.
-    fn limit(&self, info: &RequestInfo<'_>, arrived: Instant) -> Option<Limit> {
+    /// One that cannot be read is refused before anything else is asked, as in kube-apiserver (`WithRequestDeadline`).
+    fn limit(&self, info: &RequestInfo<'_>, arrived: Instant) -> Result<Option<Limit>, Refusal> {
         if info.long_running() {
-            return None;
+            return Ok(None);
         }
-        // A timeout that cannot be read is the upstream's to answer.
-        let wished = info.timeout(self.request_timeout).ok().flatten();
+        let wished = info
+            .timeout(self.request_timeout)
+            .map_err(|why| Refusal::BadRequest(why.to_string()))?;
         let time = wished.unwrap_or(self.request_timeout);
         let until = arrived + time;
-        Some(Limit { time, until })
+        Ok(Some(Limit { time, until }))
     }
 }
 
@@ -456,10 +543,11 @@ struct Limit {
 /// A request that was admitted, and what goes with it.
 struct Passage {
     request: Dressed,
-    body: RequestBody,
+    outgoing: Outgoing,
     upgrade: Option<(HeaderValue, OnUpgrade)>,
     told: Told,
     permit: Permit,
+    requester: Requester,
     limit: Option<Limit>,
     listing: Option<Listing>,
     under_way: Option<UnderWay>,
@@ -473,49 +561,4 @@ fn name_decision(headers: &mut HeaderMap, flow_schema: &Named, priority_level: &
     ] {
         headers.entry(name).or_insert_with(|| of.uid.clone());
     }
-}
-
-/// Takes the connection's own headers off, and the wish to change the protocol with them. Without `Connection` (which the library
-/// refuses on HTTP/2) there is no such wish, and they may stay on until the request goes on.
-fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
-    if !head.headers.contains_key(header::CONNECTION) {
-        return None;
-    }
-    let protocol = headers::strip_hop_by_hop(&mut head.headers);
-    let upgrade = head.extensions.remove::<OnUpgrade>();
-    protocol.zip(upgrade)
-}
-
-/// The client's side of a tunnel, if the answer begins one.
-fn switched(
-    status: StatusCode,
-    upgrade: Option<(HeaderValue, OnUpgrade)>,
-) -> Result<Option<OnUpgrade>, ForwardError> {
-    if status != StatusCode::SWITCHING_PROTOCOLS {
-        return Ok(None);
-    }
-    let (_, client) = upgrade.ok_or(ForwardError::Unasked)?;
-    Ok(Some(client))
-}
-
-/// Answers 101 and passes bytes both ways from then on.
-fn switch(
-    mut response: Response<AnswerBody>,
-    client: OnUpgrade,
-    mut riding: Riding,
-) -> Response<Body> {
-    let upstream = hyper::upgrade::on(&mut response);
-    let protocol = headers::strip_hop_by_hop(response.headers_mut());
-    tokio::spawn(async move {
-        upgrade::tunnel(client, upstream, |bytes| riding.trace.passed(bytes)).await;
-        drop(riding);
-    });
-    let mut response = response.map(|_| Body::fixed(Bytes::new()));
-    if let Some(protocol) = protocol {
-        response.headers_mut().insert(header::UPGRADE, protocol);
-        response
-            .headers_mut()
-            .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-    }
-    response
 }

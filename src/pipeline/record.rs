@@ -287,7 +287,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::pipeline::rates::BodyFault;
+    use crate::pipeline::request_body::BodyFault;
     use crate::request_info::RequestKind;
 
     /// Notes how requests ended, and whether their answers were told of when they began.
@@ -408,7 +408,7 @@ mod tests {
     #[test]
     fn an_event_for_whose_body_there_is_no_room_is_rejected_and_one_that_breaks_off_is_not() {
         let onlooker = Arc::new(Onlooker::default());
-        for fault in [BodyFault::NoRoom, BodyFault::Broken] {
+        for fault in [BodyFault::NoRoom, BodyFault::Malformed] {
             let refusal = Refusal::Body(fault);
             let mut recorded = recorded(&onlooker, false);
             recorded.rejected(&refusal, &HeaderMap::new());

@@ -18,10 +18,9 @@ use crate::identity::Unauthenticated;
 use crate::limits::Rejection;
 use crate::limits::clients::enforce::TooMany;
 use crate::limits::events::enforce::TooManyEvents;
-use crate::limits::hold::Flow;
+use crate::limits::hold::OwnedFlow;
 use crate::pipeline::impersonation::Refused;
-use crate::pipeline::rates::BodyFault;
-use crate::pipeline::rates::LARGEST_BODY;
+use crate::pipeline::request_body::BodyFault;
 use crate::request_info::RequestKind;
 use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
@@ -38,6 +37,10 @@ pub const EVENT_BODIES: &str = "event-bodies";
 /// What `/readyz` says once weir has been told to go, in the form of kube-apiserver's.
 const SHUTTING_DOWN: &[u8] = b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
 
+/// What a client is told whose request's head there is no room for.
+pub const NO_ROOM_FOR_HEAD: &str =
+    "too many request heads are waiting to be completed or authenticated; please try again later";
+
 /// What a client with a certificate is told where there is no way to assert its user.
 const NO_FRONT_PROXY: &str = "weir knows you by your client certificate but cannot tell the API server so: it needs \
      --proxy-client-cert-file and --proxy-client-key-file, signed by the CA of the API server's \
@@ -49,7 +52,7 @@ const NO_FRONT_PROXY: &str = "weir knows you by your client certificate but cann
 pub enum Refusal {
     /// What was sent is no request that could be passed on.
     BadRequest(String),
-    /// An event's body, which had to be read, cannot be had.
+    /// The request's body cannot be had.
     Body(BodyFault),
     /// `CONNECT`, which the proxy does not do.
     Connect,
@@ -59,6 +62,8 @@ pub enum Refusal {
     Impersonation(Refused),
     /// More headers than can go on.
     LongHead,
+    /// Too many heads wait in memory for it to be known whose they are.
+    NoRoomForHead,
     /// Told to go: `/readyz` on the client's port.
     NotReady,
     /// A certificate's user, and no way to assert one.
@@ -70,7 +75,7 @@ pub enum Refusal {
         /// Which limit's.
         rejection: Rejection,
         /// Who hears it later if he comes back too early; `None` for what is never held back.
-        flow: Option<Flow>,
+        flow: Option<OwnedFlow>,
     },
     /// RequestInfo cannot be made of it: upstream's own text.
     RequestInfo(Bytes),
@@ -117,14 +122,17 @@ impl Refusal {
     pub fn code(&self) -> StatusCode {
         match self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
-            Self::Body(BodyFault::Broken) => StatusCode::BAD_REQUEST,
+            Self::Body(BodyFault::Aborted | BodyFault::Malformed) => StatusCode::BAD_REQUEST,
             Self::Body(BodyFault::NoRoom) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Body(BodyFault::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Body(BodyFault::TooLarge(_)) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Body(BodyFault::TooSlow) => StatusCode::REQUEST_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Forward(ForwardError::Share(_)) => StatusCode::TOO_MANY_REQUESTS,
             Self::Forward(error) if error.unsent() => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forward(_) => StatusCode::BAD_GATEWAY,
             Self::LongHead => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            // Not 431: the head itself is well, and client-go tries a 503 with Retry-After again.
+            Self::NoRoomForHead => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
@@ -143,6 +151,34 @@ impl Refusal {
     #[must_use]
     pub const fn in_self_defense(&self) -> bool {
         self.limit().is_some() || matches!(self, Self::Timeout(_))
+    }
+
+    /// Whether it is the client that ended the request: no answer is received.
+    #[must_use]
+    pub const fn is_abort(&self) -> bool {
+        matches!(self, Self::Body(BodyFault::Aborted))
+    }
+
+    /// The cause of an answer that stands in the place of the API server's, which did not come: 502, 503, 504.
+    #[must_use]
+    pub const fn in_place_of_the_server(&self) -> Option<&'static str> {
+        match self {
+            Self::Forward(error) => Some(error.label()),
+            Self::Timeout(_) => Some("weir/request-timeout"),
+            Self::BadRequest(_)
+            | Self::Body(_)
+            | Self::Connect
+            | Self::Impersonation(_)
+            | Self::LongHead
+            | Self::NoFrontProxy
+            | Self::NoRoomForHead
+            | Self::NotReady
+            | Self::Panic
+            | Self::Rejected { .. }
+            | Self::RequestInfo(_)
+            | Self::Unauthenticated(_)
+            | Self::Unspeakable(_) => None,
+        }
     }
 
     /// The limit whose no it is, in a word: see [`Rejection::limit`], and the room for events' bodies.
@@ -183,6 +219,12 @@ impl Refusal {
                 format!("the request's headers are longer than {MOST} bytes"),
                 None,
             ),
+            Self::NoRoomForHead => (
+                "ServiceUnavailable",
+                "weir/request-heads",
+                NO_ROOM_FOR_HEAD.to_owned(),
+                Some(RETRY_UNSENT),
+            ),
             Self::NoFrontProxy => unauthorized("weir/no-front-proxy-certificate", NO_FRONT_PROXY),
             Self::Impersonation(refused) => impersonation(refused),
             Self::Rejected { rejection, .. } => return Ok(rejected(rejection)),
@@ -218,7 +260,9 @@ fn unauthorized(cause: &'static str, why: impl fmt::Display) -> Said {
 }
 
 fn unanswered(error: &ForwardError) -> Said {
-    let reason = if error.unsent() {
+    let reason = if matches!(error, ForwardError::Share(_)) {
+        "TooManyRequests"
+    } else if error.unsent() {
         "ServiceUnavailable"
     } else {
         "BadGateway"
@@ -244,10 +288,16 @@ fn impersonation(refused: &Refused) -> Said {
 /// Reason, cause, message and seconds of what cannot be read; of one that is too large upstream's words.
 fn body_fault(fault: BodyFault) -> Said {
     match fault {
-        BodyFault::Broken => (
+        BodyFault::Aborted => (
             "BadRequest",
             "weir/body",
-            "the event's body broke off".to_owned(),
+            "the request's body broke off".to_owned(),
+            None,
+        ),
+        BodyFault::Malformed => (
+            "BadRequest",
+            "weir/body",
+            "the request's body is not framed as HTTP has it".to_owned(),
             None,
         ),
         BodyFault::NoRoom => (
@@ -256,16 +306,16 @@ fn body_fault(fault: BodyFault) -> Said {
             "too many events are being read; please try again later".to_owned(),
             Some(RETRY_UNSENT),
         ),
-        BodyFault::TooLarge => (
+        BodyFault::TooLarge(limit) => (
             "RequestEntityTooLarge",
             "weir/body",
-            format!("Request entity too large: limit is {LARGEST_BODY}"),
+            format!("Request entity too large: limit is {limit}"),
             None,
         ),
         BodyFault::TooSlow => (
             "Timeout",
             "weir/body",
-            "the event's body did not come in time".to_owned(),
+            "the request's body did not come in time".to_owned(),
             None,
         ),
     }

@@ -1,6 +1,8 @@
 //! Saying no to a request: when, how, and what becomes of its connection.
 
 use std::future::Future;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,21 +15,27 @@ use http::request;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use prometheus::IntCounter;
 use tokio::sync::Semaphore;
 use tracing::warn;
 
 use crate::api::user::ANONYMOUS;
 use crate::clock::Clock;
+use crate::identity::tokens::turns::network;
 use crate::limits::Rejection;
 use crate::limits::RequestDigest;
+use crate::metrics::Registry;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::body::Body;
 use crate::pipeline::refusal::Encoding;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::request_body::source;
 use crate::pipeline::trace::Trace;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
+use crate::upstream::read_body::Budget;
+use crate::upstream::read_body::Reserved;
 
 /// A refused request's body up to this size is skipped so that the connection can go on; Go's server does the same
 /// (`net/http.maxPostHandlerReadBytes`). A larger one, or one that dawdles, costs the connection. On HTTP/2 it costs the stream
@@ -38,7 +46,45 @@ const SKIP_AT_MOST: u64 = 256 << 10;
 const SKIP_WITHIN: Duration = Duration::from_secs(1);
 
 /// How many bodies of one HTTP/2 connection are waited for at once, so that streams that never end are no way to fill the memory.
-const SKIPS_AT_ONCE: usize = 4;
+pub const SKIPS_AT_ONCE: usize = 4;
+
+/// How many bodies of refused requests are waited for in all: each may take what its client has sent of it (256 KiB at most) for a
+/// second. A quarter of them for one source network.
+pub const SKIPPED_IN_ALL: usize = 1024;
+
+/// All refused requests whose bodies are waited for.
+#[derive(Debug)]
+pub struct SkippedBodies {
+    places: Arc<Budget>,
+    no_place: IntCounter,
+}
+
+impl SkippedBodies {
+    /// [`SKIPPED_IN_ALL`] places.
+    #[must_use]
+    pub fn new(registry: &Registry) -> Arc<Self> {
+        let places = Budget::new(SKIPPED_IN_ALL);
+        let taken = Arc::clone(&places);
+        registry.gauge_of(
+            "weir_skipped_bodies",
+            "Rejected requests whose bodies are read to their end at the moment, so that their connections can go on.",
+            move || taken.taken(),
+        );
+        Arc::new(Self {
+            places,
+            no_place: registry.counter(
+                "weir_skipped_bodies_refused_total",
+                "Rejected requests whose bodies were not read because as many are read already in all, from the client's address, or on the connection: on HTTP/1.1 the connection ends.",
+            ),
+        })
+    }
+
+    /// A place for a body from this source; `None` where there is none.
+    fn place(&self, source: Option<IpAddr>) -> Option<Reserved> {
+        let mut place = self.places.reserve_for(source);
+        place.grow_to(1).then_some(place)
+    }
+}
 
 /// The refused requests of a connection whose bodies are waited for.
 #[derive(Debug)]
@@ -65,7 +111,7 @@ impl Pipeline {
             drop(body);
             true
         } else {
-            Box::pin(asked.skip(body, &peer.skips)).await
+            Box::pin(asked.skip(body, peer, &self.skipped_bodies)).await
         };
         // In a box: most refusals are not held.
         if let Some(held) = self.held_back(peer, refusal, trace).map(Box::pin) {
@@ -125,9 +171,12 @@ impl Pipeline {
         let can_wait = can_wait && !(by_rate && self.admission.exempts(digest));
         let who = user.distinguisher();
         // Strangers are told apart by where they are.
-        let from = (who == ANONYMOUS).then(|| peer.address.ip());
+        let from = (who == ANONYMOUS).then(|| network(peer.address.ip()));
         let marks = (who, from, rejection.limiter(), rejection.class());
-        let flow = can_wait.then(|| self.holding.flow(marks)).flatten();
+        // Behind a trusted proxy many clients share an address.
+        let apart = from.is_none() || !peer.trusted;
+        let owner = apart.then_some((who, from));
+        let flow = can_wait.then(|| self.holding.flow(marks, owner)).flatten();
         Refusal::Rejected { rejection, flow }
     }
 
@@ -209,7 +258,7 @@ impl Asked {
 
     /// Reads what is left of a refused request's body, and says whether that was all: if it is small and comes soon, nothing stands
     /// in the way of the answer, nor of the next request on an HTTP/1.1 connection.
-    async fn skip(self, body: Unread, skips: &Skips) -> bool {
+    async fn skip(self, body: Unread, peer: &Peer, skipped: &SkippedBodies) -> bool {
         let mut body = match body {
             Unread::Left(body) => body,
             Unread::Nothing => return true,
@@ -221,7 +270,10 @@ impl Asked {
         if self.expects_continue || body.size_hint().lower() > SKIP_AT_MOST {
             return false;
         }
-        let Ok(_place) = skips.0.try_acquire() else {
+        let of_connection = peer.skips.0.try_acquire().ok();
+        let place = of_connection.and_then(|own| Some((own, skipped.place(source(peer))?)));
+        let Some(_place) = place else {
+            skipped.no_place.inc();
             return false;
         };
         let skipped = async {
@@ -244,7 +296,7 @@ mod tests {
     use super::*;
     use crate::drain::Drain;
     use crate::drain::Stage;
-    use crate::limits::hold::Flow;
+    use crate::limits::hold::OwnedFlow;
     use crate::limits::hold::Wait;
     use crate::pipeline::holding::Holding;
     use crate::pipeline::holding::Patience;
@@ -255,6 +307,25 @@ mod tests {
         Box<request::Parts>,
         Incoming,
     );
+
+    #[test]
+    fn one_address_has_a_quarter_of_the_places_for_skipped_bodies() {
+        let skipped = SkippedBodies::new(&Registry::new());
+        let [one, other] = [1, 2].map(|last| Some(IpAddr::from([192, 0, 2, last])));
+        let mut places = Vec::new();
+        for _ in 0..SKIPPED_IN_ALL / 4 {
+            places.push(skipped.place(one).expect("there is one"));
+        }
+        assert!(skipped.place(one).is_none());
+        assert!(skipped.place(other).is_some());
+        while let Some(place) = skipped.place(None) {
+            places.push(place);
+        }
+        assert_eq!(places.len(), SKIPPED_IN_ALL);
+        assert!(skipped.place(other).is_none());
+        drop(places);
+        assert!(skipped.place(one).is_some());
+    }
 
     fn size_of_future<T, F: Future>(_: impl Fn(T) -> F) -> usize {
         size_of::<F>()
@@ -269,7 +340,7 @@ mod tests {
         type Told = (
             &'static Holding,
             &'static Patience,
-            Flow,
+            OwnedFlow,
             Wait,
             &'static Drain,
         );

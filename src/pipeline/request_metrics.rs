@@ -35,6 +35,7 @@ use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 use crate::request_info::Verb;
+use crate::sparingly::Sparingly;
 
 /// The labels of `apiserver_request_duration_seconds`, and in this order those of the others, each with its own left out.
 const LABELS: [&str; 8] = [
@@ -111,6 +112,9 @@ pub struct RequestMetrics {
     measured: Measured,
     terminations: IntCounterVec,
     cut_off: IntCounterVec,
+    pub(super) cut_off_log: Sparingly,
+    unanswered: IntCounterVec,
+    uncounted: IntCounterVec,
     long_running: IntGaugeVec,
     dropped: [(RequestKind, IntCounter); 2],
     upstream_responses: IntCounterVec,
@@ -169,6 +173,8 @@ pub(super) enum By {
     Filter,
     /// The API server, and whether its answer shows that what was asked for exists.
     Handler { exists: bool },
+    /// The API server, or weir in its place, before a handler was found that counts: see [`Counts`](crate::pipeline::counted::Counts).
+    NoHandler,
 }
 
 /// How a request ended that was not refused by a limit.
@@ -220,6 +226,15 @@ impl Measured {
     }
 }
 
+fn dropped(registry: &Registry) -> [(RequestKind, IntCounter); 2] {
+    let dropped = registry.counters(
+        "apiserver_dropped_requests_total",
+        "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
+        &["request_kind"],
+    );
+    RequestKind::ALL.map(|kind| (kind, dropped.with_label_values(&[kind.label()])))
+}
+
 impl RequestMetrics {
     /// Registers them.
     #[must_use]
@@ -234,13 +249,6 @@ impl RequestMetrics {
             scope,
             component,
         ] = LABELS;
-        let dropped = registry.counters(
-                "apiserver_dropped_requests_total",
-                "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
-                &["request_kind"],
-            );
-        let dropped =
-            RequestKind::ALL.map(|kind| (kind, dropped.with_label_values(&[kind.label()])));
         Arc::new(Self {
             total: registry.counters(
                 "apiserver_request_total",
@@ -258,12 +266,23 @@ impl RequestMetrics {
                 "[ALPHA] Requests whose answer broke off after it had begun: because their time was up, or at the API server.",
                 &[verb, group, version, resource, subresource, scope],
             ),
+            cut_off_log: Sparingly::default(),
+            unanswered: registry.counters(
+                "weir_unanswered_requests_total",
+                "Requests that weir answered 502, 503 or 504 in the API server's place, by code and cause (as its Status names it).",
+                &["code", "cause"],
+            ),
+            uncounted: registry.counters(
+                "weir_requests_without_handler_total",
+                "Requests that are not in apiserver_request_*, as kube-apiserver does not count them either, by code: 401, 403 of the authorizer, 404 of no route, 405, 415.",
+                &["code"],
+            ),
             long_running: registry.gauges(
                 "apiserver_longrunning_requests",
                 "[STABLE] Long-running requests that are open.",
                 &WITHOUT_DRY_RUN,
             ),
-            dropped,
+            dropped: dropped(registry),
             upstream_responses: registry.counters(
                 "weir_upstream_responses_total",
                 "Answers of the API server, by HTTP code.",
@@ -293,7 +312,7 @@ impl RequestMetrics {
             info.subresource(),
         ];
         let handled = match by {
-            By::Filter => None,
+            By::Filter | By::NoHandler => None,
             By::Handler { .. } => handled_path(info),
         };
         let key = Key::of(&self.secret, (common, names, handled));
@@ -327,8 +346,23 @@ impl RequestMetrics {
             handled.map_or(COMPONENT, |_| ""),
         ];
         let series = Arc::new(Series::of(values));
-        self.series.insert(key, Arc::clone(&series));
+        // What was not shown to exist, by whoever, takes no place for ever.
+        if by != By::NoHandler {
+            self.series.insert(key, Arc::clone(&series));
+        }
         series
+    }
+
+    /// A request has ended that no handler counts.
+    pub(super) fn without_handler(&self, code: StatusCode) {
+        self.uncounted.with_label_values(&[code.as_str()]).inc();
+    }
+
+    /// weir has answered in the API server's place.
+    pub(super) fn unanswered(&self, code: StatusCode, cause: &'static str) {
+        self.unanswered
+            .with_label_values(&[code.as_str(), cause])
+            .inc();
     }
 
     /// The API server has answered.
@@ -369,7 +403,8 @@ impl RequestMetrics {
             .duration
             .get_or_init(|| self.measured.duration.with_label_values(&series.labels()))
             .observe(end.took.as_secs_f64());
-        if dry_run.is_empty() {
+        // A watch lasts as long as its client likes: no time of it is an objective's.
+        if dry_run.is_empty() && verb != "WATCH" {
             let without_queue = end.took.saturating_sub(end.queued);
             series
                 .sli

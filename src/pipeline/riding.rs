@@ -1,7 +1,7 @@
 //! What rides on an answer's body: the turn on the connection, the record, the permit; and what is learned as it goes by.
 //!
-//! Two things are looked for in bodies, neither of which keeps any of them: where a watch has sent what there was when it
-//! began (its seats go back then), and how many items a list has (the cost of later lists is estimated by it).
+//! Two things are looked for in bodies: where a watch has sent what there was when it began (its seats go back then), and how
+//! many objects there are and how large (the cost of later lists and watches is estimated by it).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,27 +12,26 @@ use std::task::Context;
 use std::time::Duration;
 use std::time::Instant;
 
-use http::Method;
-use http::Response;
-use http::StatusCode;
-use http::header;
-use http::uri::PathAndQuery;
 use tokio::time::Sleep;
 
-use crate::api::list_scan::ListScan;
 use crate::clock::Clock;
 use crate::drain::UnderWay;
-use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::object_counts::ListAnswer;
 use crate::limits::Permit;
 use crate::pipeline::begun::Begun;
 use crate::pipeline::guarded::Guard;
+use crate::pipeline::in_flight::InFlight;
+use crate::pipeline::list_observer::InitialEvents;
+use crate::pipeline::list_observer::InitialEventsEnd;
+use crate::pipeline::list_observer::ListObserver;
 use crate::pipeline::overdue::Entered;
 use crate::pipeline::overdue::Expire;
 use crate::pipeline::overdue::Overdue;
+use crate::pipeline::overdue::Phase;
+use crate::pipeline::overdue::Transfer;
 use crate::pipeline::trace::Trace;
 use crate::request_info::RequestInfo;
-use crate::upstream::forward::Turn;
+use crate::upstream::body::BodyProgress;
+use crate::upstream::body::BodyState;
 
 /// A watch without a mark in its stream is taken for initialized when nothing has come for this long: several times what
 /// kube-apiserver needs between two of the events that it has at hand.
@@ -41,23 +40,52 @@ const LULL: Duration = Duration::from_millis(100);
 /// A watch gives its seats back after this long at the latest, whatever its stream looks like.
 const INITIALIZED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What marks the end of the initial events (KEP-3157), in JSON and in protobuf.
-const INITIAL_EVENTS_END: &[u8] = b"k8s.io/initial-events-end";
-
-/// Dropped in this order: the turn, the record, what it held.
+/// Dropped in this order: the record, the turn on the connection, the permit.
 pub(super) struct Riding {
-    pub(super) turn: Box<dyn Turn>,
     pub(super) trace: Trace,
-    pub(super) held: Held,
-    pub(super) list: Option<Box<Counting>>,
+    pub(super) in_flight: InFlight,
+    /// The request's body, where an answer may have come before its end.
+    pub(super) upload: Option<Upload>,
+    pub(super) list: Option<Box<ListObserver>>,
     pub(super) begun: Option<Begun>,
     pub(super) _under_way: Option<UnderWay>,
+}
+
+/// A request's body that is not all sent, and held to the least rate.
+pub(super) struct Upload {
+    pub(super) progress: Arc<BodyProgress>,
+    pub(super) _entered: Entered,
+}
+
+impl Upload {
+    /// Held to the least rate from now on.
+    pub(super) fn watched(progress: Arc<BodyProgress>, overdue: &Arc<Overdue>) -> Self {
+        let what: Arc<dyn Expire> = Arc::<BodyProgress>::clone(&progress);
+        Self {
+            progress,
+            _entered: overdue.enter(None, what),
+        }
+    }
+}
+
+impl Expire for BodyProgress {
+    fn expire(&self) {
+        self.stall();
+    }
+
+    fn transfer(&self) -> Option<Transfer> {
+        Some(Transfer {
+            phase: Phase::RequestBody,
+            bytes: self.bytes(),
+            awaited: self.is_awaited(),
+        })
+    }
 }
 
 /// The permit: given back at the end, or, of a watch, when it is initialized.
 pub(super) enum Held {
     /// To the end.
-    ToTheEnd { _permit: Permit },
+    ToTheEnd { permit: Permit },
     /// Until the watch has sent what there was.
     UntilInitialized(Box<Initializing>),
 }
@@ -65,26 +93,29 @@ pub(super) enum Held {
 impl Guard for Riding {
     fn passed(&mut self, data: &[u8]) {
         self.trace.passed(data.len());
-        if let Held::UntilInitialized(watch) = &mut self.held
+        self.trace.look(data);
+        if let Some(Held::UntilInitialized(watch)) = self.in_flight.held()
             && watch.passed(data)
         {
             self.trace.watch_listed(Clock.now());
         }
         if let Some(list) = &mut self.list {
-            list.scan.feed(data);
+            list.feed(data);
         }
     }
 
     fn idle(&mut self, cx: &mut Context<'_>) {
-        if let Held::UntilInitialized(watch) = &mut self.held {
+        if let Some(Held::UntilInitialized(watch)) = self.in_flight.held() {
             watch.idle(cx);
         }
     }
 
     fn complete(&mut self) {
-        self.turn.complete();
+        let sent = self.upload.as_ref().map(|upload| upload.progress.state());
+        let all_sent = sent.is_none_or(|state| state == BodyState::Complete);
+        self.in_flight.complete(all_sent);
         if let Some(list) = self.list.take() {
-            list.learn();
+            list.ended();
         }
     }
 
@@ -97,6 +128,7 @@ impl Guard for Riding {
 pub(super) struct Initializing {
     permit: Arc<Shared>,
     evidence: Evidence,
+    events: InitialEvents,
     /// Ends it when it takes too long, also when nobody reads it.
     cap: Option<Entered>,
 }
@@ -104,8 +136,8 @@ pub(super) struct Initializing {
 /// What tells that a watch is initialized (`apf_filter.go` waits for the watch cache's own signal, which is not seen from
 /// outside).
 enum Evidence {
-    /// The mark; so many of its bytes have been seen at the end of what has gone by.
-    Bookmark(usize),
+    /// The mark.
+    Bookmark,
     /// A time without data, from the last.
     Lull(Option<Pin<Box<Sleep>>>),
     /// It is.
@@ -130,10 +162,10 @@ impl Expire for Shared {
 }
 
 impl Held {
-    /// Of a watch that was answered at `now`, whether well or not.
+    /// Of a watch that was answered at `now`, well if there are events.
     pub(super) fn by_watch(
         info: &RequestInfo<'_>,
-        well: bool,
+        events: Option<InitialEvents>,
         mut permit: Permit,
         now: Instant,
         overdue: &Arc<Overdue>,
@@ -143,7 +175,7 @@ impl Held {
             .first("sendInitialEvents")
             .is_some_and(|value| is_true(&value))
         {
-            Evidence::Bookmark(0)
+            Evidence::Bookmark
         } else if query
             .first("resourceVersion")
             .is_none_or(|version| matches!(&*version, b"" | b"0"))
@@ -153,17 +185,19 @@ impl Held {
             Evidence::Seen // the headers are
         };
         // The mark is looked for in any case: when it comes is measured.
-        let waits = permit.holds() || matches!(evidence, Evidence::Bookmark(_));
-        if !well || !waits || matches!(evidence, Evidence::Seen) {
+        let waits = permit.holds() || matches!(evidence, Evidence::Bookmark);
+        let Some(events) = events.filter(|_| waits && !matches!(evidence, Evidence::Seen)) else {
             permit.initialized();
-            return Self::ToTheEnd { _permit: permit };
-        }
+            return Self::ToTheEnd { permit };
+        };
+        let events = events.read(matches!(evidence, Evidence::Bookmark));
         let permit = Arc::new(Shared(Mutex::new(permit)));
         let cap: Arc<dyn Expire> = Arc::<Shared>::clone(&permit);
-        let cap = overdue.enter(now + INITIALIZED_WITHIN, cap);
+        let cap = overdue.enter(Some(now + INITIALIZED_WITHIN), cap);
         Self::UntilInitialized(Box::new(Initializing {
             permit,
             evidence,
+            events,
             cap: Some(cap),
         }))
     }
@@ -177,17 +211,14 @@ fn is_true(value: &[u8]) -> bool {
 impl Initializing {
     /// Whether its mark has come with these.
     fn passed(&mut self, data: &[u8]) -> bool {
+        let marked = !matches!(self.evidence, Evidence::Seen) && self.events.feed(data);
         match &mut self.evidence {
-            Evidence::Bookmark(seen) => {
-                if let Some(now_seen) = follow(INITIAL_EVENTS_END, *seen, data) {
-                    *seen = now_seen;
-                } else {
-                    self.seen();
-                    return true;
-                }
+            Evidence::Bookmark if marked => {
+                self.seen(InitialEventsEnd::Bookmark);
+                return true;
             }
             Evidence::Lull(timer) => *timer = None,
-            Evidence::Seen => {}
+            Evidence::Bookmark | Evidence::Seen => {}
         }
         false
     }
@@ -196,128 +227,15 @@ impl Initializing {
         if let Evidence::Lull(timer) = &mut self.evidence {
             let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(LULL)));
             if timer.as_mut().poll(cx).is_ready() {
-                self.seen();
+                self.seen(InitialEventsEnd::Lull);
             }
         }
     }
 
-    fn seen(&mut self) {
+    fn seen(&mut self, end: InitialEventsEnd) {
         self.evidence = Evidence::Seen;
+        self.events.ended(end);
         self.permit.initialized();
         self.cap = None;
-    }
-}
-
-/// How much of `mark` stands at the end of what has gone by, if `seen` of it stood there before `data`; `None` once all of it
-/// has gone by. The mark's first byte stands nowhere else in it, so a mismatch can only be a new beginning.
-fn follow(mark: &[u8], mut seen: usize, data: &[u8]) -> Option<usize> {
-    for byte in data {
-        if mark.get(seen) == Some(byte) {
-            seen += 1;
-            if seen == mark.len() {
-                return None;
-            }
-        } else {
-            seen = usize::from(mark.first() == Some(byte));
-        }
-    }
-    Some(seen)
-}
-
-/// A list that was asked for, and that is to be counted.
-pub(super) struct Listing {
-    controller: Arc<Controller>,
-    method: Method,
-    target: PathAndQuery,
-}
-
-/// A list that is counted as it goes by.
-pub(super) struct Counting {
-    scan: ListScan,
-    /// Neither compressed nor a table nor metadata alone: the size is that of the objects.
-    whole_objects: bool,
-    listing: Listing,
-}
-
-impl Listing {
-    /// Of this request.
-    pub(super) fn new(
-        controller: &Arc<Controller>,
-        method: &Method,
-        target: &PathAndQuery,
-    ) -> Self {
-        Self {
-            controller: Arc::clone(controller),
-            method: method.clone(),
-            target: target.clone(),
-        }
-    }
-
-    /// Of this answer to it, if it is one that can be counted.
-    pub(super) fn of<B>(self, response: &Response<B>) -> Option<Box<Counting>> {
-        let headers = response.headers();
-        let content_type = headers.get(header::CONTENT_TYPE)?.as_bytes();
-        if response.status() != StatusCode::OK || headers.contains_key(header::CONTENT_ENCODING) {
-            return None;
-        }
-        let scan = ListScan::for_content_type(content_type)?;
-        // `application/json;as=Table;...` and the like are not the objects themselves.
-        let whole_objects = !content_type.windows(3).any(|part| part == b"as=");
-        Some(Box::new(Counting {
-            scan,
-            whole_objects,
-            listing: self,
-        }))
-    }
-}
-
-impl Counting {
-    fn learn(self) {
-        let Self {
-            scan,
-            whole_objects,
-            listing,
-        } = self;
-        let Some(summary) = scan.finish() else {
-            return;
-        };
-        let target = listing.target.as_str().as_bytes();
-        if let Ok(info) = RequestInfo::parse(listing.method.as_str(), target) {
-            let answer = ListAnswer {
-                items: summary.items,
-                remaining_items: summary.remaining_items,
-                continues: summary.continues,
-                bytes: whole_objects.then_some(summary.bytes),
-            };
-            listing.controller.learn(&info, answer);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_mark_is_found_wherever_the_stream_is_broken() {
-        let stream =
-            b"{\"kk8s.io/initialk8s.io/initial-events-en k8s.io/initial-events-end\":\"true\"}";
-        let ends = stream
-            .windows(INITIAL_EVENTS_END.len())
-            .position(|w| w == INITIAL_EVENTS_END)
-            .unwrap()
-            + INITIAL_EVENTS_END.len();
-        for at in 0..stream.len() {
-            let (one, two) = stream.split_at(at);
-            let first = follow(INITIAL_EVENTS_END, 0, one);
-            assert_eq!(first.is_none(), at >= ends, "broken at {at}");
-            if let Some(seen) = first {
-                assert_eq!(
-                    follow(INITIAL_EVENTS_END, seen, two),
-                    None,
-                    "broken at {at}"
-                );
-            }
-        }
     }
 }

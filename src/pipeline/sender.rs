@@ -1,13 +1,16 @@
 //! Who sends a request, by which way it goes on, and what the upstream's answer says about the two.
 
+use std::sync::Arc;
 use std::time::Instant;
 use std::time::SystemTime;
 
 use http::HeaderMap;
+use http::HeaderValue;
 use http::Method;
 use http::StatusCode;
 use http::request;
 
+use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::identity::Asserted;
 use crate::identity::Client;
@@ -20,10 +23,12 @@ use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::impersonation::InTheNameOf;
 use crate::pipeline::refusal::Refusal;
+use crate::pipeline::request_body;
 use crate::pipeline::trace::Trace;
 use crate::upstream::Dressed;
 use crate::upstream::headers;
 use crate::upstream::headers::ClientAddress;
+use crate::upstream::room::Requester;
 
 /// What the upstream's answer says something about.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,6 +49,19 @@ impl Peer {
                 address: self.address.ip(),
                 connection: self.number,
             },
+            trusted: self.trusted,
+            unverified: &self.unverified,
+            upgrade: None,
+        }
+    }
+}
+
+impl Peer {
+    /// For whom a request that counts for `user` takes a place.
+    pub(super) fn requester(&self, user: &Arc<UserInfo>) -> Requester {
+        Requester {
+            user: Some(Arc::clone(user)),
+            network: request_body::source(self),
         }
     }
 }
@@ -52,18 +70,22 @@ impl Pipeline {
     pub(super) async fn identify(
         &self,
         asserted: Asserted,
-        peer: &Peer,
+        (peer, upgrade): (&Peer, Option<&HeaderValue>),
         headers: &HeaderMap,
         (began, wall): (Instant, SystemTime),
         trace: &mut Trace,
     ) -> Result<Known, Refusal> {
-        let client = peer.client();
+        let client = Client {
+            upgrade,
+            ..peer.client()
+        };
         let resolved = self
             .identity
             .resolve(asserted, client, headers, began, wall);
+        let resolved = self.heads.while_pending(peer, headers, resolved);
         let took = |at: Instant| at.saturating_duration_since(began);
         let filters = &self.metrics.filters;
-        let known = match resolved.await {
+        let known = match resolved.await? {
             Ok(known) if known.credential == Credential::UnverifiedToken => {
                 filters.unauthenticated(took(known.at));
                 known

@@ -11,9 +11,17 @@ use crate::playground::request::percent_decoded;
 use crate::playground::service_accounts::Issuer;
 use crate::playground::status::Status;
 use crate::playground::time;
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::DecodePaddingMode;
+use base64::engine::GeneralPurpose;
+use base64::engine::GeneralPurposeConfig;
 use http::HeaderMap;
 use http::HeaderName;
 use http::header::AUTHORIZATION;
+use http::header::CONNECTION;
+use http::header::SEC_WEBSOCKET_PROTOCOL;
+use http::header::UPGRADE;
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
@@ -33,6 +41,15 @@ const UNAUTHENTICATED: &str = "system:unauthenticated";
 const MASTERS: &str = "system:masters";
 const ANONYMOUS: &str = "system:anonymous";
 const ACCOUNTS: &str = "system:serviceaccounts";
+/// Before a token among the subprotocols of a WebSocket.
+const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
+/// Go's `base64.RawURLEncoding`, which ignores spare bits.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::URL_SAFE,
+    GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(DecodePaddingMode::RequireNone),
+);
 /// The API group of uids and extra values.
 const GROUP: &str = "authentication.k8s.io";
 
@@ -178,7 +195,8 @@ impl Authenticator {
         let attempts = [
             asserted(peer, headers),
             peer.client.clone(),
-            bearer(headers).map(|token| self.token(token).ok_or(Unauthorized)),
+            bearer(headers).map(|token| self.token(&token).ok_or(Unauthorized)),
+            websocket_bearer(headers).map(|token| self.token(&token?).ok_or(Unauthorized)),
         ];
         let mut refused = false;
         for attempt in attempts.into_iter().flatten() {
@@ -265,6 +283,12 @@ fn user_of(headers: &HeaderMap, prefix: &str) -> Option<User> {
             .map(str::to_owned)
             .collect()
     };
+    // The first value decides, also when it is empty (`headerValue`).
+    let name = headers.get(format!("{prefix}user"))?;
+    let name = std::str::from_utf8(name.as_bytes()).ok()?;
+    if name.is_empty() {
+        return None;
+    }
     let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let extra_prefix = format!("{prefix}extra-");
     for (name, value) in headers {
@@ -275,18 +299,48 @@ fn user_of(headers: &HeaderMap, prefix: &str) -> Option<User> {
         }
     }
     Some(User {
-        name: values("user").into_iter().next()?,
+        name: name.to_owned(),
         uid: values("uid").into_iter().next().unwrap_or_default(),
         groups: values("group"),
         extra,
     })
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let mut words = headers.get(AUTHORIZATION)?.to_str().ok()?.trim().split(' ');
+/// Go's `strings.TrimSpace` trims Unicode's spaces, as `trim` does.
+fn bearer(headers: &HeaderMap) -> Option<String> {
+    let value = String::from_utf8_lossy(headers.get(AUTHORIZATION)?.as_bytes());
+    let mut words = value.trim().split(' ');
     let scheme = words.next()?;
     let token = words.next()?;
-    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| token.to_owned())
+}
+
+/// The token among the subprotocols of a WebSocket upgrade; on any other request it is none. Follows
+/// `websocket.ProtocolAuthenticator`.
+fn websocket_bearer(headers: &HeaderMap) -> Option<Result<String, Unauthorized>> {
+    let texts = |name: HeaderName| -> Vec<&str> {
+        let values = headers.get_all(name).iter();
+        values
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(',').map(str::trim))
+            .collect()
+    };
+    let is = |name, token: &str| texts(name).iter().any(|t| t.eq_ignore_ascii_case(token));
+    if !is(CONNECTION, "upgrade") || !is(UPGRADE, "websocket") {
+        return None;
+    }
+    let protocols = texts(SEC_WEBSOCKET_PROTOCOL);
+    let mut tokens = protocols
+        .iter()
+        .filter_map(|protocol| protocol.strip_prefix(WEBSOCKET_BEARER));
+    let token = tokens.next().filter(|token| !token.is_empty())?;
+    // Another subprotocol is needed, since this one is not to be chosen.
+    if tokens.next().is_some() || protocols.len() < 2 {
+        return Some(Err(Unauthorized));
+    }
+    let decoded = LENIENT.decode(token).ok();
+    let text = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
+    Some(text.ok_or(Unauthorized))
 }
 
 /// The user that a request wants to be taken for, if it wants to, and what it must be allowed for that.
@@ -359,8 +413,12 @@ mod tests {
     use super::Unauthorized;
     use crate::playground::pki::Certificates;
     use crate::playground::pki::Credential;
+    use base64::Engine;
+    use base64::prelude::BASE64_URL_SAFE_NO_PAD;
     use http::HeaderMap;
     use http::HeaderName;
+    use http::HeaderValue;
+    use http::header::AUTHORIZATION;
     use rustls::crypto::aws_lc_rs;
     use rustls::pki_types::CertificateDer;
     use rustls::pki_types::pem::PemObject;
@@ -393,6 +451,60 @@ mod tests {
             .unwrap();
         assert_eq!(user.name, "admin");
         assert_eq!(user.groups, ["system:masters", "system:authenticated"]);
+    }
+
+    #[test]
+    fn a_token_among_subprotocols_counts_on_websocket_upgrades_only() {
+        let (certificates, authenticator) = setup();
+        let nobody = authenticator.peer(None);
+        let encoded = BASE64_URL_SAFE_NO_PAD.encode(&certificates.users[1].token);
+        let protocols =
+            format!("base64url.bearer.authorization.k8s.io.{encoded}, v5.channel.k8s.io");
+        let ask = |pairs: &[(&'static str, &str)]| {
+            let user = authenticator.authenticate(&nobody, &headers(pairs));
+            user.map(|user| user.name)
+        };
+        let upgrade = ("upgrade", "websocket");
+        let connection = ("connection", "keep-alive, Upgrade");
+        let good = ("sec-websocket-protocol", protocols.as_str());
+        let alone = (
+            "sec-websocket-protocol",
+            protocols.split(',').next().unwrap(),
+        );
+        let alice = Ok("alice".to_owned());
+        assert_eq!(ask(&[connection, upgrade, good]), alice);
+        assert_eq!(ask(&[connection, upgrade, alone]), Err(Unauthorized));
+        assert_eq!(ask(&[connection, upgrade, good, alone]), Err(Unauthorized));
+        for plain in [vec![good], vec![upgrade, good], vec![connection, good]] {
+            assert_eq!(ask(&plain), Ok("system:anonymous".to_owned()));
+        }
+    }
+
+    #[test]
+    fn the_spaces_of_unicode_around_a_bearer_token_do_not_matter() {
+        let (certificates, authenticator) = setup();
+        let nobody = authenticator.peer(None);
+        let token = &certificates.users[1].token;
+        for value in [
+            format!("\u{a0}Bearer {token}"),
+            format!("bearer {token}\u{3000}"),
+        ] {
+            let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
+            let user = authenticator.authenticate(&nobody, &headers).unwrap();
+            assert_eq!(user.name, "alice");
+        }
+    }
+
+    #[test]
+    fn the_first_name_of_a_front_proxy_decides() {
+        let (certificates, authenticator) = setup();
+        let front = authenticator.peer(Some(&chain(&certificates.front_proxy_client)));
+        let asserted = headers(&[("x-remote-user", ""), ("x-remote-user", "carol")]);
+        assert_eq!(
+            authenticator.authenticate(&front, &asserted),
+            Err(Unauthorized)
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! Requests are kept in memory with all their headers, credentials included, and never logged.
 
 use crate::playground::authentication::User;
+use crate::playground::handlers::Running;
 use bytes::Bytes;
 use http::HeaderMap;
 use http::Method;
@@ -11,6 +12,8 @@ use http::Uri;
 use http_body::Body;
 use http_body::Frame;
 use http_body::SizeHint;
+use http_body_util::BodyExt;
+use http_body_util::Empty;
 use http_body_util::combinators::UnsyncBoxBody;
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -22,6 +25,7 @@ use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::task::Context;
 use std::task::Poll;
+use tokio::runtime::Handle;
 
 /// One request as it arrived.
 #[derive(Clone, Debug)]
@@ -50,14 +54,23 @@ pub struct ReviewRecord {
 /// What the server has counted since it was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
+    /// Connections whose handshake succeeded.
+    pub connections: u64,
     /// Requests of any kind that arrived.
     pub requests: u64,
-    /// Ordinary requests being served now, to the end of their answers.
+    /// Ordinary requests being served now, to the end of their answers, also when their clients are gone.
     pub in_flight: usize,
     /// The most of them there have been at once.
     pub max_in_flight: usize,
     /// Watches, logs and tunnels that are open now.
     pub long_running: usize,
+    /// Handlers that run although their streams were reset or their connections are gone.
+    pub abandoned: usize,
+    /// The most of them there have been at once.
+    pub max_abandoned: usize,
+    /// HTTP/2 connections that were ended with ENHANCE_YOUR_CALM: too many handlers ran or waited for streams that were
+    /// reset, or too many streams were reset before they were accepted.
+    pub too_many_early_resets: u64,
     /// Requests refused by the server's own limit on requests in flight.
     pub refused: u64,
     /// Answers by their code.
@@ -85,7 +98,7 @@ struct State {
 /// What a request occupies while it is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occupied {
-    /// Nothing that is counted: a health check, which kube-apiserver's flow schema `probes` exempts.
+    /// Nothing that is counted: what reads the counters, and a health check, which kube-apiserver's flow schema `probes` exempts.
     Exempt,
     InFlight,
     LongRunning,
@@ -96,6 +109,19 @@ pub(crate) enum Occupied {
 pub(crate) struct Place {
     journal: Arc<Journal>,
     occupied: Occupied,
+}
+
+/// A handler that runs although its client is gone, until dropped.
+#[derive(Debug)]
+pub(crate) struct Abandoned {
+    journal: Arc<Journal>,
+}
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        let counters = &mut self.journal.state().counters;
+        counters.abandoned = counters.abandoned.saturating_sub(1);
+    }
 }
 
 impl Journal {
@@ -169,6 +195,26 @@ impl Journal {
         })
     }
 
+    /// A connection's handshake succeeded.
+    pub(crate) fn connected(&self) {
+        self.state().counters.connections += 1;
+    }
+
+    /// The client of a handler that runs is gone.
+    pub(crate) fn abandoned(self: &Arc<Self>) -> Abandoned {
+        let counters = &mut self.state().counters;
+        counters.abandoned += 1;
+        counters.max_abandoned = counters.max_abandoned.max(counters.abandoned);
+        Abandoned {
+            journal: Arc::clone(self),
+        }
+    }
+
+    /// A connection is ended because of the streams that were reset on it.
+    pub(crate) fn too_many_early_resets(&self) {
+        self.state().counters.too_many_early_resets += 1;
+    }
+
     pub(crate) fn requests(&self) -> Vec<RequestRecord> {
         self.state().requests.iter().cloned().collect()
     }
@@ -196,11 +242,14 @@ pub(crate) type PlainBody = UnsyncBoxBody<Bytes, Infallible>;
 /// A response body that keeps its request's place until it ends or is dropped.
 ///
 /// The place is given back when the last frame is handed out, not when it has been sent: whoever has
-/// read an answer to its end must find that it is no longer counted.
+/// read an answer to its end must find that it is no longer counted. An ordinary request's that is dropped
+/// before is encoded to its end all the same, as a Go handler does.
 #[derive(Debug)]
 pub(crate) struct Counted {
     body: PlainBody,
     place: Option<Place>,
+    /// On HTTP/2: the handler, which runs as long as the place is taken.
+    running: Option<Running>,
     headers_only: bool,
 }
 
@@ -210,18 +259,51 @@ impl Counted {
         Self {
             body,
             place,
+            running: None,
             headers_only: false,
         }
     }
 
+    /// With the handler that it is a part of.
+    pub(crate) fn running(mut self, running: Option<Running>) -> Self {
+        self.running = running.filter(|_| !self.is_end_stream());
+        self
+    }
+
+    /// The request is no longer counted, although the body is still to be sent.
+    pub(crate) fn leave(&mut self) {
+        self.place = None;
+    }
+
     /// Nothing of the body is sent. For HTTP/2, where the library sends what it is given even to HEAD, and a client
     /// takes the stream for broken then.
-    pub(crate) fn headers_only(self) -> Self {
-        Self {
-            place: None,
-            headers_only: true,
-            ..self
-        }
+    pub(crate) fn headers_only(mut self) -> Self {
+        self.place = None;
+        self.headers_only = true;
+        self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let Some(place) = self
+            .place
+            .take_if(|place| place.occupied == Occupied::InFlight)
+        else {
+            return;
+        };
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let running = self.running.take();
+        let abandoned = place.journal.abandoned();
+        let mut body = std::mem::replace(&mut self.body, Empty::new().boxed_unsync());
+        runtime.spawn(async move {
+            while body.frame().await.is_some() {
+                tokio::task::yield_now().await;
+            }
+            drop((place, running, abandoned));
+        });
     }
 }
 
@@ -239,6 +321,7 @@ impl Body for Counted {
         let frame = Pin::new(&mut self.body).poll_frame(context);
         if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
             self.place = None;
+            self.running = None;
         }
         frame
     }
@@ -258,8 +341,13 @@ mod tests {
     use super::Journal;
     use super::Occupied;
     use bytes::Bytes;
+    use futures_util::stream;
+    use http_body::Frame;
     use http_body_util::BodyExt;
     use http_body_util::Full;
+    use http_body_util::StreamBody;
+    use tokio::sync::mpsc;
+    use tokio::sync::oneshot;
 
     #[test]
     fn the_limit_is_for_ordinary_requests() {
@@ -295,5 +383,40 @@ mod tests {
         assert_eq!(journal.counters().in_flight, 1);
         assert!(body.frame().await.is_some());
         assert_eq!(journal.counters().in_flight, 0);
+    }
+
+    #[tokio::test]
+    async fn an_abandoned_list_is_encoded_to_its_end_and_a_watch_is_not() {
+        let journal = Journal::new(10);
+        let (encoding, mut encoded) = mpsc::channel(1);
+        let begin = |occupied| {
+            let (gate, open) = oneshot::channel::<()>();
+            let encoding = encoding.clone();
+            let body = StreamBody::new(stream::once(async move {
+                let _ = open.await;
+                let _ = encoding.try_send(occupied);
+                Ok(Frame::data(Bytes::from_static(b"x")))
+            }));
+            let place = journal.begin(occupied, None);
+            (gate, Counted::new(body.boxed_unsync(), place))
+        };
+        let (list_gate, list) = begin(Occupied::InFlight);
+        let (_watch_gate, watch) = begin(Occupied::LongRunning);
+        drop((list, watch));
+        let counters = journal.counters();
+        assert_eq!(
+            (
+                counters.in_flight,
+                counters.long_running,
+                counters.abandoned
+            ),
+            (1, 0, 1)
+        );
+        drop(list_gate);
+        assert_eq!(encoded.recv().await, Some(Occupied::InFlight));
+        while journal.counters().in_flight > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(journal.counters().max_abandoned, 1);
     }
 }

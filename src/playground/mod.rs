@@ -17,6 +17,7 @@ mod authentication;
 mod authorization;
 mod capacity;
 mod fill;
+mod handlers;
 mod journal;
 /// The kubeconfig for `kubectl`.
 pub mod kubeconfig;
@@ -31,6 +32,7 @@ mod status;
 mod storage;
 mod time;
 mod tls;
+mod unread;
 
 pub use authentication::User;
 pub use authorization::Grant;

@@ -26,6 +26,8 @@ pub(crate) enum Route {
     GroupVersion(&'static str, &'static str),
     /// `/healthz`, `/livez`, `/readyz` and one check of them.
     Health(&'static str),
+    /// `/metrics`.
+    Metrics,
     NotFound,
     OpenApiV2,
     /// The index.
@@ -163,6 +165,7 @@ impl Route {
             ["healthz", ..] => Self::Health("healthz"),
             ["livez", ..] => Self::Health("livez"),
             ["readyz", ..] => Self::Health("readyz"),
+            ["metrics"] => Self::Metrics,
             _ => Self::NotFound,
         }
     }
@@ -234,6 +237,7 @@ impl Route {
             | Self::Group(_)
             | Self::GroupVersion(..)
             | Self::Health(_)
+            | Self::Metrics
             | Self::NotFound
             | Self::OpenApiV2
             | Self::OpenApiV3

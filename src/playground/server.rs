@@ -4,6 +4,10 @@
 //! TLS asks for a client certificate and takes whatever comes; `authentication` judges it. On HTTP/2 an
 //! anonymous or refused request closes its connection gracefully, as kube-apiserver's
 //! `UnauthenticatedHTTP2DOSMitigation` does.
+//!
+//! Where attacks through a proxy live from it, the server behaves as Go's: on HTTP/1.1 a response waits for the rest of a
+//! small request body (`unread`), and a handler goes on when its client is gone (`handler`), of which an HTTP/2 connection
+//! has room for so many (`handlers`).
 
 use crate::playground::answers;
 use crate::playground::authentication::Authenticator;
@@ -13,6 +17,8 @@ use crate::playground::authentication::User;
 use crate::playground::authorization::Grant;
 use crate::playground::capacity::Capacity;
 use crate::playground::fill;
+use crate::playground::handlers::Handlers;
+use crate::playground::handlers::Running;
 use crate::playground::journal::Counted;
 use crate::playground::journal::Counters;
 use crate::playground::journal::Journal;
@@ -27,19 +33,24 @@ use crate::playground::objects::store::Store;
 use crate::playground::pki::Certificates;
 use crate::playground::request::Query;
 use crate::playground::request::Route;
+use crate::playground::server::frames::Frames;
+use crate::playground::server::handler::Handler;
 use crate::playground::settings::Settings;
 use crate::playground::state::State;
 use crate::playground::status::Status;
 use crate::playground::storage::Storage;
 use crate::playground::time;
 use crate::playground::tls;
+use crate::playground::unread;
 use http::HeaderName;
 use http::HeaderValue;
 use http::Method;
 use http::Request;
 use http::Response;
+use http::StatusCode;
 use http::Version;
 use http::header::CACHE_CONTROL;
+use http::header::CONNECTION;
 use http::header::CONTENT_LENGTH;
 use http_body::Body;
 use hyper::body::Incoming;
@@ -64,6 +75,9 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
+
+mod frames;
+mod handler;
 
 /// How long a client may take to shake hands.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -227,21 +241,33 @@ async fn connection(state: Arc<State>, acceptor: TlsAcceptor, stream: TcpStream)
     let Ok(Ok(stream)) = handshake.await else {
         return;
     };
+    state.journal.connected();
     let (_, session) = stream.get_ref();
     let peer = Arc::new(state.authenticator.peer(session.peer_certificates()));
     let h2 = session.alpn_protocol() == Some(b"h2");
     let closing = Arc::new(Notify::new());
+    let streams = state.settings.max_concurrent_streams;
+    let handlers = h2.then(|| Handlers::new(streams));
     let service = service_fn({
-        let (state, closing) = (Arc::clone(&state), Arc::clone(&closing));
+        let (state, closing, handlers) =
+            (Arc::clone(&state), Arc::clone(&closing), handlers.clone());
         move |request| {
+            let scheduled = handlers.as_ref().map(Handlers::schedule);
             let (state, peer) = (Arc::clone(&state), Arc::clone(&peer));
             let closing = Arc::clone(&closing);
-            async move { Ok::<_, Infallible>(serve(&state, &peer, &closing, request).await) }
+            async move {
+                let running = match scheduled {
+                    Some(scheduled) => Some(scheduled.started().await),
+                    None => None,
+                };
+                let handled = serve(Arc::clone(&state), peer, closing, request, running);
+                Ok::<_, Infallible>(Handler::new(state, handled).await)
+            }
         }
     });
-    let io = TokioIo::new(stream);
-    if h2 {
-        let streams = state.settings.max_concurrent_streams;
+    if let Some(handlers) = handlers {
+        let stream = Frames::new(stream);
+        let io = TokioIo::new(stream.clone());
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(streams)
@@ -250,8 +276,15 @@ async fn connection(state: Arc<State>, acceptor: TlsAcceptor, stream: TcpStream)
             .initial_stream_window_size(H2_WINDOW)
             .initial_connection_window_size(H2_WINDOW.saturating_mul(streams.clamp(1, 100)))
             .serve_connection(io, service);
-        drive(&state, &closing, connection, |c| c.graceful_shutdown()).await;
+        let served = drive(&state, &closing, connection, |c| c.graceful_shutdown());
+        tokio::select! {
+            () = served => return,
+            () = handlers.too_many_resets() => {}
+        }
+        state.journal.too_many_early_resets();
+        stream.enhance_your_calm().await;
     } else {
+        let io = TokioIo::new(stream);
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .title_case_headers(true)
@@ -267,7 +300,7 @@ async fn connection(state: Arc<State>, acceptor: TlsAcceptor, stream: TcpStream)
 async fn drive<C, E>(state: &State, closing: &Notify, connection: C, close: impl Fn(Pin<&mut C>))
 where
     C: Future<Output = Result<(), E>>,
-    E: std::fmt::Display,
+    E: std::error::Error + 'static,
 {
     let mut stopping = state.stopping.subscribe();
     let mut connection = pin!(connection);
@@ -288,22 +321,35 @@ where
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "connection ended");
+            if is_excessive(&error) {
+                state.journal.too_many_early_resets();
+            }
         }
         return;
     }
 }
 
+/// Whether the HTTP/2 library itself ended the connection with ENHANCE_YOUR_CALM: streams that are reset before they are
+/// accepted have a limit of its own.
+fn is_excessive(error: &(dyn std::error::Error + 'static)) -> bool {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes
+        .filter_map(|error| error.downcast_ref::<h2::Error>())
+        .any(|error| error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM) && !error.is_remote())
+}
+
 /// One request: who asks, then everything else, then the headers that every answer has.
 async fn serve(
-    state: &Arc<State>,
-    peer: &Peer,
-    closing: &Notify,
-    request: Request<Incoming>,
+    state: Arc<State>,
+    peer: Arc<Peer>,
+    closing: Arc<Notify>,
+    mut request: Request<Incoming>,
+    running: Option<Running>,
 ) -> Response<Counted> {
     let h2 = request.version() == Version::HTTP_2;
     let head = *request.method() == Method::HEAD;
     let audit_id = request.headers().get(AUDIT_ID).cloned();
-    let user = state.authenticator.authenticate(peer, request.headers());
+    let user = state.authenticator.authenticate(&peer, request.headers());
     state.journal.arrived(RequestRecord {
         method: request.method().clone(),
         uri: request.uri().clone(),
@@ -315,10 +361,19 @@ async fn serve(
         closing.notify_one();
     }
     let mut response = match user {
-        Err(Unauthorized) => plain(answers::refused(&Status::unauthorized())),
-        Ok(user) => admit(state, &user, request).await,
+        Err(Unauthorized) => {
+            // An unknown token is looked up where all are, with a webhook elsewhere.
+            if let Some(capacity) = &state.capacity {
+                capacity.serve().await;
+            }
+            plain(answers::refused(&Status::unauthorized()))
+        }
+        Ok(user) => admit(&state, &user, &mut request).await,
     };
     state.journal.answered(response.status().as_u16());
+    if !h2 {
+        settle(&mut request, &mut response).await;
+    }
     let headers = response.headers_mut();
     headers.insert(AUDIT_ID, audit_id.unwrap_or_else(new_audit_id));
     headers
@@ -327,7 +382,21 @@ async fn serve(
     if head && h2 {
         return without_body(response);
     }
-    response
+    response.map(|body| body.running(running))
+}
+
+/// On HTTP/1.1: what the unread part of the request's body does to the response.
+async fn settle(request: &mut Request<Incoming>, response: &mut Response<Counted>) {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return; // the connection is taken over
+    }
+    let length = response.body().size_hint().exact();
+    if length.is_some_and(|length| length <= unread::BUFFERED) {
+        response.body_mut().leave(); // the handler has returned
+    }
+    if let Some(connection) = unread::settle(request).await {
+        response.headers_mut().insert(CONNECTION, connection);
+    }
 }
 
 /// The answer to HEAD on HTTP/2: as to GET, with the length that its body would have, and without it.
@@ -351,10 +420,14 @@ fn plain(response: Response<PlainBody>) -> Response<Counted> {
 }
 
 /// Whether a known user's request is served now, when, and with what.
-async fn admit(state: &Arc<State>, user: &User, request: Request<Incoming>) -> Response<Counted> {
+async fn admit(
+    state: &Arc<State>,
+    user: &User,
+    request: &mut Request<Incoming>,
+) -> Response<Counted> {
     let query = Query::parse(request.uri().query());
     let route = Route::parse(request.uri().path());
-    let occupied = if matches!(route, Route::Health(_)) {
+    let occupied = if matches!(route, Route::Health(_) | Route::Metrics) {
         Occupied::Exempt
     } else if route.is_long_running(request.method(), &query) {
         Occupied::LongRunning

@@ -14,7 +14,7 @@ pub struct Settings {
     /// a service time. Default: none, the service time is always the same.
     pub capacity: Option<NonZeroUsize>,
     /// How long serving a request takes, at full speed; of a watch or another long-running request
-    /// its start. Default: zero.
+    /// its start; of a request whose credential is refused, the look-up. Default: zero.
     pub service_time: Duration,
     /// How many ordinary requests the server accepts at once; the rest are answered with 429, as
     /// kube-apiserver's `--max-requests-inflight` does (reads and writes together). Default: no limit.

@@ -32,6 +32,50 @@ impl MetricLabels {
     }
 }
 
+impl MetricLabels {
+    /// The same where a handler has answered: its route knows verb and scope (`InstrumentRouteFunc`), where filters guess them from
+    /// the request. A list of one name is a list, and `/watch/` before the resource is a watch.
+    #[must_use]
+    pub fn handled(self, info: &RequestInfo<'_>) -> Self {
+        let collection = matches!(
+            info.verb(),
+            Verb::List | Verb::Watch | Verb::DeleteCollection
+        );
+        if !info.is_resource_request() || !collection {
+            return self;
+        }
+        let watches = has_watch_prefix(info);
+        let scope = if watches && !info.name().is_empty() {
+            self.scope
+        } else if info.namespace().is_empty() {
+            "cluster"
+        } else {
+            "namespace"
+        };
+        let verb = match self.verb {
+            "GET" | "LIST" if watches => "WATCH",
+            "GET" if scope != "resource" => "LIST",
+            verb => verb,
+        };
+        Self {
+            verb,
+            scope,
+            ..self
+        }
+    }
+}
+
+/// Whether the path is of the deprecated watches: `/api/v1/watch/…`, `/apis/GROUP/VERSION/watch/…`.
+fn has_watch_prefix(info: &RequestInfo<'_>) -> bool {
+    let mut parts = info.path().split(|byte| *byte == b'/');
+    let behind = match parts.nth(1) {
+        Some(b"api") => parts.nth(1),
+        Some(b"apis") => parts.nth(2),
+        _ => None,
+    };
+    behind == Some(b"watch")
+}
+
 fn scope(info: &RequestInfo<'_>) -> &'static str {
     if !info.name().is_empty() || *info.verb() == Verb::Create {
         "resource"
@@ -195,6 +239,55 @@ mod tests {
                 "{method} {target}"
             );
         }
+    }
+
+    #[test]
+    fn what_a_handler_answers_has_the_verb_and_scope_of_its_route() {
+        for (target, verb, scope) in [
+            (
+                "/api/v1/pods?fieldSelector=metadata.name%3Da",
+                "LIST",
+                "cluster",
+            ),
+            (
+                "/api/v1/namespaces/a/pods?fieldSelector=metadata.name=b",
+                "LIST",
+                "namespace",
+            ),
+            (
+                "/api/v1/namespaces/a/pods?watch=1&fieldSelector=metadata.name=b",
+                "WATCH",
+                "namespace",
+            ),
+            ("/api/v1/watch/pods", "WATCH", "cluster"),
+            (
+                "/api/v1/watch/namespaces/a/configmaps",
+                "WATCH",
+                "namespace",
+            ),
+            (
+                "/api/v1/watch/namespaces/a/configmaps/x",
+                "WATCH",
+                "resource",
+            ),
+            (
+                "/apis/apps/v1/watch/namespaces/a/deployments/x",
+                "WATCH",
+                "resource",
+            ),
+            ("/api/v1/namespaces/a/pods/b", "GET", "resource"),
+            ("/api/v1/namespaces/a/pods", "LIST", "namespace"),
+            ("/api/v1/namespaces/watch", "GET", "resource"),
+            ("/healthz", "GET", ""),
+        ] {
+            let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
+            let labels = MetricLabels::of("GET", &info, None).handled(&info);
+            assert_eq!((labels.verb, labels.scope), (verb, scope), "{target}");
+        }
+        let target = "/api/v1/namespaces/a/pods?fieldSelector=metadata.name=b";
+        let info = RequestInfo::parse("DELETE", target.as_bytes()).unwrap();
+        let labels = MetricLabels::of("DELETE", &info, None).handled(&info);
+        assert_eq!((labels.verb, labels.scope), ("DELETE", "namespace"));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use tracing::warn;
 
 use crate::drain::Drain;
 use crate::drain::Stage;
+use crate::metrics::Counted;
 use crate::server::Metrics;
 use crate::server::gate::Origin;
 use crate::server::newcomers::Newcomers;
@@ -95,7 +96,8 @@ impl Acceptor {
             return; // dropped, and so closed
         }
         let open = self.drain.connection();
-        let newcomer = self.newcomers.enter(origin);
+        let pending = Counted::one_more(self.metrics.pending.clone());
+        let newcomer = self.newcomers.enter(origin, Some(pending));
         let _ = tcp.set_nodelay(true); // a connection without these works, if less well
         signs_of_life::ask(&tcp);
         match (

@@ -6,28 +6,29 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::TryFutureExt;
+use http::HeaderValue;
 use http::Request;
 use http::Response;
+use http::StatusCode;
+use http::Version;
+use http::header;
+use hyper::body::Body as _;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
-use tokio::io::AsyncRead;
-use tokio::io::AsyncWrite;
-use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -36,6 +37,7 @@ use tokio_rustls::server::TlsStream;
 use tracing::debug;
 use tracing::error;
 
+use crate::clock::Clock;
 use crate::corked::cork;
 use crate::drain::Drain;
 use crate::drain::Stage;
@@ -43,7 +45,6 @@ use crate::identity::PeerCertificate;
 use crate::metrics::Counted;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
-use crate::pipeline::begun::Begun;
 use crate::pipeline::begun::Requests;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
@@ -51,11 +52,21 @@ use crate::pipeline::holding::Patience;
 use crate::pipeline::refusal::Encoding;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusing::Skips;
+use crate::pipeline::request_body::source;
 use crate::server::Metrics;
 use crate::server::aside::First;
 use crate::server::aside::beside;
+use crate::server::frame_scan::PREFACE;
 use crate::server::gate::Origin;
+use crate::server::heads::HeadFault;
+use crate::server::heads::HeadTimer;
+use crate::server::heads::HeadWatch;
+use crate::server::inspected::LastStream;
+use crate::server::inspected::LookedOver;
+use crate::server::inspected::Scanned;
 use crate::server::newcomers::Newcomer;
+use crate::server::pacing::Pace;
+use crate::server::pacing::Paced;
 use crate::server::proxied;
 use crate::server::quiet::quiet_for_too_long;
 use crate::server::signs_of_life;
@@ -66,9 +77,6 @@ use crate::wire::Wire;
 
 /// Longest handshake: two lost packets' worth; Go's server gives `ReadHeaderTimeout`, which is no shorter for the honest.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// What an HTTP/2 client sends before anything else, in bytes (RFC 9113, 3.4). The library asks for a sign of life only after it.
-const PREFACE: u64 = 24;
 
 /// How long a handshake keeps its turn: what it takes of the cores is a few milliseconds.
 const TURN: Duration = Duration::from_secs(1);
@@ -88,6 +96,9 @@ const STREAM_WINDOW: u32 = 256 << 10;
 /// How long a client whose HTTP/2 connection was quiet for too long has for the end of what it has not read: an answer counts
 /// as over when its last bytes are the connection's. It can begin no more, and one that has nothing left goes at once.
 const FAREWELL: Duration = Duration::from_secs(600);
+
+/// How long a client has to take the answer or the GOAWAY with which its connection ends (Go's `rstAvoidanceDelay` is 0.5 s).
+const LINGER: Duration = Duration::from_secs(1);
 
 /// What HTTP/2 allows of a window.
 const LARGEST_WINDOW: u32 = (1 << 31) - 1;
@@ -116,6 +127,10 @@ pub struct Serving {
     pub turns: Arc<Turns>,
     /// `--goaway-chance`, 0 to 0.02.
     pub goaway_chance: f64,
+    /// `--request-header-timeout`; zero is none.
+    pub header_timeout: Duration,
+    /// `--http2-max-resets-per-second`; 0 is no limit.
+    pub resets_per_second: u32,
     /// What is counted.
     pub metrics: Metrics,
 }
@@ -136,6 +151,7 @@ pub async fn serve(
     serving: Arc<Serving>,
 ) {
     let displaced = newcomer.displaced();
+    let connected = address;
     let shaking = shake(tcp, &mut address, &mut newcomer, &tls, &serving);
     let shaken = tokio::select! {
         biased;
@@ -156,12 +172,14 @@ pub async fn serve(
     let http2 = session.alpn_protocol() == Some(b"h2");
     let certificate = PeerCertificate::new(session.peer_certificates());
     let fragments = Arc::new(Fragments::default());
-    let trusted = serving.trusts(address);
+    // A client that a proxy names speaks for itself, wherever it is: whoever passes its bytes on does not look at its headers.
+    let trusted = address == connected && serving.trusts(connected);
     let peer = Arc::new(Peer {
         address,
         number: fastrand::u64(..),
         trusted,
         certificate,
+        unverified: OnceLock::new(),
         fragments: Arc::clone(&fragments),
         patience: Patience::new(if http2 {
             usize::try_from(serving.max_streams).unwrap_or(usize::MAX)
@@ -171,14 +189,19 @@ pub async fn serve(
         skips: Skips::default(),
     });
     let open = Counted::one_more(serving.metrics.connections.clone());
+    let budget = &serving.pipeline.heads;
+    let heads = HeadWatch::new(serving.header_timeout, budget, source(&peer));
     if http2 {
-        serve_http2(stream, peer, &serving).await;
+        serve_http2(stream, peer, &heads, &serving).await;
         drop((held, open));
     } else {
         let stream = LookedOver {
             stream,
             fragments,
             requests: Arc::default(),
+            heads,
+            pace: Arc::default(),
+            refusal: None,
             _open: (held, open),
         };
         serve_http1(stream, peer, &serving).await;
@@ -217,17 +240,18 @@ async fn shake(
 
 async fn serve_http1(stream: LookedOver<TlsStream<Wire>>, peer: Arc<Peer>, serving: &Arc<Serving>) {
     let requests = Arc::clone(&stream.requests);
-    let service = service_fn(|request| {
-        answer(
-            Arc::clone(serving),
-            Arc::clone(&peer),
-            requests.begin(),
-            request,
-        )
+    let heads = Arc::clone(&stream.heads);
+    let pace = Arc::<Pace>::clone(&stream.pace);
+    let service = service_fn(|request: Request<Incoming>| {
+        heads.http1_request(!request.body().is_end_stream());
+        let pace = Arc::clone(&pace);
+        let answered = answer(Arc::clone(serving), Arc::clone(&peer), &requests, request);
+        answered.map_ok(|answer| answer.map(|body| Paced::new(body, pace)))
     });
     let mut connection = pin!(
         http1::Builder::new()
-            .header_read_timeout(None)
+            .timer(HeadTimer::new(&heads))
+            .header_read_timeout(serving.header_timeout) // the timer makes nothing of it
             .max_headers(HEADERS)
             .max_buf_size(HTTP1_BUFFER)
             .serve_connection(TokioIo::new(stream), service)
@@ -235,76 +259,126 @@ async fn serve_http1(stream: LookedOver<TlsStream<Wire>>, peer: Arc<Peer>, servi
     );
     let end = pin!(async {
         tokio::select! {
+            fault = heads.fault() => End::Head(fault),
             () = quiet_for_too_long(&requests) => End::Quiet,
             () = serving.drain.reached(Stage::Closing) => End::Farewell,
         }
     });
-    match beside(connection.as_mut(), end).await {
-        First::Main(ended) => log_end(&peer, ended),
-        First::Aside(End::Silent | End::Quiet) => {}
+    let end = match beside(connection.as_mut(), end).await {
+        First::Main(ended) => return end_http1(&peer, serving, &heads, ended),
         First::Aside(End::Farewell) => {
             connection.as_mut().graceful_shutdown();
-            log_end(&peer, connection.await);
+            match beside(connection.as_mut(), pin!(heads.fault())).await {
+                First::Main(ended) => return end_http1(&peer, serving, &heads, ended),
+                First::Aside(fault) => End::Head(fault),
+            }
         }
+        First::Aside(end) => end,
+    };
+    record_close(&peer, serving, end);
+    if matches!(end, End::Head(_)) {
+        // The stream answers, when the library reads it again.
+        let _ = timeout(LINGER, connection).await;
     }
 }
 
-async fn serve_http2(stream: TlsStream<Wire>, peer: Arc<Peer>, serving: &Arc<Serving>) {
+/// The stream may have refused a head and come to its end in one step, before that was heard of.
+fn end_http1(peer: &Peer, serving: &Serving, heads: &HeadWatch, ended: Result<(), hyper::Error>) {
+    if let Some(fault) = heads.known_fault() {
+        record_close(peer, serving, End::Head(fault));
+    }
+    log_end(peer, ended);
+}
+
+async fn serve_http2(
+    stream: TlsStream<Wire>,
+    peer: Arc<Peer>,
+    heads: &Arc<HeadWatch>,
+    serving: &Arc<Serving>,
+) {
     let go_away = Arc::new(Notify::new());
-    let requests = Arc::new(Requests::default());
+    let told_at = serving.drain.told_at();
+    let requests = Arc::new(Requests::with_reset_limit(
+        serving.resets_per_second,
+        Clock.now(),
+    ));
     let service = service_fn(|request| {
         if serving.goaway_chance > 0.0 && fastrand::f64() < serving.goaway_chance {
             go_away.notify_one();
         }
-        answer(
-            Arc::clone(serving),
-            Arc::clone(&peer),
-            requests.begin(),
-            request,
-        )
+        answer(Arc::clone(serving), Arc::clone(&peer), &requests, request)
     });
     signs_of_life::ask_http2(stream.get_ref().0.tcp());
-    let (stream, cork) = cork(stream);
-    let mut connection = pin!(
-        http2::Builder::new(Streams(Arc::clone(&requests)))
-            .max_concurrent_streams(serving.max_streams)
-            .max_header_list_size(HEADER_BYTES)
-            .initial_stream_window_size(STREAM_WINDOW)
-            // Room for all streams: uploads that the upstream takes slowly cannot stop the others of their connection.
-            .initial_connection_window_size(
-                serving
-                    .max_streams
-                    .saturating_mul(STREAM_WINDOW)
-                    .min(LARGEST_WINDOW),
-            )
-            .max_send_buf_size(SEND_BUFFER)
-            .max_pending_accept_reset_streams(RESET_UNSEEN)
-            .serve_connection(TokioIo::new(stream), service)
+    let last_stream = Arc::<LastStream>::default();
+    let (stream, cork) = cork(Scanned::new(stream, heads, &last_stream));
+    // In a box, so that it can be dropped, and its requests with it, before the connection is closed.
+    let mut connection = Box::pin(
+        http2_settings(Streams(Arc::clone(&requests)), serving)
+            .serve_connection(TokioIo::new(stream), service),
     );
+    let preface = u64::try_from(PREFACE).unwrap_or(u64::MAX);
     let end = pin!(async {
         tokio::select! {
-            () = cork.silence(PREFACE, HANDSHAKE_TIMEOUT) => End::Silent,
+            () = cork.silence(preface, HANDSHAKE_TIMEOUT) => End::Silent,
             () = quiet_for_too_long(&requests) => End::Quiet,
-            () = serving.drain.reached(Stage::Closing) => End::Farewell,
+            () = serving.drain.reached(told_at) => End::Farewell,
             () = go_away.notified() => End::Farewell,
+            end = too_much(heads, &requests) => end,
         }
     });
     let first = beside(pin!(cork.drive(connection.as_mut())), end).await;
-    let end = match first {
+    let mut end = match first {
         First::Main(ended) => return log_end(&peer, ended),
         First::Aside(end) => end,
     };
-    if end == End::Silent {
-        return debug!(client = %peer.address, "a connection that said nothing is closed");
+    if matches!(end, End::Quiet | End::Farewell) {
+        record_close(&peer, serving, end);
+        connection.as_mut().graceful_shutdown();
+        let farewell = if end == End::Quiet {
+            FAREWELL
+        } else {
+            Duration::MAX
+        };
+        let leaving = pin!(cork.drive(connection.as_mut()));
+        let too_much = pin!(too_much(heads, &requests));
+        let leaving = beside(leaving, too_much);
+        end = match timeout(farewell, leaving).await {
+            Ok(First::Main(ended)) => return log_end(&peer, ended),
+            Ok(First::Aside(end)) => end,
+            Err(_) => return,
+        };
     }
-    connection.as_mut().graceful_shutdown();
-    let leaving = cork.drive(connection.as_mut());
-    if end == End::Farewell {
-        return log_end(&peer, leaving.await);
+    record_close(&peer, serving, end);
+    if end != End::Silent {
+        drop(connection);
+        let _ = timeout(LINGER, cork.finish(&last_stream.go_away())).await;
     }
-    if let Ok(ended) = timeout(FAREWELL, leaving).await {
-        log_end(&peer, ended);
+}
+
+/// Comes when a client is too much for its HTTP/2 connection to go on. Cancel safety: nothing is lost.
+async fn too_much(heads: &HeadWatch, requests: &Requests) -> End {
+    tokio::select! {
+        fault = heads.fault() => End::Head(fault),
+        () = requests.reset_too_often() => End::Resets,
     }
+}
+
+fn http2_settings(streams: Streams, serving: &Serving) -> http2::Builder<Streams> {
+    let mut builder = http2::Builder::new(streams);
+    builder
+        .max_concurrent_streams(serving.max_streams)
+        .max_header_list_size(HEADER_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW)
+        // Room for all streams: uploads that the upstream takes slowly cannot stop the others of their connection.
+        .initial_connection_window_size(
+            serving
+                .max_streams
+                .saturating_mul(STREAM_WINDOW)
+                .min(LARGEST_WINDOW),
+        )
+        .max_send_buf_size(SEND_BUFFER)
+        .max_pending_accept_reset_streams(RESET_UNSEEN);
+    builder
 }
 
 /// Why weir ends a connection.
@@ -316,6 +390,31 @@ enum End {
     Quiet,
     /// Its requests are to be finished, and no more begun.
     Farewell,
+    /// A request's head is incomplete.
+    Head(HeadFault),
+    /// Too many of its requests were cancelled.
+    Resets,
+}
+
+impl End {
+    /// The word of the metric; `None` for what is no fault of the client's.
+    const fn reason(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Silent => "silence",
+            Self::Quiet => "idle",
+            Self::Farewell => return None,
+            Self::Head(HeadFault::TooSlow) => "head_timeout",
+            Self::Head(HeadFault::NoRoom) => "head_budget",
+            Self::Resets => "resets",
+        })
+    }
+}
+
+fn record_close(peer: &Peer, serving: &Serving, end: End) {
+    if let Some(reason) = end.reason() {
+        serving.metrics.closed.with_label_values(&[reason]).inc();
+        debug!(client = %peer.address, reason, "a client's connection is closed");
+    }
 }
 
 /// In boxes: the library moves what it is given several times on its way into a task. The request is under way to the end of its
@@ -323,10 +422,12 @@ enum End {
 fn answer(
     serving: Arc<Serving>,
     peer: Arc<Peer>,
-    begun: Begun,
+    requests: &Arc<Requests>,
     request: Request<Incoming>,
-) -> Pin<Box<impl Future<Output = Result<Response<Body>, Infallible>>>> {
+) -> Pin<Box<impl Future<Output = Result<Response<Body>, Infallible>> + use<>>> {
+    let (begun, unfinished) = (requests.begin(), requests.unfinished());
     let (head, body) = request.into_parts();
+    let http1 = head.version < Version::HTTP_2;
     let head = Box::new(head);
     Box::pin(async move {
         let handled = AssertUnwindSafe(serving.pipeline.handle(&peer, head, body));
@@ -339,102 +440,18 @@ fn answer(
                 .refusals
                 .respond(&Refusal::Panic, Encoding::Json)
         });
-        Ok(answer.map(|body| body.ending(begun)))
+        let mut answer = answer.map(|body| body.ending(begun, unfinished));
+        let ends = http1 && serving.drain.moving();
+        if ends && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+            let close = HeaderValue::from_static("close");
+            answer.headers_mut().insert(header::CONNECTION, close);
+        }
+        Ok(answer)
     })
-}
-
-/// A connection whose bytes are looked over as they are read, and of which it is known whether some wait to be written.
-struct LookedOver<S, H = (Held, Counted)> {
-    stream: S,
-    fragments: Arc<Fragments>,
-    requests: Arc<Requests>,
-    /// Here, because the stream outlives HTTP where the protocol changes: a tunnel is an open connection, too.
-    _open: H,
-}
-
-impl<S, H> LookedOver<S, H> {
-    fn noted<T>(&self, polled: Poll<T>) -> Poll<T> {
-        self.requests.set_unwritten(polled.is_pending());
-        polled
-    }
-}
-
-impl<S: AsyncRead + Unpin, H: Unpin> AsyncRead for LookedOver<S, H> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        self.fragments
-            .look(buffer.filled().get(before..).unwrap_or_default());
-        polled
-    }
-}
-
-impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for LookedOver<S, H> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.noted(polled)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.noted(polled)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let polled = Pin::new(&mut self.stream).poll_flush(cx);
-        self.noted(polled)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }
 
 fn log_end(peer: &Peer, ended: Result<(), hyper::Error>) {
     if let Err(why) = ended {
         debug!(client = %peer.address, %why, "connection ended");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::io::AsyncReadExt;
-    use tokio::io::AsyncWriteExt;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn it_is_known_that_a_client_has_not_read_all() {
-        let (near, mut far) = tokio::io::duplex(8);
-        let requests = Arc::<Requests>::default();
-        let mut stream = LookedOver {
-            stream: near,
-            fragments: Arc::default(),
-            requests: Arc::clone(&requests),
-            _open: (),
-        };
-        let mut written = pin!(async { stream.write_all(&[7; 20]).await });
-        assert!(written.as_mut().now_or_never().is_none());
-        assert!(requests.unwritten());
-        let mut read = [0; 20];
-        let (written, read) = tokio::join!(written, far.read_exact(&mut read));
-        assert!(written.is_ok() && read.is_ok());
-        assert!(!requests.unwritten());
     }
 }

@@ -135,6 +135,12 @@ impl<T> Gate<T> {
         (self.next(now, &mut too_late), too_late)
     }
 
+    /// How many have begun.
+    #[must_use]
+    pub const fn begun(&self) -> usize {
+        self.begun
+    }
+
     /// How many wait.
     #[must_use]
     pub const fn waiting(&self) -> usize {

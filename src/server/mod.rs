@@ -6,8 +6,12 @@
 pub mod accept;
 mod aside;
 pub mod connection;
+mod frame_scan;
 pub mod gate;
+mod heads;
+mod inspected;
 pub mod newcomers;
+mod pacing;
 mod proxied;
 mod quiet;
 mod signs_of_life;
@@ -18,6 +22,7 @@ pub mod worker;
 
 use prometheus::CounterVec;
 use prometheus::IntCounter;
+use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
@@ -30,6 +35,9 @@ pub struct Metrics {
     connections: IntGauge,
     most: IntGauge,
     refused: IntCounter,
+    closed: IntCounterVec,
+    pending: IntGauge,
+    handshakes: IntGauge,
     waiting: IntGauge,
     turned_away: IntCounter,
     panics: IntCounter,
@@ -54,6 +62,19 @@ impl Metrics {
             refused: registry.counter(
                 "weir_client_connections_refused_total",
                 "Connections closed at once because as many as --max-connections are open.",
+            ),
+            closed: registry.counters(
+                "weir_client_connections_closed_total",
+                "Connections of clients that weir closed for what their clients did or did not do, by reason: an incomplete request head took too long (head_timeout) or had no room (head_budget), too many requests were cancelled (resets), nothing was asked for too long (idle), or nothing was sent after the handshake (silence).",
+                &["reason"],
+            ),
+            pending: registry.gauge(
+                "weir_client_connections_pending",
+                "Open connections of clients whose TLS handshake is not over.",
+            ),
+            handshakes: registry.gauge(
+                "weir_client_handshakes",
+                "Connections of clients whose TLS handshake has its turn.",
             ),
             waiting: registry.gauge(
                 "weir_client_handshakes_waiting",

@@ -13,6 +13,7 @@ use std::sync::PoisonError;
 
 use tokio::sync::watch;
 
+use crate::metrics::Counted;
 use crate::server::gate::Origin;
 
 /// Who has how many. Pure; `T` tells a connection to go.
@@ -79,15 +80,16 @@ impl Newcomers {
         })
     }
 
-    /// A connection has been accepted.
+    /// A connection has been accepted, which is `counted` for as long as it is one of these.
     #[must_use]
-    pub fn enter(self: &Arc<Self>, origin: Origin) -> Newcomer {
+    pub fn enter(self: &Arc<Self>, origin: Origin, counted: Option<Counted>) -> Newcomer {
         let (tells, told) = watch::channel(());
         Newcomer {
             origin,
             number: self.crowd().enter(origin, tells),
             told,
             newcomers: Arc::clone(self),
+            _counted: counted,
         }
     }
 
@@ -120,6 +122,7 @@ pub struct Newcomer {
     number: u64,
     told: watch::Receiver<()>,
     newcomers: Arc<Newcomers>,
+    _counted: Option<Counted>,
 }
 
 impl Newcomer {
@@ -166,8 +169,11 @@ mod tests {
     #[tokio::test]
     async fn the_last_of_who_has_most_goes() {
         let newcomers = Newcomers::none();
-        let few = [newcomers.enter(from(1)), newcomers.enter(from(1))];
-        let many = [0; 3].map(|_| newcomers.enter(from(2)));
+        let few = [
+            newcomers.enter(from(1), None),
+            newcomers.enter(from(1), None),
+        ];
+        let many = [0; 3].map(|_| newcomers.enter(from(2), None));
         let goes = newcomers.displaced(from(3)).unwrap();
         goes.send_replace(());
         let told = |newcomer: &Newcomer| newcomer.displaced().now_or_never().is_some();
@@ -178,8 +184,8 @@ mod tests {
     #[tokio::test]
     async fn room_is_there_when_the_one_who_goes_has_gone() {
         let newcomers = Newcomers::none();
-        let _stays = newcomers.enter(from(1));
-        let goes = newcomers.enter(from(1));
+        let _stays = newcomers.enter(from(1), None);
+        let goes = newcomers.enter(from(1), None);
         let mut room = Box::pin(newcomers.make_room(from(2)));
         assert_eq!(room.as_mut().now_or_never(), None);
         goes.displaced().await;
@@ -193,8 +199,11 @@ mod tests {
         let newcomers = Newcomers::none();
         let room = |origin| newcomers.make_room(origin).now_or_never();
         assert_eq!(room(from(1)), Some(false), "nobody is there");
-        let _other = [newcomers.enter(from(2)), newcomers.enter(from(2))];
-        let _own = newcomers.enter(from(1));
+        let _other = [
+            newcomers.enter(from(2), None),
+            newcomers.enter(from(2), None),
+        ];
+        let _own = newcomers.enter(from(1), None);
         assert_eq!(room(from(1)), Some(false));
         assert_eq!(room(from(2)), Some(false), "for its own");
     }
@@ -202,7 +211,7 @@ mod tests {
     #[tokio::test]
     async fn who_is_behind_a_proxy_counts_where_it_is_from() {
         let newcomers = Newcomers::none();
-        let mut behind = [0; 4].map(|_| newcomers.enter(from(9)));
+        let mut behind = [0; 4].map(|_| newcomers.enter(from(9), None));
         for newcomer in &mut behind {
             newcomer.is_from(from(1));
         }
@@ -213,8 +222,8 @@ mod tests {
     #[test]
     fn nothing_is_kept_of_those_who_have_gone() {
         let newcomers = Newcomers::none();
-        let mut some = newcomers.enter(from(1));
-        let others = [0; 3].map(|_| newcomers.enter(from(2)));
+        let mut some = newcomers.enter(from(1), None);
+        let others = [0; 3].map(|_| newcomers.enter(from(2), None));
         drop(newcomers.displaced(from(3)));
         some.is_from(from(4));
         drop((some, others));

@@ -12,7 +12,7 @@ use crate::pipeline::begun::Requests;
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
 /// A connection that showed nothing new at so many looks in a row has idled for 90 to 120 s (kube-apiserver's `IdleTimeout` is
-/// 90 s). A head that takes as long is treated alike, for which kube-apiserver allows 32 s; connections are bounded in number.
+/// 90 s). A head that has begun has a time of its own ([`heads`](crate::server::heads)).
 const LOOKS: u32 = 3;
 
 /// Comes when the connection has been quiet for too long.

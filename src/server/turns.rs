@@ -20,7 +20,8 @@ use crate::server::gate::Origin;
 /// Handshakes at a time: enough to keep the cores busy over a distance; from one address a quarter of them, so that a storm
 /// from there leaves the rest to others. Those that wait are open connections, which --max-connections bounds; who is turned
 /// away comes back at once, and costs more than who waits.
-fn bounds(longest_wait: Duration) -> Bounds {
+#[must_use]
+pub const fn bounds(longest_wait: Duration) -> Bounds {
     Bounds {
         in_all: 128,
         by_address: 32,
@@ -34,6 +35,7 @@ fn bounds(longest_wait: Duration) -> Bounds {
 pub struct Turns {
     /// Held for one decision; nothing is awaited, and nobody woken, under it.
     gate: Mutex<Gate<oneshot::Sender<Turn>>>,
+    begun: IntGauge,
     waiting: IntGauge,
     turned_away: IntCounter,
 }
@@ -52,6 +54,7 @@ impl Turns {
     pub fn new(longest_wait: Duration, metrics: &Metrics) -> Arc<Self> {
         Arc::new(Self {
             gate: Mutex::new(Gate::new(bounds(longest_wait))),
+            begun: metrics.handshakes.clone(),
             waiting: metrics.waiting.clone(),
             turned_away: metrics.turned_away.clone(),
         })
@@ -96,8 +99,9 @@ impl Turns {
     }
 
     fn publish(&self, gate: &Gate<oneshot::Sender<Turn>>) {
-        self.waiting
-            .set(i64::try_from(gate.waiting()).unwrap_or(i64::MAX));
+        let set = |gauge: &IntGauge, count| gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        set(&self.begun, gate.begun());
+        set(&self.waiting, gate.waiting());
     }
 }
 

@@ -4,13 +4,19 @@
 //! since they come after the headers were cleaned.
 
 use std::fmt;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
 
 use bytes::Bytes;
+use futures_util::task::AtomicWaker;
 use h2::RecvStream;
 use http_body::Body;
 use http_body::Frame;
@@ -28,22 +34,40 @@ pub struct RequestBody(Request);
 #[derive(Debug)]
 enum Request {
     Empty,
-    /// A client's, as it comes, its trailers cleaned of what the names cover.
-    Client(Incoming, Arc<IdentityHeaders>),
+    /// A client's, as it comes.
+    Client(Streamed),
     /// A client's that was read beforehand.
     Read(ReadBody),
     /// One of weir's own, until it has gone.
     Own(Bytes),
 }
 
+/// A client's body, as it comes, its trailers cleaned of what the names cover.
+#[derive(Debug)]
+struct Streamed {
+    /// What was read of it beforehand.
+    begun: Option<ReadBody>,
+    incoming: Incoming,
+    names: Arc<IdentityHeaders>,
+    progress: Arc<BodyProgress>,
+}
+
 impl RequestBody {
-    /// A client's body, its trailers cleaned of what `names` covers.
+    /// A client's body, of which a part may have been read beforehand, its trailers cleaned of what `names` covers; how it goes on
+    /// is told to `progress`.
     #[must_use]
-    pub fn new(incoming: Incoming, names: Arc<IdentityHeaders>) -> Self {
-        if incoming.is_end_stream() {
-            return Self::empty();
-        }
-        Self(Request::Client(incoming, names))
+    pub fn streamed(
+        begun: Option<ReadBody>,
+        incoming: Incoming,
+        names: Arc<IdentityHeaders>,
+        progress: Arc<BodyProgress>,
+    ) -> Self {
+        Self(Request::Client(Streamed {
+            begun,
+            incoming,
+            names,
+            progress,
+        }))
     }
 
     /// No body.
@@ -63,27 +87,211 @@ impl RequestBody {
     pub fn own(body: Bytes) -> Self {
         Self(Request::Own(body))
     }
+
+    /// Whether nothing of it is still to come from a client.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        match &self.0 {
+            Request::Empty | Request::Read(_) | Request::Own(_) => true,
+            Request::Client(body) => body.incoming.is_end_stream(),
+        }
+    }
+}
+
+/// How a client's body goes on: told by the body, read by what looks after it.
+#[derive(Debug, Default)]
+pub struct BodyProgress {
+    /// Written by one task, as is `awaited`; read now and then. Relaxed: they stand for nothing but themselves.
+    bytes: AtomicU64,
+    awaited: AtomicBool,
+    state: AtomicU8,
+    reader: AtomicWaker,
+}
+
+/// What has become of a client's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyState {
+    /// More of it is to come.
+    Unfinished,
+    /// It came to its end.
+    Complete,
+    /// Its client has gone away, or has reset the stream.
+    Aborted,
+    /// What came is no body (a chunk's size that is no number, say).
+    Malformed,
+    /// It was given up, because its client was too slow.
+    Stalled,
+}
+
+impl BodyProgress {
+    /// The bytes that came so far.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether the client is waited for: the upstream would take more.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed)
+    }
+
+    /// What has become of it.
+    #[must_use]
+    pub fn state(&self) -> BodyState {
+        match self.state.load(Ordering::Acquire) {
+            COMPLETE => BodyState::Complete,
+            ABORTED => BodyState::Aborted,
+            MALFORMED => BodyState::Malformed,
+            STALLED => BodyState::Stalled,
+            _ => BodyState::Unfinished,
+        }
+    }
+
+    /// Gives it up, unless it has ended: its next part is an error.
+    pub fn stall(&self) {
+        self.end(STALLED);
+        self.reader.wake();
+    }
+
+    fn end(&self, state: u8) {
+        self.awaited.store(false, Ordering::Relaxed);
+        let _ = self
+            .state
+            .compare_exchange(UNFINISHED, state, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    fn passed(&self, bytes: usize) {
+        self.awaited.store(false, Ordering::Relaxed);
+        let bytes = u64::try_from(bytes).unwrap_or_default();
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+const UNFINISHED: u8 = 0;
+const COMPLETE: u8 = 1;
+const ABORTED: u8 = 2;
+const MALFORMED: u8 = 3;
+const STALLED: u8 = 4;
+
+/// Why a request's body broke off.
+#[derive(Debug)]
+pub enum RequestBodyError {
+    /// It could not be read from the client.
+    Client(hyper::Error),
+    /// It was given up: [`BodyProgress::stall`].
+    Stalled,
+}
+
+impl fmt::Display for RequestBodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Client(why) => why.fmt(f),
+            Self::Stalled => write!(f, "the client was too slow"),
+        }
+    }
+}
+
+impl std::error::Error for RequestBodyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Client(why) => Some(why),
+            Self::Stalled => None,
+        }
+    }
+}
+
+/// Whether a body that cannot be read has a client that went away, or one that sent what is none.
+#[must_use]
+pub fn why_unreadable(error: &hyper::Error) -> BodyState {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            let malformed = [io::ErrorKind::InvalidInput, io::ErrorKind::InvalidData];
+            return if malformed.contains(&io.kind()) {
+                BodyState::Malformed
+            } else {
+                BodyState::Aborted
+            };
+        }
+        if let Some(http2) = error.downcast_ref::<h2::Error>()
+            && !http2.is_remote()
+            && !http2.is_io()
+        {
+            return BodyState::Malformed; // of another length than it says, say
+        }
+        cause = error.source();
+    }
+    BodyState::Aborted
+}
+
+impl Streamed {
+    fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
+        if let Some(frame) = self.begun.as_mut().and_then(ReadBody::frame) {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        self.begun = None;
+        let progress = &*self.progress;
+        progress.reader.register(cx.waker());
+        if progress.state() == BodyState::Stalled {
+            return Poll::Ready(Some(Err(RequestBodyError::Stalled)));
+        }
+        let Poll::Ready(polled) = Pin::new(&mut self.incoming).poll_frame(cx) else {
+            progress.awaited.store(true, Ordering::Relaxed);
+            return Poll::Pending;
+        };
+        Poll::Ready(match polled {
+            Some(Ok(mut frame)) => {
+                progress.passed(frame.data_ref().map_or(0, Bytes::len));
+                if let Some(trailers) = frame.trailers_mut() {
+                    self.names.remove_from(trailers);
+                }
+                if self.incoming.is_end_stream() {
+                    progress.end(COMPLETE);
+                }
+                Some(Ok(frame))
+            }
+            Some(Err(why)) => {
+                let malformed = why_unreadable(&why) == BodyState::Malformed;
+                progress.end(if malformed { MALFORMED } else { ABORTED });
+                Some(Err(RequestBodyError::Client(why)))
+            }
+            None => {
+                progress.end(COMPLETE);
+                None
+            }
+        })
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let begun = self
+            .begun
+            .as_ref()
+            .map_or(0, |begun| begun.size_hint().lower());
+        let rest = self.incoming.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower().saturating_add(begun));
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper.saturating_add(begun));
+        }
+        hint
+    }
 }
 
 impl Body for RequestBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = RequestBodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
         Poll::Ready(match &mut self.0 {
             Request::Empty => None,
-            Request::Client(incoming, names) => {
-                let mut frame = ready!(Pin::new(incoming).poll_frame(cx));
-                if let Some(Ok(frame)) = &mut frame
-                    && let Some(trailers) = frame.trailers_mut()
-                {
-                    names.remove_from(trailers);
-                }
-                frame
-            }
+            Request::Client(body) => return body.poll_frame(cx),
             Request::Read(read) => read.frame().map(Ok),
             Request::Own(body) if body.is_empty() => None,
             Request::Own(body) => Some(Ok(Frame::data(std::mem::take(body)))),
@@ -93,7 +301,7 @@ impl Body for RequestBody {
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             Request::Empty => true,
-            Request::Client(incoming, _) => incoming.is_end_stream(),
+            Request::Client(body) => body.begun.is_none() && body.incoming.is_end_stream(),
             Request::Read(read) => read.is_over(),
             Request::Own(body) => body.is_empty(),
         }
@@ -102,8 +310,8 @@ impl Body for RequestBody {
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             Request::Empty => SizeHint::with_exact(0),
-            Request::Client(incoming, _) => incoming.size_hint(),
-            Request::Read(read) => SizeHint::with_exact(read.left()),
+            Request::Client(body) => body.size_hint(),
+            Request::Read(read) => read.size_hint(),
             Request::Own(body) => {
                 SizeHint::with_exact(u64::try_from(body.len()).unwrap_or(u64::MAX))
             }

@@ -114,12 +114,9 @@ impl<W: Way> Connector<W> {
         }
     }
 
-    /// The place of a request that lasts, for as long as it has a connection to itself; or of a connection of watches.
-    ///
-    /// # Errors
-    /// There is none.
-    pub(super) fn last(&self) -> Result<Option<Taken>, ForwardError> {
-        self.room.as_ref().map(Room::last).transpose()
+    /// Where clients' requests have their places; weir's own need none.
+    pub(super) const fn room(&self) -> Option<&Room> {
+        self.room.as_ref()
     }
 
     /// Host and port of the upstream.

@@ -6,12 +6,19 @@
 //! # Cancel safety
 //! Dropping a future here resets the stream or closes the connection; the upstream sees its client gone.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Context;
+use std::task::Poll;
+use std::task::ready;
 
 use bytes::Bytes;
+use futures_util::future::poll_fn;
 use http::HeaderValue;
 use http::Request;
 use http::Response;
+use http::header::CONNECTION;
 use http::header::TRANSFER_ENCODING;
 use http_body::Body;
 
@@ -26,6 +33,7 @@ use crate::upstream::pool::Lease;
 use crate::upstream::pool::Own1;
 use crate::upstream::pool::Own2;
 use crate::upstream::pool::Pool;
+use crate::upstream::room::Requester;
 
 /// Tries for one request; a second failure of this kind in a row happens when an upstream is being replaced, a third
 /// one hardly does.
@@ -39,6 +47,36 @@ const MOST_LEAVING: usize = 64;
 pub trait Turn: Send + Sync {
     /// The body came to its end, and the connection can serve another request.
     fn complete(&mut self);
+
+    /// The request was given up before that, and what was read of its answer has been dropped. What is returned comes when the API
+    /// server is known to be done with it or to have seen its end; the turn is to be kept until then. `None` where that cannot be
+    /// known.
+    fn given_up(&mut self) -> Option<Seen>;
+
+    /// The head of the answer, if this has the request.
+    fn poll_head(&mut self, _: &mut Context<'_>) -> Poll<Result<Response<AnswerBody>, h2::Error>> {
+        Poll::Pending
+    }
+}
+
+/// For whom a request is sent, and where its turn on a connection is kept.
+pub struct Errand<'a> {
+    /// Who takes a place with it, where places are shared out.
+    pub requester: &'a Requester,
+    /// Filled as soon as there is one.
+    pub turn: &'a mut Option<Box<dyn Turn>>,
+}
+
+/// Comes when the API server is known to be done with a request that was given up, or its connection has ended.
+pub type Seen = Pin<Box<dyn Future<Output = End> + Send>>;
+
+/// How a request ended that was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was answered.
+    Finished,
+    /// Its stream was reset: the server may still be busy with it.
+    Reset,
 }
 
 impl<W: Way> Turn for Lease<W> {
@@ -47,6 +85,25 @@ impl<W: Way> Turn for Lease<W> {
             Self::Http1(own) => own.complete(),
             Self::Http2(_) => {}
         }
+    }
+
+    fn given_up(&mut self) -> Option<Seen> {
+        match self {
+            Self::Http1(_) => None, // its connection is closed, of which there is no answer
+            Self::Http2(own) => Some(Box::pin(own.give_up())),
+        }
+    }
+
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<AnswerBody>, h2::Error>> {
+        let Self::Http2(own) = self else {
+            return Poll::Pending;
+        };
+        let Some(pending) = &mut own.pending else {
+            return Poll::Pending;
+        };
+        let head = ready!(pending.poll(cx));
+        own.pending = None;
+        Poll::Ready(head)
     }
 }
 
@@ -65,22 +122,30 @@ impl<W: Way> Failed<W> {
 }
 
 impl<W: Way> Pool<W> {
-    /// Sends the request; the turn must be kept until the answer's body has ended.
+    /// Sends the request. Its turn on a connection is the caller's from the moment it has one: to be kept until the answer's
+    /// body has ended, or, where the request is given up, as long as [`Turn::given_up`] says.
     ///
     /// # Errors
     /// What went wrong, and whose fault it is.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the request up.
     pub async fn send(
         self: &Arc<Self>,
         mut head: Outbound<W>,
         mut body: RequestBody,
         place: Place,
-    ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
+        Errand { requester, turn }: Errand<'_>,
+    ) -> Result<Response<AnswerBody>, ForwardError> {
         self.budget().earn();
         let (mut tries, mut left) = (1, 0);
         loop {
-            let lease = self.lease(place).await?;
-            let failed = match self.exchange(lease, head, body).await {
-                Ok((response, lease)) => return Ok((response, Box::new(lease))),
+            let failed = match self.lease(place, requester).await? {
+                Lease::Http1(own) => self.exchange_http1(own, head, body, turn).await,
+                Lease::Http2(own) => self.exchange_http2(own, head, body, turn).await,
+            };
+            let failed = match failed {
+                Ok(response) => return Ok(response),
                 Err(failed) => failed,
             };
             match failed {
@@ -101,30 +166,22 @@ impl<W: Way> Pool<W> {
         }
     }
 
-    async fn exchange(
-        &self,
-        lease: Lease<W>,
-        head: Outbound<W>,
-        body: RequestBody,
-    ) -> Result<(Response<AnswerBody>, Lease<W>), Failed<W>> {
-        match lease {
-            Lease::Http1(own) => self.exchange_http1(own, head, body).await,
-            Lease::Http2(own) => self.exchange_http2(own, head, body).await,
-        }
-    }
-
     async fn exchange_http1(
         &self,
         mut own: Own1<W>,
         head: Outbound<W>,
         body: RequestBody,
-    ) -> Result<(Response<AnswerBody>, Lease<W>), Failed<W>> {
+        turn: &mut Option<Box<dyn Turn>>,
+    ) -> Result<Response<AnswerBody>, Failed<W>> {
         let Some(sender) = own.sender.as_mut() else {
             return Err(Failed::unsent(head, body, ForwardError::Closed));
         };
         let request = self.framed(head, body);
         match sender.try_send_request(request).await {
-            Ok(response) => Ok((response.map(AnswerBody::from), Lease::Http1(own))),
+            Ok(response) => {
+                *turn = Some(Box::new(Lease::Http1(own)));
+                Ok(response.map(AnswerBody::from))
+            }
             Err(mut refused) => match refused.take_message() {
                 Some(request) => {
                     let (parts, body) = request.into_parts();
@@ -141,36 +198,63 @@ impl<W: Way> Pool<W> {
 
     async fn exchange_http2(
         &self,
-        own: Own2<W>,
+        mut own: Own2<W>,
         head: Outbound<W>,
         body: RequestBody,
-    ) -> Result<(Response<AnswerBody>, Lease<W>), Failed<W>> {
+        turn: &mut Option<Box<dyn Turn>>,
+    ) -> Result<Response<AnswerBody>, Failed<W>> {
         // Without a body a refused stream can be opened again; what it takes is the head.
         let spare = body.is_end_stream().then(|| head.again());
         let request = head.into_http2(body, self.connector().authority());
-        match http2::exchange(own.connection(), request).await {
-            Ok(response) => Ok((response, Lease::Http2(own))),
-            Err(http2::Failed::Unsent(request)) => {
-                own.connection().leaving();
+        let connection = own.connection();
+        let sent = match http2::begin(&connection, request).await {
+            Ok(pending) => {
+                own.pending = Some(pending);
+                let turn = turn.insert(Box::new(Lease::Http2(own)));
+                poll_fn(|cx| turn.poll_head(cx))
+                    .await
+                    .map_err(http2::Failed::Sent)
+            }
+            Err(failed) => Err(failed),
+        };
+        let failed = match sent {
+            Ok(response) => return Ok(response),
+            Err(failed) => failed,
+        };
+        match failed {
+            http2::Failed::Unsent(request) => {
+                connection.leaving();
+                *turn = None;
                 let (parts, body) = request.into_parts();
                 Err(Failed::Leaving(Box::new((Outbound::returned(parts), body))))
             }
-            Err(http2::Failed::Sent(why)) if never_executed(&why) => {
+            http2::Failed::Sent(why) if never_executed(&why) => {
+                *turn = None;
                 let refused = ForwardError::refused(why);
                 Err(match spare {
                     Some(head) => Failed::unsent(head, RequestBody::empty(), refused),
                     None => Failed::For(refused), // some of its body is gone
                 })
             }
-            Err(http2::Failed::Sent(why)) => Err(Failed::For(ForwardError::reset(why))),
+            // The stream may have been reset from here: its turn stays with the caller.
+            http2::Failed::Sent(why) => Err(Failed::For(ForwardError::reset(why))),
         }
     }
 
     /// The request for an HTTP/1.1 connection. A body of unknown length is sent in chunks whatever the method: left to itself
     /// the library takes a GET without a length for one without a body.
+    ///
+    /// A body that is still to come costs the connection. Go's server waits for the rest of a small one before it sends an answer,
+    /// though the answer does not need it (`net/http`, `cw.writeHeader`), unless the connection is to be closed: a client that does
+    /// not end its body would keep the answer, and what waits for it, for as long.
     pub(super) fn framed(&self, head: Outbound<W>, body: RequestBody) -> Request<RequestBody> {
         let chunked = !body.is_end_stream() && body.size_hint().exact().is_none();
+        let unfinished = !body.is_here();
         let mut request = head.into_http1(body, &self.host());
+        if unfinished {
+            let close = HeaderValue::from_static("close");
+            request.headers_mut().insert(CONNECTION, close);
+        }
         if chunked {
             let chunks = HeaderValue::from_static("chunked");
             request.headers_mut().insert(TRANSFER_ENCODING, chunks);
@@ -190,8 +274,7 @@ impl<W: Way> Pool<W> {
 /// Whether the peer said that it has not begun with this stream.
 fn never_executed(error: &h2::Error) -> bool {
     let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
-    // h2 reports a GOAWAY for a stream only if the stream's number is beyond the last one processed.
-    let gone_away =
-        error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR);
+    // A GOAWAY is reported for a stream that is beyond the last one processed, whatever its reason (ENHANCE_YOUR_CALM, say).
+    let gone_away = error.is_go_away() && error.is_remote();
     refused || gone_away
 }

@@ -497,11 +497,12 @@ impl fmt::Display for Unspeakable {
     }
 }
 
-/// Percent-encodes what may not stand in a header's name, and `%` itself (`transport.headerKeyEscape`).
+/// Percent-encodes what may not stand in a header's name, and `%` itself (`transport.headerKeyEscape`); capitals, too, which the
+/// upstream takes for small ones otherwise: it puts a key in lower case before it decodes it.
 fn escape_extra_key(key: &str) -> String {
     let mut escaped = String::with_capacity(key.len());
-    for byte in key.to_ascii_lowercase().bytes() {
-        if byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte) {
+    for byte in key.bytes() {
+        if byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$&'*+-.^_`|~".contains(&byte) {
             escaped.push(char::from(byte));
         } else {
             escaped.push_str(&format!("%{byte:02x}"));

@@ -305,7 +305,7 @@ fn an_asserted_user_is_the_only_identity_and_the_token_stops_here() {
     assert_eq!(all("x-remote-uid"), ["u1"]);
     assert_eq!(all("x-remote-group"), ["dev", "system:authenticated"]);
     assert_eq!(
-        all("x-remote-extra-example.com%2fpod%20name%25"),
+        all("x-remote-extra-example.com%2f%50od%20name%25"), // which the upstream takes for a capital
         ["a", "b"]
     );
     assert_eq!(all("sec-websocket-protocol"), ["v4.channel.k8s.io"]);

@@ -5,7 +5,7 @@
 //! becomes a stream in the caller's own task, or comes back.
 //!
 //! # Cancel safety
-//! Dropping what [`exchange`] returns, or its future, resets the stream.
+//! Dropping what [`begin`] returns, or the answer, resets the stream.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,31 +14,46 @@ use std::sync::Weak;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
+use std::task::Context;
 use std::task::Poll;
+use std::task::ready;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
 use h2::PingPong;
 use h2::client;
+use h2::client::ResponseFuture;
 use http::Request;
 use http::Response;
 use http::header;
 use http_body::Body;
+use http_body_util::BodyExt;
+use tokio::sync::watch;
+use tokio::time::Sleep;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
+use crate::clock::Clock;
 use crate::upstream::ForwardError;
 use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
 use crate::upstream::connector;
 use crate::upstream::connector::Connection;
+use crate::upstream::ping_schedule;
+use crate::upstream::ping_schedule::Next;
+use crate::upstream::ping_schedule::PingSchedule;
+use crate::upstream::resets::Resets;
+use crate::upstream::resets::Tracked;
 use crate::upstream::settings;
 use crate::upstream::settings::MOST_STREAMS;
 use crate::upstream::upload::Upload;
 
 /// Longest that a peer may take to say how many streams it allows; it is the first thing that it sends.
 const SETTINGS_WITHIN: Duration = Duration::from_secs(10);
+
+/// How much is read, in bytes, of an answer that nobody waits for any more: as cheap as a reset.
+const SHORT_ANSWER: usize = 64 << 10;
 
 /// An HTTP/2 connection that requests share.
 pub(super) struct Shared {
@@ -48,6 +63,7 @@ pub(super) struct Shared {
     /// What the peer allows.
     most_streams: AtomicUsize,
     closed: AtomicBool,
+    resets: Arc<Resets>,
 }
 
 /// What moves a connection's bytes.
@@ -55,10 +71,10 @@ pub(super) struct Driver {
     connection: client::Connection<Io, Bytes>,
     /// Asked after every look at the connection whether the peer has said GOAWAY.
     probe: client::SendRequest<Bytes>,
-    pings: Option<PingPong>,
+    pings: Pings,
 }
 
-type Io = TlsStream<Box<dyn connector::Stream>>;
+type Io = Tracked<TlsStream<Box<dyn connector::Stream>>>;
 
 impl Shared {
     /// Speaks HTTP/2 on `connection` and waits for the peer's SETTINGS.
@@ -66,9 +82,10 @@ impl Shared {
     /// # Errors
     /// The peer speaks something else, or nothing.
     pub(super) async fn open(connection: Connection) -> Result<(Arc<Self>, Driver), ForwardError> {
+        let (io, unwritten) = Tracked::new(connection.into_inner());
         let opened = async {
             let (sender, mut connection) = settings::client_http2()
-                .handshake::<_, Bytes>(connection.into_inner())
+                .handshake::<_, Bytes>(io)
                 .await
                 .map_err(ForwardError::refused)?;
             let most = settled(&mut connection).await?;
@@ -78,13 +95,15 @@ impl Shared {
             .await
             .unwrap_or(Err(ForwardError::ConnectTimeout(SETTINGS_WITHIN)))?;
         let probe = sender.clone();
+        let (resets, acknowledge) = Resets::new(unwritten);
         let shared = Arc::new(Self {
             sender,
             streams: AtomicUsize::new(0),
             most_streams: AtomicUsize::new(most.min(MOST_STREAMS)),
             closed: AtomicBool::new(false),
+            resets: Arc::clone(&resets),
         });
-        let pings = connection.ping_pong();
+        let pings = Pings::new(connection.ping_pong(), (resets, acknowledge));
         let driver = Driver {
             connection,
             probe,
@@ -99,6 +118,11 @@ impl Shared {
 
     pub(super) fn usable(&self) -> bool {
         !self.closed.load(Ordering::Acquire)
+    }
+
+    /// A stream has been reset. What is returned comes when the peer is known to have seen it, or the connection has ended.
+    pub(super) fn reset(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.resets.add()
     }
 
     /// The connection takes no more requests; what is under way goes on.
@@ -129,55 +153,127 @@ impl Driver {
         let Self {
             mut connection,
             probe,
-            pings,
+            mut pings,
         } = self;
         let mut allowed = connection.max_concurrent_send_streams();
         let mut probe = Some(probe);
-        let driven = poll_fn(|cx| {
-            let polled = Pin::new(&mut connection).poll(cx);
-            let now = connection.max_concurrent_send_streams();
-            let told_to_go = probe
-                .as_mut()
-                .is_some_and(|probe| matches!(probe.poll_ready(cx), Poll::Ready(Err(_))));
-            // A probe that stays when everybody else has gone would keep the connection open.
-            if told_to_go || shared.strong_count() == 0 {
-                probe = None;
-            }
-            if (now != allowed || told_to_go)
-                && let Some(shared) = shared.upgrade()
-            {
-                allowed = now;
-                let most = now.min(MOST_STREAMS);
-                shared.most_streams.store(most, Ordering::Release);
-                if told_to_go {
-                    shared.leaving();
+        poll_fn(|cx| {
+            loop {
+                let before = pings.resets.sent();
+                let polled = Pin::new(&mut connection).poll(cx);
+                let now = connection.max_concurrent_send_streams();
+                let told_to_go = probe
+                    .as_mut()
+                    .is_some_and(|probe| matches!(probe.poll_ready(cx), Poll::Ready(Err(_))));
+                // A probe that stays when everything else has gone would keep the connection open.
+                if told_to_go || shared.strong_count() == 0 {
+                    probe = None;
                 }
-                changed();
+                if (now != allowed || told_to_go)
+                    && let Some(shared) = shared.upgrade()
+                {
+                    allowed = now;
+                    let most = now.min(MOST_STREAMS);
+                    shared.most_streams.store(most, Ordering::Release);
+                    if told_to_go {
+                        shared.leaving();
+                    }
+                    changed();
+                }
+                if polled.is_ready() {
+                    return Poll::Ready(()); // the requests on it get its error
+                }
+                match pings.poll(cx, before) {
+                    Poll::Ready(Pinged::Sent) => {} // it is written by another look at the connection
+                    Poll::Ready(Pinged::Gone) => return Poll::Ready(()),
+                    Poll::Pending => return Poll::Pending,
+                }
             }
-            polled.map(|_| ()) // whoever waits for an answer on it is told
-        });
-        tokio::select! {
-            () = driven => {}
-            () = unanswered(pings) => {}
-        }
-        drop(connection); // ends its streams, before anybody looks whether it is usable
+        })
+        .await;
+        drop(connection); // ends its streams, before it is looked at whether it is usable
         if let Some(shared) = shared.upgrade() {
             shared.leaving();
         }
     }
 }
 
-/// Ends when a PING has had no answer in time.
-async fn unanswered(pings: Option<PingPong>) {
-    let Some(mut pings) = pings else {
-        return std::future::pending().await;
-    };
-    loop {
-        tokio::time::sleep(settings::PING_EVERY).await;
-        let pong = pings.ping(h2::Ping::opaque());
-        if !matches!(timeout(settings::PING_ANSWER, pong).await, Ok(Ok(_))) {
-            return;
+/// The PINGs of a connection: [`PingSchedule`] decides.
+struct Pings {
+    /// Nothing where the library has none to give.
+    frames: Option<PingPong>,
+    schedule: PingSchedule,
+    timer: Pin<Box<Sleep>>,
+    resets: Arc<Resets>,
+    /// How many resets have been written to the last byte.
+    written: u64,
+    acknowledge: watch::Sender<u64>,
+}
+
+/// What has become of the PINGs.
+enum Pinged {
+    /// One is to be written.
+    Sent,
+    /// The peer does not answer.
+    Gone,
+}
+
+impl Pings {
+    fn new(
+        frames: Option<PingPong>,
+        (resets, acknowledge): (Arc<Resets>, watch::Sender<u64>),
+    ) -> Self {
+        let times = ping_schedule::Times {
+            every: settings::PING_EVERY,
+            answer: settings::PING_ANSWER,
+        };
+        Self {
+            frames,
+            schedule: PingSchedule::new(times, Clock.now()),
+            timer: Box::pin(tokio::time::sleep(settings::PING_EVERY)),
+            resets,
+            written: 0,
+            acknowledge,
         }
+    }
+
+    /// After a look at the connection, before which so many streams had been reset. The clock is read only when there is
+    /// something to do.
+    fn poll(&mut self, cx: &mut Context<'_>, resets: u64) -> Poll<Pinged> {
+        self.resets.driven_by(cx.waker());
+        let Some(frames) = &mut self.frames else {
+            return Poll::Pending;
+        };
+        if self.resets.written() {
+            self.written = resets;
+        }
+        if self.schedule.is_outstanding() {
+            match frames.poll_pong(cx) {
+                Poll::Ready(Ok(_)) => {
+                    let seen = self.schedule.answer(Clock.now());
+                    self.acknowledge.send_if_modified(|before| {
+                        let more = *before < seen;
+                        *before = seen;
+                        more
+                    });
+                }
+                Poll::Ready(Err(_)) => return Poll::Ready(Pinged::Gone),
+                Poll::Pending => {}
+            }
+        }
+        while self.timer.as_mut().poll(cx).is_ready() || self.schedule.is_behind(self.written) {
+            match self.schedule.next(Clock.now(), self.written) {
+                Next::Send if frames.send_ping(h2::Ping::opaque()).is_ok() => {
+                    self.timer
+                        .as_mut()
+                        .reset((Clock.now() + settings::PING_ANSWER).into());
+                    return Poll::Ready(Pinged::Sent);
+                }
+                Next::Send | Next::Gone => return Poll::Ready(Pinged::Gone),
+                Next::Wait(until) => self.timer.as_mut().reset(until.into()),
+            }
+        }
+        Poll::Pending
     }
 }
 
@@ -189,14 +285,21 @@ pub(super) enum Failed {
     Sent(h2::Error),
 }
 
-/// Sends the request as a stream of its own, and waits for the head of the answer.
+/// A request that was sent, and whose answer has not begun. Dropping it resets the stream.
+pub(super) struct Pending {
+    answer: ResponseFuture,
+    /// The request's body, if it is not all sent.
+    upload: Option<Upload>,
+}
+
+/// Sends the request as a stream of its own.
 ///
 /// # Errors
 /// [`Failed::Unsent`] if the connection takes no more requests.
-pub(super) async fn exchange(
+pub(super) async fn begin(
     shared: &Shared,
     request: Request<RequestBody>,
-) -> Result<Response<AnswerBody>, Failed> {
+) -> Result<Pending, Failed> {
     let mut sender = shared.sender.clone();
     // A clone has no stream of its own that it waits for: this only asks whether the connection still takes requests.
     let open =
@@ -215,11 +318,43 @@ pub(super) async fn exchange(
     } else {
         Upload::start(body, stream).await
     };
-    let (head, stream) = answer.await.map_err(Failed::Sent)?.into_parts();
-    let length = head
-        .headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|length| length.to_str().ok()?.parse().ok());
-    let body = AnswerBody::http2(stream, length, upload);
-    Ok(Response::from_parts(head, body))
+    Ok(Pending { answer, upload })
+}
+
+impl Pending {
+    /// The head of the answer.
+    pub(super) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Response<AnswerBody>, h2::Error>> {
+        let (head, stream) = ready!(Pin::new(&mut self.answer).poll(cx))?.into_parts();
+        let length = head
+            .headers
+            .get(header::CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse().ok());
+        let body = AnswerBody::http2(stream, length, self.upload.take());
+        Poll::Ready(Ok(Response::from_parts(head, body)))
+    }
+
+    /// Lets a request finish that was given up: to the end of a short answer, if it has one, or to its head. Whether it came to
+    /// its end; otherwise the stream has been reset.
+    pub(super) async fn finish(mut self, has_end: bool) -> bool {
+        if self.upload.as_ref().is_some_and(|upload| !upload.is_over()) {
+            return false; // its body will not come
+        }
+        let Ok(response) = poll_fn(|cx| self.poll(cx)).await else {
+            return true;
+        };
+        let mut body = response.into_body();
+        let mut left = SHORT_ANSWER;
+        while has_end && let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else { return true };
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            let Some(rest) = left.checked_sub(bytes) else {
+                return false;
+            };
+            left = rest;
+        }
+        has_end
+    }
 }

@@ -40,6 +40,11 @@ impl Place {
             Self::SharedForLong | Self::Apart => Self::Apart,
         }
     }
+
+    /// Whether its requests last as long as their clients like.
+    pub(super) const fn lasts(self) -> bool {
+        matches!(self, Self::SharedForLong | Self::Apart)
+    }
 }
 
 /// One for requests that end, and one for those that last.

@@ -14,11 +14,14 @@ mod http2;
 pub mod kubeconfig;
 pub mod lane;
 pub mod own_calls;
+mod ping_schedule;
 pub mod pool;
 pub mod read_body;
+mod resets;
 mod retry_budget;
 pub mod room;
 mod settings;
+pub mod shares;
 pub mod tls;
 pub mod upgrade;
 mod upload;
@@ -45,6 +48,7 @@ use rustls::RootCertStore;
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
 use rustls::sign::SingleCertAndKey;
+use tokio::sync::Notify;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
@@ -58,7 +62,7 @@ use crate::upstream::connector::Target;
 use crate::upstream::credentials::Expired;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::failures::Failures;
-use crate::upstream::forward::Turn;
+use crate::upstream::forward::Errand;
 use crate::upstream::headers::Asserting;
 use crate::upstream::headers::Elsewhere;
 use crate::upstream::headers::Impersonating;
@@ -69,6 +73,7 @@ use crate::upstream::headers::Stranger;
 use crate::upstream::headers::Way;
 use crate::upstream::lane::Place;
 use crate::upstream::pool::Pool;
+use crate::upstream::room::Holder;
 use crate::upstream::room::Room;
 
 /// Where the API server is, and what weir shows it.
@@ -82,8 +87,8 @@ pub struct Config {
     pub front_proxy: Option<Arc<CertifiedKey>>,
     /// Most HTTP/2 connections for each way, for requests that end (`--upstream-max-connections`).
     pub most_connections: usize,
-    /// For all connections of clients' requests.
-    pub room: Room,
+    /// Most connections for all requests of clients.
+    pub room: usize,
 }
 
 /// The API server, by every way that is configured.
@@ -112,10 +117,11 @@ pub enum Dressed {
 }
 
 impl Upstream {
-    /// Pools without connections; requests open them.
+    /// Pools without connections; requests open them, as far as there are `places`.
     #[must_use]
     pub fn new(
         config: &Config,
+        places: &Room,
         impersonator: Option<&Arc<OwnCredentials>>,
         metrics: &Arc<Metrics>,
     ) -> Self {
@@ -124,7 +130,7 @@ impl Upstream {
                 Arc::new(SingleCertAndKey::from(Arc::clone(key)));
             resolver
         });
-        let room = || Some(config.room.clone());
+        let room = || Some(places.clone());
         Self {
             asserting: resolver.map(|resolver| pool(config, Some(resolver), room(), metrics)),
             impersonating: impersonator.map(|own| Impersonators {
@@ -133,7 +139,7 @@ impl Upstream {
                 own: Arc::clone(own),
             }),
             pass_through: pool(config, None, room(), metrics),
-            stranger: pool(config, None, Some(config.room.for_strangers()), metrics),
+            stranger: pool(config, None, Some(places.for_unproven()), metrics),
             metrics: Arc::clone(metrics),
         }
     }
@@ -164,7 +170,7 @@ impl Upstream {
     /// The upstream has answered 401 to a request that impersonates: weir's own credential is not good.
     pub fn impersonator_refused(&self) {
         if let Some(own) = &self.impersonating {
-            own.own.refused();
+            own.own.answered(StatusCode::UNAUTHORIZED);
         }
     }
 
@@ -177,15 +183,23 @@ impl Upstream {
         request: Dressed,
         body: RequestBody,
         place: Place,
-    ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
+        errand: Errand<'_>,
+    ) -> Result<Response<AnswerBody>, ForwardError> {
         let sent = match request {
-            Dressed::Asserting(head) => self.asserting()?.send(head, body, place).await,
-            Dressed::AssertingNobody(head) => {
-                self.asserting()?.send(head, body, place.alone()).await
+            Dressed::Asserting(head) => {
+                let sent = self.asserting()?.send(head, body, place, errand).await;
+                sent.inspect(|answer| self.metrics.asserted(answer.status()))
             }
-            Dressed::Impersonating(head) => self.impersonating()?.send(head, body, place).await,
-            Dressed::PassThrough(head) => self.pass_through.send(head, body, place).await,
-            Dressed::Stranger(head) => self.stranger.send(head, body, place).await,
+            Dressed::AssertingNobody(head) => {
+                let pool = self.asserting()?;
+                pool.send(head, body, place.alone(), errand).await
+            }
+            Dressed::Impersonating(head) => {
+                let pool = self.impersonating()?;
+                pool.send(head, body, place, errand).await
+            }
+            Dressed::PassThrough(head) => self.pass_through.send(head, body, place, errand).await,
+            Dressed::Stranger(head) => self.stranger.send(head, body, place, errand).await,
         };
         sent.inspect_err(|why| self.metrics.failures.note(why, Clock.now()))
     }
@@ -199,20 +213,25 @@ impl Upstream {
         request: Dressed,
         body: RequestBody,
         protocol: HeaderValue,
-    ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
+        errand: Errand<'_>,
+    ) -> Result<Response<AnswerBody>, ForwardError> {
         let sent = match request {
             Dressed::Asserting(head) | Dressed::AssertingNobody(head) => {
-                self.asserting()?.send_upgrade(head, body, protocol).await
+                let pool = self.asserting()?;
+                pool.send_upgrade(head, body, protocol, errand).await
             }
             Dressed::Impersonating(head) => {
-                self.impersonating()?
-                    .send_upgrade(head, body, protocol)
-                    .await
+                let pool = self.impersonating()?;
+                pool.send_upgrade(head, body, protocol, errand).await
             }
             Dressed::PassThrough(head) => {
-                self.pass_through.send_upgrade(head, body, protocol).await
+                let pool = &self.pass_through;
+                pool.send_upgrade(head, body, protocol, errand).await
             }
-            Dressed::Stranger(head) => self.stranger.send_upgrade(head, body, protocol).await,
+            Dressed::Stranger(head) => {
+                let pool = &self.stranger;
+                pool.send_upgrade(head, body, protocol, errand).await
+            }
         };
         sent.inspect_err(|why| self.metrics.failures.note(why, Clock.now()))
     }
@@ -252,6 +271,14 @@ struct Impersonators {
     own: Arc<OwnCredentials>,
     /// Changes of the certificate, up to which connections were closed. Held for a look.
     changes: Mutex<watch::Receiver<u64>>,
+}
+
+/// Connections by the front-proxy certificate for weir's own probe of it; none without one.
+#[must_use]
+pub fn front_proxy_pool(config: &Config, metrics: &Arc<Metrics>) -> Option<Arc<Pool<Asserting>>> {
+    let key = config.front_proxy.as_ref()?;
+    let resolver = Arc::new(SingleCertAndKey::from(Arc::clone(key)));
+    Some(pool(config, Some(resolver), None, metrics))
 }
 
 /// Connections for weir's own calls.
@@ -301,6 +328,8 @@ pub enum ForwardError {
     NoRoom(usize),
     /// No stream came free in this time.
     NoStream(Duration),
+    /// This one has its share of the places for such requests.
+    Share(Holder),
     /// The CONNECT proxy failed.
     Proxy(Arc<hyper::Error>),
     /// The CONNECT proxy said no.
@@ -339,6 +368,7 @@ impl ForwardError {
             Self::Reset(_) => "weir/upstream-reset",
             Self::Tls(_) => "weir/upstream-tls",
             Self::NoRoom(_) => "weir/upstream-connections",
+            Self::Share(_) => "weir/long-running-share",
             Self::NoStream(_) | Self::TooManyWaiting(_) => "weir/upstream-streams",
             Self::Unasked => "weir/upstream-protocol",
         }
@@ -357,6 +387,7 @@ impl ForwardError {
             | Self::Proxy(_)
             | Self::ProxyRefused(_)
             | Self::Refused(_)
+            | Self::Share(_)
             | Self::Tls(_)
             | Self::TooManyWaiting(_) => true,
             Self::Reset(_) | Self::Unasked => false,
@@ -404,6 +435,10 @@ impl fmt::Display for ForwardError {
                 f,
                 "of {most} connections to the API server there is none left for such a request"
             ),
+            Self::Share(holder) => write!(
+                f,
+                "{holder} has its share of the connections to the API server for such requests"
+            ),
             Self::NoStream(limit) => write!(f, "no stream came free within {}s", limit.as_secs()),
             Self::Unasked => write!(f, "it changed to a protocol that was not asked for"),
             Self::TooManyWaiting(most) => {
@@ -437,6 +472,7 @@ pub struct Metrics {
     stream_waits: IntCounter,
     failures: Failures,
     own_requests: IntCounterVec,
+    unauthorized_assertions: Notify,
 }
 
 impl Metrics {
@@ -463,12 +499,27 @@ impl Metrics {
                 "Requests that had to wait for a connection or a free HTTP/2 stream to the API server.",
             ),
             failures: Failures::default(),
+            unauthorized_assertions: Notify::new(),
             own_requests: registry.counters(
                 "rest_client_requests_total",
                 "[ALPHA] Requests of weir's own to the API server, by status code, method, and host; <error> where no answer came.",
                 &["code", "host", "method"],
             ),
         })
+    }
+
+    fn asserted(&self, code: StatusCode) {
+        if code == StatusCode::UNAUTHORIZED {
+            self.unauthorized_assertions.notify_one();
+        }
+    }
+
+    /// Waits until a request that asserts a user has been answered 401 since the last wait.
+    ///
+    /// # Cancel safety
+    /// Such an answer ends the next wait.
+    pub async fn unauthorized_assertion(&self) {
+        self.unauthorized_assertions.notified().await;
     }
 
     /// Requests of clients that got no answer.
@@ -502,7 +553,7 @@ impl Metrics {
         let result = match tried {
             Ok(Protocol::Http1) => "http1",
             Ok(Protocol::Http2) => "http2",
-            Err(ForwardError::NoRoom(_)) => return, // nothing was tried
+            Err(ForwardError::NoRoom(_) | ForwardError::Share(_)) => return, // nothing was tried
             Err(_) => "failed",
         };
         self.connects.with_label_values(&[way, result]).inc();

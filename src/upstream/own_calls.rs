@@ -30,15 +30,20 @@ use crate::upstream::body::RequestBody;
 use crate::upstream::connector::Target;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::elsewhere_pool;
+use crate::upstream::forward::Errand;
 use crate::upstream::forward::Turn;
 use crate::upstream::headers;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Own;
 use crate::upstream::lane::Place;
 use crate::upstream::pool::Pool;
+use crate::upstream::room::Requester;
 
 /// The request timeout that kube-apiserver's delegating authentication has for a `TokenReview`.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// A large API server takes seconds to write its metrics.
+const STREAMED_WITHIN: Duration = Duration::from_secs(30);
 
 /// A user with ten thousand groups, or a key set with a hundred keys, takes less.
 const MOST_BYTES: usize = 1 << 20;
@@ -55,6 +60,62 @@ impl OwnCalls {
     #[must_use]
     pub fn new(pool: Arc<Pool<Own>>, own: Arc<OwnCredentials>) -> Self {
         Self { pool, own }
+    }
+
+    /// Gets what stands at `path` and hands it on piece by piece as it comes, if it is answered 200: at most `most` bytes, within
+    /// 30 seconds.
+    ///
+    /// # Errors
+    /// There was no answer, or not all of it.
+    ///
+    /// # Cancel safety
+    /// The connection is left to others.
+    pub async fn stream(
+        &self,
+        path: &'static str,
+        most: usize,
+        sink: impl FnMut(&[u8]),
+    ) -> Result<StatusCode, Unanswered> {
+        timeout(STREAMED_WITHIN, self.streamed(path, most, sink))
+            .await
+            .unwrap_or_else(|_| {
+                let limit = STREAMED_WITHIN.as_secs();
+                Err(Unanswered(format!("no whole answer within {limit}s")))
+            })
+    }
+
+    async fn streamed(
+        &self,
+        path: &'static str,
+        most: usize,
+        mut sink: impl FnMut(&[u8]),
+    ) -> Result<StatusCode, Unanswered> {
+        let authorization = self
+            .own
+            .authorization()
+            .map_err(|why| Unanswered(why.to_string()))?;
+        let path = PathAndQuery::from_static(path);
+        let request = headers::own(Method::GET, path, authorization);
+        let sent = self.pool.ask(request, RequestBody::empty()).await;
+        let (response, mut turn) = sent.map_err(|why| Unanswered(why.to_string()))?;
+        let status = response.status();
+        if status == StatusCode::UNAUTHORIZED {
+            self.own.refused();
+        }
+        if status != StatusCode::OK {
+            return Ok(status);
+        }
+        let mut body = Limited::new(response.into_body(), most);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|why| Unanswered(format!("the answer broke off: {why}")))?;
+            if let Some(data) = frame.data_ref() {
+                sink(data);
+            }
+        }
+        if let Some(turn) = &mut turn {
+            turn.complete();
+        }
+        Ok(status)
     }
 
     async fn call(self, call: Call) -> Result<Reply, Unanswered> {
@@ -74,9 +135,7 @@ impl OwnCalls {
                 exchange(self.pool.ask(request, RequestBody::empty()).await).await
             }
         }?;
-        if reply.status == StatusCode::UNAUTHORIZED {
-            self.own.refused();
-        }
+        self.own.answered(reply.status);
         Ok(reply)
     }
 }
@@ -120,12 +179,13 @@ impl Elsewhere {
             proxy: None,
         };
         let pool = elsewhere_pool(target, self.roots, &self.metrics);
-        let sent = pool.send(
-            headers::elsewhere(path),
-            RequestBody::empty(),
-            Place::Shared,
-        );
-        let reply = exchange(sent.await).await;
+        let (head, mut turn) = (headers::elsewhere(path), None);
+        let errand = Errand {
+            requester: &Requester::default(),
+            turn: &mut turn,
+        };
+        let sent = pool.send(head, RequestBody::empty(), Place::Shared, errand);
+        let reply = exchange(sent.await.map(|response| (response, turn))).await;
         pool.renew();
         reply
     }
@@ -148,7 +208,7 @@ async fn timely(
 }
 
 /// A beginning of an answer, or why there is none.
-type Sent = Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError>;
+type Sent = Result<(Response<AnswerBody>, Option<Box<dyn Turn>>), ForwardError>;
 
 impl Pool<Own> {
     /// Sends a request of weir's own, and counts it as client-go counts its.
@@ -160,14 +220,19 @@ impl Pool<Own> {
     /// The request may have been executed; it is not counted.
     pub async fn ask(self: &Arc<Self>, request: Outbound<Own>, body: RequestBody) -> Sent {
         let method = request.method().clone();
-        let sent = self.send(request, body, Place::Shared).await;
-        let code = sent.as_ref().map(|(answer, _)| answer.status());
+        let mut turn = None;
+        let errand = Errand {
+            requester: &Requester::default(),
+            turn: &mut turn,
+        };
+        let sent = self.send(request, body, Place::Shared, errand).await;
+        let code = sent.as_ref().map(Response::status);
         let code = code.as_ref().map_or("<error>", StatusCode::as_str);
         self.metrics()
             .own_requests
             .with_label_values(&[code, self.address(), method.as_str()])
             .inc();
-        sent
+        sent.map(|response| (response, turn))
     }
 }
 
@@ -179,6 +244,8 @@ async fn exchange(sent: Sent) -> Result<Reply, Unanswered> {
         .await
         .map_err(|why| Unanswered(format!("the answer broke off: {why}")))?
         .to_bytes();
-    turn.complete();
+    if let Some(turn) = &mut turn {
+        turn.complete();
+    }
     Ok(Reply { status, body })
 }

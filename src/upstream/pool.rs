@@ -7,6 +7,7 @@
 //! used first, so that the rest can go idle and be closed; requests that last and that somebody else fills (logs, proxies) are
 //! on these whatever the API server speaks. Nothing is awaited under the lock.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -29,7 +30,9 @@ use crate::upstream::body::RequestBody;
 use crate::upstream::connector::Connection;
 use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
+use crate::upstream::forward::End;
 use crate::upstream::headers::Way;
+use crate::upstream::http2::Pending;
 use crate::upstream::http2::Shared;
 use crate::upstream::lane::Each;
 use crate::upstream::lane::Lane;
@@ -37,7 +40,9 @@ use crate::upstream::lane::Place;
 use crate::upstream::lane::Queue;
 use crate::upstream::lane::Streams;
 use crate::upstream::retry_budget::RetryBudget;
-use crate::upstream::room::Taken;
+use crate::upstream::room::Requester;
+use crate::upstream::room::Room;
+use crate::upstream::room::Share;
 use crate::upstream::settings;
 
 /// An idle HTTP/1.1 connection is closed after this long: well below the 90 s after which kube-apiserver closes it
@@ -52,6 +57,11 @@ const HANDSHAKES_AT_A_TIME: usize = 32;
 
 /// How long the rest of an upload may take that goes on after its answer has ended; then it costs the connection.
 const LEFTOVERS: Duration = Duration::from_secs(1);
+
+/// How long a request that was given up may go on before its stream is reset. Nearly all have their answer by then, and what is not
+/// reset costs the API server nothing beyond it: Go's server gives up a connection whose streams are reset faster than their handlers
+/// end. A longer one is a list that is better ended.
+const FINISH_WITHIN: Duration = Duration::from_secs(1);
 
 /// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -92,14 +102,14 @@ pub(super) struct Own1<W: Way> {
     pub(super) sender: Option<http1::SendRequest<RequestBody>>,
     generation: u64,
     pool: Arc<Pool<W>>,
-    /// The place of a request that lasts.
-    lasting: Option<Taken>,
+    /// What its request takes of the places for its kind.
+    share: Option<Share>,
 }
 
 impl<W: Way> Own1<W> {
     /// The exchange has come to its end: the connection may serve another.
     pub(super) fn complete(&mut self) {
-        self.lasting = None;
+        self.share = None;
         let Some(mut sender) = self.sender.take() else {
             return;
         };
@@ -121,11 +131,32 @@ pub(super) struct Own2<W: Way> {
     shared: Arc<Shared>,
     place: Place,
     pool: Arc<Pool<W>>,
+    /// What a watch takes of the places for watches.
+    share: Option<Share>,
+    /// Its request, until the answer begins.
+    pub(super) pending: Option<Pending>,
 }
 
 impl<W: Way> Own2<W> {
-    pub(super) fn connection(&self) -> &Shared {
-        &self.shared
+    pub(super) fn connection(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
+    /// Gives its request up: lets it finish if that is soon, resets the stream otherwise, and then waits until that was seen.
+    pub(super) fn give_up(&mut self) -> impl Future<Output = End> + Send + use<W> {
+        let (pending, connection) = (self.pending.take(), self.connection());
+        let has_end = !self.place.lasts();
+        async move {
+            if let Some(pending) = pending
+                && let Ok(true) = timeout(FINISH_WITHIN, pending.finish(has_end)).await
+            {
+                return End::Finished;
+            }
+            // An upload that was under way is ended by the runtime, when it comes to it: its reset goes out before it is counted.
+            tokio::task::yield_now().await;
+            connection.reset().await;
+            End::Reset
+        }
     }
 }
 
@@ -206,10 +237,19 @@ impl<W: Way> Pool<W> {
     ///
     /// # Cancel safety
     /// Nothing is lost: an HTTP/2 connection that is being opened goes on and serves somebody else.
-    pub(super) async fn lease(self: &Arc<Self>, place: Place) -> Result<Lease<W>, ForwardError> {
+    pub(super) async fn lease(
+        self: &Arc<Self>,
+        place: Place,
+        requester: &Requester,
+    ) -> Result<Lease<W>, ForwardError> {
         let asked = Clock.now();
+        let http1 = !W::HTTP2
+            || matches!(place, Place::Alone | Place::Apart)
+            || (place.lasts() && self.state().speaks == Some(Protocol::Http1));
+        // Before anything is opened for it.
+        let share = self.share_for(place, http1, requester)?;
         if matches!(place, Place::Alone | Place::Apart) {
-            return Box::pin(self.lease_http1(place, asked)).await;
+            return Box::pin(self.lease_http1(share, asked)).await;
         }
         let mut lease = match self.choose(place, asked) {
             Choice::Take(lease) => lease,
@@ -217,28 +257,39 @@ impl<W: Way> Pool<W> {
             Choice::Open => Box::pin(self.open_http1(place)).await?,
             Choice::Wait => Box::pin(self.wait_for_lease(place, asked)).await?,
         };
-        if let Lease::Http1(own) = &mut lease
-            && own.lasting.is_none()
-        {
-            own.lasting = self.last(place).inspect_err(|_| own.complete())?;
+        match &mut lease {
+            Lease::Http2(own) => own.share = share,
+            Lease::Http1(own) if http1 => own.share = share,
+            Lease::Http1(own) => {
+                let share = self.share_for(place, true, requester);
+                own.share = share.inspect_err(|_| own.complete())?;
+            }
         }
         Ok(lease)
     }
 
-    /// A place among what lasts, for what does.
-    fn last(&self, place: Place) -> Result<Option<Taken>, ForwardError> {
+    /// What a request takes of the places for its kind.
+    fn share_for(
+        &self,
+        place: Place,
+        http1: bool,
+        requester: &Requester,
+    ) -> Result<Option<Share>, ForwardError> {
+        let Some(room) = self.connector.room() else {
+            return Ok(None);
+        };
         match place {
-            Place::Shared | Place::Alone => Ok(None),
-            Place::SharedForLong | Place::Apart => self.connector.last(),
+            Place::Shared | Place::Alone => room.end(requester),
+            Place::SharedForLong if !http1 => room.watch(requester).map(Some),
+            Place::SharedForLong | Place::Apart => room.last(requester).map(Some),
         }
     }
 
     async fn lease_http1(
         self: &Arc<Self>,
-        place: Place,
+        share: Option<Share>,
         asked: Instant,
     ) -> Result<Lease<W>, ForwardError> {
-        let lasting = self.last(place)?;
         let (idle, generation) = {
             let mut state = self.state();
             (state.idle_connection(asked), state.generation)
@@ -248,7 +299,7 @@ impl<W: Way> Pool<W> {
             None => self.speak_http1(self.connect_http1().await?).await?,
         };
         let mut own = self.own1(sender, generation);
-        own.lasting = lasting;
+        own.share = share;
         Ok(Lease::Http1(own))
     }
 
@@ -257,7 +308,7 @@ impl<W: Way> Pool<W> {
             sender: Some(sender),
             generation,
             pool: Arc::clone(self),
-            lasting: None,
+            share: None,
         }
     }
 
@@ -323,34 +374,37 @@ impl<W: Way> Pool<W> {
             shared,
             place,
             pool: Arc::clone(self),
+            share: None,
+            pending: None,
         }
     }
 
-    /// A connection, what to speak on it, and its place among what lasts.
-    async fn connect(
-        &self,
-        place: Place,
-    ) -> Result<(Connection, Protocol, Option<Taken>), ForwardError> {
-        let lasting = self.last(place)?;
+    /// A connection, and what to speak on it.
+    async fn connect(&self) -> Result<(Connection, Protocol), ForwardError> {
         let opened = self.connector.connect().await;
         self.metrics
             .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
-        opened.map(|(connection, protocol)| (connection, protocol, lasting))
+        opened
+    }
+
+    /// The place of a connection that requests share which last.
+    fn lasting(&self, place: Place) -> Result<Option<Share>, ForwardError> {
+        let room = self.connector.room().filter(|_| place.lasts());
+        room.map(Room::connect_watches).transpose()
     }
 
     async fn open_http1(self: &Arc<Self>, place: Place) -> Result<Lease<W>, ForwardError> {
         let generation = self.state().generation;
-        let (connection, protocol, lasting) = self.connect(place).await?;
+        let (connection, protocol) = self.connect().await?;
         if protocol == Protocol::Http2 {
             // The upstream has learned HTTP/2 since (an upgrade of the cluster): the next request sees it.
+            let lasting = self.lasting(place)?;
             self.state().speaks = Some(protocol);
             let shared = self.share(connection, 1, (place, lasting)).await?;
             return Ok(Lease::Http2(self.own2(shared, place)));
         }
         let sender = self.speak_http1(connection).await?;
-        let mut own = self.own1(sender, generation);
-        own.lasting = lasting;
-        Ok(Lease::Http1(own))
+        Ok(Lease::Http1(self.own1(sender, generation)))
     }
 
     async fn speak_http1(
@@ -392,7 +446,8 @@ impl<W: Way> Pool<W> {
         place: Place,
         generation: u64,
     ) -> Result<(), ForwardError> {
-        let (connection, protocol, lasting) = self.connect(place).await?;
+        let lasting = self.lasting(place)?;
+        let (connection, protocol) = self.connect().await?;
         match protocol {
             Protocol::Http2 => {
                 self.share(connection, 0, (place, lasting)).await?;
@@ -412,7 +467,7 @@ impl<W: Way> Pool<W> {
         self: &Arc<Self>,
         connection: Connection,
         taken: usize,
-        (place, lasting): (Place, Option<Taken>),
+        (place, lasting): (Place, Option<Share>),
     ) -> Result<Arc<Shared>, ForwardError> {
         let (shared, driver) = Shared::open(connection).await?;
         shared.streams.store(taken, Ordering::Release);

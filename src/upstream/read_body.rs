@@ -12,9 +12,10 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Frame;
+use http_body::SizeHint;
 
 /// One source may take this part of a budget: who sends slowly from one place leaves the rest to the others.
-const PART_OF_SOURCE: usize = 4;
+pub const PART_OF_SOURCE: usize = 4;
 
 /// What the bodies that are held in memory at a time may take, in bytes.
 #[derive(Debug)]
@@ -170,8 +171,15 @@ impl ReadBody {
         self.data.is_empty() && self.trailers.is_none()
     }
 
-    pub(super) fn left(&self) -> u64 {
-        u64::try_from(self.data.len()).unwrap_or(u64::MAX)
+    /// Not told exactly where trailers follow: by HTTP/1.1 they stand behind chunks only.
+    pub(super) fn size_hint(&self) -> SizeHint {
+        let left = u64::try_from(self.data.len()).unwrap_or(u64::MAX);
+        if self.trailers.is_none() {
+            return SizeHint::with_exact(left);
+        }
+        let mut hint = SizeHint::new();
+        hint.set_lower(left);
+        hint
     }
 }
 

@@ -6,6 +6,9 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
@@ -18,19 +21,22 @@ use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
 use tokio::io::ReadBuf;
 use tokio::io::copy_bidirectional;
+use tokio::sync::Notify;
 
 use crate::upstream::ForwardError;
 use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
+use crate::upstream::forward::Errand;
+use crate::upstream::forward::Seen;
 use crate::upstream::forward::Turn;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Way;
 use crate::upstream::pool::Pool;
-use crate::upstream::room::Taken;
+use crate::upstream::room::Share;
 use crate::upstream::settings;
 
 impl<W: Way> Pool<W> {
-    /// Sends a request that asks for `protocol`, on a connection of its own; the turn must be kept until the answer's body, or the
+    /// Sends a request that asks for `protocol`, on a connection of its own; its `turn` must be kept until the answer's body, or the
     /// other protocol, has ended.
     ///
     /// # Errors
@@ -43,8 +49,10 @@ impl<W: Way> Pool<W> {
         head: Outbound<W>,
         body: RequestBody,
         protocol: HeaderValue,
-    ) -> Result<(Response<AnswerBody>, Box<dyn Turn>), ForwardError> {
-        let lasting = self.connector().last()?;
+        Errand { requester, turn }: Errand<'_>,
+    ) -> Result<Response<AnswerBody>, ForwardError> {
+        let room = self.connector().room();
+        let share = room.map(|room| room.last(requester)).transpose()?;
         let connection = self.connect_http1().await?;
         let (mut sender, driver) = settings::client_http1()
             .handshake(connection)
@@ -56,31 +64,33 @@ impl<W: Way> Pool<W> {
             drop(open);
         });
         let request = self.framed(head.switching_to(protocol), body);
-        sender
-            .send_request(request)
-            .await
-            .map(|response| -> (_, Box<dyn Turn>) {
-                (response.map(AnswerBody::from), Box::new(Alone(lasting)))
-            })
-            .map_err(ForwardError::reset)
+        let response = sender.send_request(request).await;
+        let response = response.map_err(ForwardError::reset)?;
+        *turn = Some(Box::new(Alone(share)));
+        Ok(response.map(AnswerBody::from))
     }
 }
 
 /// The turn of a request whose connection serves no other: its place among those that last.
-struct Alone(#[expect(dead_code, reason = "kept for its drop")] Option<Taken>);
+struct Alone(#[expect(dead_code, reason = "kept for its drop")] Option<Share>);
 
 impl Turn for Alone {
     fn complete(&mut self) {}
+
+    fn given_up(&mut self) -> Option<Seen> {
+        None // its connection is closed
+    }
 }
 
 /// Passes bytes both ways until both sides have ended; a side that only stops sending leaves the other open. `passed` is
-/// told how many bytes have gone to the client, each time.
+/// told how many bytes have gone to the client, each time; `progress`, whether the client takes them, and may end the tunnel.
 ///
 /// # Cancel safety
 /// Dropping the future closes both connections.
 pub async fn tunnel(
     client: OnUpgrade,
     upstream: OnUpgrade,
+    progress: &TunnelProgress,
     passed: impl FnMut(usize) + Send + Unpin,
 ) {
     let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else {
@@ -88,20 +98,54 @@ pub async fn tunnel(
     };
     let mut client = Told {
         stream: TokioIo::new(client),
+        progress,
         passed,
     };
     let mut upstream = TokioIo::new(upstream);
     // An error is a connection that broke; both are closed by the drop, which is all that can be said to either.
-    let _ = copy_bidirectional(&mut client, &mut upstream).await;
+    tokio::select! {
+        _ = copy_bidirectional(&mut client, &mut upstream) => {}
+        () = progress.ended.notified() => {}
+    }
+}
+
+/// How a tunnel goes on. A tunnel on which nothing is to be sent may be silent for as long as it likes; a client that does not take what
+/// is sent to it may not.
+#[derive(Debug, Default)]
+pub struct TunnelProgress {
+    /// Relaxed, both: they stand for nothing but themselves.
+    bytes: AtomicU64,
+    awaited: AtomicBool,
+    ended: Notify,
+}
+
+impl TunnelProgress {
+    /// The bytes that the client has taken.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are some that it does not take.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed)
+    }
+
+    /// Ends the tunnel.
+    pub fn end(&self) {
+        self.ended.notify_one();
+    }
 }
 
 /// A stream that tells what is written to it.
-struct Told<S, F> {
+struct Told<'a, S, F> {
     stream: S,
+    progress: &'a TunnelProgress,
     passed: F,
 }
 
-impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for Told<S, F> {
+impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for Told<'_, S, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -111,13 +155,19 @@ impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for Told<S, F> {
     }
 }
 
-impl<S: AsyncWrite + Unpin, F: FnMut(usize) + Unpin> AsyncWrite for Told<S, F> {
+impl<S: AsyncWrite + Unpin, F: FnMut(usize) + Unpin> AsyncWrite for Told<'_, S, F> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes))?;
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.progress
+            .awaited
+            .store(polled.is_pending(), Ordering::Relaxed);
+        let written = ready!(polled)?;
+        let bytes = u64::try_from(written).unwrap_or_default();
+        self.progress.bytes.fetch_add(bytes, Ordering::Relaxed);
         (self.passed)(written);
         Poll::Ready(Ok(written))
     }

@@ -28,6 +28,11 @@ impl Drop for Upload {
 }
 
 impl Upload {
+    /// Whether nothing of it is still to be sent.
+    pub(super) fn is_over(&self) -> bool {
+        self.0.is_finished()
+    }
+
     /// Sends what is there at once; what is not, is sent by a task of its own, for the answer may come before its end.
     pub(super) async fn start(body: RequestBody, stream: SendStream<Bytes>) -> Option<Self> {
         let mut upload = Box::pin(upload(body, stream));

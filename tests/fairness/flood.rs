@@ -144,7 +144,8 @@ async fn a_flood_never_passes_the_total_and_every_request_has_one_end() {
         .await;
     // What weir asks by itself comes on top, perhaps between two looks.
     let on_top = |scrape: &Scrape| {
-        let own = scrape.sum("rest_client_requests_total", &[]);
+        let own = scrape.sum("rest_client_requests_total", &[])
+            + scrape.sum("weir_front_proxy_probes_total", &[]);
         format!("{own}") == (stand.counters().requests - served).to_string()
     };
     stand.scrape_until("all to be counted", on_top).await;

@@ -87,9 +87,9 @@ async fn an_upstream_that_does_not_read_stops_the_client() {
         let mut client = weir.alice(near);
         let target = "/api/v1/namespaces/a/pods";
         let call = client.send(Ask::new("POST", target).streamed()).await;
-        let mut exchange = upstream.next().await;
         let sent = Arc::new(AtomicUsize::new(0));
         let flood = call.flood(Arc::clone(&sent));
+        let mut exchange = upstream.next().await;
         weir.comes_to_rest(&sent, MOST_ON_THE_WAY).await;
         let mut come = 0;
         while come < ALL {

@@ -24,6 +24,7 @@ async fn hurried(far: Http) -> (Weir, Upstream) {
     let weir = weir::before(upstream.address)
         .request_timeout(SHORT)
         .limits(1, 1)
+        .streaming()
         .start()
         .await;
     (weir, upstream)
@@ -195,11 +196,11 @@ async fn long_running_requests_have_all_the_time_they_want() {
             .await;
         let mut logged = upstream.next().await;
         watched.begin(200, &[]).await;
+        logged.begin(200, &[]).await;
         // Another request runs out of its time meanwhile.
         let call = client.send(Ask::get(LIST)).await;
         upstream.next().await.given_up().await;
         assert_eq!(call.answer().await.status, 504);
-        logged.begin(200, &[]).await;
         for (call, mut exchange) in [(&mut watch, watched), (&mut logs, logged)] {
             exchange.send("late").await;
             call.head().await;
@@ -212,12 +213,41 @@ async fn long_running_requests_have_all_the_time_they_want() {
 }
 
 #[tokio::test]
-async fn a_timeout_that_cannot_be_read_is_the_upstream_s_to_judge() {
+async fn the_head_of_an_answer_has_a_deadline_for_long_running_requests_too() {
+    in_every_pair(async |near, far| {
+        let (weir, mut upstream) = hurried(far).await;
+        let mut client = weir.alice(near);
+        for target in [
+            "/api/v1/pods?watch=1",
+            "/api/v1/namespaces/a/pods/b/log",
+            "/api/v1/namespaces/a/pods/b/proxy/",
+        ] {
+            let call = client.send(Ask::get(target)).await;
+            upstream.next().await.given_up().await;
+            let answer = call.answer().await;
+            assert_eq!(answer.status, 504, "{target} {near:?} {far:?}");
+            assert_eq!(answer.told().cause, "weir/request-timeout");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_timeout_that_cannot_be_read_is_refused_as_upstream_refuses_it() {
     let (weir, mut upstream) = hurried(Http::Two).await;
-    let call = weir
-        .alice(Http::Two)
-        .send(Ask::get("/api/v1/pods?timeout=soon"))
+    let mut client = weir.alice(Http::Two);
+    let answer = client.get("/api/v1/pods?timeout=soon").await;
+    assert_eq!(answer.status, 400);
+    assert_eq!(
+        answer.told().message,
+        "invalid timeout specified in the request URL - time: invalid duration \"soon\""
+    );
+    // What runs long has none: it is the first that the upstream sees.
+    let call = client
+        .send(Ask::get("/api/v1/pods?watch=1&timeout=soon"))
         .await;
-    upstream.next().await.reply(400, "invalid timeout").await;
-    assert_eq!(call.answer().await.status, 400);
+    let exchange = upstream.next().await;
+    assert_eq!(exchange.asked.target, "/api/v1/pods?watch=1&timeout=soon");
+    exchange.reply(200, "{}").await;
+    assert_eq!(call.answer().await.status, 200);
 }

@@ -160,6 +160,28 @@ async fn a_trusted_proxy_says_whose_connection_it_passes_on() {
 }
 
 #[tokio::test]
+async fn a_client_that_a_proxy_names_speaks_for_itself_wherever_it_is() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .by_proxy_protocol()
+        .start()
+        .await;
+    let mut tcp = weir.tcp().await;
+    let mut proxied = PROXIED.to_vec();
+    proxied[16..20].copy_from_slice(&[127, 0, 0, 7]); // one of the trusted proxies
+    tcp.write_all(&proxied).await.unwrap();
+    let mut wire = wire_over(tcp).await;
+    let forged = Ask::get(LIST)
+        .header(ALICE.0, ALICE.1)
+        .header("x-forwarded-for", "198.51.100.1");
+    wire.send(forged.to_http1()).await;
+    let exchange = upstream.next().await;
+    assert_eq!(exchange.asked.headers.all("x-forwarded-for"), ["127.0.0.7"]);
+    exchange.reply(200, "{}").await;
+    assert_eq!(wire.answered().await.status, 200);
+}
+
+#[tokio::test]
 async fn nobody_else_can_say_that_he_is_another() {
     let upstream = Upstream::start().await;
     // Neither a client of a proxy that is not said to use it, nor who is no proxy, were it said.

@@ -86,7 +86,7 @@ async fn an_upstream_that_is_not_there_is_a_503_and_works_once_it_is() {
 async fn an_upstream_whose_certificate_is_not_trusted_is_a_503() {
     for near in Http::BOTH {
         let upstream = ByHand::start().await;
-        let weir = weir::before(upstream.address).start().await;
+        let weir = weir::before(upstream.address).streaming().start().await;
         let impostor = pki().nobody.server();
         for mut client in [weir.alice(near), weir.anonymous(near)] {
             let (answer, _) = tokio::join!(client.get(LIST), upstream.tls(Http::One, &impostor));
@@ -98,7 +98,7 @@ async fn an_upstream_whose_certificate_is_not_trusted_is_a_503() {
 #[tokio::test]
 async fn an_upstream_that_does_not_speak_tls_is_a_503() {
     let upstream = ByHand::start().await;
-    let weir = weir::before(upstream.address).start().await;
+    let weir = weir::before(upstream.address).streaming().start().await;
     let mut client = weir.alice(Http::Two);
     let answered = async {
         let mut wire = Wire::new(upstream.tcp().await);
@@ -113,7 +113,7 @@ async fn an_upstream_that_does_not_speak_tls_is_a_503() {
 #[tokio::test]
 async fn an_upstream_that_closes_within_the_handshake_is_a_503() {
     let upstream = ByHand::start().await;
-    let weir = weir::before(upstream.address).start().await;
+    let weir = weir::before(upstream.address).streaming().start().await;
     let mut client = weir.anonymous(Http::Two);
     let (answer, ()) = tokio::join!(client.get(LIST), async { drop(upstream.tcp().await) });
     assert_unsent(&answer, "weir/upstream-tls");
@@ -123,7 +123,7 @@ async fn an_upstream_that_closes_within_the_handshake_is_a_503() {
 async fn a_connection_that_breaks_before_an_answer_is_a_502() {
     for (near, far) in Http::PAIRS {
         let mut upstream = Upstream::preferring(far).await;
-        let weir = weir::before(upstream.address).start().await;
+        let weir = weir::before(upstream.address).streaming().start().await;
         let mut client = weir.alice(near);
         for ask in [Ask::get(LIST), Ask::post(LIST, "{}")] {
             let call = client.send(ask).await;
@@ -140,7 +140,7 @@ async fn a_connection_that_breaks_before_an_answer_is_a_502() {
 async fn an_http1_connection_that_closes_in_order_before_an_answer_is_a_502() {
     for near in Http::BOTH {
         let mut upstream = Upstream::preferring(Http::One).await;
-        let weir = weir::before(upstream.address).start().await;
+        let weir = weir::before(upstream.address).streaming().start().await;
         let call = weir.alice(near).send(Ask::get(LIST)).await;
         upstream.next().await.close().await;
         assert_perhaps_sent(&call.answer().await, "weir/upstream-reset");
@@ -157,7 +157,7 @@ async fn a_stream_that_is_reset_after_it_may_have_been_executed_is_a_502() {
             Reason::ENHANCE_YOUR_CALM,
         ] {
             let mut upstream = Upstream::start().await;
-            let weir = weir::before(upstream.address).start().await;
+            let weir = weir::before(upstream.address).streaming().start().await;
             let call = weir.alice(near).send(Ask::get(LIST)).await;
             upstream.next().await.reset(reason);
             assert_perhaps_sent(&call.answer().await, "weir/upstream-reset");
@@ -175,7 +175,7 @@ async fn an_answer_that_is_none_is_a_502() {
         "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
     ] {
         let upstream = ByHand::start().await;
-        let weir = weir::before(upstream.address).start().await;
+        let weir = weir::before(upstream.address).streaming().start().await;
         let call = weir.anonymous(Http::Two).send(Ask::get(LIST)).await;
         let mut wire = Wire::new(upstream.next(Http::One).await);
         wire.asked().await;
@@ -187,7 +187,7 @@ async fn an_answer_that_is_none_is_a_502() {
 #[tokio::test]
 async fn a_change_of_protocol_that_nobody_asked_for_is_a_502() {
     let upstream = ByHand::start().await;
-    let weir = weir::before(upstream.address).start().await;
+    let weir = weir::before(upstream.address).streaming().start().await;
     let call = weir.anonymous(Http::Two).send(Ask::get(LIST)).await;
     let mut wire = Wire::new(upstream.next(Http::One).await);
     wire.asked().await;
@@ -203,7 +203,7 @@ async fn a_list_that_is_cut_in_the_middle_is_seen_to_be_cut() {
     for (near, far) in Http::PAIRS {
         for length in [None, Some(("content-length", "1000"))] {
             let mut upstream = Upstream::preferring(far).await;
-            let weir = weir::before(upstream.address).start().await;
+            let weir = weir::before(upstream.address).streaming().start().await;
             let mut call = weir.alice(near).send(Ask::get(LIST)).await;
             let mut exchange = upstream.next().await;
             exchange.begin(200, length.as_slice()).await;
@@ -223,7 +223,7 @@ async fn a_watch_that_is_cut_or_reset_is_seen_to_be_broken() {
     for (near, far) in Http::PAIRS {
         for whole in [true, false] {
             let mut upstream = Upstream::preferring(far).await;
-            let weir = weir::before(upstream.address).start().await;
+            let weir = weir::before(upstream.address).streaming().start().await;
             let mut call = weir
                 .alice(near)
                 .send(Ask::get("/api/v1/pods?watch=1"))
@@ -248,7 +248,7 @@ async fn a_watch_that_is_cut_or_reset_is_seen_to_be_broken() {
 async fn an_upload_whose_upstream_goes_away_ends_for_the_client() {
     for (near, far) in Http::PAIRS {
         let mut upstream = Upstream::preferring(far).await;
-        let weir = weir::before(upstream.address).start().await;
+        let weir = weir::before(upstream.address).streaming().start().await;
         let mut call = weir
             .alice(near)
             .send(Ask::new("POST", LIST).streamed())
@@ -267,7 +267,7 @@ async fn an_upload_whose_upstream_goes_away_ends_for_the_client() {
 async fn an_answer_may_come_before_the_request_has_ended() {
     for (near, far) in Http::PAIRS {
         let mut upstream = Upstream::preferring(far).await;
-        let weir = weir::before(upstream.address).start().await;
+        let weir = weir::before(upstream.address).streaming().start().await;
         let mut call = weir
             .alice(near)
             .send(Ask::new("POST", LIST).streamed())
@@ -287,7 +287,7 @@ async fn an_answer_may_come_before_the_request_has_ended() {
 async fn the_request_after_a_failure_succeeds() {
     for (near, far) in Http::PAIRS {
         let mut upstream = Upstream::preferring(far).await;
-        let weir = weir::before(upstream.address).start().await;
+        let weir = weir::before(upstream.address).streaming().start().await;
         let mut client = weir.alice(near);
         for _ in 0..3 {
             let call = client.send(Ask::get(LIST)).await;
@@ -305,7 +305,11 @@ async fn an_upstream_killed_with_everything_under_way_is_survived() {
     for near in Http::BOTH {
         let mut upstream = Upstream::start().await;
         let place = upstream.place.clone();
-        let weir = weir::before(place.address).limits(2, 1).start().await;
+        let weir = weir::before(place.address)
+            .limits(2, 1)
+            .streaming()
+            .start()
+            .await;
         let mut client = weir.alice(near);
         let mut list = client.send(Ask::get(LIST)).await;
         let mut exchange = upstream.next().await;
@@ -336,7 +340,7 @@ async fn an_upstream_killed_with_everything_under_way_is_survived() {
 async fn what_the_upstream_refuses_itself_passes_unchanged() {
     for (near, far) in Http::PAIRS {
         let mut upstream = Upstream::preferring(far).await;
-        let weir = weir::before(upstream.address).start().await;
+        let weir = weir::before(upstream.address).streaming().start().await;
         let mut client = weir.alice(near);
         for status in [400, 401, 403, 409, 429, 500, 503, 504] {
             let call = client.send(Ask::get(LIST)).await;
@@ -361,7 +365,7 @@ async fn what_the_upstream_refuses_itself_passes_unchanged() {
 #[tokio::test]
 async fn an_http1_connection_that_closed_while_it_was_idle_costs_no_request() {
     let mut upstream = Upstream::preferring(Http::One).await;
-    let weir = weir::before(upstream.address).start().await;
+    let weir = weir::before(upstream.address).streaming().start().await;
     let mut client = weir.alice(Http::Two);
     for _ in 0..3 {
         let call = client.send(Ask::post(LIST, "{}")).await;

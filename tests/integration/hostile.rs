@@ -62,7 +62,7 @@ async fn what_is_no_http_is_refused_and_reaches_nobody() {
 #[tokio::test]
 async fn a_chunk_that_is_none_breaks_the_upload_and_never_ends_it_cleanly() {
     let mut upstream = Upstream::preferring(Http::One).await;
-    let weir = weir::before(upstream.address).start().await;
+    let weir = weir::before(upstream.address).streaming().start().await;
     for sent in ["zz\r\n", "-1\r\n", "3\r\nabcX", "ffffffffffffffffff\r\n"] {
         let mut wire = weir.wire().await;
         wire.send("POST / HTTP/1.1\r\nhost: weir\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
@@ -71,7 +71,23 @@ async fn a_chunk_that_is_none_breaks_the_upload_and_never_ends_it_cleanly() {
         assert_eq!(exchange.incoming.text().await, "ok");
         wire.send(sent).await;
         assert!(exchange.incoming.rest().await.is_err(), "{sent:?}");
+        let (answered, _) = wire.answer("POST").await;
+        assert_eq!(answered.status, 400, "it is the client's fault: {sent:?}");
     }
+}
+
+#[tokio::test]
+async fn a_small_body_with_a_chunk_that_is_none_is_a_400_and_reaches_nothing() {
+    let (weir, mut upstream) = serving().await;
+    for sent in ["zz\r\n", "-1\r\n", "3\r\nabcX", "ffffffffffffffffff\r\n"] {
+        let mut wire = weir.wire().await;
+        wire.send("POST / HTTP/1.1\r\nhost: weir\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
+            .await;
+        wire.send(sent).await;
+        let (answered, _) = wire.answer("POST").await;
+        assert_eq!(answered.status, 400, "{sent:?}");
+    }
+    upstream.assert_nothing_came();
 }
 
 #[tokio::test]

@@ -4,6 +4,10 @@
 use std::collections::HashMap;
 
 use ::weir::config::FrontProxies;
+use rcgen::DnValue;
+use rcgen::string::BmpString;
+use rcgen::string::TeletexString;
+use rcgen::string::UniversalString;
 
 use crate::support::Http;
 use crate::support::certificates::Issued;
@@ -79,6 +83,36 @@ async fn a_certificate_s_uid_is_asserted_as_well() {
     assert_eq!(exchange.asked.headers.all("x-remote-uid"), ["u-1"]);
     let groups = exchange.asked.headers.all("x-remote-group");
     assert_eq!(groups, ["system:authenticated"]);
+}
+
+const COMMON_NAME: &[u64] = &[2, 5, 4, 3];
+
+#[tokio::test]
+async fn a_certificate_s_last_name_is_asserted_whatever_its_string_type() {
+    let (weir, mut upstream) = serving().await;
+    let bmp = DnValue::BmpString(BmpString::try_from("alice").unwrap());
+    let t61 = DnValue::TeletexString(TeletexString::try_from("alice").unwrap());
+    for last in [bmp, t61] {
+        let own = pki()
+            .clients
+            .client_with("kubernetes-admin", COMMON_NAME, last);
+        let exchange = seen(&mut weir.certified(Http::Two, &own), &mut upstream, 200).await;
+        assert_eq!(exchange.asked.headers.all("x-remote-user"), ["alice"]);
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_with_a_name_that_cannot_be_read_is_401() {
+    let (weir, _upstream) = serving().await;
+    let universal = DnValue::UniversalString(UniversalString::try_from("alice").unwrap());
+    let own = pki()
+        .clients
+        .client_with("kubernetes-admin", COMMON_NAME, universal);
+    for near in Http::BOTH {
+        let answer = weir.certified(near, &own).get("/api").await;
+        assert_eq!(answer.status, 401);
+        assert!(answer.text().contains("common name"), "{}", answer.text());
+    }
 }
 
 #[tokio::test]
@@ -339,6 +373,8 @@ async fn a_token_is_read_as_kube_apiserver_reads_it_and_forwarded_as_it_came() {
         "bearer alice-token",
         "BEARER alice-token trailing",
         "Bearer alice-token",
+        "\u{a0}Bearer alice-token",
+        "\u{3000}\u{85}Bearer alice-token\u{2003}",
     ] {
         let mut client = weir.bearing(Http::Two, ("authorization", written));
         let exchange = seen(&mut client, &mut upstream, 200).await;
@@ -364,6 +400,28 @@ async fn a_token_that_hides_in_a_websocket_protocol_is_a_credential_and_stops_at
         );
         exchange.reply(200, "{}").await;
         call.answer().await;
+    }
+}
+
+#[tokio::test]
+async fn a_token_in_a_websocket_protocol_says_nothing_where_none_is_asked_for() {
+    // alice-token, whom weir knows.
+    const HIDDEN: &str = "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWxpY2UtdG9rZW4";
+    for near in Http::BOTH {
+        let (weir, mut upstream) = serving().await;
+        let mut client = weir.anonymous(near);
+        for _ in 0..2 {
+            let ask = Ask::get("/api").header("sec-websocket-protocol", HIDDEN);
+            let call = client.send(ask).await;
+            let exchange = upstream.next().await;
+            assert_eq!(
+                exchange.peer.http,
+                Http::One,
+                "kube-apiserver takes it for nobody's"
+            );
+            exchange.reply(200, "{}").await;
+            assert_eq!(call.answer().await.status, 200);
+        }
     }
 }
 

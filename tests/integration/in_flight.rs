@@ -17,7 +17,11 @@ const LIST: &str = "/api/v1/pods";
 
 async fn one_at_a_time(far: Http) -> (Weir, Upstream) {
     let upstream = Upstream::preferring(far).await;
-    let weir = weir::before(upstream.address).limits(1, 1).start().await;
+    let weir = weir::before(upstream.address)
+        .limits(1, 1)
+        .streaming()
+        .start()
+        .await;
     (weir, upstream)
 }
 

@@ -1,11 +1,13 @@
 //! What operators see: health, readiness, metrics.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::weir::config::Limits;
 use ::weir::flowcontrol::bootstrap;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
+use ::weir::observe::log_level::LogLevel;
 
 use crate::support::Http;
 use crate::support::Stopwatch;
@@ -207,12 +209,42 @@ async fn the_loopback_is_not_asked_for_by_another_s_name() {
         ("rebound.example:6480", 403),
         ("127.0.0.1.example", 403),
         ("localhost@example", 403),
+        ("[::1].example", 403),
         ("", 403),
     ] {
         let mut wire = Wire::new(tokio::net::TcpStream::connect(weir.admin).await.unwrap());
         wire.send(format!("GET /livez HTTP/1.1\r\nhost: {host}\r\n\r\n"))
             .await;
         assert_eq!(wire.answered().await.status, code, "{host:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_another_site_does_not_change_what_is_logged() {
+    let upstream = Upstream::start().await;
+    let level = Arc::new(LogLevel::new("info", |_| Ok(())));
+    let weir = weir::before(upstream.address)
+        .with(|config| config.admin.log_level = Some(level))
+        .start()
+        .await;
+    for (header, code) in [
+        ("sec-fetch-site: cross-site", 403),
+        ("sec-fetch-site: same-site", 403),
+        ("origin: http://example.com", 403),
+        ("origin: null", 403),
+        ("sec-fetch-site: same-origin", 200),
+        ("origin: http://localhost:6480", 200),
+        ("accept: */*", 200),
+    ] {
+        let mut wire = Wire::new(tokio::net::TcpStream::connect(weir.admin).await.unwrap());
+        wire.send(format!(
+            "PUT /debug/log_level HTTP/1.1\r\nhost: localhost:6480\r\n{header}\r\ncontent-length: 5\r\n\r\ndebug"
+        ))
+        .await;
+        assert_eq!(wire.answered().await.status, code, "{header}");
+        let level = weir.operator("/debug/log_level").await;
+        let changed = level.text() == "debug\n";
+        assert_eq!(changed, code == 200, "{header}");
     }
 }
 

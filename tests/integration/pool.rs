@@ -1,12 +1,11 @@
 //! Connections to the upstream are shared and reused, and there are as many as the load asks for, up to a limit.
 
-use ::weir::upstream::room::Room;
-
 use crate::support::Http;
 use crate::support::certificates::pki;
 use crate::support::client::Ask;
 use crate::support::client::Call;
 use crate::support::client::Client;
+use crate::support::eventually;
 use crate::support::frames;
 use crate::support::frames::Frame;
 use crate::support::frames::Frames;
@@ -171,7 +170,7 @@ async fn watches_take_no_stream_of_what_ends_and_have_as_many_connections_as_the
 async fn a_watch_beyond_the_room_for_what_lasts_is_refused_and_does_not_wait() {
     let mut upstream = Upstream::speaking(upstream::streams(2)).await;
     let weir = weir::before(upstream.address)
-        .with(|config| config.upstream.room = Room::of(4))
+        .with(|config| config.upstream.room = 8)
         .start()
         .await;
     let mut client = weir.alice(Http::Two);
@@ -193,8 +192,20 @@ async fn a_watch_beyond_the_room_for_what_lasts_is_refused_and_does_not_wait() {
     let (call, mut exchange) = open.pop().unwrap();
     drop(call);
     exchange.given_up().await;
-    let call = client.send(Ask::get(WATCH)).await;
-    open.push((call, upstream.next().await));
+    let again = eventually(
+        "a place, once the reset is known to have been seen",
+        async || {
+            let mut call = client.send(Ask::get(WATCH)).await;
+            tokio::select! {
+                exchange = upstream.next() => Some((call, exchange)),
+                head = call.try_head() => {
+                    assert_eq!(head.unwrap().status, 503);
+                    None
+                }
+            }
+        },
+    );
+    open.push(again.await);
     answer_all(open).await;
 }
 
@@ -493,7 +504,7 @@ async fn what_others_than_the_api_server_write_never_shares_a_connection() {
 async fn what_lasts_leaves_connections_to_what_ends() {
     let mut upstream = Upstream::start().await;
     let weir = weir::before(upstream.address)
-        .with(|config| config.upstream.room = Room::of(4))
+        .with(|config| config.upstream.room = 8)
         .start()
         .await;
     let mut client = weir.alice(Http::Two);
@@ -503,8 +514,8 @@ async fn what_lasts_leaves_connections_to_what_ends() {
         open.push((call, upstream.next().await));
     }
     let refused = client.get(APART[2]).await;
-    assert_eq!(refused.status, 503);
-    assert_eq!(refused.told().cause, "weir/upstream-connections");
+    assert_eq!(refused.status, 429, "half of the places for what lasts");
+    assert_eq!(refused.told().cause, "weir/long-running-share");
     assert_eq!(refused.headers.all("retry-after"), ["1"]);
     let call = client.send(Ask::get(LIST)).await;
     upstream.next().await.reply(200, "{}").await;
@@ -548,7 +559,7 @@ async fn an_idle_connection_of_what_lasted_is_not_taken_for_the_rest_s() {
 async fn watches_of_an_upstream_of_http1_leave_connections_to_what_ends() {
     let mut upstream = Upstream::speaking(HTTP1).await;
     let weir = weir::before(upstream.address)
-        .with(|config| config.upstream.room = Room::of(8))
+        .with(|config| config.upstream.room = 16)
         .start()
         .await;
     let mut client = weir.alice(Http::Two);
@@ -558,7 +569,7 @@ async fn watches_of_an_upstream_of_http1_leave_connections_to_what_ends() {
         open.push((call, upstream.next().await));
     }
     let refused = client.get(WATCH).await;
-    assert_eq!(refused.told().cause, "weir/upstream-connections");
+    assert_eq!(refused.told().cause, "weir/long-running-share");
     let call = client.send(Ask::get(LIST)).await;
     upstream.next().await.reply(200, "{}").await;
     assert_eq!(call.answer().await.status, 200);

@@ -365,6 +365,19 @@ async fn a_client_that_asks_too_much_is_refused_and_others_are_not() {
 }
 
 #[tokio::test]
+async fn a_rate_of_zero_blocks_a_client_and_nobody_else() {
+    let (weir, mut upstream) = before(rule("  requests: {qps: 0}\n")).await;
+    for _ in 0..3 {
+        let refused = weir.alice(Http::Two).get("/api/v1/pods").await;
+        assert_eq!(refused.headers.all("retry-after"), ["60"]);
+        assert_eq!(refused.told().cause, "weir/client-limit");
+    }
+    let mut other = weir.anonymous(Http::Two);
+    passes(&mut other, &mut upstream, Ask::get("/api/v1/pods"), 200).await;
+    upstream.assert_nothing_came();
+}
+
+#[tokio::test]
 async fn a_dry_rule_counts_and_lets_through() {
     let (weir, mut upstream) =
         before(rule("  requests: {qps: 1, burst: 1}\n  dryRun: true\n")).await;

@@ -21,7 +21,11 @@ const PODS: &str = "/api/v1/namespaces/a/pods";
 /// weir, full of mutating requests.
 async fn full() -> (Weir, Upstream, (Call, Exchange)) {
     let mut upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address).limits(1, 1).start().await;
+    let weir = weir::before(upstream.address)
+        .limits(1, 1)
+        .streaming()
+        .start()
+        .await;
     let call = weir.alice(Http::Two).send(Ask::post(PODS, "{}")).await;
     let exchange = upstream.next().await;
     (weir, upstream, (call, exchange))

@@ -1,6 +1,7 @@
 //! Flags and the `--config` file: either spelling, flags win, and every fault is told at once with its place.
 
 use crate::support::Http;
+use crate::support::certificates::pki;
 use crate::support::client::Ask;
 use crate::support::process;
 use crate::support::process::Files;
@@ -8,6 +9,7 @@ use crate::support::process::Finished;
 use crate::support::process::Process;
 use crate::support::process::needed;
 use crate::support::upstream::Upstream;
+use crate::support::wire::Wire;
 
 const LIST: &str = "/api/v1/pods";
 
@@ -450,4 +452,251 @@ async fn help_and_version_are_no_faults() {
         assert!(help.stdout.contains(flag), "{flag}");
     }
     assert_eq!(process::run(&files, &[]).await.code, Some(2));
+}
+
+#[tokio::test]
+async fn a_request_timeout_of_zero_is_refused_as_a_flag_and_in_the_file() {
+    let files = Files::new();
+    let flag = refused_besides(&files, &["--request-timeout=0s"]).await;
+    assert_told(&flag, &[&["--request-timeout", "must be more than 0s"]]);
+    files.write("weir.yaml", "workers: 1\nrequestTimeout: 0s\n");
+    let file = refused_besides(&files, &["--config=weir.yaml"]).await;
+    let place = "weir.yaml:2:17: requestTimeout: ";
+    assert_told(&file, &[&[place, "must be more than 0s"]]);
+}
+
+#[tokio::test]
+async fn a_schema_without_its_level_and_an_empty_folder_are_warned_of_with_their_places() {
+    let upstream = Upstream::start().await;
+    let files = Files::new();
+    std::fs::create_dir(files.path().join("empty")).unwrap();
+    files.write(
+        "schema.yaml",
+        "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata:\n  name: reports\nspec:\n  \
+         matchingPrecedence: 500\n  priorityLevelConfiguration:\n    name: reportz\n",
+    );
+    let mut flags = needed(upstream.address);
+    flags.extend(["empty", "schema.yaml"].map(|path| format!("--flowcontrol-config={path}")));
+    let weir = Process::start(files, &flags).await;
+    let warned = |parts: &[&str]| {
+        let found = |line: &&String| parts.iter().all(|part| line.contains(part));
+        weir.opening.iter().filter(found).count()
+    };
+    let schema = ["WARN", "\"reports\"", "\"reportz\"", "schema.yaml:8:11: "];
+    assert_eq!(warned(&schema), 1, "{:#?}", weir.opening);
+    assert_eq!(warned(&["reports"]), 1, "once: {:#?}", weir.opening);
+    let folder = ["WARN", "--flowcontrol-config: empty: ", "no file"];
+    assert_eq!(warned(&folder), 1, "{:#?}", weir.opening);
+}
+
+#[tokio::test]
+async fn an_admin_address_off_the_loopback_is_warned_of_and_changes_nothing() {
+    let upstream = Upstream::start().await;
+    for (address, local) in [("127.0.0.1:0", true), ("0.0.0.0:0", false)] {
+        let mut flags = needed(upstream.address);
+        flags.retain(|flag| !flag.starts_with("--admin-address="));
+        flags.push(format!("--admin-address={address}"));
+        let weir = Process::start(Files::new(), &flags).await;
+        let warned = |line: &String| line.contains("--admin-address is not a loopback address");
+        assert_eq!(!weir.opening.iter().any(warned), local);
+        let tcp = tokio::net::TcpStream::connect(weir.admin).await.unwrap();
+        let mut wire = Wire::new(tcp);
+        wire.send(
+            "PUT /debug/log_level HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\nwarn",
+        )
+        .await;
+        assert_eq!(wire.answered().await.status, if local { 200 } else { 403 });
+        let level = weir.operator("/debug/log_level").await;
+        let expected = if local { "warn\n" } else { "info\n" };
+        assert_eq!((level.status, level.text()), (200, expected));
+    }
+}
+
+#[tokio::test]
+async fn certificates_that_are_over_or_of_no_use_are_warned_of() {
+    let upstream = Upstream::start().await;
+    let files = Files::new();
+    let over = pki().clients.expired_client("weir");
+    files.write("over.crt", &over.pem);
+    files.write("over.key", &over.key_pem);
+    let mut flags = needed(upstream.address);
+    flags.retain(|flag| !flag.starts_with("--tls-"));
+    let others = [
+        "--tls-cert-file=over.crt",
+        "--tls-private-key-file=over.key",
+        "--client-ca-file=client-ca.crt",
+    ];
+    flags.extend(others.map(str::to_owned));
+    let weir = Process::start(files, &flags).await;
+    for parts in [
+        ["WARN", "--tls-cert-file", "expired"],
+        ["WARN", "--client-ca-file", "--proxy-client-cert-file"],
+    ] {
+        let warned = |line: &&String| parts.iter().all(|part| line.contains(part));
+        assert_eq!(
+            weir.opening.iter().filter(warned).count(),
+            1,
+            "{parts:?}: {:#?}",
+            weir.opening
+        );
+    }
+    let sound = Process::serve(upstream.address, &[]).await;
+    assert!(
+        !sound
+            .opening
+            .iter()
+            .any(|line| line.contains("WARN") && line.contains("certificate"))
+    );
+}
+
+#[tokio::test]
+async fn the_start_is_logged_with_what_tells_one_weir_from_another() {
+    let upstream = Upstream::start().await;
+    let weir = Process::serve(upstream.address, &["--health-address=127.0.0.1:0"]).await;
+    let line = weir.opening.last().unwrap();
+    for part in [
+        format!("version=\"{}\"", env!("CARGO_PKG_VERSION")),
+        format!("upstream={}", upstream.address),
+        "seats=600".to_owned(),
+        "levels=8".to_owned(),
+        "health=127.0.0.1:".to_owned(),
+    ] {
+        assert!(line.contains(&part), "{part}: {line}");
+    }
+}
+
+#[tokio::test]
+async fn operators_see_what_weir_was_started_with() {
+    let upstream = Upstream::start().await;
+    let files = Files::new();
+    files.write(
+        "weir.yaml",
+        "requestTimeout: 30s\nclientLimits:\n- name: all\n  rules:\n  - subjects: [{kind: Group, group: {name: '*'}}]\n    \
+         nonResourceRules: [{verbs: ['*'], nonResourceURLs: ['*']}]\n",
+    );
+    let mut flags = needed(upstream.address);
+    flags.extend(["--config=weir.yaml", "--token-auth-file=tokens.csv"].map(str::to_owned));
+    let weir = Process::start(files, &flags).await;
+    let config = weir.operator("/configz").await;
+    assert_eq!(&config.headers["content-type"], "application/json");
+    assert!(!config.text().contains("alice-token"));
+    let config: serde_json::Value = serde_json::from_str(config.text()).unwrap();
+    let config = &config["weir"];
+    assert_eq!(config["requestTimeout"], "30s");
+    assert_eq!(config["workers"], 1);
+    assert_eq!(config["maxRequestsInflight"], 400);
+    assert_eq!(config["clientLimits"][0]["name"], "all");
+    assert_eq!(config["upstream"], format!("https://{}", upstream.address));
+    let flags = weir.operator("/flagz").await;
+    assert_eq!(flags.status, 200);
+    for line in [
+        "request-timeout=30s",
+        "token-auth-file=tokens.csv",
+        "kubeconfig=",
+    ] {
+        assert!(flags.text().lines().any(|found| found == line), "{line}");
+    }
+    let status = weir.operator("/statusz").await;
+    assert!(
+        status
+            .text()
+            .contains(&format!("\nUpstream: {}\n", upstream.address))
+    );
+    let shown: serde_json::Value =
+        serde_json::from_str(weir.operator("/status.json").await.text()).unwrap();
+    assert_eq!(shown["upstream"]["address"], upstream.address.to_string());
+    let host = shown["host"].as_str().unwrap();
+    assert!(!host.is_empty() && status.text().contains(&format!("\nHost: {host}\n")));
+}
+
+#[tokio::test]
+async fn what_ends_weir_is_json_where_the_log_is() {
+    let files = Files::new();
+    files.write("weir.yaml", "loggingFormat: json\nworkers: many\n");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let admin = format!("--admin-address={address}");
+    let all = needed(([127, 0, 0, 1], 1).into());
+    let all = all
+        .iter()
+        .map(String::as_str)
+        .filter(|flag| !flag.starts_with("--admin"));
+    let start: Vec<&str> = ["serve"]
+        .into_iter()
+        .chain(all)
+        .chain([&*admin, "--logging-format=json"])
+        .collect();
+    for (arguments, code, part) in [
+        (&start[..], 1, &*address.to_string()),
+        (
+            &["serve", "--logging-format=json"],
+            2,
+            "--tls-cert-file: needed",
+        ),
+        (
+            &["serve", "--logging-format=json", "--workers=x"],
+            2,
+            "invalid value 'x'",
+        ),
+        (
+            &["serve", "--config=weir.yaml"],
+            2,
+            "weir.yaml:2:10: workers",
+        ),
+    ] {
+        let finished = process::run(&files, arguments).await;
+        assert_eq!(finished.code, Some(code), "{finished:?}");
+        let lines = finished.stderr.lines();
+        let lines =
+            lines.map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        let errors: Vec<_> = lines.filter(|line| line["level"] == "ERROR").collect();
+        let told = |line: &&serde_json::Value| {
+            line["timestamp"].is_string()
+                && line["fields"]["message"]
+                    .as_str()
+                    .is_some_and(|text| text.contains(part))
+        };
+        assert!(errors.iter().any(|line| told(&line)), "{part}: {errors:#?}");
+    }
+}
+
+#[tokio::test]
+async fn faults_of_settings_that_do_not_go_together_have_their_places_in_the_file() {
+    let files = Files::new();
+    files.write(
+        "weir.yaml",
+        "workers: 1\nhealthMetrics: true\nclientCaFile: absent.crt\n",
+    );
+    let finished = refused_besides(&files, &["--config=weir.yaml"]).await;
+    assert_told(
+        &finished,
+        &[
+            &["weir.yaml:2:16: --health-metrics: only together with --health-address"],
+            &["weir.yaml:3:15: --client-ca-file: cannot read absent.crt"],
+        ],
+    );
+}
+
+#[tokio::test]
+async fn no_fault_hides_another_of_another_kind() {
+    let files = Files::new();
+    files.write("weir.yaml", "workers: many\nhealthMetrics: true\n");
+    let flags = [
+        "--config=weir.yaml",
+        "--request-timeout=60",
+        "--no-such-flag=1",
+        "--client-ca-file=absent.crt",
+    ];
+    let finished = refused_besides(&files, &flags).await;
+    assert_told(
+        &finished,
+        &[
+            &["invalid value '60' for '--request-timeout"],
+            &["unexpected argument '--no-such-flag'"],
+            &["weir.yaml:1:10: workers: "],
+            &["weir.yaml:2:16: --health-metrics: only together"],
+            &["--client-ca-file: cannot read absent.crt"],
+        ],
+    );
+    assert_eq!(finished.stderr.lines().count(), 5, "{}", finished.stderr);
 }

@@ -91,6 +91,43 @@ async fn told_to_go_it_is_unready_at_once_and_serves_on_until_the_delay_is_over(
 }
 
 #[tokio::test]
+async fn clients_that_keep_connections_move_in_the_second_half_of_the_delay() {
+    let (mut weir, upstream) = serving(&["--shutdown-delay-duration=8s"]).await;
+    let upstream = crate::audit::answered(upstream).await;
+    let _ = upstream;
+    let mut http1 = weir.wire().await;
+    let mut http2 = weir.frames().await;
+    http2.until(frames::WINDOW_UPDATE).await;
+    let ask = format!(
+        "GET {LIST} HTTP/1.1\r\nhost: weir\r\n{}: {}\r\n\r\n",
+        ALICE.0, ALICE.1
+    );
+    http1.send(&*ask).await;
+    let first = http1.answer("GET").await.0;
+    assert_eq!((first.status, first.headers.get("connection")), (200, None));
+    weir.signal("TERM").await;
+    weir.logs(TOLD).await;
+    loop {
+        http1.send(&*ask).await;
+        let answer = http1.answer("GET").await.0;
+        assert_eq!(answer.status, 200);
+        match answer.headers.get("connection") {
+            None => {}
+            Some(told) => {
+                assert_eq!(told, "close");
+                break;
+            }
+        }
+    }
+    http1.reader.ended().await;
+    assert_eq!(http2.until(frames::GOAWAY).await.number(4), 0, "NO_ERROR");
+    // Who has nowhere else to go is served.
+    assert_eq!(weir.alice(Http::Two).get(LIST).await.status, 200);
+    weir.logs(CLOSING).await;
+    assert_eq!(weir.ended().await.code(), Some(0));
+}
+
+#[tokio::test]
 async fn idle_connections_are_told_and_closed() {
     let (mut weir, upstream) = serving(&[]).await;
     let mut http1 = weir.wire().await;

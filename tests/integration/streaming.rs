@@ -18,7 +18,7 @@ const WATCH: &str = "/api/v1/pods?watch=1";
 /// A client and an upstream that speak these, and weir between them.
 async fn between(client: Http, upstream: Http) -> (Client, Upstream, Weir) {
     let upstream = Upstream::preferring(upstream).await;
-    let weir = weir::before(upstream.address).start().await;
+    let weir = weir::before(upstream.address).streaming().start().await;
     (weir.alice(client), upstream, weir)
 }
 

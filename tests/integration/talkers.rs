@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use ::weir::config::Config;
 use ::weir::config::Limits;
 use ::weir::flowcontrol::bootstrap;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
+use ::weir::identity::jwt::KeySet;
 use ::weir::observe::talkers::Row;
 use ::weir::observe::talkers::Top;
 
@@ -42,7 +44,12 @@ fn names(rows: &[Row]) -> Vec<(&str, u64)> {
 }
 
 async fn fair(upstream: &Upstream) -> Weir {
+    fair_with(upstream, |_| {}).await
+}
+
+async fn fair_with(upstream: &Upstream, change: impl FnOnce(&mut Config)) -> Weir {
     let setup = weir::before(upstream.address).with(|config| {
+        change(config);
         config.limits = Limits::Fairness {
             config: controller::Config {
                 server_concurrency_limit: 600,
@@ -83,8 +90,54 @@ async fn those_who_do_most_are_shown_by_all_that_they_are_known_by() {
         assert_eq!((first.bytes, first.rejections), (24, 0), "{by}");
         assert!(first.seat_seconds > 0.0, "{by}: {first:?}");
     }
+    let addresses = rows(&weir, "by=sourceAddress", 3).await;
+    assert_eq!(names(&addresses), [("127.0.0.1", 3)]);
     let root = rows(&weir, "window=60m&sort=bytes&limit=1", 3).await;
     assert_eq!(names(&root), [("alice", 2)], "no more than were asked for");
+}
+
+/// Sends requests with these tokens, has each answered, and tells the flows with the most requests.
+async fn flows(weir: &Weir, upstream: &mut Upstream, tokens: &[(&str, u16)]) -> Vec<(String, u64)> {
+    for (token, status) in tokens {
+        let mut client = weir.bearing(Http::One, ("authorization", token));
+        let call = client.send(Ask::get(LIST)).await;
+        upstream.next().await.reply(*status, "{}").await;
+        assert_eq!(call.answer().await.status, *status);
+    }
+    let requests = u64::try_from(tokens.len()).unwrap();
+    let rows = rows(weir, "by=flow", requests).await;
+    let names = names(&rows).into_iter();
+    names.map(|(name, n)| (name.to_owned(), n)).collect()
+}
+
+#[tokio::test]
+async fn made_up_tokens_of_an_address_are_one_flow_and_one_that_was_taken_is_another() {
+    const KEYS: &[u8] =
+        br#"{"keys":[{"kty":"EC","crv":"P-256","x":"MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4",
+        "y":"4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM"}]}"#; // of RFC 7517, appendix A.1
+    let mut upstream = Upstream::start().await;
+    let weir = fair_with(&upstream, |config| {
+        let keys = KeySet::from_jwks(KEYS).unwrap();
+        config.identity.verification.account_keys = Some(keys);
+    })
+    .await;
+    let tokens = [
+        ("Bearer made-up-1", 401),
+        ("Bearer made-up-2", 401),
+        ("Bearer of-a-webhook", 200),
+        ("Bearer of-a-webhook", 200),
+    ];
+    let flows_of = flows(&weir, &mut upstream, &tokens).await;
+    let [(shared, 3), (own, 1)] = &flows_of[..] else {
+        panic!("{flows_of:?}");
+    };
+    assert_eq!(shared, "global-default/network:127.0.0.1");
+    assert!(own.starts_with("global-default/token:"), "{own}");
+
+    // Where no token can be verified, one is as good as another.
+    let weir = fair(&upstream).await;
+    let flows_of = flows(&weir, &mut upstream, &tokens[..2]).await;
+    assert_eq!(flows_of.len(), 2, "{flows_of:?}");
 }
 
 #[tokio::test]
@@ -179,7 +232,7 @@ async fn bad_parameters_are_told_what_would_be_right() {
     assert_eq!(
         answer.text(),
         "window=1h: must be one of 1m, 5m, 60m\n\
-         by=pods: must be one of flow, namespace, resource, user, userAgent\n\
+         by=pods: must be one of flow, namespace, resource, sourceAddress, user, userAgent\n\
          limit=1000: must be a number from 1 to 50\n"
     );
 }

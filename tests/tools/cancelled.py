@@ -7,9 +7,10 @@ Usage: cancelled.py HOST:PORT CA TOKEN wait|cancel STREAMS ROUNDS
            Cancels in each round what is held, once everything else is answered. Prints the same, and how many were
            cancelled; with ADMIN also the least and the most that weir_rejection_holds said then, and the most that it
            said at any time.
-       cancelled.py HOST:PORT CA TOKEN fill STREAMS CONNECTIONS ADMIN
-           As `hold`, once, on all connections together; who goes away closes them. Prints how many streams were opened,
-           how many had no answer in the end, and the most that weir_rejection_holds said.
+       cancelled.py HOST:PORT CA TOKEN fill STREAMS CONNECTIONS ADMIN MOST
+           As `hold`, once, on all connections together, until no more than MOST have no answer; who goes away closes them.
+           Prints how many streams were opened, how many had no answer in the end, and the most that weir_rejection_holds
+           said.
 
 The frames are made by hand: a library takes longer for a thousand requests than weir holds them.
 """
@@ -193,14 +194,14 @@ def hold(connect, streams, rounds, gauge):
     print(streams * rounds, 1, cancelled, *([min(held), max(held), gauge.most] if gauge else []))
 
 
-def fill(connect, streams, connections, gauge):
+def fill(connect, streams, connections, gauge, most):
     all_of_them = [connect() for _ in range(connections)]
     for connection in all_of_them:
         connection.send(streams)
     readers = {connection.socket.fileno(): connection for connection in all_of_them}
     # What is not held is answered, and what is let go as well: until nothing comes any more that would.
     end = time.monotonic() + LIMIT
-    while any(len(c.left) > streams // 2 for c in all_of_them) or sum(len(c.left) for c in all_of_them) > 10000:
+    while any(len(c.left) > streams // 2 for c in all_of_them) or sum(len(c.left) for c in all_of_them) > most:
         if time.monotonic() > end:
             break  # the numbers say so
         for ready in select.select(list(readers), [], [], 0.1)[0]:
@@ -212,8 +213,9 @@ def fill(connect, streams, connections, gauge):
 
 
 def main():
-    address, ca, token, what, streams, count, *admin = sys.argv[1:]
+    address, ca, token, what, streams, count, *others = sys.argv[1:]
     streams, count = int(streams), int(count)
+    admin, most = others[:1], [int(most) for most in others[1:]]
 
     def connect():
         return Connection(address, ca, token)
@@ -222,7 +224,7 @@ def main():
         return flood(connect, what, streams, count)
     gauge = Gauge(*admin) if admin else None
     try:
-        {"hold": hold, "fill": fill}[what](connect, streams, count, gauge)
+        {"hold": hold, "fill": fill}[what](connect, streams, count, gauge, *most)
     finally:
         if gauge:
             gauge.end()

@@ -52,7 +52,8 @@ map() {
 
 in_order() {
     local version
-    playground play --shutdown-delay-duration 10s --shutdown-watch-termination-grace-period 10s
+    # What is held open here sends nothing for a while, on purpose.
+    playground play --shutdown-delay-duration 10s --shutdown-watch-termination-grace-period 10s "${dawdling[@]}"
     start watch1.1 curl -sS -N --http1.1 --cacert "$DIR/ca.crt" -H "$(bearer alice)" "$URL$configmaps?watch=1"
     start watch2 curl -sS -N --http2 --cacert "$DIR/ca.crt" -H "$(bearer bob)" "$URL/api/v1/nodes?watch=1"
     check_ok 'two watches are open' within "$LIMIT" open_watches 2
@@ -91,7 +92,7 @@ in_order() {
 
 at_once() {
     rm -f "$WORK/body1.1"
-    playground hasty --shutdown-delay-duration 60s
+    playground hasty --shutdown-delay-duration 60s "${dawdling[@]}"
     upload 1.1
     exec 5>"$WORK/body1.1"
     check_ok 'an upload is under way' within "$LIMIT" writing 1

@@ -117,7 +117,7 @@ killed_once() {
 
 apiserver upstream 0 --pods "$PODS"
 port=${ADDRESS##*:}
-weir front "$ADDRESS"
+weir front "$ADDRESS" "${dawdling[@]}"
 front=$ADDRESS
 admin=$ADMIN
 whole=$(get -H "$(bearer alice)" /api/v1/pods | wc -c)

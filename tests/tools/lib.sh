@@ -240,6 +240,10 @@ placed() {
 # shellcheck disable=SC2034 # used by the scripts
 anywhere=(--secure-port 0 --admin-address 127.0.0.1:0 --logging-format text)
 
+# dawdling: flags for clients that send nothing for a while on purpose: their bodies go on as they come, at any rate.
+# shellcheck disable=SC2034 # used by the scripts
+dawdling=(--request-body-buffer 0 --min-transfer-rate 0)
+
 # stopped NAME: SIGTERM, and exit code 0.
 stopped() {
     signal "$1" TERM

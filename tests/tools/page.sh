@@ -141,7 +141,7 @@ said 'who floods is named' "$done_in"
 said 'what it calls itself is shown' "$done_in"
 said 'talkers can be told apart by agent' null
 said 'the agent is in the table' "$done_in"
-said 'and it is text: no title, script or image came from it' '\["weir", 1, 0\]'
+said 'and it is text: no title, script or image came from it' '\["weir on [^"]*", 1, 0\]'
 said 'a picture is taken' true
 said 'the page is frozen' null
 said '... with all levels' 58

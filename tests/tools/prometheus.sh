@@ -73,10 +73,11 @@ listening() {
     [[ -n $PROMETHEUS ]]
 }
 
-# The configuration as it is, with these targets.
+# The configuration as it is, with these targets, and a look each second.
 watching() {
     mkdir "$WORK/etc"
-    sed "s#targets: \[127.0.0.1:6480\]#targets: [$1, $2, $3]#" "$CONFIG" >"$WORK/etc/prometheus.yaml"
+    sed "s#targets: \[127.0.0.1:6480\]#targets: [$1, $2, $3]#; s/^    scrape_interval: 15s/    scrape_interval: 1s/
+        s/^    scrape_timeout: 10s/    scrape_timeout: 1s/" "$CONFIG" >"$WORK/etc/prometheus.yaml"
     cp "$RULES" "$WORK/etc/"
     start prometheus prometheus --config.file "$WORK/etc/prometheus.yaml" --storage.tsdb.path "$WORK/tsdb" \
         --web.listen-address 127.0.0.1:0
@@ -137,8 +138,9 @@ shows() {
         "$(promtool check metrics <"$WORK/$1.scrape" 2>&1 | sort)"
 }
 
-# Samples, and histograms by their own name.
+# Samples, and histograms by their own name; and what has no sample before it happens, which the README's table has from the program.
 exposed() {
+    sed -nE 's/^\| .((apiserver|weir)_[a-z_]+). \| .*/\1/p' "$ROOT/README.md"
     sed -nE 's/^# HELP ([a-z_]+) .*/\1/p; s/^([a-z_]+)[{ ].*/\1/p' "$WORK"/*.scrape
     tr ' ' '\n' <<<"$PROMETHEUS_OWN"
     sed -n 's/.*- record: //p' "$RULES"

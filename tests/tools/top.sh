@@ -69,7 +69,7 @@ chosen() {
 check_ok '... as JSON, with the limit' chosen
 code=0
 said=$(once --by agent 2>&1) || code=$?
-check_match 'a wrong name is told with the right ones' '^2 .*user, userAgent, namespace, resource, flow' "$code $said"
+check_match 'a wrong name is told with the right ones' '^2 .*user, userAgent, sourceAddress, namespace, resource, flow' "$code $said"
 code=0
 said=$("$WEIR" top --admin http://127.0.0.1:9 --once 2>&1) || code=$?
 check 'where nobody is it says so, and fails' '1 weir: http://127.0.0.1:9 is not reachable: Connection refused (os error 111)' "$code $said"

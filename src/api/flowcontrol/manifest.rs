@@ -74,6 +74,12 @@ impl Manifest<'_> {
 /// would refuse or warn of. Objects with errors are left out, and so is the second of two with the
 /// same kind and name.
 pub fn read(documents: &[Node], faults: &mut Faults) -> Vec<Object> {
+    let read = read_with_places(documents, faults);
+    read.into_iter().map(|(object, _)| object).collect()
+}
+
+/// As [`read`], each object with a place: where a flow schema names its priority level, where a priority level begins.
+pub fn read_with_places(documents: &[Node], faults: &mut Faults) -> Vec<(Object, Place)> {
     let mut first: HashMap<(&'static str, String), Place> = HashMap::new();
     let mut objects = Vec::new();
     let decoded = documents
@@ -91,7 +97,12 @@ pub fn read(documents: &[Node], faults: &mut Faults) -> Vec<Object> {
             faults.error(manifest.node.locate("metadata.name"), &field, message);
         } else {
             first.insert(name, manifest.node.place.clone());
-            objects.extend(sound.then_some(manifest.object));
+            let field = match &manifest.object {
+                Object::FlowSchema(_) => "spec.priorityLevelConfiguration.name",
+                Object::PriorityLevelConfiguration(_) => "",
+            };
+            let place = manifest.node.locate(field).clone();
+            objects.extend(sound.then_some((manifest.object, place)));
         }
     }
     objects

@@ -23,6 +23,7 @@ pub use manifest::Manifest;
 pub use manifest::Version;
 pub use manifest::decode;
 pub use manifest::read;
+pub use manifest::read_with_places;
 pub(crate) use names::dns_subdomain;
 pub use rules::rules;
 

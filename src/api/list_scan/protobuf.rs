@@ -7,6 +7,10 @@
 //! malformed.
 
 use super::Counts;
+use super::is_abridged;
+use crate::api::varint::Pushed;
+use crate::api::varint::Varint;
+use crate::api::walk::Token;
 
 /// What precedes every body (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
 const MAGIC: u32 = u32::from_be_bytes(*b"k8s\0");
@@ -31,6 +35,7 @@ pub(super) struct Scan {
     list_end: u64,
     /// The last four bytes of what is to be compared: the magic, later the kind.
     last: u32,
+    kind: Token,
     has_list: bool,
     counts: Counts,
 }
@@ -82,6 +87,7 @@ impl Default for Scan {
             meta_end: 0,
             list_end: 0,
             last: 0,
+            kind: Token::default(),
             has_list: false,
             counts: Counts::default(),
         }
@@ -113,7 +119,16 @@ impl Scan {
         let complete = matches!(self.state, State::Tag)
             && self.varint == Varint::default()
             && self.within == Within::Unknown;
-        (complete && self.has_list && self.last == LIST).then_some(self.counts)
+        self.so_far().filter(|_| complete && self.has_list)
+    }
+
+    /// What is known so far, if it is a list: the kind precedes the objects.
+    pub(super) fn so_far(&self) -> Option<Counts> {
+        let is_list = self.last == LIST && !matches!(self.state, State::NoList);
+        is_list.then(|| Counts {
+            abridged: self.kind.kept().is_some_and(is_abridged),
+            ..self.counts
+        })
     }
 
     fn step(&mut self, byte: u8) {
@@ -128,6 +143,7 @@ impl Scan {
             }
             State::Kind(missing) => {
                 self.last = self.last << 8 | u32::from(byte);
+                self.kind.push(byte);
                 self.read_kind(missing.saturating_sub(1));
             }
             State::Tag | State::Value(_) | State::Length(_) => match self.varint.push(byte) {
@@ -204,6 +220,7 @@ impl Scan {
             }
             Field::ListMeta => {
                 self.meta_end = end;
+                self.counts.has_metadata = true;
                 self.enter(Within::ListMeta);
             }
             Field::TypeMeta => {
@@ -212,10 +229,12 @@ impl Scan {
             }
             Field::Kind => {
                 self.last = 0;
+                self.kind.clear();
                 self.read_kind(length);
             }
             Field::Item => {
-                self.counts.items = self.counts.items.saturating_add(1);
+                self.counts.item_begins(self.at);
+                self.counts.item_ended(end);
                 self.skip(length);
             }
             Field::Continue => {
@@ -270,34 +289,5 @@ impl Scan {
                 Within::Unknown => return,
             };
         }
-    }
-}
-
-/// A number of seven bits a byte, the lowest first, of which a part was read.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Varint {
-    read: u64,
-    bits: u32,
-}
-
-enum Pushed {
-    Complete(u64),
-    Incomplete,
-    /// It does not fit 64 bits.
-    TooLong,
-}
-
-impl Varint {
-    fn push(&mut self, byte: u8) -> Pushed {
-        // The tenth byte holds the last bit.
-        if self.bits == 63 && byte > 1 {
-            return Pushed::TooLong;
-        }
-        self.read |= u64::from(byte & 0x7f) << self.bits;
-        self.bits += 7;
-        if byte & 0x80 != 0 {
-            return Pushed::Incomplete;
-        }
-        Pushed::Complete(std::mem::take(self).read)
     }
 }

@@ -1,5 +1,6 @@
 //! Every body is read whole, byte by byte and cut at random; all must agree.
 
+mod cbor;
 mod json;
 mod protobuf;
 
@@ -7,6 +8,7 @@ use fastrand::Rng;
 
 use super::*;
 
+const CBOR: &[u8] = b"application/cbor";
 const JSON: &[u8] = b"application/json";
 const PROTOBUF: &[u8] = b"application/vnd.kubernetes.protobuf";
 
@@ -38,17 +40,20 @@ fn told(content_type: &[u8], body: &[u8]) -> Option<(u64, Option<u64>, bool)> {
         remaining_items,
         continues,
         bytes,
+        abridged: _,
+        coding: _,
     } = whole?;
     assert_eq!(bytes, u64::try_from(body.len()).unwrap());
     Some((items, remaining_items, continues))
 }
 
 #[test]
-fn reads_json_and_protobuf_and_nothing_else() {
+fn reads_json_cbor_and_protobuf_and_nothing_else() {
     let readable = [
         "application/json",
         " Application/JSON ; charset=utf-8",
         "application/json;as=Table;v=v1;g=meta.k8s.io",
+        "application/cbor",
         "application/vnd.kubernetes.protobuf",
         "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
     ];
@@ -59,7 +64,7 @@ fn reads_json_and_protobuf_and_nothing_else() {
     for content_type in [
         "",
         ";",
-        "application/cbor",
+        "application/cbo",
         "application/yaml",
         "text/plain",
         "json",
@@ -125,4 +130,43 @@ fn nothing_hostile_makes_it_panic_or_disagree_with_itself() {
         b"\":1,\"items\":[]}".to_vec(),
     ];
     assert_eq!(scan(JSON, [&*long_name.concat()]).unwrap().items, 0);
+}
+
+/// As tables and metadata are answered with the `Content-Type` of any other JSON.
+#[test]
+fn a_table_and_a_list_of_metadata_are_told_by_their_kind() {
+    let abridged = |content_type, body: &[u8]| scan(content_type, [body]).unwrap().abridged;
+    assert!(!abridged(JSON, json::PAGE.as_bytes()));
+    assert!(abridged(JSON, json::TABLE.as_bytes()));
+    let metadata = json::PAGE.replace("PodList", "PartialObjectMetadataList");
+    assert!(abridged(JSON, metadata.as_bytes()));
+    assert!(!abridged(PROTOBUF, &protobuf::pod_list()));
+    assert!(abridged(PROTOBUF, &protobuf::metadata_list()));
+}
+
+#[test]
+fn of_the_beginning_of_a_list_the_rest_is_estimated() {
+    let item = format!(r#"{{"metadata":{{"name":"{}"}}}}"#, "x".repeat(473));
+    let items = vec![item; 1000].join(",");
+    let body = format!(
+        r#"{{"kind":"PodList","metadata":{{"remainingItemCount":7,"continue":"x"}},"items":[{items}]}}"#
+    );
+    for seen in [600, 10_000, 100_001, body.len()] {
+        let mut scan = ListScan::for_content_type(JSON).unwrap();
+        scan.feed(&body.as_bytes()[..seen]);
+        let summary = scan.extrapolate(body.len().try_into().unwrap()).unwrap();
+        assert!(summary.items.abs_diff(1000) <= 2, "{seen}: {summary:?}");
+        assert_eq!(summary.remaining_items, Some(7));
+        assert!(summary.continues);
+    }
+    let mut early = ListScan::for_content_type(JSON).unwrap();
+    early.feed(&body.as_bytes()[..300]);
+    assert_eq!(early.extrapolate(1 << 20), None, "not even one item");
+    let mut late = ListScan::for_content_type(JSON).unwrap();
+    late.feed(br#"{"items":[{},{},"#);
+    assert_eq!(
+        late.extrapolate(1 << 20),
+        None,
+        "there may be more than this"
+    );
 }

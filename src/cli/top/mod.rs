@@ -29,6 +29,7 @@ use ratatui::crossterm::event::Event;
 use tokio::sync::mpsc;
 
 use crate::cli::failure;
+use crate::cli::flags::LoggingFormat;
 use crate::cli::misuse;
 use crate::cli::serve;
 use crate::cli::top::client::Address;
@@ -109,20 +110,23 @@ pub(super) fn run(args: TopArgs) -> ExitCode {
         .build()
     {
         Ok(runtime) => runtime,
-        Err(why) => return failure(&why),
+        Err(why) => return failure(&why, LoggingFormat::Text),
     };
     if args.once {
         return runtime.block_on(once(&args));
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        return misuse("top needs a terminal; --once prints it and ends");
+        return misuse(
+            "top needs a terminal; --once prints it and ends",
+            LoggingFormat::Text,
+        );
     }
     let ended = runtime.block_on(live(args));
     // Who reads keys waits for one: it is not waited for.
     runtime.shutdown_background();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(why) => failure(&why),
+        Err(why) => failure(&why, LoggingFormat::Text),
     }
 }
 
@@ -135,9 +139,12 @@ async fn once(args: &TopArgs) -> ExitCode {
         // Fails where nobody reads it any more.
         Ok(text) => match io::stdout().write_all(text.as_bytes()) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(why) => failure(&why),
+            Err(why) => failure(&why, LoggingFormat::Text),
         },
-        Err(why) => failure(&format!("{} is not reachable: {why}", args.admin)),
+        Err(why) => failure(
+            &format!("{} is not reachable: {why}", args.admin),
+            LoggingFormat::Text,
+        ),
     }
 }
 

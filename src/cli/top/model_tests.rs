@@ -192,7 +192,7 @@ fn talkers_over_another_time_and_by_something_else_are_found_by_name() {
     assert_eq!((list.by.as_str(), list.window_seconds), ("user", 300));
     press(&mut model, "w");
     assert_eq!(model.shown.talkers(&model.ui), None, "weir told of none");
-    press(&mut model, "wbbbb");
+    press(&mut model, "wbbbbb");
     let list = model.shown.talkers(&model.ui).unwrap();
     assert_eq!((list.by.as_str(), list.window_seconds), ("flow", 60));
 }

@@ -199,7 +199,7 @@ fn talkers_are_told_apart_by_what_is_asked_for() {
             .join("\n")
             .contains("top talkers by userAgent")
     );
-    for _ in 0..4 {
+    for _ in 0..5 {
         press(&mut model, 'b');
     }
     assert!(

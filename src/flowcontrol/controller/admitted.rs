@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::Duration;
-use std::time::Instant;
 
 use super::dry_run::Played;
 use crate::flowcontrol::level::Named;
@@ -143,17 +142,6 @@ impl Admitted {
         self.on_paper = self
             .refused_on_paper()
             .map_or(OnPaper::Same, OnPaper::Refused);
-    }
-
-    /// Ends the request, but charges it up to `at`.
-    pub fn give_back_at(self, at: Instant) {
-        let Self {
-            place, on_paper, ..
-        } = self;
-        place.keep_until(at);
-        if let OnPaper::Played(played) = on_paper {
-            played.ended_at(at);
-        }
     }
 }
 

@@ -44,10 +44,6 @@ impl Played {
         self.ran.as_ref().is_some_and(oneshot::Sender::is_closed)
     }
 
-    pub(super) fn ended_at(mut self, at: Instant) {
-        self.tell(at);
-    }
-
     fn tell(&mut self, end: Instant) {
         if let Some(ran) = self.ran.take() {
             // If nobody listens, it was refused on paper.

@@ -12,6 +12,7 @@
 mod admitted;
 mod configuration;
 mod dry_run;
+mod learning;
 mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -31,7 +32,7 @@ use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use tokio::time::interval;
 use tokio::time::timeout_at;
-use tracing::warn;
+use tracing::debug;
 
 use self::admitted::OnPaper;
 use self::admitted::Watching;
@@ -51,10 +52,10 @@ use crate::flowcontrol::level::PriorityLevel;
 use crate::flowcontrol::level::Refused;
 use crate::flowcontrol::level::Route;
 use crate::flowcontrol::level::Summary;
+use crate::flowcontrol::list_samples::Samples;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::matching::RequestDigest;
 use crate::flowcontrol::metrics;
-use crate::flowcontrol::object_counts::ListAnswer;
 use crate::flowcontrol::object_counts::ObjectCounts;
 use crate::flowcontrol::queue_set::Reason;
 use crate::flowcontrol::seats::WorkEstimate;
@@ -136,6 +137,7 @@ pub struct Controller {
     in_flight: Arc<InFlight>,
     watches: Arc<Mutex<WatchTracker>>,
     objects: Mutex<ObjectCounts>,
+    samples: Arc<Samples>,
     /// What is said of refusals on paper.
     paper_log: Arc<Sparingly>,
     /// All seats, as a metric.
@@ -151,6 +153,7 @@ struct Led {
 /// Answers what the estimate asks, and remembers what it said.
 struct Asked<'c> {
     controller: &'c Controller,
+    now: Instant,
     watches: Cell<Option<u32>>,
 }
 
@@ -182,6 +185,7 @@ impl Controller {
             in_flight,
             watches: Arc::default(),
             objects: Mutex::default(),
+            samples: Arc::default(),
             paper_log: Arc::default(),
             seats: shown,
         });
@@ -244,11 +248,6 @@ impl Controller {
         Ok(self.admitted(info, place, on_paper, work, queue_wait))
     }
 
-    /// Takes in the answer to a list, from which the cost of later ones is estimated.
-    pub fn learn(&self, list: &RequestInfo<'_>, answer: ListAnswer) {
-        lock(&self.objects).learn(Clock.now(), list, answer);
-    }
-
     /// Goes by these objects from now on. Whoever waits goes on waiting where he is.
     pub fn configure<'o>(&self, now: Instant, objects: impl IntoIterator<Item = &'o Object>) {
         let matcher = compile(objects);
@@ -277,6 +276,10 @@ impl Controller {
     /// # Cancel safety
     /// Nothing is left half done.
     pub async fn run(&self) {
+        tokio::join!(self.keep(), self.read_samples());
+    }
+
+    async fn keep(&self) {
         let mut adjustments = interval(BORROWING_ADJUSTMENT_PERIOD);
         adjustments.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut peaks = interval(PEAKS_EVERY);
@@ -337,6 +340,7 @@ impl Controller {
             let route = route_of(&snapshot, classified.index);
             let asked = Asked {
                 controller: self,
+                now,
                 watches: Cell::new(None),
             };
             let work = estimate(info, route.level.max_seats(), &asked);
@@ -405,7 +409,7 @@ impl Surroundings for Asked<'_> {
     }
 
     fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats {
-        lock(&self.controller.objects).stats(api_group, resource)
+        lock(&self.controller.objects).stats(self.now, api_group, resource)
     }
 
     fn interested_watches(&self, write: &RequestInfo<'_>) -> usize {
@@ -429,7 +433,8 @@ async fn await_turn(mut place: Place, until: Instant) -> Result<Place, (Arc<Rout
 fn compile<'o>(objects: impl IntoIterator<Item = &'o Object>) -> Matcher {
     let matcher = Matcher::new(objects);
     for schema in matcher.dangling() {
-        warn!(%schema, "the flow schema is left out: there is no such priority level");
+        // Whoever reads the objects warns of it, and says where it stands.
+        debug!(%schema, "the flow schema is left out: its priority level does not exist");
     }
     matcher
 }

@@ -19,8 +19,10 @@ use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::Instant;
 
+use http::StatusCode;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
+use prometheus::IntGauge;
 use tokio::time::timeout_at;
 use tracing::warn;
 
@@ -73,6 +75,7 @@ type Settled = Result<Verdict, ()>;
 pub struct Metrics {
     reviews: IntCounterVec,
     passed_over: IntCounter,
+    waiting: IntGauge,
 }
 
 impl Metrics {
@@ -88,6 +91,10 @@ impl Metrics {
             passed_over: registry.counter(
                 "weir_access_reviews_passed_over_total",
                 "Rights to impersonate that were not asked about because too many waited for it or weir may not ask.",
+            ),
+            waiting: registry.gauge(
+                "weir_access_reviews_waiting",
+                "SubjectAccessReviews that wait for their turn to be asked.",
             ),
         }
     }
@@ -115,7 +122,7 @@ impl Access {
             server,
             marks: Marks::new()?,
             cache: Mutex::default(),
-            line: Line::new(per_second, Clock.now()),
+            line: Line::new(per_second, Clock.now(), metrics.waiting.clone()),
             metrics,
         }))
     }
@@ -240,6 +247,9 @@ impl Access {
             return; // the API server is away: its clients' requests say so
         };
         self.line.rest(*code, Clock.now());
+        if *code == StatusCode::UNAUTHORIZED {
+            return; // no right is missing: weir's own credential is not accepted, which is logged as such
+        }
         warn!(
             %code,
             "the API server does not let weir ask who may impersonate (SubjectAccessReview): weir's own credentials need the \

@@ -2,6 +2,10 @@
 //!
 //! Nothing in a token counts before its signature was verified, but for which issuer and which key to ask. Signatures are
 //! asymmetric ones only ([`KeySet`]); a header that demands what is not known here (`crit`) is refused (RFC 7515, 4.1.11).
+//!
+//! kube-apiserver's library (go-jose) reads more spellings of a token than its issuer's: with any bits where a part's last character has
+//! some to spare, and, by its version, with white space. What was signed it makes of the parts that it has read. All of them are read
+//! here, too: a client that has the token can make them, and would count as unknown otherwise.
 
 mod issuer;
 mod keys;
@@ -9,6 +13,8 @@ mod keys;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod tests;
+
+use std::borrow::Cow;
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -24,6 +30,8 @@ pub use issuer::ServiceAccounts;
 pub use issuer::Valid;
 pub use keys::KeySet;
 
+use crate::identity::bearer::RAW_URL;
+
 /// The longest token that is looked into. Kubernetes' own have 1 to 2 KiB, an OIDC token with hundreds of groups some tens.
 const LONGEST: usize = 128 << 10;
 
@@ -37,7 +45,7 @@ pub struct Jwt<'t> {
     header: Header,
     claims: Map<String, Value>,
     /// What was signed.
-    message: &'t [u8],
+    message: Cow<'t, [u8]>,
     signature: Vec<u8>,
 }
 
@@ -61,12 +69,20 @@ impl<'t> Jwt<'t> {
             return None;
         }
         let message = token.get(..header.len() + 1 + claims.len())?;
-        let decode = |part: &[u8]| BASE64_URL_SAFE_NO_PAD.decode(part).ok();
-        let header: Header = serde_json::from_slice(&decode(header)?).ok()?;
+        let (header, usual) = decode(header)?;
+        let (claims, also_usual) = decode(claims)?;
+        let message = if usual && also_usual {
+            Cow::Borrowed(message)
+        } else {
+            let encode = |part: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(part);
+            Cow::Owned(format!("{}.{}", encode(&header), encode(&claims)).into_bytes())
+        };
+        let (signature, _) = decode(signature)?;
+        let header: Header = serde_json::from_slice(&header).ok()?;
         Some(Self {
-            claims: serde_json::from_slice(&decode(claims)?).ok()?,
+            claims: serde_json::from_slice(&claims).ok()?,
             message,
-            signature: decode(signature)?,
+            signature,
             header: Header {
                 kid: header.kid.filter(|kid| !kid.is_empty()),
                 ..header
@@ -99,11 +115,22 @@ impl<'t> Jwt<'t> {
             && keys.verify(
                 self.key_id(),
                 &self.header.alg,
-                self.message,
+                &self.message,
                 &self.signature,
             );
         signed.then_some(Claims(&self.claims))
     }
+}
+
+/// What a part of a token says, and whether it is spelt as it is encoded.
+fn decode(part: &[u8]) -> Option<(Vec<u8>, bool)> {
+    if let Ok(decoded) = BASE64_URL_SAFE_NO_PAD.decode(part) {
+        return Some((decoded, true));
+    }
+    let text = str::from_utf8(part).ok()?;
+    let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+    let decoded = RAW_URL.decode(text).ok()?;
+    Some((decoded, false))
 }
 
 /// Claims whose issuer has signed them.

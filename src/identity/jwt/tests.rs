@@ -411,3 +411,54 @@ fn a_key_set_is_bounded_and_takes_what_is_of_use() {
     assert!(of(vec![ec.jwk("e"); 65]).is_err());
     assert!(KeySet::from_jwks(b"{}").is_err());
 }
+
+/// Another last character that says the same, where it has bits to spare.
+fn respelt(part: &str) -> String {
+    const ALPHABET: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let (rest, last) = part.split_at(part.len() - 1);
+    assert_ne!(part.len() % 4, 0, "no bits to spare");
+    let at = ALPHABET.find(last).unwrap();
+    format!("{rest}{}", &ALPHABET[at + 1..at + 2])
+}
+
+/// A token of `rsa`'s whose parts all leave bits to spare.
+fn with_bits_to_spare(rsa: &Rsa) -> String {
+    let spare = |value: &Value| !base64(value.to_string()).len().is_multiple_of(4);
+    let grown = |value: Value, name: &str| {
+        let longer = format!("{}x", value[name].as_str().unwrap());
+        with(value, name, json!(longer))
+    };
+    let (mut claims, mut header) = (account(), json!({"alg": "RS256", "kid": "r", "typ": "JWT"}));
+    while !spare(&claims) {
+        claims = grown(claims, "jti");
+    }
+    while !spare(&header) {
+        header = grown(header, "typ");
+    }
+    token(&header, &claims, |m| rsa.sign("RS256", m))
+}
+
+#[test]
+fn every_spelling_that_the_api_server_reads_is_read_and_no_other_text_is_taken_for_signed() {
+    let rsa = Rsa::new();
+    let keys = keys(&[rsa.jwk("r")]);
+    let token = with_bits_to_spare(&rsa);
+    let [header, claims, signature] = token.split('.').collect::<Vec<_>>()[..] else {
+        panic!("three parts");
+    };
+    let user = |h: &str, c: &str, s: &str| user(&format!("{h}.{c}.{s}"), &keys);
+    let known = |h: &str, c: &str, s: &str| matches!(user(h, c, s), Some(Ok(_)));
+    assert!(known(header, claims, signature));
+    assert!(known(header, claims, &respelt(signature)));
+    assert!(known(header, &respelt(claims), signature));
+    assert!(known(&respelt(header), claims, signature));
+    assert!(known(&format!("\t{header}"), claims, signature));
+    assert!(known(header, claims, &format!("\u{a0}{signature}")));
+
+    assert_eq!(user(header, claims, &format!("{signature}=")), None);
+    assert_eq!(user(header, claims, &format!("{signature}+")), None);
+    assert_eq!(user(header, claims, &signature[1..]), None);
+    let admin = with(account(), "sub", json!("system:serviceaccount:team:admin"));
+    let admin = format!(" {}", base64(admin.to_string()));
+    assert_eq!(user(header, &admin, signature), None);
+}

@@ -2,7 +2,8 @@
 //!
 //! Promises: a token is kept by keyed hash only; what is known costs a hash and a look-up; many who come with the same new token
 //! cause one `TokenReview`, and a flood of different ones a set rate of them; while nobody answers, the last good answer counts
-//! ([`cache::LAST_GOOD`]), never past the token's end; whatever could not be verified is `system:anonymous`, a flow of its own.
+//! ([`cache::LAST_GOOD`]), never past the token's end; whatever could not be verified is `system:anonymous` (which flow that is,
+//! [`Identity`](crate::identity::Identity) decides).
 //! For a request that goes on with its token the API server judges again: what is found out here decides about limits only.
 
 pub mod cache;
@@ -27,6 +28,7 @@ use std::time::SystemTime;
 
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
+use prometheus::IntGauge;
 use tokio::runtime::Handle;
 use tracing::info;
 use tracing::warn;
@@ -127,6 +129,7 @@ pub enum LookUp {
 pub struct Metrics {
     reviews: IntCounterVec,
     passed_over: IntCounter,
+    waiting: IntGauge,
     fetches: IntCounterVec,
     hits: IntCounter,
     misses: IntCounter,
@@ -156,6 +159,10 @@ impl Metrics {
                 "weir_token_reviews_passed_over_total",
                 "Tokens that were not reviewed because too many waited for it or weir may not ask: their requests count as system:anonymous.",
             ),
+            waiting: registry.gauge(
+                "weir_token_reviews_waiting",
+                "TokenReviews that wait for their turn to be asked.",
+            ),
             fetches: registry.counters(
                 "weir_token_key_fetches_total",
                 "Fetches of the keys that tokens are signed with, by result (fetched, failed).",
@@ -169,6 +176,7 @@ impl Tokens {
     /// A verifier without knowledge; its calls run on the runtime that this is called in.
     #[must_use]
     pub fn new(config: Config, registry: &Registry) -> Arc<Self> {
+        let metrics = Metrics::register(registry);
         let reviews = config
             .reviewer
             .as_ref()
@@ -179,6 +187,7 @@ impl Tokens {
                     config.reviews_per_second,
                     config.audiences.clone(),
                     Clock.now(),
+                    metrics.waiting.clone(),
                 )
             });
         Arc::new(Self {
@@ -187,7 +196,7 @@ impl Tokens {
             proven: ProvenTokens::default(),
             reviews,
             runtime: Handle::current(),
-            metrics: Metrics::register(registry),
+            metrics,
         })
     }
 
@@ -199,6 +208,19 @@ impl Tokens {
         if let Some(reviews) = &self.reviews {
             Arc::clone(reviews).run(&self).await;
         }
+    }
+
+    /// Whether there is a way to verify tokens at all: a review, or keys that were given. Where there is none, a token that is not
+    /// verified is as good as any other.
+    #[must_use]
+    pub fn verifies(&self) -> bool {
+        let Config {
+            issuers, accounts, ..
+        } = &self.config;
+        let given = accounts
+            .as_ref()
+            .is_some_and(|accounts| accounts.keys.is_given());
+        !issuers.is_empty() || given || self.reviews.is_some()
     }
 
     /// The tokens that may share connections.
@@ -359,7 +381,8 @@ impl Tokens {
                 }
                 Some(Err(why)) => {
                     tokens.metrics.fetches.with_label_values(&["failed"]).inc();
-                    warn!(%why, "no keys to verify tokens with; what was there serves, and reviews are asked for the rest");
+                    warn!(%why, "no keys to verify tokens with; what was there serves, and reviews are asked for the rest. Where the API server's own \
+                         keys are answered 403, weir's own credential needs the ClusterRole system:service-account-issuer-discovery");
                 }
             }
         })

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use http::StatusCode;
+use prometheus::IntGauge;
 use tracing::warn;
 
 use crate::clock::Clock;
@@ -45,11 +47,12 @@ impl Reviews {
         per_second: u32,
         audiences: Vec<String>,
         now: Instant,
+        waiting: IntGauge,
     ) -> Arc<Self> {
         Arc::new(Self {
             server,
             audiences,
-            line: Line::new(per_second, now),
+            line: Line::new(per_second, now, waiting),
         })
     }
 
@@ -134,6 +137,9 @@ impl Reviews {
             return; // the API server is away: its clients' requests say so
         };
         self.line.rest(*code, Clock.now());
+        if *code == StatusCode::UNAUTHORIZED {
+            return; // no right is missing: weir's own credential is not accepted, which is logged as such
+        }
         warn!(
             %code,
             "the API server does not let weir ask whose a token is (TokenReview): weir's own credentials need the \

@@ -96,6 +96,12 @@ impl KeySource {
         })
     }
 
+    /// Whether the keys were given, and need not be asked for.
+    #[must_use]
+    pub const fn is_given(&self) -> bool {
+        matches!(self.publisher, Publisher::Given(_))
+    }
+
     /// The keys, if there are any yet.
     #[must_use]
     pub fn published(&self) -> Option<Arc<Published>> {

@@ -13,8 +13,9 @@ use std::time::Duration;
 use std::time::Instant;
 
 /// Most that wait in all, and from one source: at the default rate of 50 a second, what one source can wait for anyway.
-const MOST: usize = 1024;
-const MOST_OF_SOURCE: usize = 256;
+pub const MOST: usize = 1024;
+/// See [`MOST`].
+pub const MOST_OF_SOURCE: usize = 256;
 
 /// The part of the rate that is kept for tokens that were good before.
 const KEPT: f64 = 0.25;
@@ -116,8 +117,9 @@ impl<T> Turns<T> {
         item.map_or(Next::Nobody, Next::Now)
     }
 
-    #[cfg(test)]
-    fn len(&self) -> usize {
+    /// How many wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
         self.waiting + self.known.len()
     }
 }
@@ -359,7 +361,7 @@ mod tests {
             refused += usize::from(turns.enter(asker, false, ()).is_err());
             refused += usize::from(turns.enter(asker, true, ()).is_err());
         }
-        assert_eq!(turns.len(), 2 * MOST);
+        assert_eq!(turns.waiting(), 2 * MOST);
         assert_eq!(refused, 20_000 - 2 * MOST);
         assert_eq!(all(&mut turns, start).len(), 2 * MOST);
         assert!(turns.others.lines.is_empty() && turns.others.order.is_empty());

@@ -6,7 +6,7 @@
 //!   rules: []                    # needed; whose requests, and which, as a FlowSchema's spec.rules
 //!   client: user                 # who is one client: user, user+userAgent, namespace or sourceAddress
 //!   maxReconcileRate: 10         # r, from which all below follows
-//!   requests: {qps: 50, burst: 100}          # 5 r and 10 r, each client
+//!   requests: {qps: 50, burst: 100}          # 5 r and 10 r, each client; {qps: 0} rejects all
 //!   writes: {qps: 10, burst: 100}            # r and 10 r, all clients of the rule together
 //!   objectBackoff: {base: 1s, max: 1m0s}     # each client and object
 //!   concurrency: 10                          # r, each client and resource
@@ -212,10 +212,24 @@ fn rate(fields: &mut Fields<'_>, name: &'static str, qps: u32, burst: u32) -> Op
         return None;
     }
     let given = fields.object(name, |fields| {
-        let burst = fields.integer("burst", 1..=i32::MAX.unsigned_abs());
-        (fields.integer("qps", 1..=i32::MAX.unsigned_abs()), burst)
+        let burst = fields.integer("burst", 0..=i32::MAX.unsigned_abs());
+        let qps = fields.integer("qps", 0..=i32::MAX.unsigned_abs());
+        match (qps, burst) {
+            (Some(0), Some(1..)) => {
+                fields.error("burst", "must be 0 or left out: qps 0 is a full block")
+            }
+            (Some(0), _) | (_, None | Some(1..)) => {}
+            (_, Some(0)) => fields.error(
+                "burst",
+                "must be at least 1, unless qps is 0 (a full block)",
+            ),
+        }
+        (qps, burst)
     });
     let (own_qps, own_burst) = given.unwrap_or_default();
+    if own_qps == Some(0) {
+        return Some(Rate::NONE);
+    }
     Some(Rate::new(
         own_qps.unwrap_or(qps),
         own_burst.unwrap_or(burst),
@@ -311,10 +325,30 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_of_zero_is_a_full_block() {
+        for given in ["{qps: 0}", "{qps: 0, burst: 0}"] {
+            let (rules, faults) = read(&format!("- name: c\n{RULES}  requests: {given}\n"));
+            assert_eq!(faults, "", "{given}");
+            assert_eq!(rules[0].requests, Some(Rate::NONE), "{given}");
+        }
+        for (given, fault) in [
+            (
+                "{qps: 0, burst: 5}",
+                "requests.burst: must be 0 or left out",
+            ),
+            ("{qps: 5, burst: 0}", "requests.burst: must be at least 1"),
+            ("{burst: 0}", "requests.burst: must be at least 1"),
+        ] {
+            let (_, faults) = read(&format!("- name: c\n{RULES}  requests: {given}\n"));
+            assert!(faults.contains(fault), "{given}: {faults}");
+        }
+    }
+
+    #[test]
     fn all_that_is_wrong_is_told_with_its_place() {
         let (_, faults) = read(
             "- name: a b\n  rules:\n  - subjects: []\n    nonResourceRules: [{verbs: ['*'], nonResourceURLs: ['*']}]\n\
-             - nmae: b\n  maxDelay: 5\n  limitResponse: Wait\n  requests: {qps: 0}\n  objectBackoff: {base: 5s, max: 1s}\n",
+             - nmae: b\n  maxDelay: 5\n  limitResponse: Wait\n  requests: {qps: -1}\n  objectBackoff: {base: 5s, max: 1s}\n",
         );
         let lines: Vec<_> = faults.lines().collect();
         for expected in [

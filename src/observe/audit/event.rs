@@ -21,6 +21,7 @@ use crate::observe::audit::json;
 use crate::observe::audit::policy::Level;
 use crate::observe::audit::policy::Policy;
 use crate::observe::audit::policy::Stage;
+use crate::observe::texts::redacted;
 use crate::pipeline::record::Outcome;
 use crate::request_info::RequestInfo;
 use crate::request_info::go_duration;
@@ -165,7 +166,7 @@ impl Note {
             level: level.name(),
             audit_id: String::from_utf8_lossy(&self.id),
             stage: stage.name(),
-            request_uri: &self.target,
+            request_uri: redacted(&self.target),
             verb: info.verb().as_str(),
             user: self
                 .user
@@ -258,7 +259,8 @@ struct Event<'a> {
     audit_id: Cow<'a, str>,
     stage: &'static str,
     #[serde(rename = "requestURI")]
-    request_uri: &'a str,
+    /// Without the credentials in its query.
+    request_uri: Cow<'a, str>,
     verb: &'a str,
     user: User<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]

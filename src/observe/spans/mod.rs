@@ -189,7 +189,8 @@ fn attributes(record: &Record) -> Vec<KeyValue> {
     let mut about = Attributes::default();
     about.text("http.request.method", Some(record.method.as_str()));
     about.text("url.path", Some(record.target.path()));
-    about.text("url.query", record.target.query());
+    let query = record.target.query().map(texts::redacted_query);
+    about.text("url.query", query.as_deref());
     about.text("url.scheme", Some("https"));
     let user_agent = record.user_agent.as_ref();
     let user_agent = user_agent.map(|agent| texts::shown(agent, LONGEST));

@@ -15,6 +15,8 @@ use crate::limits::rates::RateLimit;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Snapshot {
+    /// The name of the machine (or Pod) that weir runs on; empty where it is not known.
+    pub host: String,
     /// weir's version.
     pub version: String,
     /// When this was: milliseconds since 1970.
@@ -55,6 +57,8 @@ pub struct Readiness {
     pub ready: Option<bool>,
     /// Whether it has been told to go.
     pub shutting_down: bool,
+    /// Why the API server does not believe weir's front-proxy certificate.
+    pub front_proxy_failure: Option<String>,
     /// Why the API server does not answer.
     pub upstream_failure: Option<String>,
 }
@@ -63,6 +67,8 @@ pub struct Readiness {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Upstream {
+    /// The API server, as HOST:PORT.
+    pub address: String,
     /// Open connections, by the way that they serve.
     pub connections: BTreeMap<String, u64>,
     /// Requests of clients that got no answer, by cause.

@@ -34,6 +34,10 @@ const TOP_KEYS: usize = 5;
 /// The parts of weir that are asked.
 #[derive(Debug)]
 pub struct Sources {
+    /// The name of the machine that weir runs on.
+    pub host: String,
+    /// The API server, as HOST:PORT.
+    pub upstream_address: String,
     /// When weir began.
     pub started: Instant,
     /// Whether it is told to go, and what is under way.
@@ -74,6 +78,7 @@ impl Sources {
         let (rejections, would_be_rejections) = rejections(&levels, dry_run, &self.counts);
         let (held, flows, ended) = self.holding.shown();
         Snapshot {
+            host: self.host.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             unix_ms: unix_ms(wall),
             uptime_seconds: now.saturating_duration_since(self.started).as_secs_f64(),
@@ -108,6 +113,7 @@ impl Sources {
         let noted = self.upstream.failures().noted();
         let failures = noted.by_cause.into_iter();
         Upstream {
+            address: self.upstream_address.clone(),
             connections: self.upstream.connections(),
             failures: failures.map(|(cause, n)| (cause.to_owned(), n)).collect(),
             last_failure: noted.last.map(|(at, why)| {

@@ -1,4 +1,4 @@
-//! Who does most: users, user agents, namespaces, resources and flows, by requests, seat-seconds, bytes, rejections and time
+//! Who does most: users, user agents, source addresses, namespaces, resources and flows, by requests, seat-seconds, bytes, rejections and time
 //! in queues, over the last 1, 5 and 60 minutes.
 //!
 //! Memory is bounded whatever clients call themselves: a [`table`] forgets those who matter least, and says by how much what

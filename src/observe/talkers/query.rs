@@ -34,6 +34,8 @@ pub enum By {
     Namespace,
     /// Verb and resource: `list deployments.apps`, `get nodes/status`, `get /version`.
     Resource,
+    /// Where the connection is from.
+    SourceAddress,
     /// The user's name.
     #[default]
     User,
@@ -85,18 +87,20 @@ impl Window {
 
 impl By {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Flow,
         Self::Namespace,
         Self::Resource,
+        Self::SourceAddress,
         Self::User,
         Self::UserAgent,
     ];
 
     /// All of them, in the order of the question "which client is it?".
-    pub const SHOWN: [Self; 5] = [
+    pub const SHOWN: [Self; 6] = [
         Self::User,
         Self::UserAgent,
+        Self::SourceAddress,
         Self::Namespace,
         Self::Resource,
         Self::Flow,
@@ -109,6 +113,7 @@ impl By {
             Self::Flow => "flow",
             Self::Namespace => "namespace",
             Self::Resource => "resource",
+            Self::SourceAddress => "sourceAddress",
             Self::User => "user",
             Self::UserAgent => "userAgent",
         }

@@ -189,7 +189,11 @@ fn by_user(user: &[u8]) -> Vec<u8> {
 
 fn count(desk: &Desk, user: &str, weights: Weights) {
     let user = by_user(user.as_bytes());
-    desk.count(None, [None, None, None, name(&[&user]), None], weights);
+    desk.count(
+        None,
+        [None, None, None, None, name(&[&user]), None],
+        weights,
+    );
 }
 
 #[test]
@@ -445,7 +449,7 @@ fn a_name_costs_no_more_than_its_beginning() {
     }
     desk.count(
         None,
-        [None, None, None, name(&[&[0xff; 300]]), None],
+        [None, None, None, None, name(&[&[0xff; 300]]), None],
         one_request(),
     );
     let top = talkers.top_at(&asked(Window::OneMinute, Sort::Requests), begin);
@@ -520,7 +524,7 @@ fn bad_parameters_are_told_what_would_be_right_all_at_once() {
     assert_eq!(
         wrong.to_string(),
         "window=2m: must be one of 1m, 5m, 60m\n\
-         by=pod: must be one of flow, namespace, resource, user, userAgent\n\
+         by=pod: must be one of flow, namespace, resource, sourceAddress, user, userAgent\n\
          sort=size: must be one of bytes, queueWait, rejections, requests, seatSeconds\n\
          limit=0: must be a number from 1 to 50\n\
          limit=x: must be a number from 1 to 50\n\

@@ -52,7 +52,7 @@ impl Desk {
     fn likeness_of(&self, record: &Record) -> Key {
         let decision = record.decision.as_ref();
         self.likeness((
-            record.method.as_str(),
+            (record.method.as_str(), record.peer.ip()),
             record.target.as_str(),
             record.counts_for().map(|user| (&*user.name, &*user.uid)),
             record.user_agent.as_ref().map(|agent| agent.as_bytes()),
@@ -68,6 +68,7 @@ impl Desk {
         let Ok(info) = record.info() else {
             return; // never: it was parsed before
         };
+        let address = record.peer.ip().to_canonical().to_string();
         let agent = record.user_agent.as_ref();
         let agent = agent.map_or(NONE, |agent| agent.as_bytes());
         let decision = record.decision.as_ref();
@@ -112,6 +113,7 @@ impl Desk {
                 decision.map(|_| Name::new(&flow)),
                 Some(Name::new(&[namespace])),
                 Some(Name::new(&asked)),
+                Some(Name::new(&[address.as_bytes()])),
                 Some(Name::new(&[user_name])),
                 Some(Name::new(&[agent])),
             ],

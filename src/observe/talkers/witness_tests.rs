@@ -128,6 +128,8 @@ fn requests_that_are_alike_count_as_if_each_were_the_first() {
         }));
         let agent = agents[random.usize(0..2)];
         record.user_agent = Some(HeaderValue::from_static(agent));
+        let address = format!("10.0.0.{}", random.u8(0..4));
+        record.peer = SocketAddr::new(address.parse().unwrap(), random.u16(..));
         desk.ended(&record, begin);
         let verb = if deletes { "deletecollection" } else { "list" };
         let (namespace, resource) = [("<none>", "nodes"), ("a", "pods"), ("b", "pods")][target];
@@ -136,6 +138,7 @@ fn requests_that_are_alike_count_as_if_each_were_the_first() {
             None,
             Some(namespace),
             Some(&*asked),
+            Some(&*address),
             Some(&*user),
             Some(agent),
         ];

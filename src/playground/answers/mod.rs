@@ -1,5 +1,6 @@
 //! The answers: one file a kind of question. Here is which of them is asked.
 
+mod compress;
 mod discovery;
 mod logs;
 mod openapi;
@@ -54,10 +55,10 @@ pub(crate) async fn answer(
     user: &User,
     route: &Route,
     query: &Query,
-    request: Request<Incoming>,
+    request: &mut Request<Incoming>,
 ) -> Answer {
-    let user = &effective_user(state, user, route, query, &request)?;
-    authorize(state, user, route, query, &request)?;
+    let user = &effective_user(state, user, route, query, request)?;
+    authorize(state, user, route, query, request)?;
     let accept = request
         .headers()
         .get(ACCEPT)
@@ -75,6 +76,10 @@ pub(crate) async fn answer(
         Route::Health(check) => {
             read_only(request.method())?;
             return Ok(reply::health(check, query));
+        }
+        Route::Metrics => {
+            read_only(request.method())?;
+            return Ok(reply::metrics(&state.journal.counters()));
         }
         Route::Resource(target) => return about(state, user, target, query, request).await,
         Route::ApiGroups
@@ -95,6 +100,7 @@ pub(crate) async fn answer(
         Route::OpenApiV3Document(group, version) => openapi::v3_document(group, version),
         Route::Version => Ok(reply::version()),
         Route::Health(_)
+        | Route::Metrics
         | Route::NotFound
         | Route::OpenApiV2
         | Route::Resource(_)
@@ -163,7 +169,7 @@ async fn about(
     user: &User,
     target: &Target,
     query: &Query,
-    request: Request<Incoming>,
+    request: &mut Request<Incoming>,
 ) -> Answer {
     let kind = match target.resource.served {
         Served::Review(review) if request.method() == Method::POST => {
@@ -197,8 +203,8 @@ async fn about(
         return Err(Status::method_not_allowed());
     }
     match target.verb(request.method(), query) {
-        "get" => read::get(&ask),
-        "list" => read::list(&ask),
+        "get" => Ok(compress::if_long(read::get(&ask)?, request.headers()).await),
+        "list" => Ok(compress::if_long(read::list(&ask)?, request.headers()).await),
         "watch" => watch::answer(&ask),
         "create" if target.subresource == "eviction" => write::evict(&ask, request).await,
         "create" if !named => write::create(&ask, request).await,

@@ -1,5 +1,6 @@
 //! Responses: their bodies and the headers that say what the bodies are.
 
+use crate::playground::journal::Counters;
 use crate::playground::journal::PlainBody;
 use crate::playground::request::Query;
 use crate::playground::status::Status;
@@ -26,6 +27,8 @@ const CHUNK: usize = 32 * 1024;
 
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
+/// Prometheus' text format.
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub(crate) fn full(
     code: StatusCode,
@@ -71,9 +74,15 @@ fn nosniff(response: &mut Response<PlainBody>) {
         .insert(X_CONTENT_TYPE_OPTIONS, nosniff);
 }
 
-fn streamed(chunks: impl Iterator<Item = Bytes> + Send + 'static) -> PlainBody {
+/// A body that comes chunk by chunk, and does not say how long it is.
+pub(crate) fn streamed(chunks: impl Iterator<Item = Bytes> + Send + 'static) -> PlainBody {
+    stream(stream::iter(chunks))
+}
+
+/// Likewise, of chunks that may have to be waited for.
+pub(crate) fn stream(chunks: impl Stream<Item = Bytes> + Send + 'static) -> PlainBody {
     let frames = chunks.map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
-    StreamBody::new(stream::iter(frames)).boxed_unsync()
+    StreamBody::new(frames).boxed_unsync()
 }
 
 /// `head`, the items with commas between them, and `tail`, put together as they are sent.
@@ -100,12 +109,7 @@ pub(crate) fn endless(
     content_type: &'static str,
     chunks: impl Stream<Item = Bytes> + Send + 'static,
 ) -> Response<PlainBody> {
-    let frames = chunks.map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
-    with_body(
-        StatusCode::OK,
-        content_type,
-        StreamBody::new(frames).boxed_unsync(),
-    )
+    with_body(StatusCode::OK, content_type, stream(chunks))
 }
 
 /// A watch's events.
@@ -178,6 +182,51 @@ pub(crate) fn health(check: &str, query: &Query) -> Response<PlainBody> {
     }
     let verbose = format!("[+]ping ok\n[+]log ok\n[+]storage-readiness ok\n{check} check passed\n");
     text(StatusCode::OK, &verbose)
+}
+
+/// The counters, as Prometheus reads them.
+pub(crate) fn metrics(counters: &Counters) -> Response<PlainBody> {
+    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let families = [
+        ("connections_total", "counter", counters.connections),
+        ("requests_total", "counter", counters.requests),
+        ("rejected_requests_total", "counter", counters.refused),
+        ("inflight_requests", "gauge", number(counters.in_flight)),
+        (
+            "inflight_requests_max",
+            "gauge",
+            number(counters.max_in_flight),
+        ),
+        (
+            "long_running_requests",
+            "gauge",
+            number(counters.long_running),
+        ),
+        ("abandoned_handlers", "gauge", number(counters.abandoned)),
+        (
+            "abandoned_handlers_max",
+            "gauge",
+            number(counters.max_abandoned),
+        ),
+        (
+            "too_many_early_resets_total",
+            "counter",
+            counters.too_many_early_resets,
+        ),
+    ];
+    let mut text = String::new();
+    for (name, kind, value) in families {
+        text.push_str(&format!(
+            "# TYPE playground_{name} {kind}\nplayground_{name} {value}\n"
+        ));
+    }
+    text.push_str("# TYPE playground_responses_total counter\n");
+    for (code, count) in &counters.by_code {
+        text.push_str(&format!(
+            "playground_responses_total{{code=\"{code}\"}} {count}\n"
+        ));
+    }
+    full(StatusCode::OK, METRICS, text.into_bytes())
 }
 
 /// The version of the server that is played.

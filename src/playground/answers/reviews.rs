@@ -25,7 +25,7 @@ pub(crate) async fn answer(
     user: &User,
     resource: &'static Resource,
     review: Review,
-    request: Request<Incoming>,
+    request: &mut Request<Incoming>,
 ) -> Answer {
     let body = write::object(request, resource.kind).await?;
     let spec = body.get("spec").cloned().unwrap_or_default();

@@ -81,7 +81,7 @@ pub(crate) fn run(
     state: &Arc<State>,
     target: &Target,
     query: &Query,
-    request: Request<Incoming>,
+    request: &mut Request<Incoming>,
 ) -> Answer {
     let pod = logs::pod(state, target)?;
     let container = logs::container(&pod, query)?;
@@ -116,7 +116,7 @@ pub(crate) fn port_forward(
     state: &Arc<State>,
     target: &Target,
     query: &Query,
-    request: Request<Incoming>,
+    request: &mut Request<Incoming>,
 ) -> Answer {
     logs::pod(state, target)?;
     let ports: Option<Vec<u16>> = query
@@ -137,9 +137,9 @@ fn upgrades_to(headers: &HeaderMap, protocol: &str) -> bool {
 }
 
 /// Takes the connection over and lets `far` have it, until the server stops.
-fn tunnel(state: &Arc<State>, mut request: Request<Incoming>, far: FarEnd) -> Answer {
+fn tunnel(state: &Arc<State>, request: &mut Request<Incoming>, far: FarEnd) -> Answer {
     let response = handshake(request.headers())?;
-    let upgrade = hyper::upgrade::on(&mut request);
+    let upgrade = hyper::upgrade::on(request);
     let place = state.journal.begin(Occupied::LongRunning, None);
     let mut stopping = state.stopping.subscribe();
     tokio::spawn(async move {

@@ -26,6 +26,7 @@ use crate::playground::status::Cause;
 use crate::playground::status::Details;
 use crate::playground::status::Status;
 use crate::playground::time;
+use crate::playground::unread::ReadToEnd;
 use bytes::Bytes;
 use http::HeaderMap;
 use http::Request;
@@ -50,17 +51,19 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const ETERNAL: [&str; 3] = ["default", "kube-public", "kube-system"];
 
 /// The body, whole. Cancel safety: what was read is lost.
-pub(crate) async fn body(request: Request<Incoming>) -> Result<Bytes, Status> {
-    let collected = Limited::new(request.into_body(), LARGEST_BODY)
+pub(crate) async fn body(request: &mut Request<Incoming>) -> Result<Bytes, Status> {
+    let collected = Limited::new(request.body_mut(), LARGEST_BODY)
         .collect()
         .await;
-    collected.map(|body| body.to_bytes()).map_err(|error| {
+    let body = collected.map_err(|error| {
         if error.is::<LengthLimitError>() {
             Status::too_large(LARGEST_BODY)
         } else {
             Status::bad_request(format!("unable to read the body: {error}"))
         }
-    })
+    })?;
+    request.extensions_mut().insert(ReadToEnd);
+    Ok(body.to_bytes())
 }
 
 /// The media type without its parameters; JSON if nothing is said.
@@ -80,7 +83,7 @@ fn media_type(headers: &HeaderMap) -> String {
 }
 
 /// The object in a body; an empty body is null. `kind` is what it should be, for the refusal.
-pub(crate) async fn object(request: Request<Incoming>, kind: &str) -> Result<Value, Status> {
+pub(crate) async fn object(request: &mut Request<Incoming>, kind: &str) -> Result<Value, Status> {
     let media = media_type(request.headers());
     let body = body(request).await?;
     let unrecognized = |why: &str| {
@@ -161,7 +164,7 @@ fn to_stored(resource: &'static Resource, mut value: Value) -> Value {
     value
 }
 
-pub(crate) async fn create(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
+pub(crate) async fn create(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
     let dry = ask.is_dry_run("CreateOptions")?;
     if ask.resource().namespaced && ask.target.namespace.is_empty() {
         return Err(Status::method_not_allowed());
@@ -209,7 +212,7 @@ fn put(ask: &Ask<'_>, store: &mut Store, value: Value, dry: bool) -> Result<Arc<
     stored.ok_or_else(|| Status::bad_request("the object provided has no metadata"))
 }
 
-pub(crate) async fn update(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
+pub(crate) async fn update(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
     let dry = ask.is_dry_run("UpdateOptions")?;
     let value = object(request, ask.resource().kind).await?;
     let (object, code) = ask
@@ -272,7 +275,7 @@ fn replace(
     put(ask, store, value, dry)
 }
 
-pub(crate) async fn patch(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
+pub(crate) async fn patch(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
     let dry = ask.is_dry_run("PatchOptions")?;
     let media = media_type(request.headers());
     let kind = PatchType::named(&media)
@@ -328,7 +331,7 @@ struct DeleteOptions {
 }
 
 impl DeleteOptions {
-    async fn parse(ask: &Ask<'_>, request: Request<Incoming>) -> Result<Self, Status> {
+    async fn parse(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Result<Self, Status> {
         let dry = ask.is_dry_run("DeleteOptions")?;
         if request.body().is_end_stream() {
             return Ok(Self {
@@ -376,7 +379,7 @@ fn asks_dry_run(options: &Value) -> bool {
 }
 
 /// Deletes at once: there is nobody to be graceful to.
-pub(crate) async fn delete(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
+pub(crate) async fn delete(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
     let options = DeleteOptions::parse(ask, request).await?;
     let name = &ask.target.name;
     if ask.kind == Kind::Namespace && ETERNAL.contains(&name.as_str()) {
@@ -433,7 +436,7 @@ fn empty_namespace(store: &mut Store, namespace: &str) {
 }
 
 /// Deletes what is selected and answers with the list of it.
-pub(crate) async fn delete_collection(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
+pub(crate) async fn delete_collection(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
     let options = DeleteOptions::parse(ask, request).await?;
     let scope = ask.scope()?;
     let (objects, version) = ask.state.storage.write(ask.kind, |store| {
@@ -454,7 +457,7 @@ pub(crate) async fn delete_collection(ask: &Ask<'_>, request: Request<Incoming>)
 }
 
 /// An eviction always succeeds: there are no disruption budgets.
-pub(crate) async fn evict(ask: &Ask<'_>, request: Request<Incoming>) -> Answer {
+pub(crate) async fn evict(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
     let dry = ask.is_dry_run("CreateOptions")?;
     let eviction = object(request, "Eviction").await?;
     let dry = dry || eviction.get("deleteOptions").is_some_and(asks_dry_run);

@@ -1,10 +1,14 @@
 //! The whole server over real sockets: TLS, HTTP/1.1 and HTTP/2, WebSocket.
 
+mod abandoned;
+
 use super::ApiServer;
+use crate::playground::journal::Counters;
 use crate::playground::pki::Certificates;
 use crate::playground::pki::Credential;
 use crate::playground::settings::Settings;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use futures_util::SinkExt;
 use futures_util::StreamExt;
 use http::HeaderMap;
@@ -33,6 +37,8 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -271,6 +277,60 @@ async fn an_anonymous_request_closes_its_http2_connection() {
         .unwrap()
         .unwrap();
 }
+
+#[tokio::test]
+async fn a_refused_token_closes_its_http2_connection() {
+    let running = start(Settings::default()).await;
+    let io = TokioIo::new(running.tls(None, b"h2").await);
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = Request::get("https://localhost/livez")
+        .header("authorization", "Bearer made-up")
+        .body(Full::<Bytes>::default())
+        .unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    assert_eq!(read(response).await.0, StatusCode::UNAUTHORIZED);
+    tokio::time::timeout(PATIENCE, connection)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+}
+
+/// Until the counters are as they are expected.
+async fn counted(server: &ApiServer, expected: impl Fn(&Counters) -> bool) {
+    let counted = async {
+        while !expected(&server.counters()) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, counted).await.unwrap();
+}
+
+/// A response's head, as far as there is one.
+async fn head(stream: &mut TlsStream<TcpStream>) -> String {
+    let mut head = Vec::new();
+    let reading = async {
+        while !head.ends_with(b"\r\n\r\n") {
+            match stream.read_u8().await {
+                Ok(byte) => head.push(byte),
+                Err(_) => break,
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, reading).await.unwrap();
+    String::from_utf8(head).unwrap().to_ascii_lowercase()
+}
+
+async fn h2_client(running: &Running) -> (h2::client::SendRequest<Bytes>, h2::PingPong, Ending) {
+    let (credential, _) = running.user("alice");
+    let stream = running.tls(credential.as_ref(), b"h2").await;
+    let (client, mut connection) = h2::client::handshake(stream).await.unwrap();
+    let ping = connection.ping_pong().unwrap();
+    (client, ping, tokio::spawn(connection))
+}
+
+type Ending = JoinHandle<Result<(), h2::Error>>;
 
 #[tokio::test]
 async fn an_answer_to_head_over_http2_ends_with_its_headers() {

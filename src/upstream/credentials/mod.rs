@@ -15,11 +15,14 @@ use std::fmt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
+use http::StatusCode;
 use rustls::SignatureScheme;
 use rustls::client::ResolvesClientCert;
 use rustls::sign::CertifiedKey;
@@ -173,6 +176,8 @@ struct Current {
 pub struct OwnCredentials {
     current: ArcSwap<Current>,
     refused: Notify,
+    /// The API server's last answer to it was 401.
+    unauthorized: AtomicBool,
     certificates: watch::Sender<u64>,
     clock: Clock,
 }
@@ -208,6 +213,7 @@ impl OwnCredentials {
                 failure: None,
             }),
             refused: Notify::new(),
+            unauthorized: AtomicBool::new(false),
             certificates: watch::Sender::new(0),
             clock,
         });
@@ -252,6 +258,48 @@ impl OwnCredentials {
         } else {
             current.credential.certificate.clone()
         }
+    }
+
+    /// Records the code that the API server answered a call of weir's own with. The first 401 is logged, and so is the first
+    /// other code after it.
+    pub fn answered(&self, code: StatusCode) {
+        let unauthorized = code == StatusCode::UNAUTHORIZED;
+        if unauthorized {
+            self.refused();
+        }
+        if !self.is_given()
+            || self.unauthorized.swap(unauthorized, Ordering::AcqRel) == unauthorized
+        {
+            return;
+        }
+        if unauthorized {
+            tracing::error!(
+                "the API server answers 401 to weir's own credential (--kubeconfig): it has expired, was revoked, or is of \
+                 another cluster. Until it is accepted again, tokens that weir cannot verify by their signature count as \
+                 system:anonymous, and nobody is impersonated"
+            );
+        } else {
+            tracing::info!("the API server accepts weir's own credential again");
+        }
+    }
+
+    /// Whether there is a credential at all: without one, weir's calls are anonymous.
+    #[must_use]
+    pub fn is_given(&self) -> bool {
+        let credential = &self.current.load().credential;
+        credential.authorization.is_some() || credential.certificate.is_some()
+    }
+
+    /// Whether it serves: it is not over, and the API server has not answered it with 401.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn health(&self) -> Result<(), String> {
+        self.authorization().map_err(|why| why.to_string())?;
+        if self.unauthorized.load(Ordering::Acquire) {
+            return Err("the API server answers 401 to weir's own credential".to_owned());
+        }
+        Ok(())
     }
 
     /// To be told when the API server has answered 401 to a call of weir's own: a new credential is fetched, at once if the

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use rcgen::BasicConstraints;
 use rcgen::CertificateParams;
 use rcgen::DnType;
+use rcgen::DnValue;
 use rcgen::ExtendedKeyUsagePurpose;
 use rcgen::IsCa;
 use rcgen::Issuer;
@@ -147,6 +148,14 @@ impl Authority {
         let mut params = client(name, &[]);
         let kind = DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]);
         params.distinguished_name.push(kind, uid);
+        self.issue(&params)
+    }
+
+    /// As [`Authority::client`], with one more attribute in its subject, behind the others.
+    pub(crate) fn client_with(&self, name: &str, kind: &[u64], value: DnValue) -> Issued {
+        let mut params = client(name, &[]);
+        let kind = DnType::CustomDnType(kind.to_vec());
+        params.distinguished_name.push(kind, value);
         self.issue(&params)
     }
 

@@ -18,6 +18,7 @@ pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
+pub(crate) const CONTINUATION: u8 = 9;
 
 pub(crate) const ACK: u8 = 1;
 pub(crate) const END_STREAM: u8 = 1;
@@ -88,6 +89,16 @@ impl Frame {
         Self::new(SETTINGS, 0, 0, payload)
     }
 
+    /// As it is sent.
+    fn bytes(&self) -> Vec<u8> {
+        let length = u32::try_from(self.payload.len()).unwrap().to_be_bytes();
+        let mut bytes = length[1..].to_vec();
+        bytes.extend_from_slice(&[self.kind, self.flags]);
+        bytes.extend_from_slice(&self.stream.to_be_bytes());
+        bytes.extend_from_slice(&self.payload);
+        bytes
+    }
+
     /// Whether it is the last of its stream.
     pub(crate) fn ends(&self) -> bool {
         matches!(self.kind, DATA | HEADERS) && self.flags & END_STREAM != 0
@@ -125,6 +136,8 @@ pub(crate) struct Frames {
     io: Io,
     /// What the other side has set, as far as it has been read.
     pub(crate) settings: Vec<(u16, u32)>,
+    /// Whether PINGs are the test's to answer.
+    pings_held: bool,
 }
 
 impl Frames {
@@ -132,7 +145,13 @@ impl Frames {
         Self {
             io,
             settings: Vec::new(),
+            pings_held: false,
         }
+    }
+
+    /// From now on PINGs are handed on, and not answered.
+    pub(crate) fn hold_pings(&mut self) {
+        self.pings_held = true;
     }
 
     /// The client's end.
@@ -161,14 +180,25 @@ impl Frames {
 
     /// Sends, unless the other side has gone.
     pub(crate) async fn try_send(&mut self, frame: &Frame) -> Result<(), Broken> {
-        let length = u32::try_from(frame.payload.len()).unwrap().to_be_bytes();
-        let mut bytes = length[1..].to_vec();
-        bytes.extend_from_slice(&[frame.kind, frame.flags]);
-        bytes.extend_from_slice(&frame.stream.to_be_bytes());
-        bytes.extend_from_slice(&frame.payload);
-        within("a frame to be taken", self.io.write_all(&bytes)).await?;
+        self.write(&frame.bytes()).await
+    }
+
+    /// Sends a part of the frame's bytes, unless the other side has gone.
+    pub(crate) async fn send_part(&mut self, frame: &Frame, from: usize, to: usize) {
+        let bytes = frame.bytes();
+        let to = to.min(bytes.len());
+        let _ = self.write(&bytes[from..to]).await;
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+        within("a frame to be taken", self.io.write_all(bytes)).await?;
         within("a frame to be taken", self.io.flush()).await?;
         Ok(())
+    }
+
+    /// Waits for the answer to a PING.
+    pub(crate) async fn until_acknowledged(&mut self) {
+        while within("a frame", self.read()).await.unwrap().kind != PING {}
     }
 
     /// The next frame. What is only polite is done by itself: SETTINGS and PING are acknowledged, and not handed on.
@@ -187,11 +217,11 @@ impl Frames {
                     self.settings.extend(pairs);
                     self.try_send(&Frame::new(SETTINGS, ACK, 0, [])).await?;
                 }
-                (PING, 0) => {
+                (PING, 0) if !self.pings_held => {
                     self.try_send(&Frame::new(PING, ACK, 0, frame.payload))
                         .await?
                 }
-                (SETTINGS | PING, _) => {}
+                (SETTINGS, _) | (PING, ACK) => {}
                 _ => return Ok(frame),
             }
         }

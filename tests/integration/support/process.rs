@@ -158,10 +158,11 @@ impl Process {
                 let (_, rest) = line.split_once(name)?;
                 rest.split_whitespace().next()?.parse().ok()
             };
-            if let (Some(clients), Some(admin)) = (address("clients="), address("admin=")) {
+            let addresses = (address("clients="), address("admin="));
+            opening.push(line);
+            if let (Some(clients), Some(admin)) = addresses {
                 break Door { clients, admin };
             }
-            opening.push(line);
         };
         Self {
             child,

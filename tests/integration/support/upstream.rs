@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
@@ -124,6 +125,8 @@ pub(crate) struct Upstream {
     pub(crate) place: Place,
     exchanges: mpsc::UnboundedReceiver<Exchange>,
     made: Arc<AtomicUsize>,
+    /// What weir asks about itself is the test's to answer.
+    sees_self_checks: Arc<AtomicBool>,
     /// Its end ends every connection that no exchange holds.
     _tasks: JoinSet<()>,
 }
@@ -151,9 +154,22 @@ impl Upstream {
     async fn on(place: Place, speaks: Speaks) -> Self {
         let listener = TcpListener::bind(place.address).await.unwrap();
         let tls = certificates::upstream_config(speaks.alpn, &pki().server);
-        let (sender, exchanges) = mpsc::unbounded_channel();
+        let (sender, mut all) = mpsc::unbounded_channel::<Exchange>();
+        let (kept, exchanges) = mpsc::unbounded_channel();
         let made = Arc::new(AtomicUsize::new(0));
+        let sees_self_checks = Arc::new(AtomicBool::new(false));
+        let sees = Arc::clone(&sees_self_checks);
         let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            while let Some(exchange) = all.recv().await {
+                match exchange.asked.good_self_check() {
+                    Some(answer) if !sees.load(Ordering::SeqCst) => {
+                        tokio::spawn(exchange.reply(201, answer));
+                    }
+                    _ => drop(kept.send(exchange)), // the test may be over
+                }
+            }
+        });
         tasks.spawn(accept(
             listener,
             Arc::new(tls),
@@ -166,8 +182,15 @@ impl Upstream {
             place,
             exchanges,
             made,
+            sees_self_checks,
             _tasks: tasks,
         }
+    }
+
+    /// From now on the test answers what weir asks about itself; otherwise that is answered well, and unseen.
+    pub(crate) fn shows_self_checks(self) -> Self {
+        self.sees_self_checks.store(true, Ordering::SeqCst);
+        self
     }
 
     /// The next request, by whatever connection.

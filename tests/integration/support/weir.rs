@@ -18,6 +18,7 @@ use weir::config::Limits;
 use weir::identity::TokenFile;
 use weir::limits::max_in_flight;
 use weir::limits::rates;
+use weir::observe::zpages::Effective;
 use weir::server::tls;
 use weir::upstream;
 use weir::upstream::connector::Target;
@@ -25,7 +26,6 @@ use weir::upstream::credentials::Source;
 use weir::upstream::credentials::Token;
 use weir::upstream::credentials::bearer::bearer;
 use weir::upstream::headers::IdentityHeaders;
-use weir::upstream::room::Room;
 
 use crate::support::Http;
 use crate::support::LIMIT;
@@ -68,6 +68,8 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             },
             max_streams: 100,
             goaway_chance: 0.0,
+            header_timeout: Duration::from_secs(10),
+            resets_per_second: 50,
             max_connections: 1000,
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
@@ -97,6 +99,8 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
         }),
         request_timeout: Duration::from_secs(60),
         rejection_hold: Duration::ZERO,
+        transfers: config::Transfers::default(),
+        object_count_poll_period: Duration::ZERO, // what reaches the upstream is the test's
         upstream: upstream::Config {
             target: Target {
                 authority: upstream.to_string().parse().unwrap(),
@@ -106,7 +110,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             roots: pki().servers.roots(),
             front_proxy: Some(pki().proxy.certified_key()),
             most_connections: 8,
-            room: Room::of(1024),
+            room: 1024,
         },
         own: Source::Given {
             certificate: None,
@@ -123,6 +127,8 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             health_metrics: false,
             log_level: None,
             unasked: Duration::MAX, // what reaches the upstream is the test's
+            effective: Effective::default(),
+            self_checks: None,
         },
         telling: config::Telling::default(),
         workers: 1,
@@ -156,6 +162,18 @@ impl Setup {
     /// `--rejection-hold`.
     pub(crate) fn rejection_hold(mut self, longest: Duration) -> Self {
         self.config.rejection_hold = longest;
+        self
+    }
+
+    /// `--request-body-buffer=0`: every byte of a body goes on as it comes.
+    pub(crate) fn streaming(mut self) -> Self {
+        self.config.transfers.body_buffer = 0;
+        self
+    }
+
+    /// `--min-transfer-rate-grace`.
+    pub(crate) fn grace(mut self, grace: Duration) -> Self {
+        self.config.transfers.least_rate.grace = grace;
         self
     }
 

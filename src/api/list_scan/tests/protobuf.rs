@@ -36,6 +36,15 @@ fn kind(kind: &str) -> Vec<u8> {
 
 /// A page of two, as kube-apiserver writes it.
 pub(super) fn pod_list() -> Vec<u8> {
+    list("PodList")
+}
+
+/// The same with nothing but metadata in it.
+pub(super) fn metadata_list() -> Vec<u8> {
+    list("PartialObjectMetadataList")
+}
+
+fn list(of: &str) -> Vec<u8> {
     let metadata = [
         field(1, b""),
         field(2, b"1450"),
@@ -45,7 +54,7 @@ pub(super) fn pod_list() -> Vec<u8> {
     let pod = field(1, &field(1, b"web-01"));
     let raw = [field(1, &metadata.concat()), field(2, &pod), field(2, &pod)];
     body(&[
-        kind("PodList"),
+        kind(of),
         field(2, &raw.concat()),
         field(3, b""),
         field(4, b""),

@@ -101,18 +101,6 @@ async fn a_watch_that_queues_on_paper_is_charged_for_its_initialization() {
     assert_eq!(world.watchers("POST", PODS), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn who_is_charged_beyond_its_end_is_so_on_paper() {
-    let world = on_paper(1, queue(1, 10));
-    let (first, second) = (world.get_now("a"), world.get_now("b"));
-    second.give_back_at(Clock.now() + 3 * MS);
-    drop(first);
-    pass(2 * MS).await;
-    assert_eq!(world.now("work"), (0, 1, 1));
-    pass(MS).await;
-    assert_eq!(world.now("work"), (0, 0, 0));
-}
-
 #[test]
 fn places_on_paper_go_with_the_runtime() {
     let mut builder = tokio::runtime::Builder::new_current_thread();

@@ -158,21 +158,6 @@ fn seats_that_linger_go_with_the_runtime_of_their_timer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_may_be_charged_beyond_its_end() {
-    let world = one_level(1, queue(1, 10));
-    let aborted = world.get_now("a");
-    aborted.give_back_at(Clock.now() + 3 * MS);
-    settle().await;
-    assert_eq!(world.now("work"), (0, 1, 1));
-    pass(3 * MS).await;
-    assert_eq!(world.now("work"), (0, 0, 0));
-    let late = world.get_now("a");
-    late.give_back_at(Clock.now());
-    settle().await;
-    assert_eq!(world.now("work"), (0, 0, 0));
-}
-
-#[tokio::test(start_paused = true)]
 async fn buffers_of_requests_that_have_gone_are_used_again() {
     let world = one_level(100, queue(8, 10));
     for round in 0..3 {

@@ -74,7 +74,7 @@ async fn client(world: &World, seed: u64) -> Seen {
         }
         match random.u32(0..4) {
             0 => admitted.initialized(),
-            1 => admitted.give_back_at(Clock.now() + MS),
+            1 => tokio::time::sleep(MS).await,
             _ => {}
         }
     }

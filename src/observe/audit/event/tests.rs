@@ -172,6 +172,15 @@ fn what_is_not_known_is_not_written() {
 }
 
 #[test]
+fn a_credential_in_a_query_stays_here() {
+    let mut asked = note();
+    asked.target = "/readyz?verbose&access_token=abc".into();
+    for event in all(&asked) {
+        assert_eq!(event["requestURI"], "/readyz?verbose&access_token=redacted");
+    }
+}
+
+#[test]
 fn a_stranger_s_mark_stays_here() {
     let mut stranger = note();
     stranger.user = Some(Arc::new(UserInfo::stranger("mark".to_owned())));

@@ -1,0 +1,340 @@
+//! The subject of a client certificate, read as Go's `crypto/x509` reads it. Pure.
+//!
+//! kube-apiserver takes a user's name from the last common name, and the groups from all organizations, whatever string types they have.
+//! A value that is skipped here would make another user of the same certificate, so nothing is skipped: what cannot be read makes the
+//! subject unreadable. The strings are those on which all versions of Go agree (`parseASN1String`, 1.19 to 1.26): of T61String the ASCII,
+//! of BMPString what is no surrogate and no noncharacter. The name is taken apart here and not by the certificate parser, which stops
+//! at an attribute that it cannot read and drops the rest of its set.
+
+use std::borrow::Cow;
+
+/// Object identifiers as DER has them: 2.5.4.3, 2.5.4.10, and the attribute that holds a user's uid, 1.3.6.1.4.1.57683.2
+/// (gate `AllowParsingUserUIDFromCertAuth`, on since 1.33).
+const COMMON_NAME: &[u8] = &[0x55, 4, 3];
+const ORGANIZATION: &[u8] = &[0x55, 4, 10];
+const UID: &[u8] = &[0x2b, 6, 1, 4, 1, 0x83, 0xc2, 0x53, 2];
+
+/// Tags of DER.
+const OBJECT_IDENTIFIER: u8 = 6;
+const UTF8_STRING: u8 = 12;
+const NUMERIC_STRING: u8 = 18;
+const PRINTABLE_STRING: u8 = 19;
+const T61_STRING: u8 = 20;
+const IA5_STRING: u8 = 22;
+const BMP_STRING: u8 = 30;
+const SEQUENCE: u8 = 0x30;
+const SET: u8 = 0x31;
+
+/// What in a subject cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unreadable(pub(super) &'static str);
+
+/// What Kubernetes reads of a subject.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Subject<'c> {
+    /// The last common name; empty where there is none.
+    pub(super) common_name: Cow<'c, str>,
+    /// All organizations, in their order.
+    pub(super) organizations: Vec<Cow<'c, str>>,
+    /// All uids, where they are strings.
+    pub(super) uids: Vec<Option<Cow<'c, str>>>,
+}
+
+impl<'c> Subject<'c> {
+    /// Reads the DER of a `Name`.
+    ///
+    /// # Errors
+    /// It is no name, or a common name or an organization is no string that can be read.
+    pub(super) fn read(name: &'c [u8]) -> Result<Self, Unreadable> {
+        const STRUCTURE: Unreadable = Unreadable("structure");
+        let mut subject = Self::default();
+        let (mut sets, []) = within(name, SEQUENCE).ok_or(STRUCTURE)? else {
+            return Err(STRUCTURE);
+        };
+        while !sets.is_empty() {
+            let (mut set, rest) = within(sets, SET).ok_or(STRUCTURE)?;
+            sets = rest;
+            while !set.is_empty() {
+                let (attribute, rest) = within(set, SEQUENCE).ok_or(STRUCTURE)?;
+                set = rest;
+                let (kind, value) = within(attribute, OBJECT_IDENTIFIER).ok_or(STRUCTURE)?;
+                let (tag, value, []) = element(value).ok_or(STRUCTURE)? else {
+                    return Err(STRUCTURE);
+                };
+                subject.add(kind, text(tag, value))?;
+            }
+        }
+        Ok(subject)
+    }
+
+    fn add(&mut self, kind: &[u8], text: Option<Cow<'c, str>>) -> Result<(), Unreadable> {
+        match kind {
+            COMMON_NAME => self.common_name = text.ok_or(Unreadable("common name"))?,
+            ORGANIZATION => {
+                let text = text.ok_or(Unreadable("organization"))?;
+                self.organizations.push(text);
+            }
+            UID => self.uids.push(text),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// The contents of the first element of `der`, which has this tag, and what follows it.
+fn within(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
+    let (found, contents, rest) = element(der)?;
+    (found == tag).then_some((contents, rest))
+}
+
+/// The tag and the contents of the first element of `der`, and what follows it.
+fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (&tag, rest) = der.split_first().filter(|(tag, _)| **tag & 0x1f != 0x1f)?; // of one byte
+    let (&first, rest) = rest.split_first()?;
+    let (bytes, rest) = match first {
+        0..=0x7f => (&[][..], rest),
+        0x81..=0x83 => rest.split_at_checked(usize::from(first - 0x80))?,
+        _ => return None,
+    };
+    let length = match bytes {
+        [] => usize::from(first),
+        bytes => bytes
+            .iter()
+            .fold(0, |length, byte| (length << 8) | usize::from(*byte)),
+    };
+    let (contents, rest) = rest.split_at_checked(length)?;
+    Some((tag, contents, rest))
+}
+
+/// A string of the types that Go reads; `None` for what is no string, or none that all versions of Go read alike.
+fn text(tag: u8, value: &[u8]) -> Option<Cow<'_, str>> {
+    let read = match tag {
+        UTF8_STRING => true,
+        PRINTABLE_STRING => value.iter().all(|byte| is_printable(*byte)),
+        NUMERIC_STRING => value
+            .iter()
+            .all(|byte| byte.is_ascii_digit() || *byte == b' '),
+        T61_STRING | IA5_STRING => value.is_ascii(),
+        BMP_STRING => return basic_plane(value).map(Cow::Owned),
+        _ => false,
+    };
+    str::from_utf8(value)
+        .ok()
+        .filter(|_| read)
+        .map(Cow::Borrowed)
+}
+
+/// Go's `isPrintable`, which lets `*` and `&` pass.
+const fn is_printable(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(byte, b'\''..=b')' | b'+'..=b'/' | b' ' | b':' | b'=' | b'?' | b'*' | b'&')
+}
+
+/// UCS-2, big end first, without a terminator.
+fn basic_plane(value: &[u8]) -> Option<String> {
+    let value = value
+        .strip_suffix(&[0, 0])
+        .filter(|rest| rest.len() % 2 == 0)
+        .unwrap_or(value);
+    let (units, []) = value.as_chunks::<2>() else {
+        return None;
+    };
+    units
+        .iter()
+        .map(|unit| match u32::from(u16::from_be_bytes(*unit)) {
+            0xfffe | 0xffff | 0xfdd0..=0xfdef => None,
+            point => char::from_u32(point), // none of a surrogate
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T61: u8 = T61_STRING;
+    const UNIVERSAL_STRING: u8 = 28;
+
+    fn der(tag: u8, contents: &[u8]) -> Vec<u8> {
+        let mut der = vec![tag];
+        match u8::try_from(contents.len()) {
+            Ok(length @ 0..0x80) => der.push(length),
+            Ok(length) => der.extend([0x81, length]),
+            Err(_) => {
+                der.push(0x82);
+                der.extend(u16::try_from(contents.len()).unwrap().to_be_bytes());
+            }
+        }
+        der.extend(contents);
+        der
+    }
+
+    fn attribute(kind: &[u8], tag: u8, value: &[u8]) -> Vec<u8> {
+        let kind = der(OBJECT_IDENTIFIER, kind);
+        der(SEQUENCE, &[kind, der(tag, value)].concat())
+    }
+
+    /// A name of these attributes, each in a set of its own.
+    fn name(attributes: &[(&[u8], u8, &[u8])]) -> Vec<u8> {
+        let sets = attributes
+            .iter()
+            .flat_map(|(kind, tag, value)| der(SET, &attribute(kind, *tag, value)));
+        der(SEQUENCE, &sets.collect::<Vec<_>>())
+    }
+
+    fn common_name(values: &[(u8, &[u8])]) -> Result<String, Unreadable> {
+        let attributes: Vec<_> = values
+            .iter()
+            .map(|(tag, value)| (COMMON_NAME, *tag, *value))
+            .collect();
+        Subject::read(&name(&attributes)).map(|subject| subject.common_name.into_owned())
+    }
+
+    const ADMIN: (u8, &[u8]) = (UTF8_STRING, b"kubernetes-admin");
+    const ALICE: &[u8] = b"alice";
+    const ALICE_BMP: &[u8] = b"\0a\0l\0i\0c\0e";
+
+    #[test]
+    fn the_last_common_name_counts_whatever_string_it_is() {
+        for last in [
+            (UTF8_STRING, ALICE),
+            (PRINTABLE_STRING, ALICE),
+            (IA5_STRING, ALICE),
+            (T61, ALICE),
+            (BMP_STRING, ALICE_BMP),
+            (BMP_STRING, b"\0a\0l\0i\0c\0e\0\0"),
+        ] {
+            assert_eq!(
+                common_name(&[ADMIN, last]),
+                Ok("alice".to_owned()),
+                "{last:?}"
+            );
+        }
+        assert_eq!(
+            common_name(&[ADMIN, (NUMERIC_STRING, b"12 3")]),
+            Ok("12 3".to_owned())
+        );
+        assert_eq!(common_name(&[ADMIN, (UTF8_STRING, b"")]), Ok(String::new()));
+        assert_eq!(
+            common_name(&[(T61, ALICE), ADMIN]),
+            Ok("kubernetes-admin".to_owned())
+        );
+        assert_eq!(common_name(&[]), Ok(String::new()));
+        assert_eq!(
+            common_name(&[(BMP_STRING, b"\x20\xac")]),
+            Ok("€".to_owned())
+        );
+        assert_eq!(
+            common_name(&[(PRINTABLE_STRING, b"*.a&b")]),
+            Ok("*.a&b".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_common_name_that_cannot_be_read_is_not_passed_over_wherever_it_stands() {
+        for bad in [
+            (UTF8_STRING, &b"al\xffce"[..]),
+            (PRINTABLE_STRING, b"al@ce"),
+            (IA5_STRING, b"al\xefce"),
+            (T61, b"al\xefce"), // Latin-1 or raw bytes, as Go's version has it
+            (NUMERIC_STRING, b"alice"),
+            (BMP_STRING, b"\0a\0"),
+            (BMP_STRING, b"\0a\xd8\x3d\xde\0"),
+            (BMP_STRING, b"\xff\xfe"),
+            (BMP_STRING, b"\xfd\xd0"),
+            (UNIVERSAL_STRING, b"\0\0\0a"),
+            (4, ALICE),
+            (26, ALICE),
+            (0x80 | UTF8_STRING, ALICE),
+            (0x20 | T61, ALICE),
+        ] {
+            let unreadable = Err(Unreadable("common name"));
+            assert_eq!(common_name(&[ADMIN, bad]), unreadable, "{bad:?}");
+            assert_eq!(common_name(&[bad, ADMIN]), unreadable, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn groups_are_all_organizations_or_the_subject_cannot_be_read() {
+        let read = |last: (u8, &'static [u8])| {
+            let attributes = [
+                (ORGANIZATION, PRINTABLE_STRING, &b"dev"[..]),
+                (&[0x55, 4, 11], 4, b"no string, and no group"),
+                (ORGANIZATION, last.0, last.1),
+            ];
+            Subject::read(&name(&attributes)).map(|subject| subject.organizations.concat())
+        };
+        assert_eq!(read((BMP_STRING, b"\0o\0p\0s")), Ok("devops".to_owned()));
+        assert_eq!(read((T61, b"ops")), Ok("devops".to_owned()));
+        assert_eq!(read((T61, b"\xf6ps")), Err(Unreadable("organization")));
+        assert_eq!(read((4, b"ops")), Err(Unreadable("organization")));
+    }
+
+    #[test]
+    fn every_attribute_of_a_set_counts() {
+        let both = [
+            attribute(COMMON_NAME, UTF8_STRING, b"kubernetes-admin"),
+            attribute(COMMON_NAME, BMP_STRING, ALICE_BMP),
+        ];
+        let subject = |set: &[u8]| {
+            let name = der(SEQUENCE, &der(SET, set));
+            Subject::read(&name).map(|subject| subject.common_name.into_owned())
+        };
+        assert_eq!(subject(&both.concat()), Ok("alice".to_owned()));
+        let [admin, alice] = both;
+        let cut = &alice[..alice.len() - 1];
+        assert_eq!(
+            subject(&[&admin, cut].concat()),
+            Err(Unreadable("structure"))
+        );
+        let long = der(
+            SEQUENCE,
+            &[der(OBJECT_IDENTIFIER, COMMON_NAME), vec![0x1f, 0x1e, 0]].concat(),
+        );
+        assert_eq!(
+            subject(&[admin, long].concat()),
+            Err(Unreadable("structure"))
+        );
+    }
+
+    #[test]
+    fn long_names_are_read_and_what_is_no_name_is_not() {
+        let long = vec![b'a'; 40_000];
+        assert_eq!(common_name(&[(UTF8_STRING, &long)]).unwrap().len(), 40_000);
+        let short = vec![b'a'; 200];
+        assert_eq!(common_name(&[(UTF8_STRING, &short)]).unwrap().len(), 200);
+        for bad in [
+            &b""[..],
+            b"\x31\0",
+            b"\x30\x80\0\0",
+            b"\x30\x01",
+            b"\x30\0\0",
+        ] {
+            assert_eq!(Subject::read(bad), Err(Unreadable("structure")), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic() {
+        let seed = 20_261_123;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let whole = name(&[
+            (COMMON_NAME, BMP_STRING, ALICE_BMP),
+            (ORGANIZATION, T61, b"ops"),
+            (UID, UTF8_STRING, b"u"),
+        ]);
+        assert_eq!(
+            Subject::read(&whole).unwrap().uids,
+            [Some(Cow::Borrowed("u"))]
+        );
+        for _ in 0..20_000 {
+            let mut bytes = whole.clone();
+            for _ in 0..random.usize(1..4) {
+                let at = random.usize(..bytes.len());
+                bytes[at] = random.u8(..);
+            }
+            bytes.truncate(random.usize(..=bytes.len()));
+            let _ = Subject::read(&bytes);
+        }
+    }
+}

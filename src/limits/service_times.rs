@@ -1,0 +1,136 @@
+//! How long requests of one shape take, as moving averages: what a request is charged for that was given up before its answer.
+//!
+//! The API server goes on with a list that nobody reads any more: its handler hears of the end between two steps, and the encoding
+//! of a large list is one. A seat that came back at once would let the next request in beside it.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use foldhash::fast::FixedState;
+use std::hash::BuildHasher;
+
+use crate::request_info::RequestInfo;
+
+/// Shapes that are told apart: a cluster has some hundreds. Two that meet in one place share an average.
+const PLACES: usize = 1024;
+
+/// The weight of a new observation: the last dozen count.
+const WEIGHT: f32 = 1.0 / 8.0;
+
+/// What is assumed of a shape of which nothing is known: a list of middling size.
+const UNKNOWN: Duration = Duration::from_millis(100);
+
+/// What requests of one kind have in common: verb, resource, and whether it is one object, a namespace's or all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape(usize);
+
+impl Shape {
+    /// Of a request.
+    #[must_use]
+    pub fn of(info: &RequestInfo<'_>) -> Self {
+        let hash = FixedState::default().hash_one((
+            info.verb(),
+            info.api_group(),
+            info.resource(),
+            info.subresource(),
+            info.name().is_empty(),
+            info.namespace().is_empty(),
+        ));
+        let place = hash % u64::try_from(PLACES).unwrap_or(u64::MAX);
+        Self(usize::try_from(place).unwrap_or_default())
+    }
+}
+
+/// The averages, in seconds; one worker's. Relaxed: each stands for nothing but itself.
+#[derive(Debug)]
+pub struct ServiceTimes(Box<[AtomicU32]>);
+
+impl Default for ServiceTimes {
+    fn default() -> Self {
+        Self((0..PLACES).map(|_| AtomicU32::new(0)).collect())
+    }
+}
+
+impl ServiceTimes {
+    /// A request was answered after this time.
+    pub fn observe(&self, shape: Shape, took: Duration) {
+        self.update(shape, |average| {
+            let took = took.as_secs_f32().max(f32::MIN_POSITIVE);
+            average.map_or(took, |average| average + (took - average) * WEIGHT)
+        });
+    }
+
+    /// A request was given up after this time: it would have taken longer.
+    pub fn observe_at_least(&self, shape: Shape, took: Duration) {
+        let took = took.as_secs_f32();
+        self.update(shape, |average| match average {
+            Some(average) if average < took => average + (took - average) * WEIGHT,
+            Some(average) => average,
+            None => took.max(UNKNOWN.as_secs_f32()),
+        });
+    }
+
+    /// What a request of this shape takes.
+    #[must_use]
+    pub fn average(&self, shape: Shape) -> Duration {
+        let known = self.0.get(shape.0).and_then(known);
+        known.map_or(UNKNOWN, |seconds| {
+            Duration::try_from_secs_f32(seconds).unwrap_or(UNKNOWN)
+        })
+    }
+
+    fn update(&self, shape: Shape, change: impl FnOnce(Option<f32>) -> f32) {
+        if let Some(place) = self.0.get(shape.0) {
+            place.store(change(known(place)).to_bits(), Ordering::Relaxed);
+        }
+    }
+}
+
+fn known(place: &AtomicU32) -> Option<f32> {
+    let bits = place.load(Ordering::Relaxed);
+    (bits != 0).then(|| f32::from_bits(bits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(method: &str, target: &str) -> Shape {
+        Shape::of(&RequestInfo::parse(method, target.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn requests_of_one_kind_have_one_shape() {
+        let list = shape("GET", "/api/v1/namespaces/a/pods");
+        assert_eq!(list, shape("GET", "/api/v1/namespaces/b/pods?limit=5"));
+        assert_ne!(list, shape("GET", "/api/v1/pods"));
+        assert_ne!(list, shape("GET", "/api/v1/namespaces/a/pods/c"));
+        assert_ne!(list, shape("DELETE", "/api/v1/namespaces/a/pods"));
+    }
+
+    #[test]
+    fn an_average_follows_what_is_observed() {
+        let (times, list) = (ServiceTimes::default(), shape("GET", "/api/v1/pods"));
+        assert_eq!(times.average(list), UNKNOWN);
+        times.observe(list, Duration::from_millis(8));
+        assert_eq!(times.average(list).as_millis(), 8);
+        for _ in 0..100 {
+            times.observe(list, Duration::from_secs(2));
+        }
+        assert!(times.average(list) > Duration::from_millis(1900));
+    }
+
+    #[test]
+    fn a_request_that_was_given_up_makes_its_shape_no_shorter() {
+        let (times, list) = (ServiceTimes::default(), shape("GET", "/api/v1/pods"));
+        times.observe_at_least(list, Duration::from_millis(4));
+        assert_eq!(times.average(list).as_millis(), 100);
+        times.observe(list, Duration::from_secs(1));
+        let before = times.average(list);
+        times.observe_at_least(list, Duration::from_millis(4));
+        assert_eq!(times.average(list), before);
+        times.observe_at_least(list, Duration::from_secs(10));
+        assert!(times.average(list) > before);
+    }
+}

@@ -1,0 +1,151 @@
+//! The least rate at which the other side of a transfer has to go on, for as long as it is waited for. Pure.
+//!
+//! Progress is a rate and not a byte: one byte a second is no progress. A transfer begins with an allowance of time, which waiting
+//! for the other side uses up and each byte that was transferred earns back, up to where it began. A transfer that stalls ends
+//! after the allowance; one that stays below the rate ends when it is as far behind. Time in which nobody waits for the other side
+//! (weir's own back-pressure, a server that works) costs nothing.
+
+use std::time::Duration;
+use std::time::Instant;
+
+/// A rate and its allowance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MinimumRate {
+    /// Bytes a second; zero asks for none.
+    pub bytes_per_second: u32,
+    /// How far a transfer may fall behind.
+    pub grace: Duration,
+}
+
+impl Default for MinimumRate {
+    /// 1 KiB/s, which the slowest link of a person has, after 10 s, in which a lost packet or two are sent again.
+    fn default() -> Self {
+        Self {
+            bytes_per_second: 1024,
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+impl MinimumRate {
+    /// The time that so many bytes may take.
+    fn time_of(self, bytes: u64) -> Duration {
+        let seconds = bytes.checked_div(self.bytes_per_second.into());
+        let Some(seconds) = seconds.filter(|whole| *whole < self.grace.as_secs()) else {
+            return self.grace; // no more is earned by any number of bytes
+        };
+        let rest = bytes % u64::from(self.bytes_per_second);
+        let nanos = rest * 1_000_000_000 / u64::from(self.bytes_per_second);
+        (Duration::from_secs(seconds) + Duration::from_nanos(nanos)).min(self.grace)
+    }
+}
+
+/// One transfer, looked at from time to time.
+#[derive(Clone, Copy, Debug)]
+pub struct RateMeter {
+    allowance: Duration,
+    bytes: u64,
+    looked: Instant,
+}
+
+impl RateMeter {
+    /// Of a transfer that begins now.
+    #[must_use]
+    pub const fn new(rate: MinimumRate, now: Instant) -> Self {
+        Self {
+            allowance: rate.grace,
+            bytes: 0,
+            looked: now,
+        }
+    }
+
+    /// Whether the transfer is still in time: `bytes` have passed so far, and since the last look the other side was
+    /// `awaited` or not.
+    pub fn look(&mut self, rate: MinimumRate, now: Instant, bytes: u64, awaited: bool) -> bool {
+        let passed = now.saturating_duration_since(self.looked);
+        let earned = rate.time_of(bytes.saturating_sub(self.bytes));
+        self.looked = now;
+        self.bytes = bytes;
+        if rate.bytes_per_second == 0 {
+            return true;
+        }
+        let waited = if awaited { passed } else { Duration::ZERO };
+        let allowance = self.allowance + earned;
+        self.allowance = allowance.saturating_sub(waited).min(rate.grace);
+        allowance > waited || !awaited
+    }
+
+    /// When the time is over, if the other side is awaited from now on and sends nothing.
+    #[must_use]
+    pub fn ends(&self, rate: MinimumRate) -> Option<Instant> {
+        (rate.bytes_per_second > 0).then(|| self.looked + self.allowance)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RATE: MinimumRate = MinimumRate {
+        bytes_per_second: 1024,
+        grace: Duration::from_secs(10),
+    };
+
+    /// After how many seconds a transfer ends that sends so many bytes in each of them, if it ends within a thousand.
+    fn ends_after(bytes_per_second: u64) -> Option<u64> {
+        let began = Instant::now();
+        let mut meter = RateMeter::new(RATE, began);
+        (1..1000).find(|second| {
+            let now = began + Duration::from_secs(*second);
+            !meter.look(RATE, now, second * bytes_per_second, true)
+        })
+    }
+
+    #[test]
+    fn a_stall_ends_after_the_grace_and_a_trickle_hardly_later() {
+        assert_eq!(ends_after(0), Some(10));
+        assert_eq!(ends_after(1), Some(11));
+        assert_eq!(ends_after(512), Some(20));
+    }
+
+    #[test]
+    fn the_rate_itself_is_enough() {
+        assert_eq!(ends_after(1024), None);
+        assert_eq!(ends_after(1 << 40), None);
+    }
+
+    #[test]
+    fn nothing_is_saved_beyond_the_grace() {
+        let began = Instant::now();
+        let mut meter = RateMeter::new(RATE, began);
+        assert!(meter.look(RATE, began + Duration::from_secs(1), u64::MAX, true));
+        assert_eq!(meter.ends(RATE), Some(began + Duration::from_secs(11)));
+        assert!(!meter.look(RATE, began + Duration::from_secs(11), u64::MAX, true));
+    }
+
+    #[test]
+    fn time_in_which_the_other_side_is_not_awaited_does_not_count() {
+        let began = Instant::now();
+        let mut meter = RateMeter::new(RATE, began);
+        for second in 1..1000 {
+            assert!(meter.look(RATE, began + Duration::from_secs(second), 0, false));
+        }
+        let late = began + Duration::from_secs(1008);
+        assert!(meter.look(RATE, late, 0, true), "nine seconds of ten");
+        assert!(!meter.look(RATE, late + Duration::from_secs(1), 0, true));
+    }
+
+    #[test]
+    fn no_rate_asks_for_nothing() {
+        let (began, rate) = (
+            Instant::now(),
+            MinimumRate {
+                bytes_per_second: 0,
+                ..RATE
+            },
+        );
+        let mut meter = RateMeter::new(rate, began);
+        assert!(meter.look(rate, began + Duration::from_secs(1000), 0, true));
+        assert_eq!(meter.ends(rate), None);
+    }
+}

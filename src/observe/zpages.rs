@@ -1,0 +1,182 @@
+//! `/configz`, `/flagz` and `/statusz` of the admin listener, in the forms of Kubernetes' components (`k8s.io/component-base/configz`
+//! and `zpages`, 1.36): what weir was started with, and which weir this is. Nothing here is a secret: settings name files, and
+//! what stands in those is not read for it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+use std::time::Instant;
+use std::time::SystemTime;
+
+use http::HeaderMap;
+use http::header;
+use jiff::Timestamp;
+use serde_json::Value;
+use serde_json::json;
+
+/// What stands above flags and status.
+const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees \
+                       and is for debugging purposes only.\n";
+
+/// What weir was started with.
+#[derive(Clone, Debug, Default)]
+pub struct Effective {
+    /// Flags by name, each with its value as text, defaults among them; a flag without a value is empty.
+    pub flags: BTreeMap<String, String>,
+    /// Settings by their names in a `--config` file.
+    pub settings: BTreeMap<String, Value>,
+    /// The name of the machine; empty where it is not known.
+    pub host: String,
+}
+
+/// What is shown.
+#[derive(Debug)]
+pub struct Zpages {
+    /// What weir was started with.
+    pub effective: Effective,
+    /// The API server, as HOST:PORT.
+    pub upstream: String,
+    /// When weir began, on either clock.
+    pub started: (Instant, SystemTime),
+}
+
+impl Zpages {
+    /// `/configz`: the configuration, a component's by its name.
+    #[must_use]
+    pub fn configz(&self) -> String {
+        json!({"weir": self.effective.settings}).to_string()
+    }
+
+    /// `/flagz`: the flags by name.
+    #[must_use]
+    pub fn flagz(&self) -> String {
+        let mut text = format!("\nweir flags\n{WARNING}\n");
+        for (name, value) in &self.effective.flags {
+            // What is written goes to memory.
+            let _ = writeln!(text, "{name}={value}");
+        }
+        text
+    }
+
+    /// `/statusz`: which weir this is, and where to look further.
+    #[must_use]
+    pub fn statusz(&self, now: Instant) -> String {
+        let (started, wall) = self.started;
+        let up = uptime(now.saturating_duration_since(started));
+        let wall = Timestamp::try_from(wall).unwrap_or_default();
+        format!(
+            "\nweir statusz\n{WARNING}\nStarted: {}\nUp: {up}\nBinary version: {}\nHost: {}\nUpstream: {}\nUseful Endpoints: \
+             /configz /debug /flagz /livez /metrics /readyz /status\n",
+            wall.strftime("%a %b %e %H:%M:%S UTC %Y"),
+            env!("CARGO_PKG_VERSION"),
+            self.effective.host,
+            self.upstream,
+        )
+    }
+}
+
+/// As Kubernetes writes it: `12 hr 05 min 00 sec`.
+fn uptime(up: Duration) -> String {
+    let seconds = up.as_secs();
+    format!(
+        "{} hr {:02} min {:02} sec",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60
+    )
+}
+
+/// Whether a client takes plain text (`httputil.AcceptableMediaType`); one that does not say takes anything.
+#[must_use]
+pub fn takes_text(headers: &HeaderMap) -> bool {
+    let mut accepted = headers.get_all(header::ACCEPT).iter().peekable();
+    accepted.peek().is_none()
+        || accepted.any(|value| {
+            value.to_str().is_ok_and(|value| {
+                value.split(',').any(|range| {
+                    let kind = range.split(';').next().unwrap_or_default().trim();
+                    ["*/*", "text/*", "text/plain"].contains(&kind)
+                })
+            })
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn pages() -> (Zpages, Instant) {
+        let began = crate::clock::Clock.now();
+        let pages = Zpages {
+            effective: Effective {
+                flags: [
+                    ("workers", "2"),
+                    ("config", ""),
+                    ("admin-address", "127.0.0.1:6480"),
+                ]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+                settings: [("workers".to_owned(), json!(2))].into(),
+                host: "node-1".to_owned(),
+            },
+            upstream: "10.0.0.1:6443".to_owned(),
+            started: (
+                began,
+                SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000),
+            ),
+        };
+        (pages, began)
+    }
+
+    #[test]
+    fn the_pages_have_the_forms_of_kubernetes_components() {
+        let (pages, began) = pages();
+        assert_eq!(pages.configz(), r#"{"weir":{"workers":2}}"#);
+        let flags = pages.flagz();
+        assert!(flags.starts_with(
+            "\nweir flags\nWarning: This endpoint is not meant to be machine parseable, "
+        ));
+        assert!(
+            flags.ends_with(".\n\nadmin-address=127.0.0.1:6480\nconfig=\nworkers=2\n"),
+            "{flags}"
+        );
+        let status = pages.statusz(began + Duration::from_secs(3 * 3600 + 5 * 60 + 7));
+        let lines: Vec<_> = status.lines().collect();
+        assert_eq!(lines[..2], ["", "weir statusz"]);
+        assert_eq!(
+            lines[4..6],
+            [
+                "Started: Fri Jan 15 08:00:00 UTC 2027",
+                "Up: 3 hr 05 min 07 sec"
+            ]
+        );
+        assert!(
+            status.contains("\nHost: node-1\nUpstream: 10.0.0.1:6443\n"),
+            "{status}"
+        );
+    }
+
+    #[test]
+    fn plain_text_is_taken_by_who_does_not_say_or_says_so() {
+        let takes = |accept: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            if let Some(accept) = accept {
+                headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
+            }
+            takes_text(&headers)
+        };
+        for accept in [
+            None,
+            Some("*/*"),
+            Some("text/plain;q=0.9"),
+            Some("text/html, text/*"),
+        ] {
+            assert!(takes(accept), "{accept:?}");
+        }
+        for accept in [Some("application/json"), Some("")] {
+            assert!(!takes(accept), "{accept:?}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What answers tell of how many objects there are, and how large: lists, and the initial events of watches. Later requests'
+//! seats are estimated by that.
+//!
+//! Bytes are looked at as they go by and never held up. Of an answer that can tell nothing (of one namespace, of a selection,
+//! a page after the first) nothing is made.
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::Response;
+use http::StatusCode;
+use http::header;
+use http::request;
+
+use crate::api::event_scan::EventScan;
+use crate::api::gunzip::Gunzip;
+use crate::api::list_scan::Coding;
+use crate::api::list_scan::ListScan;
+use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::list_samples::ListRequest;
+use crate::flowcontrol::list_samples::Sampling;
+use crate::flowcontrol::object_counts::is_of_everything;
+use crate::request_info::RequestInfo;
+
+/// What is inflated of the events of one watch. kube-apiserver does not compress them; what stands before it may.
+const MOST_EVENTS_INFLATED: usize = 4 << 20;
+
+/// A list, or a watch that begins with one, from whose answer something can be learned.
+pub(super) struct Listing {
+    controller: Arc<Controller>,
+    request: ListRequest,
+}
+
+/// An answer that goes by.
+pub(super) enum ListObserver {
+    /// Looked at as it is.
+    Plain { scan: ListScan, listing: Listing },
+    /// Copied in part, and looked at beside its way.
+    Compressed(Sampling),
+}
+
+/// The initial events of a watch.
+pub(super) struct InitialEvents {
+    /// In boxes, for a watch outlives its initial events by far.
+    scan: Option<Box<EventScan>>,
+    gunzip: Option<Box<Gunzip>>,
+    /// How they are written, if they can be read, and whether they are compressed.
+    coding: Option<(Coding, bool)>,
+    listing: Option<Listing>,
+}
+
+/// How the initial events came to their end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InitialEventsEnd {
+    /// There was a bookmark that says so: they were all.
+    Bookmark,
+    /// Nothing came for a while: there may be more.
+    Lull,
+}
+
+impl Listing {
+    /// Of this request, unless its answer tells nothing.
+    pub(super) fn new(
+        controller: &Arc<Controller>,
+        info: &RequestInfo<'_>,
+        head: &request::Parts,
+    ) -> Option<Self> {
+        let target = head
+            .uri
+            .path_and_query()
+            .filter(|_| is_of_everything(info))?;
+        let request = ListRequest {
+            method: head.method.clone(),
+            target: target.clone(),
+            whole_objects: asks_for_objects(&head.headers),
+        };
+        Some(Self {
+            controller: Arc::clone(controller),
+            request,
+        })
+    }
+
+    /// Of this answer to it, if it is one that can be read.
+    pub(super) fn of<B>(self, response: &Response<B>) -> Option<Box<ListObserver>> {
+        let coding = coding(response)?;
+        let observer = if is_gzip(response.headers())? {
+            ListObserver::Compressed(self.controller.sample(self.request, coding))
+        } else {
+            ListObserver::Plain {
+                scan: ListScan::new(coding),
+                listing: self,
+            }
+        };
+        Some(Box::new(observer))
+    }
+}
+
+impl ListObserver {
+    /// These bytes go by.
+    pub(super) fn feed(&mut self, data: &[u8]) {
+        match self {
+            Self::Plain { scan, .. } => scan.feed(data),
+            Self::Compressed(sampling) => sampling.feed(data),
+        }
+    }
+
+    /// It has come to its end.
+    pub(super) fn ended(self) {
+        match self {
+            Self::Plain { scan, listing } => {
+                if let Some(summary) = scan.finish() {
+                    listing.controller.learn(&listing.request, summary);
+                }
+            }
+            Self::Compressed(sampling) => sampling.ended(),
+        }
+    }
+}
+
+impl InitialEvents {
+    /// Of this answer to a watch; what there was when it began is learned where there is a `listing`.
+    pub(super) fn of<B>(response: &Response<B>, listing: Option<Listing>) -> Self {
+        Self {
+            scan: None,
+            gunzip: None,
+            coding: coding(response).zip(is_gzip(response.headers())),
+            listing,
+        }
+    }
+
+    /// Reads them if there is something to learn, or if the mark is wanted.
+    pub(super) fn read(mut self, mark: bool) -> Self {
+        if let Some((coding, gzip)) = self.coding
+            && (mark || self.listing.is_some())
+        {
+            self.scan = Some(Box::new(EventScan::new(coding)));
+            self.gunzip = gzip.then(|| Box::new(Gunzip::new(MOST_EVENTS_INFLATED)));
+        }
+        self
+    }
+
+    /// These bytes go by. Returns whether the mark has come.
+    pub(super) fn feed(&mut self, data: &[u8]) -> bool {
+        let Some(scan) = &mut self.scan else {
+            return false;
+        };
+        let mut marked = false;
+        match &mut self.gunzip {
+            None => marked = scan.feed(data),
+            Some(gunzip) => gunzip.feed(data, |piece| marked |= scan.feed(piece)),
+        }
+        marked
+    }
+
+    /// They have come to their end.
+    pub(super) fn ended(&mut self, end: InitialEventsEnd) {
+        self.gunzip = None;
+        let (Some(scan), Some((coding, _)), Some(listing)) =
+            (self.scan.take(), self.coding, self.listing.take())
+        else {
+            return;
+        };
+        if !scan.is_malformed() {
+            let complete = end == InitialEventsEnd::Bookmark;
+            let events = scan.initial_events();
+            listing
+                .controller
+                .learn_initial(&listing.request, events, coding, complete);
+        }
+    }
+}
+
+/// Whether the objects themselves may be the answer: one of the media types that are accepted has no `as`.
+fn asks_for_objects(headers: &HeaderMap) -> bool {
+    let mut accepted = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .peekable();
+    accepted.peek().is_none() || accepted.any(|media_type| !is_transformed(media_type))
+}
+
+/// Whether it asks for a table or for metadata.
+fn is_transformed(media_type: &[u8]) -> bool {
+    media_type
+        .split(|byte| *byte == b';')
+        .skip(1)
+        .any(|parameter| {
+            parameter
+                .trim_ascii()
+                .to_ascii_lowercase()
+                .starts_with(b"as=")
+        })
+}
+
+fn coding<B>(response: &Response<B>) -> Option<Coding> {
+    let content_type = response.headers().get(header::CONTENT_TYPE)?;
+    Coding::of_content_type(content_type.as_bytes()).filter(|_| response.status() == StatusCode::OK)
+}
+
+/// Whether it is compressed; none if in a way that cannot be undone here.
+fn is_gzip(headers: &HeaderMap) -> Option<bool> {
+    match headers.get(header::CONTENT_ENCODING) {
+        None => Some(false),
+        Some(coding) if coding.as_bytes().eq_ignore_ascii_case(b"gzip") => Some(true),
+        Some(coding) if coding.as_bytes().eq_ignore_ascii_case(b"identity") => Some(false),
+        Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_is_told_by_all_that_is_accepted() {
+        let asks = |accepted: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for accepted in accepted {
+                headers.append(header::ACCEPT, HeaderValue::from_static(accepted));
+            }
+            asks_for_objects(&headers)
+        };
+        assert!(asks(&[]));
+        assert!(asks(&["application/json, */*"]));
+        // As client-go and kubectl ask.
+        assert!(asks(&[
+            "application/vnd.kubernetes.protobuf,application/json"
+        ]));
+        assert!(asks(&[
+            "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+        ]));
+        let metadata =
+            "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        assert!(!asks(&[metadata]));
+        assert!(!asks(&[metadata, "application/json;v=v1; As=Table"]));
+        assert!(asks(&[metadata, "application/json"]));
+    }
+}

@@ -1,0 +1,188 @@
+//! A connection's bytes, watched so that a GOAWAY can be written behind hyper's last frame.
+//!
+//! hyper's server cannot end a connection with a reason of its caller's.
+
+use std::io;
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::task::Context;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWrite;
+use tokio::io::AsyncWriteExt;
+use tokio::io::ReadBuf;
+
+/// GOAWAY with the error code ENHANCE_YOUR_CALM. All streams may have been processed, as Go's server says.
+const ENHANCE_YOUR_CALM: [u8; 17] = [
+    0, 0, 8, 7, 0, 0, 0, 0, 0, // head: length 8, type GOAWAY, no flags, stream 0
+    0x7f, 0xff, 0xff, 0xff, // last stream
+    0, 0, 0, 11, // error code
+];
+
+/// How long Go's server goes on reading after a GOAWAY with an error (`goAwayTimeout`), so that it arrives.
+const GO_AWAY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Length of a frame's head, in bytes.
+const HEAD: usize = 9;
+
+/// Where in its frames a direction of a connection is. Pure.
+#[derive(Debug, Default)]
+struct Position {
+    /// How much of the head has passed.
+    head: usize,
+    /// What is left of the payload, in bytes; while the head passes, what is known of it.
+    payload: usize,
+}
+
+impl Position {
+    fn advance(&mut self, mut bytes: &[u8]) {
+        while let Some((first, rest)) = bytes.split_first() {
+            if self.head == 0 && self.payload > 0 {
+                let passed = self.payload.min(bytes.len());
+                self.payload -= passed;
+                bytes = bytes.get(passed..).unwrap_or_default();
+                continue;
+            }
+            // The length is the first three bytes.
+            if self.head < 3 {
+                self.payload = self.payload << 8 | usize::from(*first);
+            }
+            self.head = (self.head + 1) % HEAD;
+            bytes = rest;
+        }
+    }
+
+    const fn is_between_frames(&self) -> bool {
+        self.head == 0 && self.payload == 0
+    }
+}
+
+#[derive(Debug)]
+struct Inner<S> {
+    stream: S,
+    written: Position,
+}
+
+/// A stream that hyper's server has, and that can still be written to when hyper's is gone. Clones are the same stream.
+#[derive(Debug)]
+pub(super) struct Frames<S>(Arc<Mutex<Inner<S>>>);
+
+impl<S> Clone for Frames<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
+    pub(super) fn new(stream: S) -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            stream,
+            written: Position::default(),
+        })))
+    }
+
+    /// Only one task has the stream at a time: hyper's, then the one that ends it.
+    fn inner(&self) -> MutexGuard<'_, Inner<S>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the connection with ENHANCE_YOUR_CALM, when hyper has let it go. In the middle of a frame it can only be closed.
+    pub(super) async fn enhance_your_calm(mut self) {
+        if !self.inner().written.is_between_frames() {
+            return;
+        }
+        let said = async {
+            self.write_all(&ENHANCE_YOUR_CALM).await?;
+            self.flush().await?;
+            let mut rest = [0; 4096];
+            while self.read(&mut rest).await? > 0 {}
+            Ok::<_, io::Error>(())
+        };
+        let _ = tokio::time::timeout(GO_AWAY_TIMEOUT, said).await;
+        let _ = tokio::time::timeout(GO_AWAY_TIMEOUT, self.shutdown()).await;
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Frames<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner().stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Frames<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(context, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut inner = self.inner();
+        let written = Pin::new(&mut inner.stream).poll_write_vectored(context, slices);
+        if let Poll::Ready(Ok(mut written)) = written {
+            for slice in slices {
+                let passed = written.min(slice.len());
+                inner
+                    .written
+                    .advance(slice.get(..passed).unwrap_or_default());
+                written -= passed;
+            }
+        }
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner().stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner().stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ENHANCE_YOUR_CALM;
+    use super::Position;
+
+    #[test]
+    fn a_frame_may_be_written_in_any_pieces() {
+        let mut frames = ENHANCE_YOUR_CALM.to_vec();
+        frames.extend_from_slice(&[0, 0, 0, 4, 1, 0, 0, 0, 0]); // SETTINGS, empty
+        frames.extend_from_slice(&ENHANCE_YOUR_CALM);
+        let ends = [0, 17, 26, 43];
+        for size in 1..=frames.len() {
+            let mut position = Position::default();
+            let mut passed = 0;
+            for piece in frames.chunks(size) {
+                position.advance(piece);
+                passed += piece.len();
+                assert_eq!(
+                    position.is_between_frames(),
+                    ends.contains(&passed),
+                    "{size}: {passed}"
+                );
+            }
+        }
+    }
+}

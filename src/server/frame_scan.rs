@@ -1,0 +1,253 @@
+//! The frames of an HTTP/2 connection as they are read: whether a header block is incomplete, and how large it is. Pure.
+//!
+//! Between a HEADERS frame without END_HEADERS and the end of its last CONTINUATION no other frame may come (RFC 9113, 6.10), so
+//! an incomplete header block stops everything on its connection; and the HTTP library, which keeps what it has decoded of it,
+//! has no time limit for it. The library checks what is sent; here only the nine bytes before each payload are looked at.
+
+/// What a client sends before its first frame, in bytes (RFC 9113, 3.4).
+pub(super) const PREFACE: usize = 24;
+
+/// A frame's header, in bytes: length (24 bits), type, flags, stream (RFC 9113, 4.1).
+const HEADER: usize = 9;
+
+const HEADERS: u8 = 1;
+const PUSH_PROMISE: u8 = 5;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
+/// What has been read of a connection's frames.
+#[derive(Debug)]
+pub(super) struct FrameScan {
+    /// What is left of the preface.
+    preface: usize,
+    /// The header of the frame that is read, as far as it has come.
+    header: [u8; HEADER],
+    read: usize,
+    /// What is left of its payload once the header is whole.
+    left: usize,
+    /// The payloads of the frames of a header block that is not over.
+    block: Option<usize>,
+    last_stream: u32,
+}
+
+/// A header block that has not come to its end, or a frame that may begin one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Incomplete {
+    /// Payload bytes of its whole frames: the library has decoded them.
+    pub(super) decoded: usize,
+    /// The length of the frame that is being read, for which the library has made room.
+    pub(super) frame: usize,
+}
+
+impl FrameScan {
+    /// Of a connection on which nothing has been read.
+    pub(super) const fn new() -> Self {
+        Self {
+            preface: PREFACE,
+            header: [0; HEADER],
+            read: 0,
+            left: 0,
+            block: None,
+            last_stream: 0,
+        }
+    }
+
+    /// Looks over what was read next.
+    pub(super) fn feed(&mut self, mut bytes: &[u8]) {
+        let preface = self.preface.min(bytes.len());
+        self.preface -= preface;
+        bytes = bytes.get(preface..).unwrap_or_default();
+        while !bytes.is_empty() {
+            if self.read < HEADER {
+                bytes = self.header(bytes);
+            } else {
+                let skipped = self.left.min(bytes.len());
+                self.left -= skipped;
+                bytes = bytes.get(skipped..).unwrap_or_default();
+            }
+            if self.read == HEADER && self.left == 0 {
+                self.frame_ends();
+            }
+        }
+    }
+
+    /// What is incomplete of a header block; also where only a part of a frame's header has come, which may begin one.
+    pub(super) fn incomplete(&self) -> Option<Incomplete> {
+        let begun = self.read > 0;
+        let is_whole = self.read == HEADER;
+        let in_block = self.block.is_some() || begun && (!is_whole || self.carries_block());
+        in_block.then(|| Incomplete {
+            decoded: self.block.unwrap_or_default(),
+            frame: if is_whole { self.length() } else { 0 },
+        })
+    }
+
+    /// The last stream whose header block has come to its end; 0 if there is none.
+    pub(super) const fn last_stream(&self) -> u32 {
+        self.last_stream
+    }
+
+    /// Takes what belongs to the frame's header, and gives back what is behind it.
+    fn header<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let missing = self.header.get_mut(self.read..).unwrap_or_default();
+        let taken = missing.len().min(bytes.len());
+        let (now, rest) = bytes.split_at_checked(taken).unwrap_or((bytes, &[]));
+        for (place, byte) in missing.iter_mut().zip(now) {
+            *place = *byte;
+        }
+        self.read += taken;
+        if self.read == HEADER {
+            self.left = self.length();
+        }
+        rest
+    }
+
+    fn length(&self) -> usize {
+        let [a, b, c, ..] = self.header;
+        usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX)
+    }
+
+    const fn carries_block(&self) -> bool {
+        let [_, _, _, kind, ..] = self.header;
+        matches!(kind, HEADERS | PUSH_PROMISE | CONTINUATION)
+    }
+
+    fn frame_ends(&mut self) {
+        let [_, _, _, kind, flags, a, b, c, d] = self.header;
+        if self.carries_block() {
+            if flags & END_HEADERS == 0 {
+                let before = self.block.unwrap_or_default();
+                self.block = Some(before.saturating_add(self.length()));
+            } else {
+                self.block = None;
+                if kind != PUSH_PROMISE {
+                    let stream = u32::from_be_bytes([a, b, c, d]) & (u32::MAX >> 1);
+                    self.last_stream = self.last_stream.max(stream);
+                }
+            }
+        }
+        self.read = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: u8 = 0;
+    const PING: u8 = 6;
+
+    fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
+        let mut bytes = u32::try_from(length).unwrap().to_be_bytes()[1..].to_vec();
+        bytes.extend([kind, flags]);
+        bytes.extend(stream.to_be_bytes());
+        bytes.extend(vec![0xff; length]);
+        bytes
+    }
+
+    /// What is incomplete, and the last stream, after these frames and `cut` bytes of the next.
+    fn expected(
+        whole: &[(u8, u8, u32, usize)],
+        cut: usize,
+        next: Option<(u8, usize)>,
+    ) -> (Option<Incomplete>, u32) {
+        let (mut block, mut last) = (None, 0);
+        for (kind, flags, stream, length) in whole {
+            if matches!(*kind, HEADERS | PUSH_PROMISE | CONTINUATION) {
+                if flags & END_HEADERS == 0 {
+                    block = Some(block.unwrap_or(0) + length);
+                } else {
+                    block = None;
+                    if *kind != PUSH_PROMISE {
+                        last = last.max(*stream);
+                    }
+                }
+            }
+        }
+        let (kind, length) = next.unwrap_or_default();
+        let of_block = matches!(kind, HEADERS | PUSH_PROMISE | CONTINUATION);
+        let is_incomplete = block.is_some() || cut > 0 && (cut < HEADER || of_block);
+        let incomplete = is_incomplete.then(|| Incomplete {
+            decoded: block.unwrap_or(0),
+            frame: if cut >= HEADER { length } else { 0 },
+        });
+        (incomplete, last)
+    }
+
+    #[test]
+    fn whatever_the_frames_and_wherever_reads_break_it_is_known_what_is_incomplete() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        for _ in 0..300 {
+            let frames: Vec<_> = (0..random.usize(1..12))
+                .map(|_| {
+                    let kind = [DATA, HEADERS, PUSH_PROMISE, PING, CONTINUATION][random.usize(..5)];
+                    let most = [1, 20, 300][random.usize(..3)];
+                    let length = random.usize(..most);
+                    (kind, random.u8(..), random.u32(..1 << 31), length)
+                })
+                .collect();
+            let bytes: Vec<_> = std::iter::once(vec![b'P'; PREFACE])
+                .chain(frames.iter().map(|(k, f, s, l)| frame(*k, *f, *s, *l)))
+                .collect();
+            let all = bytes.concat();
+            let mut scan = FrameScan::new();
+            let mut at = 0;
+            while at < all.len() {
+                let end = (at + random.usize(1..=40)).min(all.len());
+                scan.feed(&all[at..end]);
+                at = end;
+                // The frames that are whole by now, and how much of the next has come.
+                let (mut whole, mut begins) = (0, PREFACE);
+                while let Some(next) = bytes.get(whole + 1).map(Vec::len)
+                    && begins + next <= at
+                {
+                    whole += 1;
+                    begins += next;
+                }
+                let next = frames
+                    .get(whole)
+                    .map(|(kind, _, _, length)| (*kind, *length));
+                let cut = at.saturating_sub(begins);
+                let (incomplete, last) = expected(&frames[..whole], cut, next);
+                assert_eq!(scan.incomplete(), incomplete, "at {at} of {frames:?}");
+                assert_eq!(scan.last_stream(), last);
+            }
+        }
+    }
+
+    #[test]
+    fn all_splits_in_two_come_to_the_same() {
+        let all = [
+            vec![b'P'; PREFACE],
+            frame(HEADERS, END_HEADERS, 1, 10),
+            frame(DATA, 1, 1, 7),
+            frame(HEADERS, 0, 3, 12),
+            frame(CONTINUATION, 0, 3, 0),
+            frame(CONTINUATION, 0, 3, 5),
+        ]
+        .concat();
+        for at in 0..=all.len() {
+            let mut scan = FrameScan::new();
+            scan.feed(&all[..at]);
+            scan.feed(&all[at..]);
+            let incomplete = Incomplete {
+                decoded: 17,
+                frame: 0,
+            };
+            assert_eq!(scan.incomplete(), Some(incomplete), "broken at {at}");
+            assert_eq!(scan.last_stream(), 1, "stream 3 has not begun");
+            scan.feed(&frame(CONTINUATION, END_HEADERS, 3, 1));
+            assert_eq!((scan.incomplete(), scan.last_stream()), (None, 3));
+        }
+    }
+
+    #[test]
+    fn what_is_no_header_block_may_take_its_time() {
+        let mut scan = FrameScan::new();
+        scan.feed(&[b'P'; PREFACE]);
+        scan.feed(&frame(DATA, 0, 1, 100)[..50]);
+        assert_eq!(scan.incomplete(), None);
+    }
+}

@@ -1,0 +1,299 @@
+//! The streams below the HTTP libraries: what is read is looked over, and some of it is answered without them.
+//!
+//! A request of which the head is not complete is nothing to the library. Where weir ends it, the answer (or on HTTP/2 the reason)
+//! is written here, below the library, which then finds the stream at its end.
+
+use std::io;
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering;
+use std::task::Context;
+use std::task::Poll;
+use std::task::ready;
+
+use tokio::io::AsyncRead;
+use tokio::io::AsyncWrite;
+use tokio::io::ReadBuf;
+
+use crate::metrics::Counted;
+use crate::pipeline::begun::Requests;
+use crate::pipeline::fragments::Fragments;
+use crate::pipeline::heads::memory_of_block;
+use crate::pipeline::refusal::NO_ROOM_FOR_HEAD;
+use crate::server::frame_scan::FrameScan;
+use crate::server::frame_scan::Incomplete;
+use crate::server::heads::HeadFault;
+use crate::server::heads::HeadWatch;
+use crate::server::pacing::Pace;
+use crate::server::worker::Held;
+
+/// What is read at a time of what nobody wants any more.
+const PASSED_OVER: usize = 4 << 10;
+
+/// HTTP/2's GOAWAY (RFC 9113, 6.8) and its reason for who is too much: ENHANCE_YOUR_CALM.
+const GOAWAY: u8 = 7;
+const ENHANCE_YOUR_CALM: u32 = 0xb;
+
+/// A connection whose bytes are looked over as they are read, and of which it is known whether some wait to be written.
+pub(super) struct LookedOver<S, H = (Held, Counted)> {
+    pub(super) stream: S,
+    pub(super) fragments: Arc<Fragments>,
+    pub(super) requests: Arc<Requests>,
+    pub(super) heads: Arc<HeadWatch>,
+    pub(super) pace: Arc<Pace>,
+    /// What is left to write of the answer to a head that is not complete.
+    pub(super) refusal: Option<Vec<u8>>,
+    /// Here, because the stream outlives HTTP where the protocol changes: a tunnel is an open connection, too.
+    pub(super) _open: H,
+}
+
+impl<S, H> LookedOver<S, H> {
+    fn noted<T>(&self, polled: Poll<T>) -> Poll<T> {
+        self.requests.set_unwritten(polled.is_pending());
+        polled
+    }
+
+    fn written(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = polled {
+            self.pace.written(bytes);
+        }
+        self.noted(polled)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> LookedOver<S, H> {
+    /// Answers the head that is not complete, ends this direction, and passes over what still comes: a connection that is closed
+    /// before all of it was read is reset, and its client might not see the answer. Where the end of an answer before is not
+    /// written, this one is left out: it would stand within that.
+    fn poll_refuse(&mut self, cx: &mut Context<'_>, fault: HeadFault) -> Poll<io::Result<()>> {
+        let over = || Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        if self.refusal.is_none() && self.requests.unwritten() {
+            return over();
+        }
+        let left = self.refusal.get_or_insert_with(|| refusal(fault));
+        while !left.is_empty() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(cx, left))?;
+            if written == 0 {
+                return over();
+            }
+            left.drain(..written);
+        }
+        ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+        loop {
+            let mut passed_over = [0; PASSED_OVER];
+            let mut buffer = ReadBuf::new(&mut passed_over);
+            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
+            if buffer.filled().is_empty() {
+                return over();
+            }
+        }
+    }
+}
+
+/// What a client is told whose request's head is not complete.
+fn refusal(fault: HeadFault) -> Vec<u8> {
+    let (status, headers, text) = match fault {
+        HeadFault::TooSlow => (
+            "408 Request Timeout",
+            "",
+            "weir: the request's head did not come in time (--request-header-timeout)",
+        ),
+        // Not 431: the head itself may be well, and client-go tries a 503 with Retry-After again.
+        HeadFault::NoRoom => (
+            "503 Service Unavailable",
+            "Retry-After: 1\r\n",
+            NO_ROOM_FOR_HEAD,
+        ),
+    };
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n{headers}Content-Length: {}\r\n\r\n{text}\n",
+        text.len() + 1
+    )
+    .into_bytes()
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for LookedOver<S, H> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Err(fault) = self.heads.http1_reads_on() {
+            return self.poll_refuse(cx, fault);
+        }
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        let read = buffer.filled().get(before..).unwrap_or_default();
+        if !read.is_empty() {
+            self.fragments.look(read);
+            self.heads.http1_read(read);
+        }
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for LookedOver<S, H> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.written(polled)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.written(polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.noted(polled)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// The stream of an HTTP/2 connection, whose frames are looked over as they are read.
+#[derive(Debug)]
+pub(super) struct Scanned<S> {
+    stream: S,
+    scan: FrameScan,
+    heads: Arc<HeadWatch>,
+    last_stream: Arc<LastStream>,
+}
+
+/// The last stream of an HTTP/2 connection whose header block is complete.
+#[derive(Debug, Default)]
+pub(super) struct LastStream(AtomicU32);
+
+impl LastStream {
+    /// The frame that tells a client to go away because it is too much: streams after the last one were not looked at.
+    pub(super) fn go_away(&self) -> Vec<u8> {
+        let last = self.0.load(Ordering::Relaxed).to_be_bytes();
+        let payload = [last, ENHANCE_YOUR_CALM.to_be_bytes()].concat();
+        let header = [0, 0, 8, GOAWAY, 0, 0, 0, 0, 0];
+        [&header[..], &payload].concat()
+    }
+}
+
+impl<S> Scanned<S> {
+    /// Of a connection on which nothing has been read.
+    pub(super) fn new(stream: S, heads: &Arc<HeadWatch>, last_stream: &Arc<LastStream>) -> Self {
+        Self {
+            stream,
+            scan: FrameScan::new(),
+            heads: Arc::clone(heads),
+            last_stream: Arc::clone(last_stream),
+        }
+    }
+
+    fn look(&mut self, read: &[u8]) {
+        let was_incomplete = self.scan.incomplete().is_some();
+        self.scan.feed(read);
+        let last = self.scan.last_stream();
+        self.last_stream.0.store(last, Ordering::Relaxed);
+        if was_incomplete && self.scan.incomplete().is_none() {
+            self.heads.complete();
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Scanned<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(Incomplete { decoded, frame }) = self.scan.incomplete() {
+            // The library's buffer may have grown by doubling for the frame.
+            let memory = memory_of_block(decoded).saturating_add(2 * frame);
+            if self.heads.reads_on(memory).is_err() {
+                return Poll::Pending; // who waits for the fault ends the connection
+            }
+        }
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        self.look(buffer.filled().get(before..).unwrap_or_default());
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Scanned<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+    use tokio::io::AsyncReadExt;
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+    use crate::metrics::Registry;
+    use crate::pipeline::heads::HeadBudget;
+
+    #[tokio::test]
+    async fn it_is_known_that_a_client_has_not_read_all() {
+        let (near, mut far) = tokio::io::duplex(8);
+        let requests = Arc::<Requests>::default();
+        let mut stream = LookedOver {
+            stream: near,
+            fragments: Arc::default(),
+            requests: Arc::clone(&requests),
+            heads: HeadWatch::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None),
+            pace: Arc::default(),
+            refusal: None,
+            _open: (),
+        };
+        let mut written = pin!(async { stream.write_all(&[7; 20]).await });
+        assert!(written.as_mut().now_or_never().is_none());
+        assert!(requests.unwritten());
+        let mut read = [0; 20];
+        let (written, read) = tokio::join!(written, far.read_exact(&mut read));
+        assert!(written.is_ok() && read.is_ok());
+        assert!(!requests.unwritten());
+    }
+}

@@ -1,0 +1,152 @@
+//! Places that are shared fairly by whom holds them, without a number for each. Pure.
+//!
+//! A holder may take one more place as long as it has fewer than are free (a dynamic threshold, as switches share their buffers):
+//! one alone gets half, two get a third each, and there is always as much free for a newcomer as any holder has. A request has several
+//! holders, its user and its address say, and takes a place of each.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// So many places, and who has how many.
+#[derive(Debug)]
+pub struct Shares<H> {
+    total: usize,
+    taken: usize,
+    holders: HashMap<H, usize>,
+}
+
+/// Why there is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denied<H> {
+    /// All are taken.
+    Full,
+    /// This holder has as many as are free.
+    Share(H),
+}
+
+impl<H: Clone + Eq + Hash> Shares<H> {
+    /// All of them free.
+    #[must_use]
+    pub fn new(total: usize) -> Self {
+        Self {
+            total,
+            taken: 0,
+            holders: HashMap::new(),
+        }
+    }
+
+    /// Takes one place for all of `holders`.
+    ///
+    /// # Errors
+    /// There is none for them.
+    pub fn take(&mut self, holders: &[H]) -> Result<(), Denied<H>> {
+        let free = self.total.saturating_sub(self.taken);
+        if free == 0 {
+            return Err(Denied::Full);
+        }
+        let over = holders.iter().find(|holder| self.of(holder) >= free);
+        if let Some(holder) = over {
+            return Err(Denied::Share(holder.clone()));
+        }
+        self.taken += 1;
+        for holder in holders {
+            *self.holders.entry(holder.clone()).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Gives back one place that was taken for all of `holders`.
+    pub fn give_back(&mut self, holders: &[H]) {
+        self.taken = self.taken.saturating_sub(1);
+        for holder in holders {
+            match self.of(holder) {
+                0 | 1 => drop(self.holders.remove(holder)),
+                several => drop(self.holders.insert(holder.clone(), several - 1)),
+            }
+        }
+    }
+
+    /// How many places there are, and how many are taken.
+    #[must_use]
+    pub const fn counts(&self) -> (usize, usize) {
+        (self.total, self.taken)
+    }
+
+    /// Those who hold most, most first.
+    #[must_use]
+    pub fn most(&self, number: usize) -> Vec<(H, usize)>
+    where
+        H: Ord,
+    {
+        let mut all: Vec<_> = self.holders.iter().map(|(h, n)| (h.clone(), *n)).collect();
+        all.sort_by(|(one, n), (other, m)| m.cmp(n).then_with(|| one.cmp(other)));
+        all.truncate(number);
+        all
+    }
+
+    fn of(&self, holder: &H) -> usize {
+        self.holders.get(holder).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of the free places a holder can take.
+    fn takes(shares: &mut Shares<&'static str>, holder: &'static str) -> usize {
+        (0..1000)
+            .take_while(|_| shares.take(&[holder]).is_ok())
+            .count()
+    }
+
+    #[test]
+    fn one_alone_gets_half_and_leaves_as_much_to_a_newcomer() {
+        let mut shares = Shares::new(100);
+        assert_eq!(takes(&mut shares, "one"), 50);
+        assert_eq!(takes(&mut shares, "two"), 25);
+        assert_eq!(takes(&mut shares, "one"), 0);
+        assert_eq!(shares.take(&["one"]), Err(Denied::Share("one")));
+        for _ in 0..30 {
+            shares.give_back(&["one"]);
+        }
+        assert_eq!(takes(&mut shares, "two"), 15);
+        assert_eq!(shares.counts(), (100, 60));
+        assert_eq!(shares.most(1), [("two", 40)]);
+    }
+
+    #[test]
+    fn all_holders_of_a_place_need_a_share() {
+        let mut shares = Shares::new(4);
+        assert_eq!(shares.take(&["alice", "10.0.0.1"]), Ok(()));
+        assert_eq!(shares.take(&["bob", "10.0.0.1"]), Ok(()));
+        let denied = shares.take(&["carol", "10.0.0.1"]);
+        assert_eq!(denied, Err(Denied::Share("10.0.0.1")));
+        assert_eq!(shares.take(&["carol", "10.0.0.2"]), Ok(()));
+        assert_eq!(shares.take(&["dave", "10.0.0.3"]), Ok(()));
+        assert_eq!(shares.take(&["erin", "10.0.0.4"]), Err(Denied::Full));
+    }
+
+    #[test]
+    fn nothing_is_kept_of_those_who_have_given_back_all() {
+        fastrand::seed(3);
+        println!("seed 3");
+        let mut shares = Shares::new(50);
+        let mut taken: Vec<[u8; 2]> = Vec::new();
+        for _ in 0..10_000 {
+            if fastrand::bool() {
+                let holders = [fastrand::u8(0..9), fastrand::u8(10..19)];
+                if shares.take(&holders).is_ok() {
+                    taken.push(holders);
+                }
+            } else if !taken.is_empty() {
+                shares.give_back(&taken.swap_remove(fastrand::usize(..taken.len())));
+            }
+            assert_eq!(shares.counts(), (50, taken.len()));
+        }
+        for holders in taken {
+            shares.give_back(&holders);
+        }
+        assert!(shares.holders.is_empty());
+    }
+}

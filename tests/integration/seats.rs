@@ -1,0 +1,628 @@
+//! Seats are estimated by what answers tell of how many objects there are and how large, in whatever way clients ask.
+//!
+//! The styles are client-go's own: reflectors, paged lists, kubectl's tables, metadata informers, watch lists. Beside each
+//! stand the seats that kube-apiserver's formula comes to with the objects as they are stored.
+
+use std::io::Write;
+use std::time::Duration;
+
+use ::weir::config::Limits;
+use ::weir::document;
+use ::weir::flowcontrol::bootstrap;
+use ::weir::flowcontrol::controller;
+use ::weir::flowcontrol::controller::Enforcement;
+use ::weir::flowcontrol::work_estimate::ObjectStats;
+use ::weir::flowcontrol::work_estimate::Surroundings;
+use ::weir::flowcontrol::work_estimate::estimate;
+use ::weir::request_info::RequestInfo;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use crate::support::Http;
+use crate::support::client::Ask;
+use crate::support::client::Call;
+use crate::support::client::Client;
+use crate::support::eventually;
+use crate::support::upstream::Exchange;
+use crate::support::upstream::Upstream;
+use crate::support::weir;
+use crate::support::weir::Setup;
+use crate::support::weir::Weir;
+
+/// Alice's group has a level in which nobody waits, and whose requests may be as wide as they like.
+const WIDE: &str = "
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: PriorityLevelConfiguration
+metadata: {name: wide}
+spec: {type: Limited, limited: {nominalConcurrencyShares: 1000, lendablePercent: 0, limitResponse: {type: Reject}}}
+---
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {name: devs}
+spec:
+  matchingPrecedence: 50
+  priorityLevelConfiguration: {name: wide}
+  rules:
+  - subjects: [{kind: Group, group: {name: dev}}]
+    resourceRules:
+    - {verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}
+";
+
+/// A resource as it is stored.
+#[derive(Clone, Copy)]
+struct Stored {
+    path: &'static str,
+    kind: &'static str,
+    count: usize,
+    /// Of each object, in protobuf.
+    size: usize,
+}
+
+const NODES: Stored = Stored {
+    path: "/api/v1/nodes",
+    kind: "Node",
+    count: 200,
+    size: 13_000,
+};
+const PODS: Stored = Stored {
+    path: "/api/v1/pods",
+    kind: "Pod",
+    count: 500,
+    size: 5_000,
+};
+const CONFIG_MAPS: Stored = Stored {
+    path: "/api/v1/configmaps",
+    kind: "ConfigMap",
+    count: 3_004,
+    size: 240,
+};
+const LEASES: Stored = Stored {
+    path: "/apis/coordination.k8s.io/v1/leases",
+    kind: "Lease",
+    count: 230,
+    size: 400,
+};
+const EVENTS: Stored = Stored {
+    path: "/api/v1/events",
+    kind: "Event",
+    count: 401,
+    size: 600,
+};
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+const JSON: &str = "application/json";
+const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+
+/// What stands in an answer.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Json,
+    Metadata,
+    Protobuf,
+    Table,
+}
+
+/// How a client asks.
+#[derive(Clone, Copy)]
+struct Style {
+    name: &'static str,
+    query: &'static str,
+    accept: &'static str,
+    form: Form,
+    gzip: bool,
+}
+
+const STYLES: &[Style] = &[
+    Style {
+        name: "reflector, protobuf, gzip",
+        query: "limit=500&resourceVersion=0",
+        accept: PROTOBUF,
+        form: Form::Protobuf,
+        gzip: true,
+    },
+    Style {
+        name: "full list, protobuf, gzip",
+        query: "",
+        accept: PROTOBUF,
+        form: Form::Protobuf,
+        gzip: true,
+    },
+    Style {
+        name: "full list, JSON, gzip",
+        query: "",
+        accept: JSON,
+        form: Form::Json,
+        gzip: true,
+    },
+    Style {
+        name: "paged, protobuf, gzip",
+        query: "limit=500",
+        accept: PROTOBUF,
+        form: Form::Protobuf,
+        gzip: true,
+    },
+    Style {
+        name: "kubectl's table, gzip",
+        query: "limit=500",
+        accept: TABLE,
+        form: Form::Table,
+        gzip: true,
+    },
+    Style {
+        name: "full list, protobuf",
+        query: "",
+        accept: PROTOBUF,
+        form: Form::Protobuf,
+        gzip: false,
+    },
+    Style {
+        name: "full list, JSON",
+        query: "",
+        accept: JSON,
+        form: Form::Json,
+        gzip: false,
+    },
+    Style {
+        name: "watch list, protobuf",
+        query: "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
+        accept: "application/vnd.kubernetes.protobuf;stream=watch",
+        form: Form::Protobuf,
+        gzip: false,
+    },
+    Style {
+        name: "watch list, JSON",
+        query: "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
+        accept: JSON,
+        form: Form::Json,
+        gzip: false,
+    },
+    Style {
+        name: "watch list, JSON, gzip",
+        query: "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
+        accept: JSON,
+        form: Form::Json,
+        gzip: true,
+    },
+    Style {
+        name: "watch from version 0, protobuf",
+        query: "watch=true&resourceVersion=0",
+        accept: "application/vnd.kubernetes.protobuf;stream=watch",
+        form: Form::Protobuf,
+        gzip: false,
+    },
+];
+
+impl Style {
+    fn is_watch(self) -> bool {
+        self.query.contains("watch=true")
+    }
+
+    fn target(self, of: Stored) -> String {
+        format!("{}?{}", of.path, self.query)
+    }
+}
+
+fn field(number: u64, value: &[u8]) -> Vec<u8> {
+    let mut out = varint(number << 3 | 2);
+    out.extend(varint(value.len().try_into().unwrap()));
+    out.extend(value);
+    out
+}
+
+fn varint(mut number: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    while number > 0x7f {
+        out.push(u8::try_from(number & 0x7f).unwrap() | 0x80);
+        number >>= 7;
+    }
+    out.push(u8::try_from(number).unwrap());
+    out
+}
+
+/// Text that gzip makes about a tenth of.
+fn text(length: usize, seed: usize) -> String {
+    let mut rng = fastrand::Rng::with_seed(seed.try_into().unwrap());
+    let mut text = String::new();
+    while text.len() < length {
+        let word = [
+            "\\\"image\\\":",
+            "registry.k8s.io/",
+            "conditions",
+            "lastTransitionTime",
+            "fieldsV1",
+            "f:spec",
+        ];
+        text += rng.choice(word).unwrap();
+        text += &rng.u8(..).to_string();
+    }
+    text.truncate(length);
+    text.replace('\\', "_").replace('"', "'")
+}
+
+impl Stored {
+    /// The objects in one answer of that form, which have so many bytes there.
+    fn items(self, form: Form, size: usize, count: usize) -> Vec<Vec<u8>> {
+        let written = |n: usize, text: &str| {
+            match form {
+            Form::Protobuf | Form::Metadata => field(1, &field(1, text.as_bytes())),
+            Form::Json => format!(r#"{{"metadata":{{"name":"{text}"}}}}"#).into_bytes(),
+            Form::Table => format!(
+                r#"{{"cells":["{n}"],"object":{{"kind":"PartialObjectMetadata","metadata":{{"name":"{text}"}}}}}}"#
+            )
+            .into_bytes(),
+        }
+        };
+        let object = |n: usize| {
+            let text = text(size, n);
+            let envelope = written(n, &text).len() - size;
+            written(n, &text[envelope..])
+        };
+        (0..count).map(object).collect()
+    }
+
+    /// How long an object is in a list of that form.
+    fn length(self, form: Form) -> usize {
+        match form {
+            // Without its kind and the rest of what is around it in storage, with its version.
+            Form::Protobuf => self.size - 19,
+            Form::Json => self.size * 13 / 10,
+            Form::Metadata | Form::Table => (self.size / 5).max(120) - 20,
+        }
+    }
+
+    /// An answer of kube-apiserver, with its type: a list's does not say that it is a table.
+    fn answer(self, style: Style) -> (&'static str, Vec<u8>) {
+        if style.is_watch() {
+            return self.watch(style);
+        }
+        let paged = style.query.contains("limit=500") && !style.query.contains("resourceVersion=0");
+        let count = if paged {
+            self.count.min(500)
+        } else {
+            self.count
+        };
+        let remaining = self.count - count;
+        let items = self.items(style.form, self.length(style.form), count);
+        match style.form {
+            Form::Protobuf | Form::Metadata => {
+                let kind = match style.form {
+                    Form::Metadata => "PartialObjectMetadataList".to_owned(),
+                    Form::Json | Form::Protobuf | Form::Table => format!("{}List", self.kind),
+                };
+                let mut metadata = field(2, b"1450");
+                if remaining > 0 {
+                    metadata.extend(field(3, b"eyJ2IjoibWV0YSJ9"));
+                    metadata.extend(varint(4 << 3));
+                    metadata.extend(varint(remaining.try_into().unwrap()));
+                }
+                let mut list = field(1, &metadata);
+                items.iter().for_each(|item| list.extend(field(2, item)));
+                let type_meta = [field(1, b"v1"), field(2, kind.as_bytes())].concat();
+                let unknown = [field(1, &type_meta), field(2, &list)].concat();
+                (PROTOBUF, [b"k8s\0", &*unknown].concat())
+            }
+            Form::Json | Form::Table => {
+                let more = if remaining > 0 {
+                    format!(r#","continue":"x","remainingItemCount":{remaining}"#)
+                } else {
+                    String::new()
+                };
+                let (kind, member) = match style.form {
+                    Form::Table => ("Table".to_owned(), "rows"),
+                    Form::Json | Form::Metadata | Form::Protobuf => {
+                        (format!("{}List", self.kind), "items")
+                    }
+                };
+                let head = format!(
+                    r#"{{"kind":"{kind}","apiVersion":"v1","metadata":{{"resourceVersion":"1450"{more}}},"{member}":["#
+                );
+                (
+                    JSON,
+                    [head.as_bytes(), &items.join(&b","[..]), b"]}"].concat(),
+                )
+            }
+        }
+    }
+
+    /// The initial events of a watch, and the mark where it is asked for.
+    fn watch(self, style: Style) -> (&'static str, Vec<u8>) {
+        let marked = style.query.contains("sendInitialEvents");
+        let mark = "k8s.io/initial-events-end";
+        if style.form == Form::Json {
+            let items = self.items(style.form, self.length(style.form), self.count);
+            let mut events: Vec<u8> = Vec::new();
+            for item in items {
+                events.extend([br#"{"type":"ADDED","object":"#, &*item, b"}\n"].concat());
+            }
+            if marked {
+                let object = format!(r#"{{"metadata":{{"annotations":{{"{mark}":"true"}}}}}}"#);
+                events.extend(format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").bytes());
+            }
+            return (JSON, events);
+        }
+        let event = |of: &str, object: &[u8]| {
+            let type_meta = [field(1, b"v1"), field(2, self.kind.as_bytes())].concat();
+            let unknown = [field(1, &type_meta), field(2, object)].concat();
+            let raw = [b"k8s\0", &*unknown].concat();
+            let event = [field(1, of.as_bytes()), field(2, &field(1, &raw))].concat();
+            let length = u32::try_from(event.len()).unwrap().to_be_bytes();
+            [&length[..], &event].concat()
+        };
+        // As it is stored, and with its version; the type around it takes so much.
+        let around = 15 + self.kind.len();
+        let items = self.items(style.form, self.size + 8 - around, self.count);
+        let mut events: Vec<_> = items.iter().flat_map(|item| event("ADDED", item)).collect();
+        if marked {
+            let annotation = [field(1, mark.as_bytes()), field(2, b"true")].concat();
+            events.extend(event("BOOKMARK", &field(1, &field(12, &annotation))));
+        }
+        ("application/vnd.kubernetes.protobuf;stream=watch", events)
+    }
+
+    /// What kube-apiserver has counted.
+    fn stats(self) -> ObjectStats {
+        ObjectStats::Known {
+            count: self.count.try_into().unwrap(),
+            average_size: match self.path {
+                "/api/v1/events" => 0, // not in the watch cache, where sizes are taken
+                _ => self.size.try_into().unwrap(),
+            },
+        }
+    }
+}
+
+/// What kube-apiserver's formula asks.
+struct Server(Stored);
+
+impl Surroundings for Server {
+    fn consistent_reads_from_cache(&self) -> bool {
+        true
+    }
+
+    fn object_stats(&self, _: &[u8], _: &[u8]) -> ObjectStats {
+        self.0.stats()
+    }
+
+    fn interested_watches(&self, _: &RequestInfo<'_>) -> usize {
+        0
+    }
+}
+
+fn seats_of_server(target: &str, of: Stored) -> u32 {
+    let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
+    estimate(&info, None, &Server(of)).initial_seats
+}
+
+fn gzip(body: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(body).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// A client, weir and an API server.
+struct Stand {
+    client: Client,
+    upstream: Upstream,
+    weir: Weir,
+}
+
+impl Stand {
+    async fn start() -> Self {
+        Self::start_with(|setup| setup).await
+    }
+
+    async fn start_with(change: impl FnOnce(Setup) -> Setup) -> Self {
+        let mut faults = document::Faults::default();
+        let nodes = document::parse_all("wide.yaml", WIDE, &mut faults);
+        let objects = ::weir::api::flowcontrol::read(&nodes, &mut faults);
+        assert!(!faults.has_errors(), "{faults}");
+        let upstream = Upstream::start().await;
+        let weir = change(weir::before(upstream.address))
+            .with(|config| {
+                config.telling.explain = true;
+                config.limits = Limits::Fairness {
+                    config: controller::Config {
+                        server_concurrency_limit: 600,
+                        request_timeout: Duration::from_secs(60),
+                        enforcement: Enforcement::Enforce,
+                        consistent_reads_from_cache: true,
+                    },
+                    objects: bootstrap::complete(objects),
+                };
+            })
+            .start()
+            .await;
+        Self {
+            client: weir.alice(Http::Two),
+            upstream,
+            weir,
+        }
+    }
+
+    /// Asks in that style, and has it answered; the answer comes through unchanged. A watch goes on until it is dropped.
+    async fn asks(&mut self, style: Style, of: Stored) -> Option<(Call, Exchange)> {
+        let ask = Ask::get(&style.target(of)).header("accept", style.accept);
+        let mut call = self.client.send(ask).await;
+        let mut exchange = self.upstream.next().await;
+        let (content_type, body) = of.answer(style);
+        let mut headers = vec![("content-type", content_type)];
+        let body = if style.gzip {
+            headers.push(("content-encoding", "gzip"));
+            gzip(&body)
+        } else {
+            body
+        };
+        if style.is_watch() {
+            exchange.begin(200, &headers).await;
+            assert_eq!(call.head().await.status, 200);
+            let sending = async {
+                for piece in body.chunks(10_000) {
+                    exchange.send(piece.to_vec()).await;
+                }
+            };
+            let receiving = async {
+                let mut left = body.len();
+                while left > 0 {
+                    left -= call.body().next().await.unwrap().unwrap().len();
+                }
+            };
+            tokio::join!(sending, receiving);
+            return Some((call, exchange));
+        }
+        let (answer, ()) = tokio::join!(
+            call.answer(),
+            exchange.reply_with(200, &headers, body.clone())
+        );
+        assert!(answer.body == body, "{} of {}", style.name, of.kind);
+        None
+    }
+
+    /// The seats of a request that is answered with nothing to learn.
+    async fn seats(&mut self, target: &str) -> u32 {
+        let call = self.client.send(Ask::get(target)).await;
+        self.upstream.next().await.reply(200, "{}").await;
+        let answer = call.answer().await;
+        answer.headers["x-weir-seats"].parse().unwrap()
+    }
+
+    /// Waits until a request has so many seats: what was compressed is read beside its way.
+    async fn comes_to(&mut self, target: &str, seats: u32, what: &str) {
+        let mut last = 0;
+        let coming = eventually("the seats", async || {
+            last = self.seats(target).await;
+            (last == seats).then_some(())
+        });
+        let come = tokio::time::timeout(Duration::from_secs(5), coming).await;
+        assert!(come.is_ok(), "{what}: {last} seats instead of {seats}");
+    }
+}
+
+/// The table in the README: where it has two numbers for a style, weir's differ from the server's.
+#[tokio::test]
+async fn seats_follow_what_passes_by_in_every_style_of_client_go() {
+    for style in STYLES {
+        let mut stand = Stand::start().await;
+        for of in [NODES, PODS, CONFIG_MAPS, LEASES, EVENTS] {
+            let _watch = stand.asks(*style, of).await;
+            let target = style.target(of);
+            let server = seats_of_server(&target, of);
+            let weir = match (style.form, of.path) {
+                // 1.3 times as long as what is stored.
+                (Form::Json, "/api/v1/configmaps") => server + 2,
+                (Form::Json, "/apis/coordination.k8s.io/v1/leases") => server + 1,
+                // A row is shorter than the object.
+                (Form::Table, "/api/v1/pods") => 5,
+                (Form::Table, "/api/v1/nodes") => 6,
+                (Form::Table, "/api/v1/configmaps") => 1,
+                _ => server,
+            };
+            let what = format!("{} of {}, server {server}", style.name, of.kind);
+            stand.comes_to(&target, weir, &what).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn tables_and_metadata_do_not_overwrite_the_size_of_objects() {
+    let mut stand = Stand::start().await;
+    let full = "/api/v1/nodes?resourceVersion=0";
+    let whole = STYLES.iter().find(|style| style.name == "full list, JSON");
+    stand.asks(*whole.unwrap(), NODES).await;
+    assert_eq!(stand.seats(full).await, 10);
+    for (accept, form) in [(METADATA, Form::Metadata), (TABLE, Form::Table)] {
+        let style = Style {
+            name: "without the objects",
+            query: "",
+            accept,
+            form,
+            gzip: false,
+        };
+        stand.asks(style, NODES).await;
+        assert_eq!(stand.seats(full).await, 10, "{accept}");
+    }
+}
+
+#[tokio::test]
+async fn events_cost_what_the_server_takes_them_for_before_any_is_listed() {
+    let mut stand = Stand::start().await;
+    assert_eq!(stand.seats("/api/v1/events").await, 10);
+    assert_eq!(
+        stand.seats("/api/v1/namespaces/a/events?limit=500").await,
+        10
+    );
+    assert_eq!(stand.seats("/api/v1/events?watch=1").await, 10);
+    assert_eq!(
+        stand
+            .seats("/api/v1/events?watch=1&resourceVersion=7")
+            .await,
+        1
+    );
+    assert_eq!(stand.seats("/api/v1/events?continue=x").await, 100);
+    assert_eq!(stand.seats("/apis/events.k8s.io/v1/events").await, 1);
+}
+
+/// An object that somebody wrote cannot end a watch's initialization: the seats stay taken until the bookmark.
+#[tokio::test]
+async fn an_annotation_of_an_object_does_not_end_the_initial_events() {
+    let mut stand = Stand::start().await;
+    let target =
+        "/api/v1/configmaps?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+    let series = r#"apiserver_flowcontrol_current_executing_seats{flow_schema="devs",priority_level="wide"}"#;
+    let mut call = stand.client.send(Ask::get(target)).await;
+    let mut exchange = stand.upstream.next().await;
+    exchange.begin(200, &[("content-type", JSON)]).await;
+    assert_eq!(call.head().await.status, 200);
+    let event = |of: &str| {
+        format!(
+            "{{\"type\":\"{of}\",\"object\":{{\"metadata\":{{\"annotations\":{{\"k8s.io/initial-events-end\":\"true\"}}}}}}}}\n"
+        )
+    };
+    for of in ["ADDED", "MODIFIED"] {
+        exchange.send(event(of)).await;
+        assert_eq!(call.body().text().await, event(of));
+        stand.weir.metric_becomes(series, 1.0).await;
+    }
+    exchange.send(event("BOOKMARK")).await;
+    assert_eq!(call.body().text().await, event("BOOKMARK"));
+    stand.weir.metric_becomes(series, 0.0).await;
+}
+
+/// What the API server has counted itself goes before what passes by, and what it does not name costs one seat.
+#[tokio::test]
+async fn the_api_server_s_own_counts_are_read_from_its_metrics() {
+    let mut stand = Stand::start_with(|setup| {
+        let setup = setup.calling_with("weirs-own");
+        setup.with(|config| config.object_count_poll_period = Duration::from_secs(3600))
+    })
+    .await;
+    let mut exchange = stand.upstream.next().await;
+    assert_eq!(exchange.asked.target, "/metrics");
+    assert_eq!(&exchange.asked.headers["authorization"], "Bearer weirs-own");
+    exchange.begin(200, &[("content-type", "text/plain")]).await;
+    let help = "# HELP apiserver_request_total [STABLE] Counter of requests\n".repeat(1000);
+    let metrics = [
+        &*help,
+        "apiserver_resource_objects{group=\"\",resource=\"pods\"} 2000\napiserver_resource_obj",
+        "ects{group=\"\",resource=\"events\"} 3\n",
+        &*help,
+        "apiserver_resource_size_estimate_bytes{group=\"\",resource=\"pods\"} 1e+06\n",
+        "apiserver_resource_size_estimate_bytes{group=\"\",resource=\"events\"} -1\n",
+    ];
+    for piece in metrics {
+        exchange.send(piece.to_owned()).await;
+    }
+    exchange.end().await;
+    stand
+        .comes_to("/api/v1/pods", 10, "counted by the server")
+        .await;
+    let json = STYLES.iter().find(|style| style.name == "full list, JSON");
+    for of in [PODS, NODES] {
+        stand.asks(*json.unwrap(), of).await;
+    }
+    assert_eq!(stand.seats("/api/v1/pods?resourceVersion=0").await, 10);
+    assert_eq!(stand.seats("/api/v1/pods?limit=500").await, 3);
+    assert_eq!(stand.seats("/api/v1/nodes").await, 1);
+    assert_eq!(stand.seats("/api/v1/events?continue=x").await, 45);
+    assert_eq!(stand.seats("/apis/events.k8s.io/v1/events").await, 1);
+}

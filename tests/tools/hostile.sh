@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# Attacks on weir before the API server, each beside a polite user: none of the polite user's requests fails, its watch goes on,
+# and weir's memory stays within bounds. What the attack does to the times is printed.
+#
+# hostile.sh [NAME...]   only the attacks whose names begin so (h1, h2-watch)
+# LONG=1                 attacks go on for longer
+# NIGHTLY=1              each three times, and the median of p99 with the attack is at most three times that without
+
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname "$0")/lib.sh"
+need awk curl python3
+PATH=/usr/bin:$PATH # Debian's python, which has Debian's packages
+python3 -c 'import hpack' || die 'hpack is missing (python3-h2 brings it; .ci/run installs it)'
+
+ATTACKS=(
+    h1-anonymous h1-tokens h1-certificate h1-length h1-chunked h1-trickle
+    h2-readyz h2-livez h2-watch
+    h3-log h3-websocket
+    m3-tokens m4-protocol m5-heads m5-hpack m6-readyz m7-lists
+)
+MEMORY=200 # MiB that an attack may cost weir
+RATIO=3    # for p99, where it is judged
+FILES=600  # open files, where places are to be few
+CONNECTIONS=$((60 + ${LONG:-0} * 40))
+SEATS=6    # of weir, where they are to be fewer than what the attack wants
+
+seconds=3 rounds=1
+if [[ ${LONG:-} == 1 ]]; then seconds=15; fi
+if [[ ${NIGHTLY:-} == 1 ]]; then rounds=3; fi
+
+# The program with few open files: it takes as many as it may have.
+program=$WEIR
+cat >"$WORK/few-files" <<EOF
+#!/usr/bin/env bash
+ulimit -n $FILES
+exec "$program" "\$@"
+EOF
+chmod +x "$WORK/few-files"
+
+# before BACK...: the API server's flags.
+before() {
+    apiserver back 0 "$@"
+    BACK=$ADDRESS
+    cp "$DIR/kubeconfig" "$WORK/kubeconfig"
+}
+
+# by_kubeconfig FLAG...: weir with credentials of its own.
+by_kubeconfig() {
+    start front "$WEIR" serve --kubeconfig "$WORK/kubeconfig" --bind-address 127.0.0.1 "${anywhere[@]}" \
+        --tls-cert-file "$DIR/tls.crt" --tls-private-key-file "$DIR/tls.key" \
+        --client-ca-file "$DIR/ca.crt" --token-auth-file "$DIR/tokens.csv" "$@"
+    fronting front
+}
+
+# with_few_files: weir, whose places are few.
+with_few_files() {
+    WEIR=$WORK/few-files weir front "$BACK"
+}
+
+# ready_for ATTACK: the API server and weir as this attack wants them. PATIENCE is how long the polite user waits for an answer,
+# in seconds: far longer than without the attack.
+ready_for() {
+    PATIENCE=2
+    case $1 in
+    h1-certificate)
+        before
+        by_kubeconfig --assert-by=impersonation
+        ;;
+    h1-length | h1-chunked) # a connection each: fewer seats, so that some hundred are enough
+        before
+        weir front "$BACK" --max-requests-inflight=100 --max-mutating-requests-inflight=50
+        ;;
+    h2-*) # handlers that take as long as kube-apiserver's
+        before --service-cpu 150us
+        weir front "$BACK"
+        ;;
+    h3-* | m6-*)
+        before
+        with_few_files
+        ;;
+    m3-*) # tokens that take a while to be refused, and weir with credentials to verify them: where it has none, each is a flow
+        before --service-time 20ms
+        by_kubeconfig --max-requests-inflight=20 --max-mutating-requests-inflight=10
+        ;;
+    m5-hpack) # reviews that are waited for
+        before
+        by_kubeconfig --token-reviews-per-second=1
+        ;;
+    m7-*)
+        PATIENCE=10
+        before --service-time 60ms
+        weir front "$BACK" --max-requests-inflight=4 --max-mutating-requests-inflight=$((SEATS - 4))
+        ;;
+    *)
+        before
+        weir front "$BACK"
+        ;;
+    esac
+}
+
+# counted NAME: one of the API server's own counters.
+counted() {
+    curl -sS --max-time 10 --cacert "$DIR/ca.crt" -H "$(bearer admin)" "https://$BACK/metrics" | series "playground_$1"
+}
+
+# gone NAME: it is killed, without a word from bash.
+gone() {
+    signal "$1" KILL
+    { wait "${PIDS[$1]}" || true; } 2>/dev/null
+    unset "PIDS[$1]"
+}
+
+# median FILE
+median() {
+    sort -n "$1" | awk '{value[NR] = $1} END {print value[int((NR + 1) / 2)]}'
+}
+
+# milliseconds MICROSECONDS
+milliseconds() {
+    awk -v micros="$1" 'BEGIN {printf "%.1f", micros / 1000}'
+}
+
+# attacked ATTACK: one round of it.
+attacked() {
+    local name=$1 said
+    ready_for "$name"
+    python3 "$ROOT/tests/tools/hostile.py" "$name" "$ADDRESS" "$DIR" "${PIDS[front]}" "$seconds" "$PATIENCE" \
+        >"$WORK/said" 2>"$WORK/failures" || die "$name: $(tail -n 3 "$WORK/failures")"
+    read -ra said <"$WORK/said"
+    local requests=${said[0]} failures=${said[1]} idle=${said[6]} most=${said[7]} opened=${said[8]}
+    printf '%s: %s opened; polite p50 %s -> %s ms, p99 %s -> %s ms; weir %s -> %s MiB\n' "$name" "$opened" \
+        "$(milliseconds "${said[2]}")" "$(milliseconds "${said[4]}")" \
+        "$(milliseconds "${said[3]}")" "$(milliseconds "${said[5]}")" "$idle" "$most"
+    head -n 3 "$WORK/failures" | cut -c 1-180 | sed 's/^/  /'
+    check "$name: nothing of the polite user's fails ($requests requests)" 0 "$failures"
+    check_between "$name: MiB that weir takes more" 0 $MEMORY $((most > idle ? most - idle : 0))
+    case $name in
+    h2-*)
+        printf '%s: the API server ended %s connections with ENHANCE_YOUR_CALM\n' "$name" \
+            "$(counted too_many_early_resets_total)"
+        ;;
+    m4-*) # some for each worker, and those of the polite user's execs and logs
+        check_between "$name: connections that weir opens for $opened requests" 1 $CONNECTIONS "$(counted connections_total)"
+        ;;
+    m7-*)
+        check_between "$name: most that the API server executes for $SEATS seats" 1 $((2 * SEATS)) \
+            "$(counted inflight_requests_max)"
+        ;;
+    esac
+    echo $((said[5] * 100 / said[3])) >>"$WORK/ratios-$name"
+    gone front
+    gone back
+}
+
+# wanted ATTACK NAME...: it is one of those that were asked for.
+wanted() {
+    local name
+    for name in "${@:2}"; do
+        if [[ $1 == "$name"* ]]; then return; fi
+    done
+    (($# == 1))
+}
+
+for attack in "${ATTACKS[@]}"; do
+    if ! wanted "$attack" "$@"; then continue; fi
+    for ((round = 1; round <= rounds; round++)); do attacked "$attack"; done
+    ratio=$(median "$WORK/ratios-$attack")
+    printf '%s: p99 with the attack is %s %% of that without\n' "$attack" "$ratio"
+    if [[ ${NIGHTLY:-} == 1 ]]; then
+        check_between "$attack: p99 with the attack (%)" 0 $((RATIO * 100)) "$ratio"
+    fi
+done
+if ((passed + failed == 0)); then die "no attack has such a name: $*"; fi
+summary
