@@ -326,7 +326,8 @@ async fn serve_http2(
             end = too_much(heads, &requests) => end,
         }
     });
-    let first = beside(pin!(cork.drive(connection.as_mut())), end).await;
+    let driven = heads.with_block_limit(cork.drive(connection.as_mut()));
+    let first = beside(pin!(driven), end).await;
     let mut end = match first {
         First::Main(ended) => return log_end(&peer, ended),
         First::Aside(end) => end,
@@ -339,7 +340,7 @@ async fn serve_http2(
         } else {
             Duration::MAX
         };
-        let leaving = pin!(cork.drive(connection.as_mut()));
+        let leaving = pin!(heads.with_block_limit(cork.drive(connection.as_mut())));
         let too_much = pin!(too_much(heads, &requests));
         let leaving = beside(leaving, too_much);
         end = match timeout(farewell, leaving).await {

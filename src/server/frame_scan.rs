@@ -28,6 +28,8 @@ pub(super) struct FrameScan {
     /// The payloads of the frames of a header block that is not over.
     block: Option<usize>,
     last_stream: u32,
+    /// Payload bytes of all complete header blocks.
+    complete: u64,
 }
 
 /// A header block that has not come to its end, or a frame that may begin one.
@@ -49,6 +51,7 @@ impl FrameScan {
             left: 0,
             block: None,
             last_stream: 0,
+            complete: 0,
         }
     }
 
@@ -87,6 +90,11 @@ impl FrameScan {
         self.last_stream
     }
 
+    /// Payload bytes of all header blocks that are complete.
+    pub(super) const fn complete(&self) -> u64 {
+        self.complete
+    }
+
     /// Takes what belongs to the frame's header, and gives back what is behind it.
     fn header<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let missing = self.header.get_mut(self.read..).unwrap_or_default();
@@ -119,7 +127,10 @@ impl FrameScan {
                 let before = self.block.unwrap_or_default();
                 self.block = Some(before.saturating_add(self.length()));
             } else {
-                self.block = None;
+                let block = self.block.take().unwrap_or_default();
+                let block = block.saturating_add(self.length());
+                let block = u64::try_from(block).unwrap_or(u64::MAX);
+                self.complete = self.complete.saturating_add(block);
                 if kind != PUSH_PROMISE {
                     let stream = u32::from_be_bytes([a, b, c, d]) & (u32::MAX >> 1);
                     self.last_stream = self.last_stream.max(stream);
@@ -240,6 +251,7 @@ mod tests {
             assert_eq!(scan.last_stream(), 1, "stream 3 has not begun");
             scan.feed(&frame(CONTINUATION, END_HEADERS, 3, 1));
             assert_eq!((scan.incomplete(), scan.last_stream()), (None, 3));
+            assert_eq!(scan.complete(), 10 + 12 + 5 + 1);
         }
     }
 

@@ -203,7 +203,9 @@ impl<S> Scanned<S> {
 
     fn look(&mut self, read: &[u8]) {
         let was_incomplete = self.scan.incomplete().is_some();
+        let complete = self.scan.complete();
         self.scan.feed(read);
+        self.heads.decoded(self.scan.complete() - complete);
         let last = self.scan.last_stream();
         self.last_stream.0.store(last, Ordering::Relaxed);
         if was_incomplete && self.scan.incomplete().is_none() {
@@ -218,6 +220,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Scanned<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.heads.block_limit_reached() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if let Some(Incomplete { decoded, frame }) = self.scan.incomplete() {
             // The library's buffer may have grown by doubling for the frame.
             let memory = memory_of_block(decoded).saturating_add(2 * frame);
@@ -264,6 +270,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Scanned<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
     use std::pin::pin;
     use std::time::Duration;
 
@@ -274,6 +281,42 @@ mod tests {
     use super::*;
     use crate::metrics::Registry;
     use crate::pipeline::heads::HeadBudget;
+    use crate::server::frame_scan::PREFACE;
+
+    #[tokio::test]
+    async fn a_poll_decodes_a_bounded_number_of_header_blocks() {
+        const HEADS: usize = 40;
+        const BLOCK: usize = 4 << 10;
+        let (near, mut far) = tokio::io::duplex(HEADS * (BLOCK + 9) + PREFACE);
+        far.write_all(&[0; PREFACE]).await.unwrap();
+        for _ in 0..HEADS {
+            far.write_all(&[0, 0x10, 0, 1, 4, 0, 0, 0, 1])
+                .await
+                .unwrap();
+            far.write_all(&[0; BLOCK]).await.unwrap();
+        }
+        let heads = HeadWatch::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None);
+        let mut stream = Scanned::new(near, &heads, &Arc::default());
+        let whole = PREFACE + HEADS * (BLOCK + 9);
+        let reads = AtomicU32::new(0);
+        let mut reading = pin!(heads.with_block_limit(async {
+            let mut all = 0;
+            while all < whole {
+                all += stream.read(&mut [0; BLOCK]).await.unwrap();
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
+        }));
+        let mut polls = 1;
+        std::future::poll_fn(|cx| {
+            let polled = reading.as_mut().poll(cx);
+            polls += u32::from(polled.is_pending());
+            polled
+        })
+        .await;
+        let reads = reads.load(Ordering::Relaxed);
+        assert!((8..=11).contains(&polls), "{polls}: 16 KiB and a read each");
+        assert!(reads > polls, "{reads} in {polls} polls");
+    }
 
     #[tokio::test]
     async fn it_is_known_that_a_client_has_not_read_all() {
