@@ -50,12 +50,12 @@ spec:
 
 /// A resource as it is stored.
 #[derive(Clone, Copy)]
-struct Stored {
-    path: &'static str,
-    kind: &'static str,
-    count: usize,
+pub(crate) struct Stored {
+    pub(crate) path: &'static str,
+    pub(crate) kind: &'static str,
+    pub(crate) count: usize,
     /// Of each object, in protobuf.
-    size: usize,
+    pub(crate) size: usize,
 }
 
 const NODES: Stored = Stored {
@@ -389,7 +389,7 @@ impl Surroundings for Server {
     }
 }
 
-fn seats_of_server(target: &str, of: Stored) -> u32 {
+pub(crate) fn seats_of_server(target: &str, of: Stored) -> u32 {
     let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
     estimate(&info, None, &Server(of)).initial_seats
 }
