@@ -164,8 +164,8 @@ mod tests {
         assert_eq!(told(r#""continue":"x""#, item), None, "not told");
         let ignored = format!("{item},{item}");
         assert_eq!(told("", &ignored), None, "the limit was ignored");
-        let absurd = format!(r#""remainingItemCount":{}"#, u64::MAX);
-        assert!(told(&absurd, item).is_none_or(|count| count > 1));
+        let many = format!(r#""continue":"x","remainingItemCount":{}"#, i64::MAX);
+        assert_eq!(told(&many, item), Some(1 << 63));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use ::weir::upstream::credentials::bearer::bearer;
 
 use crate::seats::Stored;
 use crate::seats::seats_of_server;
+use crate::seats::wide;
 use crate::support::Http;
 use crate::support::client::Client;
 use crate::support::eventually;
@@ -54,6 +55,7 @@ impl Stand {
                     token: Some(Token::Given(bearer(&own).unwrap())),
                 };
                 config.telling.explain = true;
+                config.limits = wide();
                 config.object_count_poll_period = Duration::from_secs(3600);
             })
             .await;

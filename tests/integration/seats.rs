@@ -400,6 +400,23 @@ fn gzip(body: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
+/// Fairness with [`WIDE`].
+pub(crate) fn wide() -> Limits {
+    let mut faults = document::Faults::default();
+    let nodes = document::parse_all("wide.yaml", WIDE, &mut faults);
+    let objects = ::weir::api::flowcontrol::read(&nodes, &mut faults);
+    assert!(!faults.has_errors(), "{faults}");
+    Limits::Fairness {
+        config: controller::Config {
+            server_concurrency_limit: 600,
+            request_timeout: Duration::from_secs(60),
+            enforcement: Enforcement::Enforce,
+            consistent_reads_from_cache: true,
+        },
+        objects: bootstrap::complete(objects),
+    }
+}
+
 /// A client, weir and an API server.
 struct Stand {
     client: Client,
@@ -413,23 +430,11 @@ impl Stand {
     }
 
     async fn start_with(change: impl FnOnce(Setup) -> Setup) -> Self {
-        let mut faults = document::Faults::default();
-        let nodes = document::parse_all("wide.yaml", WIDE, &mut faults);
-        let objects = ::weir::api::flowcontrol::read(&nodes, &mut faults);
-        assert!(!faults.has_errors(), "{faults}");
         let upstream = Upstream::start().await;
         let weir = change(weir::before(upstream.address))
             .with(|config| {
                 config.telling.explain = true;
-                config.limits = Limits::Fairness {
-                    config: controller::Config {
-                        server_concurrency_limit: 600,
-                        request_timeout: Duration::from_secs(60),
-                        enforcement: Enforcement::Enforce,
-                        consistent_reads_from_cache: true,
-                    },
-                    objects: bootstrap::complete(objects),
-                };
+                config.limits = wide();
             })
             .start()
             .await;
