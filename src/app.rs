@@ -5,6 +5,7 @@
 //! requests end; watches end, spread over the grace period; what is left is cut off.
 
 mod authentication;
+mod count_calls;
 mod facts;
 mod object_counts;
 mod onlookers;

@@ -52,6 +52,7 @@ const PURE: &[&str] = &[
     "flowcontrol/allocation.rs",
     "flowcontrol/borrowing.rs",
     "flowcontrol/concurrency.rs",
+    "flowcontrol/count_schedule.rs",
     "flowcontrol/demand.rs",
     "flowcontrol/fifo.rs",
     "flowcontrol/matching",

@@ -54,6 +54,41 @@ use weir::upstream::read_body::PART_OF_SOURCE;
 use weir::upstream::room::PlaceMetrics;
 use weir::upstream::room::Room;
 
+/// RBAC compares resources as a whole, or by `*` (`ResourceMatches`): `userextras/*` would give no right at all.
+#[test]
+fn the_role_for_impersonation_covers_every_extra() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("README.md")).unwrap();
+    let from = text.find("name: weir-impersonator}").expect("the role");
+    let role = &text[from..from + text[from..].find("```").unwrap()];
+    let rule = |group: &str| {
+        let line = role.lines().find(|line| line.contains(group));
+        line.expect("a rule").to_owned()
+    };
+    let core = rule("apiGroups: [\"\"]");
+    for resource in ["users", "groups", "serviceaccounts"] {
+        assert!(core.contains(resource), "{core}");
+    }
+    let extras = rule("apiGroups: [authentication.k8s.io]");
+    assert!(extras.contains("resources: [\"*\"]"), "{extras}");
+    for place in ["README.md", "deploy", "examples"] {
+        for file in files(&root.join(place)) {
+            let text = fs::read_to_string(&file).unwrap_or_default();
+            assert!(!text.contains("\"userextras/*\""), "{}", file.display());
+        }
+    }
+}
+
+fn files(place: &Path) -> Vec<std::path::PathBuf> {
+    if place.is_file() {
+        return vec![place.to_owned()];
+    }
+    let entries = fs::read_dir(place).unwrap();
+    entries
+        .flat_map(|entry| files(&entry.unwrap().path()))
+        .collect()
+}
+
 fn compare(name: &str, made: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
     let text = fs::read_to_string(&path).unwrap();

@@ -1,13 +1,17 @@
-//! The API server is asked what it has counted: how many objects there are and how large, from its metrics.
+//! The API server is asked what it has counted: how many objects there are and how large, from its metrics; and, once these were
+//! tried, by lists of one object where they tell nothing.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
+use http::uri::PathAndQuery;
 use tracing::debug;
 use tracing::info;
 use tracing::warn;
 
+use crate::app::count_calls::CountCalls;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::resource_metrics::ResourceMetrics;
 use crate::upstream::own_calls::OwnCalls;
@@ -32,6 +36,8 @@ pub(super) struct ObjectCountPolls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Polled {
     Learned,
+    /// They have no counts.
+    Nothing,
     Failed,
     Refused(StatusCode),
 }
@@ -51,37 +57,55 @@ impl ObjectCountPolls {
 
     /// Runs until it is dropped.
     pub(super) async fn run(self) {
-        let mut before = None;
+        self.controller.ask_for_counts();
+        let polled = self.poll().await;
+        tell(polled);
+        let calls = CountCalls::new(self.calls.clone(), Arc::clone(&self.controller));
+        tokio::join!(self.poll_again(polled), calls.run());
+    }
+
+    async fn poll_again(&self, mut polled: Polled) {
         loop {
-            let polled = self.poll().await;
-            if before != Some(polled) {
-                tell(polled);
-            }
-            before = Some(polled);
             let periods = match polled {
-                Polled::Learned | Polled::Failed => 1,
+                Polled::Learned | Polled::Nothing | Polled::Failed => 1,
                 Polled::Refused(_) => PERIODS_AFTER_REFUSAL,
             };
             // As kube-apiserver spreads its own.
             let time = self.period * periods;
             tokio::time::sleep(time + time.mul_f64(fastrand::f64() * 0.2)).await;
+            let before = std::mem::replace(&mut polled, self.poll().await);
+            if before != polled {
+                tell(polled);
+            }
         }
     }
 
     async fn poll(&self) -> Polled {
         let mut metrics = ResourceMetrics::default();
-        let asked = self
-            .calls
-            .stream(METRICS, MOST_BYTES, |piece| metrics.feed(piece));
-        match asked.await {
-            Ok(StatusCode::OK) => {
-                self.controller.learn_counted(&metrics);
-                Polled::Learned
+        let mut left = MOST_BYTES;
+        let path = PathAndQuery::from_static(METRICS);
+        let asked = self.calls.stream(path, None, |piece| {
+            metrics.feed(piece);
+            left = left.saturating_sub(piece.len());
+            match left {
+                0 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
             }
-            Ok(
+        });
+        match asked.await {
+            Ok((StatusCode::OK, ControlFlow::Continue(()))) => {
+                self.controller.learn_counted(&metrics);
+                if metrics.counted().next().is_some() {
+                    Polled::Learned
+                } else {
+                    Polled::Nothing
+                }
+            }
+            Ok((
                 code @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND),
-            ) => Polled::Refused(code),
-            Ok(code) => {
+                _,
+            )) => Polled::Refused(code),
+            Ok((code, _)) => {
                 debug!(%code, "the API server's metrics cannot be read");
                 Polled::Failed
             }
@@ -98,10 +122,13 @@ fn tell(polled: Polled) {
         Polled::Learned => info!("seats are estimated by the API server's own object counts"),
         Polled::Refused(code) => info!(
             %code,
-            "may not read the API server's metrics (nonResourceURLs /metrics, get): seats are estimated by the lists and watches that pass through"
+            "may not read the API server's metrics (nonResourceURLs /metrics, get): seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
+        ),
+        Polled::Nothing => info!(
+            "the API server's metrics have no object counts: seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
         ),
         Polled::Failed => warn!(
-            "cannot read the API server's metrics: seats are estimated by the lists and watches that pass through"
+            "cannot read the API server's metrics: seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
         ),
     }
 }

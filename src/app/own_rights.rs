@@ -26,7 +26,10 @@ const RETRY: Duration = Duration::from_secs(10);
 
 const DELEGATOR: &str = "the ClusterRole system:auth-delegator";
 const ISSUER_DISCOVERY: &str = "the ClusterRole system:service-account-issuer-discovery";
-const IMPERSONATOR: &str = "a ClusterRole with the verb impersonate for users, groups, serviceaccounts, uids and userextras";
+const IMPERSONATOR: &str = "a ClusterRole with the verb impersonate for users, groups and serviceaccounts, and for * of authentication.k8s.io (RBAC has no userextras/*)";
+
+/// The extra that the user of every client certificate has (`x509.CommonNameUserConversion`). Each key is a right of its own.
+const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
 /// A right that weir needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +39,8 @@ struct Right {
     group: Option<&'static str>,
     /// The resource or the path.
     what: &'static str,
+    /// Empty as a rule.
+    subresource: &'static str,
     /// What gives it.
     given_by: &'static str,
     /// What follows if it is missing.
@@ -44,37 +49,50 @@ struct Right {
 
 impl fmt::Display for Right {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.group {
-            None | Some("") => write!(f, "{} {}", self.verb, self.what),
-            Some(group) => write!(f, "{} {}.{group}", self.verb, self.what),
+        write!(f, "{} {}", self.verb, self.what)?;
+        if let Some(group) = self.group.filter(|group| !group.is_empty()) {
+            write!(f, ".{group}")?;
         }
+        if !self.subresource.is_empty() {
+            write!(f, "/{}", self.subresource)?;
+        }
+        Ok(())
     }
 }
 
 impl Right {
     fn call(&self) -> Call {
-        let Self { verb, what, .. } = self;
-        let spec = match self.group {
+        let Self {
+            verb,
+            what,
+            subresource,
+            ..
+        } = self;
+        review(&match self.group {
             None => json!({"nonResourceAttributes": {"verb": verb, "path": what}}),
-            Some(group) => {
-                json!({"resourceAttributes": {"verb": verb, "group": group, "resource": what}})
-            }
-        };
-        let review = json!({
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": spec,
-        });
-        Call {
-            path: PATH,
-            body: Some(Bytes::from(review.to_string())),
-        }
+            Some(group) => json!({"resourceAttributes": {
+                "verb": verb, "group": group, "resource": what, "subresource": subresource,
+            }}),
+        })
+    }
+}
+
+/// The question whether weir may do what `spec` says.
+pub(super) fn review(spec: &Value) -> Call {
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": spec,
+    });
+    Call {
+        path: PATH,
+        body: Some(Bytes::from(review.to_string())),
     }
 }
 
 /// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+pub(super) enum Verdict {
     Allowed,
     Denied,
     /// Nothing, and asking again will not help.
@@ -83,7 +101,8 @@ enum Verdict {
     Unanswered,
 }
 
-fn verdict(reply: &Reply) -> Verdict {
+/// What the answer to a review says.
+pub(super) fn verdict(reply: &Reply) -> Verdict {
     match reply.status {
         StatusCode::OK | StatusCode::CREATED => {}
         code @ (StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => {
@@ -125,6 +144,7 @@ impl OwnRights {
                 verb: "create",
                 group: Some("authentication.k8s.io"),
                 what: "tokenreviews",
+                subresource: "",
                 given_by: DELEGATOR,
                 without: "tokens that weir cannot verify by their signature count as system:anonymous",
             });
@@ -134,6 +154,7 @@ impl OwnRights {
                 verb: "create",
                 group: Some("authorization.k8s.io"),
                 what: "subjectaccessreviews",
+                subresource: "",
                 given_by: DELEGATOR,
                 without: "nobody may impersonate as far as weir is concerned",
             });
@@ -144,6 +165,7 @@ impl OwnRights {
                     verb: "get",
                     group: None,
                     what,
+                    subresource: "",
                     given_by: ISSUER_DISCOVERY,
                     without: "every token is reviewed, also those of service accounts",
                 }),
@@ -151,15 +173,17 @@ impl OwnRights {
         }
         if config.impersonate {
             let kinds = [
-                ("", "users"),
-                ("", "groups"),
-                ("", "serviceaccounts"),
-                ("authentication.k8s.io", "uids"),
+                ("", "users", ""),
+                ("", "groups", ""),
+                ("", "serviceaccounts", ""),
+                ("authentication.k8s.io", "uids", ""),
+                ("authentication.k8s.io", "userextras", CREDENTIAL_ID),
             ];
-            needed.extend(kinds.map(|(group, what)| Right {
+            needed.extend(kinds.map(|(group, what, subresource)| Right {
                 verb: "impersonate",
                 group: Some(group),
                 what,
+                subresource,
                 given_by: IMPERSONATOR,
                 without: "requests of clients with certificates are answered 403",
             }));

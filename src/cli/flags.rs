@@ -286,8 +286,8 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub max_mutating_requests_inflight: u32,
     /// With priority and fairness: how often the API server is asked, with weir's own credentials, how many objects there are and
-    /// how large (GET /metrics); 0s not at all. Without an answer the seats of lists and watches are estimated by those that
-    /// pass through.
+    /// how large (GET /metrics); 0s not at all. Where it does not tell, weir counts by lists of one object (?limit=1) what is
+    /// listed through it, as far as it may list, and otherwise by the lists and watches that pass through.
     #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = duration)]
     pub object_count_poll_period: Duration,
     /// API Priority and Fairness: requests queue by flow, and the two limits above are only added up to its total. With

@@ -86,6 +86,7 @@ pub mod bootstrap;
 pub mod borrowing;
 pub mod concurrency;
 pub mod controller;
+pub mod count_schedule;
 pub mod demand;
 mod dump;
 mod exposition;

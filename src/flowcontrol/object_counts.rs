@@ -3,13 +3,25 @@
 //!
 //! kube-apiserver asks etcd about every resource each minute or two (`StorageObjectCountTracker`,
 //! Kubernetes 1.36), and takes what it has not heard of for three minutes for endless. Its metrics
-//! have what it found; where weir may read them they go before everything else, for as long.
+//! have what it found. There are three sources of a count, in this order (`ObjectCounts::source`
+//! is the only place that decides):
 //!
-//! Otherwise there are the answers that pass by: a list of everything tells how many objects there
-//! are, or a first page of it that says how many remain, or the initial events of a watch. Clients
-//! list once and watch from then on, so hours may pass between two such answers, and an old count is
-//! still the best there is: it holds until the next one. Nothing is learned of a resource that
-//! nobody lists.
+//! 1. The API server's metrics, for three minutes. They go before everything else. A resource that
+//!    they do not name is not stored there, and has no count there either: one seat.
+//! 2. Answers, where there are no metrics, or where they name the resource without a figure (-1). The
+//!    newest serves, whichever of the two it is:
+//!    - a list of everything that passes by, a first page of it that says how many remain, or the
+//!      initial events of a watch;
+//!    - weir's own list of one object (`count_schedule`), for a resource that is listed through weir
+//!      and has no count, or one that is older than ten minutes.
+//! 3. Nothing: one seat.
+//!
+//! Clients list once and watch from then on, so hours may pass between two answers, and an old count
+//! is still the best there is: it holds until the next one.
+//!
+//! Sizes come from metrics and from answers that pass by. A list of one object tells none: where
+//! nothing else does, the estimate takes the largest object that etcd stores, as kube-apiserver does,
+//! until a list of some of the objects (of a namespace, of a selection) has passed by.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,6 +31,9 @@ use crate::flowcontrol::resource_metrics::CountedByServer;
 use crate::flowcontrol::work_estimate::ObjectStats;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
+
+#[cfg(test)]
+mod tests;
 
 /// More than any API server has; the one that was longest not counted makes room. Keeps a server
 /// that answers anything from filling weir's memory.
@@ -33,6 +48,9 @@ const BETTER_SIZE_HOLDS: Duration = Duration::from_secs(60 * 60);
 
 /// What the server said holds for so long: as its own estimates do (`StorageObjectCountTracker`'s stale tolerance).
 const COUNTED_HOLDS: Duration = Duration::from_secs(3 * 60);
+
+/// A count that is so old is asked for again, of a resource that is still listed.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(10 * 60);
 
 /// As new as no other source of counts is: kube-apiserver's own are up to two minutes old.
 const JUST_NOW: Duration = Duration::from_secs(1);
@@ -83,10 +101,26 @@ pub enum Measure {
 
 #[derive(Clone, Copy, Debug)]
 struct Counted {
-    count: u64,
+    /// None if the server's metrics name the resource, and nothing has told how many there are.
+    count: Option<u64>,
+    /// When that was told.
     at: Instant,
     size: Option<Size>,
+    /// When the server's metrics last had a figure.
     by_server: Option<Instant>,
+    /// When they last named it, with a figure or without.
+    named: Option<Instant>,
+}
+
+/// Where the count of a resource comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// The API server's metrics.
+    Metrics,
+    /// None: the API server's metrics do not have the resource, so that its own estimates know none.
+    NotStored,
+    /// Answers: what passed by, or what weir asked for.
+    Answers,
 }
 
 /// Of an object, on average.
@@ -122,10 +156,11 @@ impl Size {
 impl ObjectCounts {
     /// Takes in the answer to `list`, if it tells how many objects there are.
     pub fn learn(&mut self, now: Instant, list: &RequestInfo<'_>, answer: ListAnswer) {
+        let size = Size::of(answer, now);
         let Some(count) = total(list, answer) else {
+            self.learn_part(list, size);
             return;
         };
-        let size = Size::of(answer, now);
         if let Some(known) = self.find(list.api_group(), list.resource()) {
             if holds(known.by_server, now) {
                 // It may not have said how large they are.
@@ -133,21 +168,87 @@ impl ObjectCounts {
                 return;
             }
             *known = Counted {
-                count: count.or_at_least(known.count),
+                count: Some(count.or_at_least(known.count.unwrap_or_default())),
                 // An answer that does not tell it leaves the one that was known.
                 size: size.map_or(known.size, |size| Some(size.or(known.size))),
                 at: now,
                 by_server: None,
+                named: known.named,
             };
             return;
         }
         let counted = Counted {
-            count: count.or_at_least(0),
+            count: Some(count.or_at_least(0)),
             size,
             at: now,
             by_server: None,
+            named: None,
         };
         self.insert(counted);
+    }
+
+    /// Takes in the size of a part of the objects: it counts as long as nothing else is known, where
+    /// their number is.
+    fn learn_part(&mut self, list: &RequestInfo<'_>, size: Option<Size>) {
+        if let Some(known) = self.find(list.api_group(), list.resource())
+            && known.count.is_some()
+            && known.size.is_none()
+        {
+            known.size = size
+                .filter(|size| size.measure > Measure::Abridged)
+                .map(|size| Size {
+                    measure: Measure::Abridged,
+                    ..size
+                });
+        }
+    }
+
+    /// Whether the number of a resource's objects is known, and nothing of their size.
+    pub fn lacks_size(&mut self, api_group: &[u8], resource: &[u8]) -> bool {
+        let known = self.find(api_group, resource);
+        resource != EVENTS
+            && known.is_some_and(|known| known.count.is_some() && known.size.is_none())
+    }
+
+    /// Takes in how many objects a list of one of them told, which weir asked for.
+    pub fn learn_asked(&mut self, now: Instant, api_group: &[u8], resource: &[u8], count: u64) {
+        let known = self.find(api_group, resource).copied();
+        if self.source(known, now) == Source::Metrics {
+            return; // they came meanwhile
+        }
+        let counted = Counted {
+            count: Some(count),
+            at: now,
+            size: known.and_then(|known| known.size),
+            by_server: None,
+            named: known.and_then(|known| known.named),
+        };
+        self.insert(counted);
+    }
+
+    /// Whether a count of this resource is worth asking for: its seats go by answers, and none has
+    /// told it for ten minutes.
+    pub fn wants_count(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> bool {
+        if is_other_events(api_group, resource) {
+            return false; // not found, whatever the count
+        }
+        let known = self.find(api_group, resource).copied();
+        self.source(known, now) == Source::Answers
+            && known
+                .filter(|known| known.count.is_some())
+                .is_none_or(|known| now.saturating_duration_since(known.at) >= ASKED_AGAIN_AFTER)
+    }
+
+    /// Where the count of a resource comes from, of which that much is known.
+    fn source(&self, known: Option<Counted>, now: Instant) -> Source {
+        if known.is_some_and(|known| holds(known.by_server, now)) {
+            return Source::Metrics;
+        }
+        let named = known.is_some_and(|known| holds(known.named, now));
+        if holds(self.counted_by_server, now) && !named {
+            return Source::NotStored;
+        }
+        Source::Answers
     }
 
     /// Takes in what the server has counted of each `resource.group`. What it does not name it does
@@ -165,11 +266,27 @@ impl ObjectCounts {
                 at: now,
             });
             let known = self.resources.get(key.as_bytes());
-            let counted = Counted {
-                count: of.count,
-                size: size.or_else(|| known.and_then(|known| known.size)),
-                at: now,
-                by_server: Some(now),
+            let size = size.or_else(|| known.and_then(|known| known.size));
+            let counted = match (of.count, known) {
+                (Some(count), _) => Counted {
+                    count: Some(count),
+                    size,
+                    at: now,
+                    by_server: Some(now),
+                    named: Some(now),
+                },
+                // It could not count them: what it said before holds for its time, as there.
+                (None, Some(known)) => Counted {
+                    named: Some(now),
+                    ..*known
+                },
+                (None, None) => Counted {
+                    count: None,
+                    size: None,
+                    at: now,
+                    by_server: None,
+                    named: Some(now),
+                },
             };
             self.key.clear();
             self.key.extend_from_slice(key.as_bytes());
@@ -205,22 +322,24 @@ impl ObjectCounts {
     /// a count of them and no size. The registry behind both groups reports that count as that of
     /// core `events`, so that those of `events.k8s.io` are not found.
     pub fn stats(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> ObjectStats {
-        if resource == EVENTS && api_group == EVENTS_GROUP {
+        if is_other_events(api_group, resource) {
             return ObjectStats::NotFound;
         }
         let is_core_events = resource == EVENTS && api_group.is_empty();
-        let server_tells = holds(self.counted_by_server, now);
-        match self.find(api_group, resource) {
-            Some(known) if server_tells && !holds(known.by_server, now) => ObjectStats::NotFound,
-            Some(known) => ObjectStats::Known {
-                count: known.count,
-                average_size: known
-                    .size
+        let known = self.find(api_group, resource).copied();
+        if self.source(known, now) == Source::NotStored {
+            return ObjectStats::NotFound;
+        }
+        let counted = known.and_then(|known| known.count.map(|count| (count, known.size)));
+        match counted {
+            Some((count, size)) => ObjectStats::Known {
+                count,
+                average_size: size
                     // Unless they are in the watch cache after all (`--watch-cache-sizes`).
                     .filter(|size| !is_core_events || size.measure == Measure::Server)
                     .map_or(0, |size| size.bytes),
             },
-            None if is_core_events && !server_tells => ObjectStats::Known {
+            None if is_core_events => ObjectStats::Known {
                 count: ENDLESS,
                 average_size: 0,
             },
@@ -233,7 +352,7 @@ impl ObjectCounts {
         self.key.clear();
         self.key.extend_from_slice(resource);
         // The same events are in both groups.
-        if !api_group.is_empty() && (resource, api_group) != (EVENTS, EVENTS_GROUP) {
+        if !api_group.is_empty() && !is_other_events(api_group, resource) {
             self.key.push(b'.');
             self.key.extend_from_slice(api_group);
         }
@@ -246,6 +365,11 @@ impl ObjectCounts {
             self.resources.remove(&oldest);
         }
     }
+}
+
+/// The events that are stored as core `events`, and counted as these.
+fn is_other_events(api_group: &[u8], resource: &[u8]) -> bool {
+    resource == EVENTS && api_group == EVENTS_GROUP
 }
 
 fn holds(counted: Option<Instant>, now: Instant) -> bool {
@@ -261,9 +385,7 @@ pub fn is_of_everything(list: &RequestInfo<'_>) -> bool {
             .first(key)
             .is_some_and(|value| !value.is_empty())
     };
-    matches!(list.verb(), Verb::List | Verb::Watch)
-        && !list.resource().is_empty()
-        && list.subresource().is_empty()
+    is_of_objects(list)
         && list.namespace().is_empty()
         && list.name().is_empty()
         && ![
@@ -274,6 +396,14 @@ pub fn is_of_everything(list: &RequestInfo<'_>) -> bool {
         ]
         .into_iter()
         .any(given)
+}
+
+/// Whether this is a list or a watch of a resource's objects, all of them or some.
+#[must_use]
+pub fn is_of_objects(list: &RequestInfo<'_>) -> bool {
+    matches!(list.verb(), Verb::List | Verb::Watch)
+        && !list.resource().is_empty()
+        && list.subresource().is_empty()
 }
 
 /// How many objects there are.
@@ -305,245 +435,5 @@ fn total(list: &RequestInfo<'_>, answer: ListAnswer) -> Option<Total> {
             Some(Total::AtLeast(answer.items))
         }
         None => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PAGE: ListAnswer = ListAnswer {
-        items: 500,
-        remaining_items: Some(1500),
-        continues: true,
-        bytes: 1_000_100,
-        measure: Measure::Text,
-    };
-
-    fn learned(target: &str, answer: ListAnswer) -> Option<(u64, u64)> {
-        let (mut counts, now) = (ObjectCounts::default(), Instant::now());
-        let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-        counts.learn(now, &info, answer);
-        match counts.stats(now, info.api_group(), info.resource()) {
-            ObjectStats::Known {
-                count,
-                average_size,
-            } => Some((count, average_size)),
-            ObjectStats::NotFound => None,
-        }
-    }
-
-    #[test]
-    fn a_list_of_everything_tells_the_total() {
-        let whole = ListAnswer {
-            remaining_items: None,
-            continues: false,
-            ..PAGE
-        };
-        assert_eq!(learned("/api/v1/pods", whole), Some((500, 2000)));
-        assert_eq!(
-            learned("/apis/apps/v1/deployments?limit=500", whole),
-            Some((500, 2000))
-        );
-        assert_eq!(
-            learned("/apis/apps/v1/deployments?limit=500", PAGE),
-            Some((2000, 2000))
-        );
-        let none = ListAnswer { items: 0, ..whole };
-        assert_eq!(learned("/api/v1/pods?labelSelector=", none), Some((0, 0)));
-    }
-
-    /// Size after each of these answers, given as hours, bytes and measure.
-    fn sizes(answers: &[(u64, u64, Measure)]) -> Vec<u64> {
-        let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-        let known = answers.iter().map(|&(hours, bytes, measure)| {
-            let answer = ListAnswer {
-                items: 10,
-                remaining_items: None,
-                continues: false,
-                bytes,
-                measure,
-            };
-            let now = start + Duration::from_secs(hours * 60 * 60);
-            count(&mut counts, now, "deployments", answer);
-            known(&mut counts, "deployments").unwrap().1
-        });
-        known.collect()
-    }
-
-    #[test]
-    fn tables_and_metadata_never_take_the_place_of_a_size() {
-        use Measure::Abridged;
-        use Measure::Protobuf;
-        use Measure::Text;
-        let of_table = sizes(&[(0, 1000, Abridged), (0, 20_000, Text), (90, 2000, Abridged)]);
-        assert_eq!(of_table, [100, 2000, 2000]);
-        let of_text = sizes(&[(0, 9000, Protobuf), (0, 20_000, Text), (1, 20_000, Text)]);
-        assert_eq!(of_text, [900, 900, 2000], "JSON is longer");
-        assert_eq!(
-            sizes(&[(0, 20_000, Text), (0, 9000, Protobuf)]),
-            [2000, 900]
-        );
-    }
-
-    #[test]
-    fn events_have_no_size_and_are_found_in_the_core_group_alone() {
-        let mut counts = ObjectCounts::default();
-        let core = |counts: &mut ObjectCounts| counts.stats(Instant::now(), b"", b"events");
-        let endless = ObjectStats::Known {
-            count: ENDLESS,
-            average_size: 0,
-        };
-        assert_eq!(
-            core(&mut counts),
-            endless,
-            "there are events, if nobody lists them"
-        );
-        for target in ["/apis/events.k8s.io/v1/events", "/api/v1/events"] {
-            let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-            let answer = ListAnswer { items: 401, ..PAGE };
-            counts.learn(Instant::now(), &info, answer);
-            let counted = ObjectStats::Known {
-                count: 1901,
-                average_size: 0,
-            };
-            assert_eq!(core(&mut counts), counted, "{target}");
-            let other = counts.stats(Instant::now(), b"events.k8s.io", b"events");
-            assert_eq!(other, ObjectStats::NotFound, "{target}");
-        }
-    }
-
-    #[test]
-    fn a_part_of_it_tells_nothing() {
-        let targets = [
-            "/api/v1/namespaces/a/pods",
-            "/api/v1/namespaces/a",
-            "/api/v1/pods?labelSelector=x",
-            "/api/v1/pods?shardSelector=x",
-            "/api/v1/pods?fieldSelector=metadata.name%3Dx",
-            "/api/v1/pods?limit=500&continue=x",
-            "/api/v1/namespaces/a/pods?watch=1",
-            "/api/v1/pods/status",
-        ];
-        for target in targets {
-            assert_eq!(learned(target, PAGE), None, "{target}");
-        }
-        let more = ListAnswer {
-            remaining_items: None,
-            ..PAGE
-        };
-        assert_eq!(learned("/api/v1/pods?limit=500", more), None);
-        let absurd = ListAnswer {
-            remaining_items: Some(u64::MAX),
-            ..PAGE
-        };
-        assert_eq!(learned("/api/v1/pods?limit=500", absurd), None);
-    }
-
-    /// A list of all there is of a resource.
-    fn count(counts: &mut ObjectCounts, now: Instant, resource: &str, answer: ListAnswer) {
-        let target = format!("/apis/apps/v1/{resource}");
-        let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-        counts.learn(now, &info, answer);
-    }
-
-    fn known(counts: &mut ObjectCounts, resource: &str) -> Option<(u64, u64)> {
-        match counts.stats(Instant::now(), b"apps", resource.as_bytes()) {
-            ObjectStats::Known {
-                count,
-                average_size,
-            } => Some((count, average_size)),
-            ObjectStats::NotFound => None,
-        }
-    }
-
-    #[test]
-    fn a_count_holds_until_the_next_one() {
-        let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-        count(&mut counts, start, "deployments", PAGE);
-        assert_eq!(known(&mut counts, "deployments"), Some((2000, 2000)));
-        let table = ListAnswer {
-            items: 7,
-            remaining_items: None,
-            continues: false,
-            bytes: 0,
-            measure: Measure::Abridged,
-        };
-        let a_day = Duration::from_secs(24 * 60 * 60);
-        count(&mut counts, start + a_day, "deployments", table);
-        assert_eq!(known(&mut counts, "deployments"), Some((7, 2000)));
-        assert_eq!(
-            counts.stats(start, b"", b"deployments"),
-            ObjectStats::NotFound,
-            "another group's"
-        );
-    }
-
-    #[test]
-    fn what_the_server_has_counted_goes_before_what_passed_by() {
-        let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-        count(&mut counts, start, "deployments", PAGE);
-        count(&mut counts, start, "aggregated", PAGE);
-        let server = |count, average_size| CountedByServer {
-            count,
-            average_size,
-        };
-        let counted = [
-            ("deployments.apps", server(7, Some(900))),
-            ("daemonsets.apps", server(3, None)),
-            ("events", server(5, Some(0))),
-        ];
-        counts.learn_counted(start, counted.into_iter());
-        let stats = |counts: &mut ObjectCounts, after: Duration, resource: &str| match counts.stats(
-            start + after,
-            b"apps",
-            resource.as_bytes(),
-        ) {
-            ObjectStats::Known {
-                count,
-                average_size,
-            } => Some((count, average_size)),
-            ObjectStats::NotFound => None,
-        };
-        let soon = COUNTED_HOLDS - Duration::from_millis(1);
-        count(&mut counts, start + soon, "deployments", PAGE);
-        assert_eq!(stats(&mut counts, soon, "deployments"), Some((7, 900)));
-        assert_eq!(
-            stats(&mut counts, soon, "aggregated"),
-            None,
-            "not stored there"
-        );
-        count(&mut counts, start + soon, "daemonsets", PAGE);
-        assert_eq!(stats(&mut counts, soon, "daemonsets"), Some((3, 2000)));
-        let events = counts.stats(start + soon, b"", b"events");
-        let five = ObjectStats::Known {
-            count: 5,
-            average_size: 0,
-        };
-        assert_eq!(events, five);
-        // It says nothing any more: what passes by is the best there is again.
-        assert_eq!(
-            stats(&mut counts, COUNTED_HOLDS, "aggregated"),
-            Some((2000, 2000))
-        );
-        count(&mut counts, start + COUNTED_HOLDS, "deployments", PAGE);
-        let after = stats(&mut counts, COUNTED_HOLDS, "deployments");
-        assert_eq!(after, Some((2000, 900)), "a better measure of the size");
-    }
-
-    #[test]
-    fn of_too_many_resources_the_one_longest_not_counted_makes_room() {
-        let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-        let second = Duration::from_secs(1);
-        for n in 0..MAX_RESOURCES {
-            count(&mut counts, start, &format!("r{n}"), PAGE);
-        }
-        for n in (0..MAX_RESOURCES).filter(|&n| n != 7) {
-            count(&mut counts, start + second, &format!("r{n}"), PAGE);
-        }
-        count(&mut counts, start + 2 * second, "new", PAGE);
-        assert_eq!(counts.resources.len(), MAX_RESOURCES);
-        assert_eq!(known(&mut counts, "r7"), None);
-        assert!(known(&mut counts, "new").is_some());
     }
 }

@@ -24,8 +24,8 @@ const STORAGE_OBJECTS: &str = "apiserver_storage_objects{";
 /// What kube-apiserver has counted of one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountedByServer {
-    /// How many there are.
-    pub count: u64,
+    /// How many there are; none if the server names the resource and could not count it.
+    pub count: Option<u64>,
     /// Bytes, as stored; 0 if the server does not know, none if it does not say.
     pub average_size: Option<u64>,
 }
@@ -71,20 +71,18 @@ impl ResourceMetrics {
 
     /// What the server has counted, by `resource.group`.
     pub fn counted(&self) -> impl Iterator<Item = (&str, CountedByServer)> {
-        self.resources.iter().filter_map(|(key, series)| {
-            let count = series.count?;
-            let average = |bytes: u64| bytes.checked_div(count).unwrap_or_default();
-            let average_size = series.size.map(|size| match size {
-                Size::Unknown => 0,
-                Size::Bytes(bytes) => average(bytes),
-            });
-            Some((
-                &**key,
-                CountedByServer {
-                    count,
-                    average_size,
-                },
-            ))
+        self.resources.iter().map(|(key, series)| {
+            let of = |count| {
+                move |size| match size {
+                    Size::Unknown => 0,
+                    Size::Bytes(bytes) => u64::checked_div(bytes, count).unwrap_or_default(),
+                }
+            };
+            let counted = CountedByServer {
+                count: series.count,
+                average_size: series.count.and_then(|count| series.size.map(of(count))),
+            };
+            (&**key, counted)
         })
     }
 
@@ -197,7 +195,7 @@ apiserver_storage_objects{other="x"} 9
 apiserver_request_total{code="200"} 3
 "#;
 
-    fn counted(chunks: &[&[u8]]) -> Vec<(String, u64, Option<u64>)> {
+    fn counted(chunks: &[&[u8]]) -> Vec<(String, Option<u64>, Option<u64>)> {
         let mut metrics = ResourceMetrics::default();
         for chunk in chunks {
             metrics.feed(chunk);
@@ -213,10 +211,11 @@ apiserver_request_total{code="200"} 3
     #[test]
     fn counts_and_sizes_are_found_wherever_the_exposition_is_cut() {
         let expected = [
-            ("deployments.apps", 7, None),
-            ("events", 401, Some(0)),
-            ("pods", 1_200_000, Some(5000)),
-            ("secrets", 9, None),
+            ("daemonsets.apps", None, None),
+            ("deployments.apps", Some(7), None),
+            ("events", Some(401), Some(0)),
+            ("pods", Some(1_200_000), Some(5000)),
+            ("secrets", Some(9), None),
         ]
         .map(|(key, count, size)| (key.to_owned(), count, size));
         for at in 0..METRICS.len() {

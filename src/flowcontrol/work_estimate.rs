@@ -107,6 +107,14 @@ pub fn estimate(
     }
 }
 
+/// Whether the seats of a request depend on how many objects there are of its resource: a list, or
+/// a watch that begins with one.
+#[must_use]
+pub fn depends_on_count(info: &RequestInfo<'_>) -> bool {
+    let is_watch = *info.verb() == Verb::Watch;
+    *info.verb() == Verb::List || is_watch && Options(info.query()).want_initial_events()
+}
+
 /// `listWorkEstimator.estimate`.
 fn list_seats(info: &RequestInfo<'_>, most: u32, surroundings: &impl Surroundings) -> u32 {
     let options = Options(info.query());

@@ -2,7 +2,7 @@
 //! seats are estimated by that.
 //!
 //! Bytes are looked at as they go by and never held up. Of an answer that can tell nothing (of one namespace, of a selection,
-//! a page after the first) nothing is made.
+//! a page after the first, as long as the size of the objects is known) nothing is made.
 
 use std::sync::Arc;
 
@@ -59,7 +59,8 @@ pub(super) enum InitialEventsEnd {
 }
 
 impl Listing {
-    /// Of this request, unless its answer tells nothing.
+    /// Of this request, unless its answer tells nothing. Of a part of the objects only their size is
+    /// taken, where it is not known.
     pub(super) fn new(
         controller: &Arc<Controller>,
         info: &RequestInfo<'_>,
@@ -68,7 +69,7 @@ impl Listing {
         let target = head
             .uri
             .path_and_query()
-            .filter(|_| is_of_everything(info))?;
+            .filter(|_| is_of_everything(info) || controller.lacks_size(info))?;
         let request = ListRequest {
             method: head.method.clone(),
             target: target.clone(),

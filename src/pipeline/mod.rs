@@ -81,6 +81,7 @@ use crate::pipeline::in_flight::Charge;
 use crate::pipeline::in_flight::GivenUp;
 use crate::pipeline::in_flight::InFlight;
 use crate::pipeline::list_observer::InitialEvents;
+use crate::pipeline::list_observer::ListObserver;
 use crate::pipeline::list_observer::Listing;
 use crate::pipeline::malformed::Unreadable;
 use crate::pipeline::overdue::Overdue;
@@ -380,7 +381,7 @@ impl Pipeline {
             self.tell(response.headers_mut(), &permit, trace);
             self.held(subject.info, &response, &mut listing, permit)
         });
-        let list = listing.and_then(|listing| listing.of(&response));
+        let list = self.observe_list(subject.info, listing, &response);
         let riding = Riding {
             trace: trace.hand_over(),
             in_flight,
@@ -481,6 +482,21 @@ impl Pipeline {
             return None;
         };
         Listing::new(controller, info, head)
+    }
+
+    /// What reads the answer to a list as it goes by. A resource that was listed may be counted by weir itself.
+    fn observe_list<B>(
+        &self,
+        info: &RequestInfo<'_>,
+        listing: Option<Listing>,
+        response: &Response<B>,
+    ) -> Option<Box<ListObserver>> {
+        if let Admission::Fairness(controller) = &self.admission
+            && response.status() == StatusCode::OK
+        {
+            controller.answered(info);
+        }
+        listing?.of(response)
     }
 
     /// Sends the request, by the kind of connection that it needs.

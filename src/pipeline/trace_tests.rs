@@ -232,6 +232,30 @@ async fn an_answer_is_measured_with_its_time_in_the_queue_and_without() {
 }
 
 #[test]
+fn a_watch_is_measured_but_by_no_objective() {
+    let registry = Registry::new();
+    let metrics = RequestMetrics::register(&registry);
+    for target in [
+        "/api/v1/pods?watch=1",
+        "/api/v1/watch/namespaces/a/pods",
+        "/api/v1/pods",
+    ] {
+        trace_of(&metrics, target, 200, true);
+    }
+    let text = registry.render();
+    let of = |name: &str, verb: &str| {
+        let (start, label) = (format!("{name}_count{{"), format!("verb=\"{verb}\""));
+        text.lines()
+            .any(|line| line.starts_with(&start) && line.contains(&label))
+    };
+    for (verb, objective) in [("LIST", true), ("WATCH", false)] {
+        assert!(of("apiserver_request_duration_seconds", verb), "{text}");
+        let sli = of("apiserver_request_sli_duration_seconds", verb);
+        assert_eq!(sli, objective, "{verb}: {text}");
+    }
+}
+
+#[test]
 fn the_bodies_of_requests_that_write_are_measured_by_what_they_say() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);

@@ -40,6 +40,27 @@ pub struct Grant {
     pub name: String,
 }
 
+/// Takes from a user what the fixed rules allow; members of `system:masters` keep it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denial {
+    /// Who may not.
+    pub user: String,
+    /// What: `get`, `list`.
+    pub verb: String,
+    /// With what: the plural name of a resource (`pods`), or a path (`/metrics`).
+    pub what: String,
+}
+
+impl Denial {
+    fn covers(&self, user: &User, attributes: &Attributes) -> bool {
+        let (verb, what) = match attributes {
+            Attributes::Path { verb, path } => (verb, path),
+            Attributes::Resource { verb, resource, .. } => (verb, resource),
+        };
+        self.user == user.name && self.verb == *verb && self.what == *what
+    }
+}
+
 impl Grant {
     fn covers(&self, user: &User, attributes: &Attributes) -> bool {
         let Attributes::Resource {
@@ -78,7 +99,19 @@ const FORBIDDEN_NAMESPACE: &str = "kube-system";
 /// What anyone may GET.
 const PUBLIC: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
 
-pub(crate) fn allowed(user: &User, attributes: &Attributes, grants: &[Grant]) -> bool {
+/// What was changed of the fixed rules since the start.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Changes {
+    pub(crate) grants: Vec<Grant>,
+    pub(crate) denials: Vec<Denial>,
+}
+
+pub(crate) fn allowed(user: &User, attributes: &Attributes, changes: &Changes) -> bool {
+    let Changes { grants, denials } = changes;
+    let denied = denials.iter().any(|denial| denial.covers(user, attributes));
+    if denied && !user.is_master() {
+        return false;
+    }
     if user.is_master() || grants.iter().any(|grant| grant.covers(user, attributes)) {
         return true;
     }
@@ -139,6 +172,8 @@ pub(crate) fn refusal(user: &User, attributes: &Attributes, details: Details) ->
 #[cfg(test)]
 mod tests {
     use super::Attributes;
+    use super::Changes;
+    use super::Denial;
     use super::Grant;
     use super::allowed;
     use super::refusal;
@@ -173,12 +208,12 @@ mod tests {
     #[test]
     fn alice_is_kept_out_of_kube_system_only() {
         let alice = user("alice", "dev");
-        assert!(allowed(&alice, &pod("team-b"), &[]));
-        assert!(!allowed(&alice, &pod("kube-system"), &[]));
+        assert!(allowed(&alice, &pod("team-b"), &Changes::default()));
+        assert!(!allowed(&alice, &pod("kube-system"), &Changes::default()));
         assert!(allowed(
             &user("alice", "system:masters"),
             &pod("kube-system"),
-            &[]
+            &Changes::default()
         ));
         assert_eq!(
             refusal(&alice, &pod("kube-system"), Details::default()).message,
@@ -191,10 +226,10 @@ mod tests {
     fn anyone_may_ask_for_health_and_version() {
         let nobody = user("system:anonymous", "system:unauthenticated");
         for public in ["/livez", "/readyz", "/healthz", "/version", "/version/"] {
-            assert!(allowed(&nobody, &path(public), &[]));
+            assert!(allowed(&nobody, &path(public), &Changes::default()));
         }
-        assert!(!allowed(&nobody, &path("/metrics"), &[]));
-        assert!(!allowed(&nobody, &pod("default"), &[]));
+        assert!(!allowed(&nobody, &path("/metrics"), &Changes::default()));
+        assert!(!allowed(&nobody, &pod("default"), &Changes::default()));
         assert_eq!(
             refusal(&nobody, &path("/metrics"), Details::default()).message,
             "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
@@ -218,7 +253,10 @@ mod tests {
             namespace: String::new(),
             name: name.into(),
         };
-        let grants = [grant];
+        let grants = Changes {
+            grants: vec![grant],
+            denials: Vec::new(),
+        };
         assert!(allowed(&alice, &impersonate("users", "carol"), &grants));
         assert!(!allowed(&alice, &impersonate("users", "admin"), &grants));
         assert!(!allowed(&alice, &impersonate("groups", "carol"), &grants));
@@ -227,5 +265,25 @@ mod tests {
             &impersonate("users", "carol"),
             &grants
         ));
+    }
+
+    #[test]
+    fn a_denial_is_for_one_user_and_what_it_names() {
+        let denial = |verb: &str, what: &str| Denial {
+            user: "carol".into(),
+            verb: verb.into(),
+            what: what.into(),
+        };
+        let changes = Changes {
+            grants: Vec::new(),
+            denials: vec![denial("get", "/metrics"), denial("get", "pods")],
+        };
+        let carol = user("carol", "dev");
+        assert!(!allowed(&carol, &path("/metrics"), &changes));
+        assert!(!allowed(&carol, &pod("team-b"), &changes));
+        assert!(allowed(&carol, &path("/livez"), &changes));
+        assert!(allowed(&user("alice", "dev"), &pod("team-b"), &changes));
+        let master = user("carol", "system:masters");
+        assert!(allowed(&master, &path("/metrics"), &changes));
     }
 }

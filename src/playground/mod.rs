@@ -35,6 +35,7 @@ mod tls;
 mod unread;
 
 pub use authentication::User;
+pub use authorization::Denial;
 pub use authorization::Grant;
 pub use journal::Counters;
 pub use journal::RequestRecord;

@@ -14,6 +14,8 @@ use crate::playground::authentication::Authenticator;
 use crate::playground::authentication::Peer;
 use crate::playground::authentication::Unauthorized;
 use crate::playground::authentication::User;
+use crate::playground::authorization::Changes;
+use crate::playground::authorization::Denial;
 use crate::playground::authorization::Grant;
 use crate::playground::capacity::Capacity;
 use crate::playground::fill;
@@ -144,7 +146,7 @@ impl ApiServer {
             storage: Storage::new(store),
             journal: Journal::new(settings.remembered_requests),
             authenticator,
-            grants: RwLock::default(),
+            rights: RwLock::default(),
             capacity,
             stopping: tokio::sync::watch::Sender::new(false),
             settings,
@@ -194,11 +196,17 @@ impl ApiServer {
 
     /// Lets a user do what the fixed rules do not.
     pub fn grant(&self, grant: Grant) {
-        let grants = &self.state.grants;
-        grants
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(grant);
+        self.change_rights(|rights| rights.grants.push(grant));
+    }
+
+    /// Takes from a user what the fixed rules allow.
+    pub fn deny(&self, denial: Denial) {
+        self.change_rights(|rights| rights.denials.push(denial));
+    }
+
+    fn change_rights(&self, change: impl FnOnce(&mut Changes)) {
+        let rights = self.state.rights.write();
+        change(&mut rights.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The last requests, oldest first.
@@ -222,6 +230,14 @@ impl ApiServer {
             return None;
         };
         Some(self.state.storage.read().len(kind))
+    }
+
+    /// How long all objects of a resource are together, as they are stored, in bytes; `None` if it is not known.
+    pub fn size(&self, plural: &str) -> Option<usize> {
+        let Served::Objects(kind) = RESOURCES.iter().find(|r| r.plural == plural)?.served else {
+            return None;
+        };
+        Some(self.state.storage.read().bytes(kind))
     }
 
     /// A stored object, without `kind` and `apiVersion`. `namespace` is empty for cluster-scoped ones.

@@ -4,7 +4,7 @@ use crate::playground::authentication::Authenticator;
 use crate::playground::authentication::User;
 use crate::playground::authorization;
 use crate::playground::authorization::Attributes;
-use crate::playground::authorization::Grant;
+use crate::playground::authorization::Changes;
 use crate::playground::capacity::Capacity;
 use crate::playground::journal::Journal;
 use crate::playground::settings::Settings;
@@ -21,8 +21,8 @@ pub(crate) struct State {
     pub(crate) storage: Storage,
     pub(crate) journal: Arc<Journal>,
     pub(crate) authenticator: Authenticator,
-    /// What was granted since the start; read for a look.
-    pub(crate) grants: RwLock<Vec<Grant>>,
+    /// What was granted and denied since the start; read for a look.
+    pub(crate) rights: RwLock<Changes>,
     /// `None`: a service time of zero.
     pub(crate) capacity: Option<Arc<Capacity>>,
     /// Turns true when the server stops.
@@ -32,7 +32,7 @@ pub(crate) struct State {
 impl State {
     /// Whether a user may do something.
     pub(crate) fn allows(&self, user: &User, attributes: &Attributes) -> bool {
-        let grants = self.grants.read().unwrap_or_else(PoisonError::into_inner);
-        authorization::allowed(user, attributes, &grants)
+        let rights = self.rights.read().unwrap_or_else(PoisonError::into_inner);
+        authorization::allowed(user, attributes, &rights)
     }
 }

@@ -337,6 +337,13 @@ impl Outbound<Own> {
         &self.parts.method
     }
 
+    /// In this form alone.
+    #[must_use]
+    pub fn accepting(mut self, form: HeaderValue) -> Self {
+        self.parts.headers.insert(header::ACCEPT, form);
+        self
+    }
+
     /// With a body of JSON.
     #[must_use]
     pub fn with_json(mut self) -> Self {

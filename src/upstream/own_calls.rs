@@ -3,9 +3,11 @@
 //! Promises: an answer within [`ANSWER_WITHIN`] or an error; an answer's body is bounded; without a credential that is in force
 //! nothing is asked of the API server; what goes elsewhere carries nothing of anybody's.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderValue;
 use http::Method;
 use http::Response;
 use http::StatusCode;
@@ -62,8 +64,8 @@ impl OwnCalls {
         Self { pool, own }
     }
 
-    /// Gets what stands at `path` and hands it on piece by piece as it comes, if it is answered 200: at most `most` bytes, within
-    /// 30 seconds.
+    /// Gets what stands at `target`, in a form that `accept` names if it is given, and hands it to `sink` piece by piece as it
+    /// comes, if it is answered 200: within 30 seconds, until it ends or `sink` breaks it off. Returns what `sink` returned last.
     ///
     /// # Errors
     /// There was no answer, or not all of it.
@@ -72,11 +74,11 @@ impl OwnCalls {
     /// The connection is left to others.
     pub async fn stream(
         &self,
-        path: &'static str,
-        most: usize,
-        sink: impl FnMut(&[u8]),
-    ) -> Result<StatusCode, Unanswered> {
-        timeout(STREAMED_WITHIN, self.streamed(path, most, sink))
+        target: PathAndQuery,
+        accept: Option<HeaderValue>,
+        sink: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<(StatusCode, ControlFlow<()>), Unanswered> {
+        timeout(STREAMED_WITHIN, self.streamed(target, accept, sink))
             .await
             .unwrap_or_else(|_| {
                 let limit = STREAMED_WITHIN.as_secs();
@@ -86,16 +88,18 @@ impl OwnCalls {
 
     async fn streamed(
         &self,
-        path: &'static str,
-        most: usize,
-        mut sink: impl FnMut(&[u8]),
-    ) -> Result<StatusCode, Unanswered> {
+        target: PathAndQuery,
+        accept: Option<HeaderValue>,
+        mut sink: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<(StatusCode, ControlFlow<()>), Unanswered> {
         let authorization = self
             .own
             .authorization()
             .map_err(|why| Unanswered(why.to_string()))?;
-        let path = PathAndQuery::from_static(path);
-        let request = headers::own(Method::GET, path, authorization);
+        let mut request = headers::own(Method::GET, target, authorization);
+        if let Some(accept) = accept {
+            request = request.accepting(accept);
+        }
         let sent = self.pool.ask(request, RequestBody::empty()).await;
         let (response, mut turn) = sent.map_err(|why| Unanswered(why.to_string()))?;
         let status = response.status();
@@ -103,19 +107,21 @@ impl OwnCalls {
             self.own.refused();
         }
         if status != StatusCode::OK {
-            return Ok(status);
+            return Ok((status, ControlFlow::Continue(())));
         }
-        let mut body = Limited::new(response.into_body(), most);
+        let mut body = response.into_body();
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|why| Unanswered(format!("the answer broke off: {why}")))?;
-            if let Some(data) = frame.data_ref() {
-                sink(data);
+            if let Some(data) = frame.data_ref()
+                && sink(data).is_break()
+            {
+                return Ok((status, ControlFlow::Break(())));
             }
         }
         if let Some(turn) = &mut turn {
             turn.complete();
         }
-        Ok(status)
+        Ok((status, ControlFlow::Continue(())))
     }
 
     async fn call(self, call: Call) -> Result<Reply, Unanswered> {

@@ -1,5 +1,7 @@
 //! The upstream fails: the client is told which way, sees no clean end where there was none, and the next request works.
 
+use std::time::Duration;
+
 use h2::Reason;
 
 use crate::support::Http;
@@ -298,6 +300,50 @@ async fn the_request_after_a_failure_succeeds() {
             assert_eq!(call.answer().await.status, 200, "{near:?} {far:?}");
         }
     }
+}
+
+/// What weir answers in the API server's place is counted by code and cause; what the API server answers itself is not.
+#[tokio::test]
+async fn answers_in_the_place_of_the_server_are_counted_by_cause() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).streaming().start().await;
+    let mut client = weir.alice(Http::Two);
+    let series = |code: u16, cause: &str| {
+        format!("weir_unanswered_requests_total{{cause=\"weir/{cause}\",code=\"{code}\"}}")
+    };
+    for code in [502, 503, 504] {
+        let call = client.send(Ask::get(LIST)).await;
+        upstream.next().await.reply(code, "{}").await;
+        assert_eq!(call.answer().await.status, code);
+    }
+    let metrics = weir.operator("/metrics").await;
+    assert!(!metrics.text().contains("weir_unanswered_requests_total{"));
+
+    let call = client.send(Ask::get(LIST)).await;
+    upstream.next().await.cut();
+    assert_eq!(call.answer().await.status, 502);
+    weir.metric_becomes(&series(502, "upstream-reset"), 1.0)
+        .await;
+    let hasty = weir::before(upstream.address)
+        .streaming()
+        .request_timeout(Duration::from_millis(200))
+        .start()
+        .await;
+    let answer = hasty.alice(Http::Two).get(LIST).await; // nothing answers it
+    assert_eq!(answer.status, 504);
+    hasty
+        .metric_becomes(&series(504, "request-timeout"), 1.0)
+        .await;
+    let place = upstream.place.clone();
+    drop(upstream);
+    // The listener may be closing yet, and its connections.
+    let connect = series(503, "upstream-connect");
+    eventually("a refused connection", async || {
+        client.get(LIST).await;
+        (weir.metric(&connect).await > 0.0).then_some(())
+    })
+    .await;
+    drop(place);
 }
 
 #[tokio::test]

@@ -91,3 +91,32 @@ async fn nobody_waits_for_who_does_not_read_the_log() {
     weir.signal("TERM").await;
     assert!(weir.ended().await.success());
 }
+
+#[tokio::test]
+async fn a_list_that_breaks_off_is_a_line_that_says_whose_it_was_and_a_watch_is_none() {
+    for http in Http::BOTH {
+        let mut upstream = Upstream::start().await;
+        let flags = ["--token-auth-file=tokens.csv"];
+        let mut weir = Process::serve(upstream.address, &flags).await;
+        for target in ["/api/v1/pods?watch=1", "/api/v1/pods?limit=500"] {
+            let mut call = weir.alice(http).send(Ask::get(target)).await;
+            let mut exchange = upstream.next().await;
+            exchange.begin(200, &[]).await;
+            exchange.send("{\"items\":[").await;
+            call.head().await;
+            assert_eq!(call.body().text().await, "{\"items\":[");
+            exchange.cut();
+            assert!(call.body().rest().await.is_err());
+        }
+        // The first such line is the list's, not the watch's before it.
+        let line = weir.logs("an answer broke off").await;
+        assert!(line.contains("WARN"), "{line}");
+        assert_eq!(
+            field(&line, "URI"),
+            Some("/api/v1/pods?limit=500"),
+            "{line}"
+        );
+        assert_eq!(field(&line, "user"), Some("alice"), "{line}");
+        assert_eq!(field(&line, "sent_bytes"), Some("10"), "{line}");
+    }
+}

@@ -26,6 +26,8 @@ mod identity;
 mod in_flight;
 mod limits;
 mod logs;
+#[cfg(feature = "playground")]
+mod object_counts;
 mod operators;
 mod pool;
 mod rates;

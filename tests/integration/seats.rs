@@ -50,12 +50,12 @@ spec:
 
 /// A resource as it is stored.
 #[derive(Clone, Copy)]
-struct Stored {
-    path: &'static str,
-    kind: &'static str,
-    count: usize,
+pub(crate) struct Stored {
+    pub(crate) path: &'static str,
+    pub(crate) kind: &'static str,
+    pub(crate) count: usize,
     /// Of each object, in protobuf.
-    size: usize,
+    pub(crate) size: usize,
 }
 
 const NODES: Stored = Stored {
@@ -389,7 +389,7 @@ impl Surroundings for Server {
     }
 }
 
-fn seats_of_server(target: &str, of: Stored) -> u32 {
+pub(crate) fn seats_of_server(target: &str, of: Stored) -> u32 {
     let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
     estimate(&info, None, &Server(of)).initial_seats
 }
@@ -398,6 +398,23 @@ fn gzip(body: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(body).unwrap();
     encoder.finish().unwrap()
+}
+
+/// Fairness with [`WIDE`].
+pub(crate) fn wide() -> Limits {
+    let mut faults = document::Faults::default();
+    let nodes = document::parse_all("wide.yaml", WIDE, &mut faults);
+    let objects = ::weir::api::flowcontrol::read(&nodes, &mut faults);
+    assert!(!faults.has_errors(), "{faults}");
+    Limits::Fairness {
+        config: controller::Config {
+            server_concurrency_limit: 600,
+            request_timeout: Duration::from_secs(60),
+            enforcement: Enforcement::Enforce,
+            consistent_reads_from_cache: true,
+        },
+        objects: bootstrap::complete(objects),
+    }
 }
 
 /// A client, weir and an API server.
@@ -413,23 +430,11 @@ impl Stand {
     }
 
     async fn start_with(change: impl FnOnce(Setup) -> Setup) -> Self {
-        let mut faults = document::Faults::default();
-        let nodes = document::parse_all("wide.yaml", WIDE, &mut faults);
-        let objects = ::weir::api::flowcontrol::read(&nodes, &mut faults);
-        assert!(!faults.has_errors(), "{faults}");
         let upstream = Upstream::start().await;
         let weir = change(weir::before(upstream.address))
             .with(|config| {
                 config.telling.explain = true;
-                config.limits = Limits::Fairness {
-                    config: controller::Config {
-                        server_concurrency_limit: 600,
-                        request_timeout: Duration::from_secs(60),
-                        enforcement: Enforcement::Enforce,
-                        consistent_reads_from_cache: true,
-                    },
-                    objects: bootstrap::complete(objects),
-                };
+                config.limits = wide();
             })
             .start()
             .await;

@@ -5,6 +5,8 @@ use std::sync::atomic::AtomicU16;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::bastion::flags;
 use crate::bastion::kubeconfig;
 use crate::support::Http;
@@ -143,6 +145,42 @@ async fn rights_that_are_missing_are_told_at_the_start_with_what_gives_them() {
         let line = weir.logs(resource).await;
         assert!(line.contains("WARN") && line.contains(role), "{line}");
     }
+}
+
+/// RBAC compares `userextras/KEY` as a whole (`ResourceMatches`), so that the right is asked for by the key that is asserted.
+#[tokio::test]
+async fn each_right_to_impersonate_is_asked_for_that_a_certificate_s_user_takes() {
+    let mut upstream = Upstream::start().await.shows_self_checks();
+    let files = Files::new();
+    files.write("kubeconfig", &kubeconfig(upstream.address, "", "token: t"));
+    let more = [
+        "--assert-by=impersonation",
+        "--client-ca-file=client-ca.crt",
+    ];
+    let mut weir = Process::start(files, &flags(&more)).await;
+    let mut asked = Vec::new();
+    while asked.len() < 5 {
+        let mut exchange = upstream.next().await;
+        let review = serde_json::from_slice::<Value>(&exchange.body().await).unwrap_or_default();
+        let attributes = &review["spec"]["resourceAttributes"];
+        if attributes["verb"] == "impersonate" {
+            let text = |key: &str| attributes[key].as_str().unwrap().to_owned();
+            asked.push(["group", "resource", "subresource"].map(text).join(" "));
+        }
+        let allowed = attributes["resource"] != "userextras";
+        let answer = format!("{{\"status\":{{\"allowed\":{allowed}}}}}");
+        exchange.reply(201, answer).await;
+    }
+    let expected = [
+        " users ",
+        " groups ",
+        " serviceaccounts ",
+        "authentication.k8s.io uids ",
+        "authentication.k8s.io userextras authentication.kubernetes.io/credential-id",
+    ];
+    assert_eq!(asked, expected);
+    let line = weir.logs("userextras.authentication.k8s.io/").await;
+    assert!(line.contains("WARN") && line.contains("* of"), "{line}");
 }
 
 #[tokio::test]

@@ -57,18 +57,22 @@ const LIST: &str = "/api/v1/namespaces/default/pods";
 const OIDC: &str = "https://login.example";
 
 /// The playground's API server, and what it was made with.
-struct Cluster {
-    server: ApiServer,
+pub(crate) struct Cluster {
+    pub(crate) server: ApiServer,
     made: Certificates,
     address: SocketAddr,
 }
 
 impl Cluster {
     async fn start() -> Self {
+        Self::start_with(Settings::default()).await
+    }
+
+    pub(crate) async fn start_with(settings: Settings) -> Self {
         let made = Certificates::generate().unwrap();
         let settings = Settings {
             remembered_requests: 10_000,
-            ..Settings::default()
+            ..settings
         };
         let server = ApiServer::new(settings, &made).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -82,7 +86,7 @@ impl Cluster {
         }
     }
 
-    fn token(&self, user: &str) -> &str {
+    pub(crate) fn token(&self, user: &str) -> &str {
         &self
             .made
             .users
@@ -92,7 +96,7 @@ impl Cluster {
             .token
     }
 
-    fn account(&self, name: &str) -> String {
+    pub(crate) fn account(&self, name: &str) -> String {
         let lifetime = Duration::from_secs(3600);
         self.made
             .service_accounts
@@ -105,7 +109,7 @@ impl Cluster {
         self.reviews_of("TokenReview")
     }
 
-    fn reviews_of(&self, kind: &str) -> usize {
+    pub(crate) fn reviews_of(&self, kind: &str) -> usize {
         let reviews = self.server.reviews();
         reviews.iter().filter(|review| review.kind == kind).count()
     }
@@ -121,7 +125,7 @@ impl Cluster {
     }
 
     /// weir before it, as with a kubeconfig of the admin's, with everything that names a user, and fairness.
-    async fn weir(&self, change: impl FnOnce(&mut Config)) -> Weir {
+    pub(crate) async fn weir(&self, change: impl FnOnce(&mut Config)) -> Weir {
         let (own, front_proxy) = (self.token("admin"), &self.made.front_proxy_client);
         weir::before(self.address)
             .calling_with(own)
@@ -176,7 +180,7 @@ async fn by_schema(weir: &Door, schema: &str) -> f64 {
         .sum()
 }
 
-fn authorization(token: &str) -> (&'static str, String) {
+pub(crate) fn authorization(token: &str) -> (&'static str, String) {
     ("authorization", format!("Bearer {token}"))
 }
 

@@ -11,6 +11,7 @@
 
 mod admitted;
 mod configuration;
+mod counting;
 mod dry_run;
 mod learning;
 mod snapshot;
@@ -37,6 +38,7 @@ use tracing::debug;
 use self::admitted::OnPaper;
 use self::admitted::Watching;
 use self::configuration::Configuration;
+use self::counting::Counting;
 use self::dry_run::Played;
 use self::snapshot::Snapshot;
 use crate::api::UserInfo;
@@ -138,6 +140,7 @@ pub struct Controller {
     watches: Arc<Mutex<WatchTracker>>,
     objects: Mutex<ObjectCounts>,
     samples: Arc<Samples>,
+    counting: Counting,
     /// What is said of refusals on paper.
     paper_log: Arc<Sparingly>,
     /// All seats, as a metric.
@@ -186,6 +189,7 @@ impl Controller {
             watches: Arc::default(),
             objects: Mutex::default(),
             samples: Arc::default(),
+            counting: Counting::new(registry),
             paper_log: Arc::default(),
             seats: shown,
         });

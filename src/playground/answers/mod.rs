@@ -15,12 +15,15 @@ mod write;
 pub(crate) use reply::refused;
 pub(crate) use reply::too_many_requests;
 
+use crate::playground::answers::reply::Stored;
 use crate::playground::authentication;
 use crate::playground::authentication::User;
 use crate::playground::authorization;
 use crate::playground::journal::PlainBody;
 use crate::playground::objects::resources::Kind;
+use crate::playground::objects::resources::RESOURCES;
 use crate::playground::objects::resources::Served;
+use crate::playground::objects::store::Store;
 use crate::playground::request::Form;
 use crate::playground::request::Query;
 use crate::playground::request::Route;
@@ -79,7 +82,8 @@ pub(crate) async fn answer(
         }
         Route::Metrics => {
             read_only(request.method())?;
-            return Ok(reply::metrics(&state.journal.counters()));
+            let stored = stored(&state.storage.read());
+            return Ok(reply::metrics(&state.journal.counters(), &stored));
         }
         Route::Resource(target) => return about(state, user, target, query, request).await,
         Route::ApiGroups
@@ -106,6 +110,23 @@ pub(crate) async fn answer(
         | Route::Resource(_)
         | Route::UnknownResource => Err(Status::no_such_resource()),
     }
+}
+
+/// What is stored of each resource.
+fn stored(store: &Store) -> Vec<Stored> {
+    let resources = RESOURCES.iter().filter(|resource| !resource.converts());
+    resources
+        .filter_map(|resource| match resource.served {
+            Served::Objects(kind) => Some(Stored {
+                group: resource.group,
+                resource: resource.plural,
+                objects: store.len(kind),
+                // Events have no watch cache, where sizes are taken.
+                bytes: (kind != Kind::Event).then(|| store.bytes(kind)),
+            }),
+            Served::Review(_) => None,
+        })
+        .collect()
 }
 
 fn read_only(method: &Method) -> Result<(), Status> {

@@ -93,6 +93,7 @@ pub(crate) fn get(ask: &Ask<'_>) -> Answer {
 pub(crate) fn list(ask: &Ask<'_>) -> Answer {
     let scope = ask.scope()?;
     let limit = ask.query.number("limit")?.unwrap_or(0);
+    let limit = if ignores_limit(ask) { 0 } else { limit };
     let (page, version) = page(ask, &scope, limit)?;
     let mut metadata = json!({"resourceVersion": version.to_string()});
     if let (true, Some(last)) = (page.more, page.objects.last()) {
@@ -115,6 +116,17 @@ pub(crate) fn list(ask: &Ask<'_>) -> Answer {
         .into_iter()
         .map(move |object| view.item(&object));
     Ok(reply::list(head, items, b"]}\n"))
+}
+
+/// kube-apiserver's watch cache takes no limit at version 0 (`computeListLimit`).
+fn ignores_limit(ask: &Ask<'_>) -> bool {
+    let is = |key, values: &[Option<&str>]| values.contains(&ask.query.first(key));
+    is("resourceVersion", &[Some("0")])
+        && is(
+            "resourceVersionMatch",
+            &[None, Some(""), Some("NotOlderThan")],
+        )
+        && is("continue", &[None, Some("")])
 }
 
 /// The objects that are asked for and the version at which they are shown.

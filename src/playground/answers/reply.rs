@@ -184,8 +184,17 @@ pub(crate) fn health(check: &str, query: &Query) -> Response<PlainBody> {
     text(StatusCode::OK, &verbose)
 }
 
-/// The counters, as Prometheus reads them.
-pub(crate) fn metrics(counters: &Counters) -> Response<PlainBody> {
+/// What is stored of a resource.
+pub(crate) struct Stored {
+    pub(crate) group: &'static str,
+    pub(crate) resource: &'static str,
+    pub(crate) objects: usize,
+    /// `None`: not known.
+    pub(crate) bytes: Option<usize>,
+}
+
+/// The counters, and kube-apiserver's own metrics of what is stored, as Prometheus reads them.
+pub(crate) fn metrics(counters: &Counters, stored: &[Stored]) -> Response<PlainBody> {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let families = [
         ("connections_total", "counter", counters.connections),
@@ -225,6 +234,22 @@ pub(crate) fn metrics(counters: &Counters) -> Response<PlainBody> {
         text.push_str(&format!(
             "playground_responses_total{{code=\"{code}\"}} {count}\n"
         ));
+    }
+    let objects = |of: &Stored| of.objects.to_string();
+    let size = |of: &Stored| {
+        of.bytes
+            .map_or_else(|| "-1".to_owned(), |bytes| bytes.to_string())
+    };
+    let families: [(&str, &dyn Fn(&Stored) -> String); 2] =
+        [("objects", &objects), ("size_estimate_bytes", &size)];
+    for (name, value) in families {
+        text.push_str(&format!("# TYPE apiserver_resource_{name} gauge\n"));
+        for of in stored {
+            let (group, resource, value) = (of.group, of.resource, value(of));
+            text.push_str(&format!(
+                "apiserver_resource_{name}{{group=\"{group}\",resource=\"{resource}\"}} {value}\n"
+            ));
+        }
     }
     full(StatusCode::OK, METRICS, text.into_bytes())
 }

@@ -288,6 +288,12 @@ impl Store {
         self.collection(kind).objects.len()
     }
 
+    /// The length of all objects of a kind together, as they are stored.
+    pub(crate) fn bytes(&self, kind: Kind) -> usize {
+        let objects = self.collection(kind).objects.values();
+        objects.map(|object| object.json().len()).sum()
+    }
+
     /// Stores `value` at the next version, whether or not something stood there. `None` (and no
     /// change) unless it is an object with metadata.
     pub(crate) fn put(&mut self, kind: Kind, value: Value) -> Option<Arc<Object>> {

@@ -1,6 +1,7 @@
 //! The whole server over real sockets: TLS, HTTP/1.1 and HTTP/2, WebSocket.
 
 mod abandoned;
+mod stored;
 
 use super::ApiServer;
 use crate::playground::journal::Counters;

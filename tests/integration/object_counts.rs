@@ -1,0 +1,196 @@
+//! How many objects there are, asked by weir itself: from the API server's metrics, and by lists of one object where these may not
+//! be read. Before the playground, which serves reviews, metadata and `remainingItemCount` as kube-apiserver does.
+
+use std::time::Duration;
+
+use ::weir::playground::Denial;
+use ::weir::playground::RequestRecord;
+use ::weir::playground::Settings;
+use ::weir::upstream::credentials::Source;
+use ::weir::upstream::credentials::Token;
+use ::weir::upstream::credentials::bearer::bearer;
+
+use crate::seats::Stored;
+use crate::seats::seats_of_server;
+use crate::seats::wide;
+use crate::support::Http;
+use crate::support::client::Client;
+use crate::support::eventually;
+use crate::support::weir::Weir;
+use crate::who_asks::Cluster;
+use crate::who_asks::authorization;
+
+/// A part of the pods: it does not tell how many there are.
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const COUNTED: &str = "weir_object_count_calls_total{result=\"counted\"}";
+const OWN_USER: &str = "system:serviceaccount:team:weir";
+
+/// A cluster, and weir with a credential of its own before it.
+struct Stand {
+    cluster: Cluster,
+    weir: Weir,
+    client: Client,
+}
+
+impl Stand {
+    /// weir's own user may not do what is denied, of these verbs.
+    async fn start(pods: usize, denied: &[(&str, &str)]) -> Self {
+        let settings = Settings {
+            pods,
+            ..Settings::default()
+        };
+        let cluster = Cluster::start_with(settings).await;
+        for (verb, what) in denied {
+            cluster.server.deny(Denial {
+                user: OWN_USER.to_owned(),
+                verb: (*verb).to_owned(),
+                what: (*what).to_owned(),
+            });
+        }
+        let own = cluster.account("weir");
+        let weir = cluster
+            .weir(|config| {
+                config.own = Source::Given {
+                    certificate: None,
+                    token: Some(Token::Given(bearer(&own).unwrap())),
+                };
+                config.telling.explain = true;
+                config.limits = wide();
+                config.object_count_poll_period = Duration::from_secs(3600);
+            })
+            .await;
+        let (name, value) = authorization(cluster.token("bob"));
+        let client = weir.bearing(Http::Two, (name, &value));
+        Self {
+            cluster,
+            weir,
+            client,
+        }
+    }
+
+    /// The seats of a list, which is answered.
+    async fn seats(&mut self, target: &str) -> u32 {
+        let answer = self.client.get(target).await;
+        assert_eq!(answer.status, 200, "{target}: {}", answer.text());
+        answer.headers["x-weir-seats"].parse().unwrap()
+    }
+
+    async fn comes_to(&mut self, target: &str, seats: u32) {
+        eventually("the seats", async || {
+            (self.seats(target).await == seats).then_some(())
+        })
+        .await;
+    }
+
+    /// What the server's formula comes to, by what it has stored.
+    fn seats_of_server(&self, target: &str) -> u32 {
+        let count = self.cluster.server.count("pods").unwrap();
+        let size = self.cluster.server.size("pods").unwrap() / count;
+        let stored = Stored {
+            path: "/api/v1/pods",
+            kind: "Pod",
+            count,
+            size,
+        };
+        seats_of_server(target, stored)
+    }
+
+    /// weir's own requests, but for reviews.
+    fn own_lists(&self) -> Vec<RequestRecord> {
+        let requests = self.cluster.server.requests().into_iter();
+        requests
+            .filter(|request| !request.headers.contains_key("x-forwarded-for"))
+            .filter(|request| request.uri.path().starts_with("/api/"))
+            .collect()
+    }
+
+    /// Which resources weir asked about whether it may list them.
+    fn reviewed(&self) -> Vec<String> {
+        let reviews = self.cluster.server.reviews().into_iter();
+        reviews
+            .filter(|review| review.kind == "SelfSubjectAccessReview")
+            .map(|review| {
+                let attributes = &review.spec["resourceAttributes"];
+                assert_eq!(attributes["verb"], "list");
+                assert!(attributes.get("namespace").is_none(), "in all of them");
+                attributes["resource"].as_str().unwrap().to_owned()
+            })
+            .collect()
+    }
+}
+
+#[tokio::test]
+async fn where_metrics_may_not_be_read_a_list_of_one_object_tells_the_count() {
+    let mut stand = Stand::start(2000, &[("get", "/metrics")]).await;
+    let server = stand.seats_of_server(PODS);
+    assert_eq!(server, 10, "as many as a list from memory has at most");
+    assert_eq!(stand.seats(PODS).await, 1, "nothing is known");
+    stand.comes_to(PODS, server).await;
+    let lists = stand.own_lists();
+    let targets: Vec<_> = lists.iter().map(|list| list.uri.to_string()).collect();
+    assert_eq!(
+        targets,
+        ["/api/v1/pods?limit=1"],
+        "no version: it has a limit then"
+    );
+    assert_eq!(
+        lists[0].headers["accept"],
+        "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+    );
+    assert_eq!(stand.reviewed(), ["pods"]);
+    assert_eq!(stand.weir.metric(COUNTED).await, 1.0);
+}
+
+/// A list of one object tells no size. The first list after it costs what the server takes for objects of unknown size; it tells
+/// how large they are, though it is of one namespace.
+#[tokio::test]
+async fn the_size_of_counted_objects_is_learned_from_a_part_of_them() {
+    let mut stand = Stand::start(20, &[("get", "/metrics")]).await;
+    let server = stand.seats_of_server(PODS);
+    assert!(server < 10, "{server}");
+    assert_eq!(stand.seats(PODS).await, 1, "nothing is known");
+    stand.comes_to(PODS, 10).await;
+    stand.comes_to(PODS, server).await;
+}
+
+#[tokio::test]
+async fn what_weir_may_not_list_is_never_listed() {
+    let denied = [("get", "/metrics"), ("list", "configmaps")];
+    let mut stand = Stand::start(20, &denied).await;
+    for target in ["/api/v1/namespaces/default/configmaps", PODS] {
+        assert_eq!(stand.seats(target).await, 1);
+    }
+    stand.weir.metric_becomes(COUNTED, 1.0).await;
+    assert_eq!(stand.reviewed(), ["configmaps", "pods"]);
+    for list in stand.own_lists() {
+        assert_eq!(list.uri.path(), "/api/v1/pods");
+    }
+    let denied = "weir_object_count_calls_total{result=\"denied\"}";
+    assert_eq!(stand.weir.metric(denied).await, 1.0);
+}
+
+#[tokio::test]
+async fn secrets_are_never_asked_for() {
+    let mut stand = Stand::start(20, &[("get", "/metrics")]).await;
+    for target in [
+        "/api/v1/namespaces/default/secrets",
+        "/api/v1/secrets?limit=500",
+        PODS,
+    ] {
+        stand.seats(target).await;
+    }
+    stand.weir.metric_becomes(COUNTED, 1.0).await;
+    assert_eq!(stand.reviewed(), ["pods"], "though it may list everything");
+    for list in stand.own_lists() {
+        assert_eq!(list.uri.path(), "/api/v1/pods");
+    }
+}
+
+#[tokio::test]
+async fn what_metrics_count_is_not_asked_for() {
+    let mut stand = Stand::start(2000, &[]).await;
+    let server = stand.seats_of_server(PODS);
+    stand.comes_to(PODS, server).await;
+    assert_eq!(stand.reviewed(), <[String; 0]>::default());
+    assert_eq!(stand.own_lists().len(), 0);
+}
