@@ -113,6 +113,7 @@ use crate::upstream::ForwardError;
 use crate::upstream::Upstream;
 use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
+use crate::upstream::client_body::ClientBody;
 use crate::upstream::forward::Errand;
 use crate::upstream::headers;
 use crate::upstream::headers::IdentityHeaders;
@@ -204,7 +205,7 @@ impl Pipeline {
     ) -> Response<Body> {
         let mut trace = Trace::started(Arc::clone(&self.metrics), Clock.now());
         let asked = Asked::of(&head, &body);
-        let mut body = Unread::Left(body);
+        let mut body = Unread::Left(ClientBody::new(body, head.version));
         // In a box of its own, so that a refusal that is held does not hold the memory of all the steps.
         let refusal = match Box::pin(self.serve(peer, head, &mut body, &mut trace)).await {
             Ok(response) => return response,

@@ -34,6 +34,7 @@ use crate::pipeline::request_body::source;
 use crate::pipeline::trace::Trace;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
+use crate::upstream::client_body::ClientBody;
 use crate::upstream::read_body::Budget;
 use crate::upstream::read_body::Reserved;
 
@@ -209,7 +210,7 @@ fn without_body(response: Response<Body>) -> Response<Body> {
 /// What has become of a request's body.
 pub(super) enum Unread {
     /// It may still come.
-    Left(Incoming),
+    Left(ClientBody),
     /// All of it has been read.
     Nothing,
     /// It is on its way upstream.
@@ -218,7 +219,7 @@ pub(super) enum Unread {
 
 impl Unread {
     /// Takes it for its way upstream, if it is there.
-    pub(super) fn take(&mut self) -> Option<Incoming> {
+    pub(super) fn take(&mut self) -> Option<ClientBody> {
         match std::mem::replace(self, Self::Gone) {
             Self::Left(body) => Some(body),
             Self::Nothing | Self::Gone => None,
@@ -226,7 +227,7 @@ impl Unread {
     }
 
     /// It, to be read.
-    pub(super) const fn as_mut(&mut self) -> Option<&mut Incoming> {
+    pub(super) const fn as_mut(&mut self) -> Option<&mut ClientBody> {
         match self {
             Self::Left(body) => Some(body),
             Self::Nothing | Self::Gone => None,
