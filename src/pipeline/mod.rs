@@ -441,11 +441,9 @@ impl Pipeline {
         }
     }
 
-    /// The answer says what was decided about its request, as far as that is wanted.
+    /// The answer says what was decided about its request, as far as that is wanted. Which flow schema decided is the API server's to
+    /// say: it sends no such headers where it refused before fairness, and weir may know objects that stand in no cluster.
     fn tell(&self, headers: &mut HeaderMap, permit: &Permit, trace: &mut Trace) {
-        if let Some((flow_schema, priority_level)) = permit.classified() {
-            name_decision(headers, flow_schema, priority_level);
-        }
         trace.tell_id(headers);
         if self.explains {
             explained::explain(headers, permit.decision().as_ref());
@@ -554,12 +552,12 @@ struct Passage {
     under_way: Option<UnderWay>,
 }
 
-/// Which flow schema and which level decided, as kube-apiserver names them; what it says itself wins.
+/// Which flow schema and which level rejected a request, as kube-apiserver names them.
 fn name_decision(headers: &mut HeaderMap, flow_schema: &Named, priority_level: &Named) {
     for (name, of) in [
         (FLOW_SCHEMA_UID, flow_schema),
         (PRIORITY_LEVEL_UID, priority_level),
     ] {
-        headers.entry(name).or_insert_with(|| of.uid.clone());
+        headers.insert(name, of.uid.clone());
     }
 }
