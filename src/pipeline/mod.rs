@@ -20,6 +20,7 @@ pub mod heads;
 pub mod holding;
 pub mod impersonation;
 pub mod in_flight;
+pub mod invalid_head;
 mod known;
 mod list_observer;
 mod malformed;

@@ -108,7 +108,10 @@ impl Pipeline {
         trace: &mut Trace,
     ) -> Response<Body> {
         self.log(refusal);
-        let goes_on = if !asked.body {
+        let goes_on = if asked.http1 && refusal.ends_connection() {
+            drop(body);
+            false
+        } else if !asked.body {
             drop(body);
             true
         } else {

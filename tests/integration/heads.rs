@@ -73,8 +73,15 @@ async fn a_head_that_trickles_is_answered_408_and_idle_connections_stay() {
     };
     assert_eq!(lines[0], "HTTP/1.1 408 Request Timeout");
     assert!(lines.contains(&"Connection: close".to_owned()), "{lines:?}");
+    assert!(
+        lines.contains(&"Content-Type: application/json".to_owned()),
+        "{lines:?}"
+    );
     slow.reader.ended().await;
-    assert_eq!(pipelined.answered().await.status, 408);
+    let (answered, body) = pipelined.answer("GET").await;
+    assert_eq!(answered.status, 408);
+    let text = String::from_utf8_lossy(&body);
+    assert!(text.contains("weir/request-header-timeout"), "{text}");
     for wire in [&mut silent, &mut idle] {
         wire.send(&get).await;
         upstream.next().await.reply(200, "{}").await;
