@@ -27,6 +27,8 @@ pub(super) struct FrameScan {
     left: usize,
     /// The payloads of the frames of a header block that is not over.
     block: Option<usize>,
+    /// The frames and whole header blocks that are over.
+    over: u64,
     last_stream: u32,
 }
 
@@ -48,6 +50,7 @@ impl FrameScan {
             read: 0,
             left: 0,
             block: None,
+            over: 0,
             last_stream: 0,
         }
     }
@@ -80,6 +83,11 @@ impl FrameScan {
             decoded: self.block.unwrap_or_default(),
             frame: if is_whole { self.length() } else { 0 },
         })
+    }
+
+    /// How many frames and whole header blocks are over: what is incomplete belongs to the same block as long as this is the same.
+    pub(super) const fn over(&self) -> u64 {
+        self.over
     }
 
     /// The last stream whose header block has come to its end; 0 if there is none.
@@ -125,6 +133,9 @@ impl FrameScan {
                     self.last_stream = self.last_stream.max(stream);
                 }
             }
+        }
+        if self.block.is_none() {
+            self.over += 1;
         }
         self.read = 0;
     }
@@ -240,6 +251,7 @@ mod tests {
             assert_eq!(scan.last_stream(), 1, "stream 3 has not begun");
             scan.feed(&frame(CONTINUATION, END_HEADERS, 3, 1));
             assert_eq!((scan.incomplete(), scan.last_stream()), (None, 3));
+            assert_eq!(scan.over(), 3);
         }
     }
 

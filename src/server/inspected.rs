@@ -255,11 +255,13 @@ impl<S> Scanned<S> {
     }
 
     fn look(&mut self, read: &[u8]) {
-        let was_incomplete = self.scan.incomplete().is_some();
+        let before = self.scan.incomplete().map(|_| self.scan.over());
         self.scan.feed(read);
         let last = self.scan.last_stream();
         self.last_stream.0.store(last, Ordering::Relaxed);
-        if was_incomplete && self.scan.incomplete().is_none() {
+        // The next one may have begun with the same read: it has a time of its own.
+        let is_same = self.scan.incomplete().is_some() && before == Some(self.scan.over());
+        if before.is_some() && !is_same {
             self.heads.complete();
         }
     }
@@ -325,8 +327,43 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     use super::*;
+    use crate::clock::Clock;
     use crate::metrics::Registry;
     use crate::pipeline::heads::HeadBudget;
+
+    /// A HEADERS frame with END_HEADERS, cut in two.
+    fn halves(stream: u8) -> ([u8; 14], [u8; 5]) {
+        let mut head = [0; 14];
+        head[2] = 10; // its length
+        head[3] = 1; // HEADERS
+        head[4] = 4; // END_HEADERS
+        head[8] = stream;
+        (head, [0; 5])
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_begins_with_the_end_of_another_has_its_own_time() {
+        const TIME: Duration = Duration::from_secs(10);
+        let (near, mut far) = tokio::io::duplex(1 << 10);
+        let heads = HeadWatch::new(TIME, &HeadBudget::new(&Registry::new()), None);
+        let mut scanned = Scanned::new(near, &heads, &Arc::default());
+        let reading = async { while !matches!(scanned.read(&mut [0; 100]).await, Ok(0)) {} };
+        let sending = async {
+            let ((first, rest), (next, _)) = (halves(1), halves(3));
+            far.write_all(&[&[b'P'; 24][..], &first].concat())
+                .await
+                .unwrap();
+            tokio::time::sleep(TIME / 2).await;
+            far.write_all(&[&rest[..], &next].concat()).await.unwrap();
+            let second_began = Clock.now();
+            assert_eq!(heads.fault().await, HeadFault::TooSlow);
+            assert_eq!(Clock.now() - second_began, TIME);
+        };
+        tokio::select! {
+            () = reading => panic!("the connection goes on"),
+            () = sending => {}
+        }
+    }
 
     #[tokio::test]
     async fn it_is_known_that_a_client_has_not_read_all() {
