@@ -26,7 +26,6 @@ use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::Decision;
 use crate::flowcontrol::controller::Rejected;
 use crate::flowcontrol::controller::Times;
-use crate::flowcontrol::level::Named;
 use crate::limits::clients::enforce::Hold;
 use crate::limits::clients::enforce::TooMany;
 use crate::limits::events::enforce::TooManyEvents;
@@ -286,15 +285,6 @@ impl Permit {
     pub const fn queue_wait(&self) -> Option<Duration> {
         match &self.held {
             Held::Seat(admitted) => Some(admitted.queue_wait()),
-            Held::Nothing | Held::Slot(_) => None,
-        }
-    }
-
-    /// The flow schema and the priority level, where fairness decided.
-    #[must_use]
-    pub fn classified(&self) -> Option<(&Named, &Named)> {
-        match &self.held {
-            Held::Seat(admitted) => Some((admitted.flow_schema(), admitted.priority_level())),
             Held::Nothing | Held::Slot(_) => None,
         }
     }

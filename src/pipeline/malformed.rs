@@ -12,8 +12,12 @@ use http::uri::PathAndQuery;
 use prometheus::IntCounter;
 use tracing::warn;
 
+use crate::clock::Clock;
 use crate::metrics::Registry;
 use crate::pipeline::Peer;
+use crate::pipeline::Pipeline;
+use crate::pipeline::invalid_head;
+use crate::pipeline::invalid_head::InvalidHead;
 use crate::pipeline::refusal::Refusal;
 use crate::request_info::RequestInfo;
 use crate::request_info::TargetError;
@@ -22,12 +26,16 @@ use crate::upstream::headers;
 use crate::upstream::headers::Unfit;
 
 /// Every cause there is, and so every value of the label.
-const CAUSES: [&str; 6] = [
+const CAUSES: [&str; 10] = [
     "connect",
+    "expect",
     "fragment",
     "headers",
+    "host",
     "no-target",
+    "syntax",
     "target",
+    "transfer-encoding",
     "unresolvable",
 ];
 
@@ -40,6 +48,8 @@ pub(super) enum Unreadable<'a> {
     Fragment,
     /// Its headers would cost others the connection to the API server.
     Headers(Unfit),
+    /// Go's server would answer it before any handler.
+    InvalidHead(InvalidHead),
     /// It has no target.
     NoTarget,
     /// Kubernetes makes nothing of its target.
@@ -53,6 +63,7 @@ impl Unreadable<'_> {
             Self::Connect => "connect",
             Self::Fragment => "fragment",
             Self::Headers(_) => "headers",
+            Self::InvalidHead(why) => why.cause(),
             Self::NoTarget => "no-target",
             Self::Target(TargetError::Malformed(_)) => "target",
             Self::Target(TargetError::Unresolvable(_)) => "unresolvable",
@@ -69,6 +80,7 @@ impl Unreadable<'_> {
             Self::Headers(Unfit::Name) => {
                 Refusal::BadRequest("a header's name holds a \", which no name may".to_owned())
             }
+            Self::InvalidHead(why) => Refusal::InvalidHead(why),
             Self::NoTarget => Refusal::BadRequest("the request has no target".to_owned()),
             Self::Target(why) => why.into(),
         }
@@ -83,6 +95,7 @@ pub(super) fn target(
     if head.method == Method::CONNECT {
         return Err(Unreadable::Connect);
     }
+    invalid_head::check(head).map_err(Unreadable::InvalidHead)?;
     let Some(target) = head.uri.path_and_query() else {
         return Err(Unreadable::NoTarget);
     };
@@ -101,6 +114,14 @@ pub(super) fn info<'a>(
     RequestInfo::parse(method.as_str(), target.as_str().as_bytes()).map_err(Unreadable::Target)
 }
 
+impl Pipeline {
+    /// Rejects a request whose head the HTTP library could not parse, and counts it.
+    pub fn reject_unparsed(&self, peer: &Peer, why: InvalidHead) -> Refusal {
+        let why = Unreadable::InvalidHead(why);
+        self.metrics.malformed.refuse(peer, why, Clock.now())
+    }
+}
+
 /// Counts what cannot be read, by its cause.
 #[derive(Debug)]
 pub(super) struct Malformed {
@@ -112,7 +133,7 @@ impl Malformed {
     pub(super) fn register(registry: &Registry) -> Self {
         let counts = registry.counters(
             "weir_malformed_requests_total",
-            "Requests that could not be read and were refused, in no other metric and in no log of requests, by cause: CONNECT (connect), a # in the target (fragment), headers that are too long or have an impossible name (headers), a target that is none (no-target, target), or a path that ends too early (unresolvable).",
+            "Requests that could not be read and were refused, in no other metric and in no log of requests, by cause: CONNECT (connect), an expectation other than 100-continue (expect), a # in the target (fragment), headers that are too long or have an impossible name (headers), no host, two or a malformed one (host), a head that is not HTTP/1.1 (syntax), a target that is none or too long (no-target, target), an unsupported Transfer-Encoding (transfer-encoding), or a path that ends too early (unresolvable).",
             &["cause"],
         );
         Self {
@@ -146,6 +167,16 @@ mod tests {
             (Unreadable::Connect, "connect"),
             (Unreadable::Fragment, "fragment"),
             (Unreadable::Headers(Unfit::Length), "headers"),
+            (Unreadable::InvalidHead(InvalidHead::Expectation), "expect"),
+            (Unreadable::InvalidHead(InvalidHead::MissingHost), "host"),
+            (
+                Unreadable::InvalidHead(InvalidHead::unparsed(String::new())),
+                "syntax",
+            ),
+            (
+                Unreadable::InvalidHead(InvalidHead::TransferEncoding),
+                "transfer-encoding",
+            ),
             (Unreadable::NoTarget, "no-target"),
             (Unreadable::Target(read("/api/%2").unwrap_err()), "target"),
             (

@@ -20,6 +20,7 @@ pub mod heads;
 pub mod holding;
 pub mod impersonation;
 pub mod in_flight;
+pub mod invalid_head;
 mod known;
 mod list_observer;
 mod malformed;
@@ -114,6 +115,7 @@ use crate::upstream::ForwardError;
 use crate::upstream::Upstream;
 use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
+use crate::upstream::client_body::ClientBody;
 use crate::upstream::forward::Errand;
 use crate::upstream::headers;
 use crate::upstream::headers::IdentityHeaders;
@@ -205,7 +207,7 @@ impl Pipeline {
     ) -> Response<Body> {
         let mut trace = Trace::started(Arc::clone(&self.metrics), Clock.now());
         let asked = Asked::of(&head, &body);
-        let mut body = Unread::Left(body);
+        let mut body = Unread::Left(ClientBody::new(body, head.version));
         // In a box of its own, so that a refusal that is held does not hold the memory of all the steps.
         let refusal = match Box::pin(self.serve(peer, head, &mut body, &mut trace)).await {
             Ok(response) => return response,
@@ -441,11 +443,9 @@ impl Pipeline {
         }
     }
 
-    /// The answer says what was decided about its request, as far as that is wanted.
+    /// The answer says what was decided about its request, as far as that is wanted. Which flow schema decided is the API server's to
+    /// say: it sends no such headers where it refused before fairness, and weir may know objects that stand in no cluster.
     fn tell(&self, headers: &mut HeaderMap, permit: &Permit, trace: &mut Trace) {
-        if let Some((flow_schema, priority_level)) = permit.classified() {
-            name_decision(headers, flow_schema, priority_level);
-        }
         trace.tell_id(headers);
         if self.explains {
             explained::explain(headers, permit.decision().as_ref());
@@ -569,12 +569,12 @@ struct Passage {
     under_way: Option<UnderWay>,
 }
 
-/// Which flow schema and which level decided, as kube-apiserver names them; what it says itself wins.
+/// Which flow schema and which level rejected a request, as kube-apiserver names them.
 fn name_decision(headers: &mut HeaderMap, flow_schema: &Named, priority_level: &Named) {
     for (name, of) in [
         (FLOW_SCHEMA_UID, flow_schema),
         (PRIORITY_LEVEL_UID, priority_level),
     ] {
-        headers.entry(name).or_insert_with(|| of.uid.clone());
+        headers.insert(name, of.uid.clone());
     }
 }

@@ -20,6 +20,7 @@ use crate::limits::clients::enforce::TooMany;
 use crate::limits::events::enforce::TooManyEvents;
 use crate::limits::hold::OwnedFlow;
 use crate::pipeline::impersonation::Refused;
+use crate::pipeline::invalid_head::InvalidHead;
 use crate::pipeline::request_body::BodyFault;
 use crate::request_info::RequestKind;
 use crate::request_info::TargetError;
@@ -36,10 +37,6 @@ pub const EVENT_BODIES: &str = "event-bodies";
 
 /// What `/readyz` says once weir has been told to go, in the form of kube-apiserver's.
 const SHUTTING_DOWN: &[u8] = b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
-
-/// What a client is told whose request's head there is no room for.
-pub const NO_ROOM_FOR_HEAD: &str =
-    "too many request heads are waiting to be completed or authenticated; please try again later";
 
 /// What a client with a certificate is told where there is no way to assert its user.
 const NO_FRONT_PROXY: &str = "weir knows you by your client certificate but cannot tell the API server so: it needs \
@@ -58,6 +55,8 @@ pub enum Refusal {
     Connect,
     /// No answer from the upstream.
     Forward(ForwardError),
+    /// Go's server would answer it before any handler.
+    InvalidHead(InvalidHead),
     /// A certificate's user who may not impersonate, where weir asserts by impersonation itself.
     Impersonation(Refused),
     /// More headers than can go on.
@@ -81,6 +80,8 @@ pub enum Refusal {
     RequestInfo(Bytes),
     /// No answer within the request's time.
     Timeout(Duration),
+    /// The request's head did not come within `--request-header-timeout`.
+    SlowHead,
     /// The credential that was presented does not hold.
     Unauthenticated(Unauthenticated),
     /// The user cannot be asserted in headers.
@@ -130,6 +131,8 @@ impl Refusal {
             Self::Forward(ForwardError::Share(_)) => StatusCode::TOO_MANY_REQUESTS,
             Self::Forward(error) if error.unsent() => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forward(_) => StatusCode::BAD_GATEWAY,
+            Self::InvalidHead(why) => why.code(),
+            Self::SlowHead => StatusCode::REQUEST_TIMEOUT,
             Self::LongHead => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             // Not 431: the head itself is well, and client-go tries a 503 with Retry-After again.
             Self::NoRoomForHead => StatusCode::SERVICE_UNAVAILABLE,
@@ -159,6 +162,12 @@ impl Refusal {
         matches!(self, Self::Body(BodyFault::Aborted))
     }
 
+    /// Whether an HTTP/1.1 connection ends with the answer, because it is not certain where the next request begins.
+    #[must_use]
+    pub const fn ends_connection(&self) -> bool {
+        matches!(self, Self::InvalidHead(_) | Self::SlowHead)
+    }
+
     /// The cause of an answer that stands in the place of the API server's, which did not come: 502, 503, 504.
     #[must_use]
     pub const fn in_place_of_the_server(&self) -> Option<&'static str> {
@@ -169,6 +178,7 @@ impl Refusal {
             | Self::Body(_)
             | Self::Connect
             | Self::Impersonation(_)
+            | Self::InvalidHead(_)
             | Self::LongHead
             | Self::NoFrontProxy
             | Self::NoRoomForHead
@@ -176,6 +186,7 @@ impl Refusal {
             | Self::Panic
             | Self::Rejected { .. }
             | Self::RequestInfo(_)
+            | Self::SlowHead
             | Self::Unauthenticated(_)
             | Self::Unspeakable(_) => None,
         }
@@ -194,7 +205,10 @@ impl Refusal {
     }
 
     /// The Status, for what has one; the other two are plain text, as upstream's.
-    pub(super) fn status(&self) -> Result<Status, Bytes> {
+    ///
+    /// # Errors
+    /// The text of what has none.
+    pub fn status(&self) -> Result<Status, Bytes> {
         let (reason, cause, message, retry_after_seconds) = match self {
             Self::NotReady => return Err(Bytes::from_static(SHUTTING_DOWN)),
             Self::RequestInfo(text) => return Err(text.clone()),
@@ -213,18 +227,10 @@ impl Refusal {
                 None,
             ),
             Self::Forward(error) => unanswered(error),
-            Self::LongHead => (
-                "BadRequest",
-                "weir/headers",
-                format!("the request's headers are longer than {MOST} bytes"),
-                None,
-            ),
-            Self::NoRoomForHead => (
-                "ServiceUnavailable",
-                "weir/request-heads",
-                NO_ROOM_FOR_HEAD.to_owned(),
-                Some(RETRY_UNSENT),
-            ),
+            Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message(), None),
+            Self::LongHead => long_head(),
+            Self::NoRoomForHead => no_room_for_head(),
+            Self::SlowHead => slow_head(),
             Self::NoFrontProxy => unauthorized("weir/no-front-proxy-certificate", NO_FRONT_PROXY),
             Self::Impersonation(refused) => impersonation(refused),
             Self::Rejected { rejection, .. } => return Ok(rejected(rejection)),
@@ -254,6 +260,32 @@ impl Refusal {
 
 /// A reason, the cause, a message, and after how many seconds to try again.
 type Said = (&'static str, &'static str, String, Option<u32>);
+
+fn long_head() -> Said {
+    let message = format!("the request's headers are longer than {MOST} bytes");
+    ("BadRequest", "weir/headers", message, None)
+}
+
+fn no_room_for_head() -> Said {
+    let message = "too many request heads are waiting to be completed or authenticated; please try again later";
+    let again = Some(RETRY_UNSENT);
+    (
+        "ServiceUnavailable",
+        "weir/request-heads",
+        message.to_owned(),
+        again,
+    )
+}
+
+fn slow_head() -> Said {
+    let message = "the request's head did not come in time (weir's --request-header-timeout)";
+    (
+        "Timeout",
+        "weir/request-header-timeout",
+        message.to_owned(),
+        None,
+    )
+}
 
 fn unauthorized(cause: &'static str, why: impl fmt::Display) -> Said {
     ("Unauthorized", cause, why.to_string(), None)

@@ -34,6 +34,7 @@ use crate::pipeline::request_body::source;
 use crate::pipeline::trace::Trace;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
+use crate::upstream::client_body::ClientBody;
 use crate::upstream::read_body::Budget;
 use crate::upstream::read_body::Reserved;
 
@@ -107,7 +108,10 @@ impl Pipeline {
         trace: &mut Trace,
     ) -> Response<Body> {
         self.log(refusal);
-        let goes_on = if !asked.body {
+        let goes_on = if asked.http1 && refusal.ends_connection() {
+            drop(body);
+            false
+        } else if !asked.body {
             drop(body);
             true
         } else {
@@ -209,7 +213,7 @@ fn without_body(response: Response<Body>) -> Response<Body> {
 /// What has become of a request's body.
 pub(super) enum Unread {
     /// It may still come.
-    Left(Incoming),
+    Left(ClientBody),
     /// All of it has been read.
     Nothing,
     /// It is on its way upstream.
@@ -218,7 +222,7 @@ pub(super) enum Unread {
 
 impl Unread {
     /// Takes it for its way upstream, if it is there.
-    pub(super) fn take(&mut self) -> Option<Incoming> {
+    pub(super) fn take(&mut self) -> Option<ClientBody> {
         match std::mem::replace(self, Self::Gone) {
             Self::Left(body) => Some(body),
             Self::Nothing | Self::Gone => None,
@@ -226,7 +230,7 @@ impl Unread {
     }
 
     /// It, to be read.
-    pub(super) const fn as_mut(&mut self) -> Option<&mut Incoming> {
+    pub(super) const fn as_mut(&mut self) -> Option<&mut ClientBody> {
         match self {
             Self::Left(body) => Some(body),
             Self::Nothing | Self::Gone => None,

@@ -19,7 +19,6 @@ use http::request;
 use http_body::Body as _;
 use http_body::Frame;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 
 use crate::clock::Clock;
 use crate::identity::tokens::turns::network;
@@ -36,6 +35,8 @@ use crate::upstream::body::BodyProgress;
 use crate::upstream::body::BodyState;
 use crate::upstream::body::RequestBody;
 use crate::upstream::body::why_unreadable;
+use crate::upstream::client_body::ClientBody;
+use crate::upstream::client_body::ClientBodyError;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::read_body::Budget;
 use crate::upstream::read_body::ReadBody;
@@ -88,7 +89,7 @@ pub enum BodyFault {
 }
 
 impl BodyFault {
-    fn of(error: &hyper::Error) -> Self {
+    fn of(error: &ClientBodyError) -> Self {
         if why_unreadable(error) == BodyState::Malformed {
             Self::Malformed
         } else {
@@ -189,7 +190,7 @@ impl Pipeline {
     /// Reads an event's body, whole.
     pub(super) async fn read_whole(
         &self,
-        incoming: &mut Incoming,
+        incoming: &mut ClientBody,
         (peer, headers): (&Peer, &HeaderMap),
         deadline: Option<Instant>,
     ) -> Result<Ahead, Refusal> {
@@ -233,7 +234,7 @@ pub(crate) fn source(peer: &Peer) -> Option<IpAddr> {
 ///
 /// Cancel safety: what was read is lost.
 async fn ahead(
-    incoming: &mut Incoming,
+    incoming: &mut ClientBody,
     (mut reserved, most, whole): (Reserved, usize, bool),
     (rate, deadline): (MinimumRate, Instant),
     names: &IdentityHeaders,
@@ -284,7 +285,7 @@ async fn ahead(
 
 /// The next frame, if its client is fast enough.
 async fn next(
-    incoming: &mut Incoming,
+    incoming: &mut ClientBody,
     meter: &mut Option<RateMeter>,
     (rate, deadline): (MinimumRate, Instant),
     read: usize,
@@ -316,7 +317,7 @@ fn cleaned(frame: Frame<Bytes>, names: &IdentityHeaders) -> Option<HeaderMap> {
 
 /// Reads a body to its end. Cancel safety: what was read is lost.
 async fn whole(
-    incoming: &mut Incoming,
+    incoming: &mut ClientBody,
     mut reserved: Reserved,
     names: &IdentityHeaders,
 ) -> Result<ReadBody, BodyFault> {

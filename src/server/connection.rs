@@ -49,6 +49,7 @@ use crate::pipeline::begun::Requests;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
 use crate::pipeline::holding::Patience;
+use crate::pipeline::invalid_head::InvalidHead;
 use crate::pipeline::refusal::Encoding;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusing::Skips;
@@ -202,6 +203,7 @@ pub async fn serve(
             heads,
             pace: Arc::default(),
             refusal: None,
+            swallowed: false,
             _open: (held, open),
         };
         serve_http1(stream, peer, &serving).await;
@@ -248,15 +250,13 @@ async fn serve_http1(stream: LookedOver<TlsStream<Wire>>, peer: Arc<Peer>, servi
         let answered = answer(Arc::clone(serving), Arc::clone(&peer), &requests, request);
         answered.map_ok(|answer| answer.map(|body| Paced::new(body, pace)))
     });
-    let mut connection = pin!(
-        http1::Builder::new()
-            .timer(HeadTimer::new(&heads))
-            .header_read_timeout(serving.header_timeout) // the timer makes nothing of it
-            .max_headers(HEADERS)
-            .max_buf_size(HTTP1_BUFFER)
-            .serve_connection(TokioIo::new(stream), service)
-            .with_upgrades()
-    );
+    let mut connection = http1::Builder::new()
+        .timer(HeadTimer::new(&heads))
+        .header_read_timeout(serving.header_timeout) // the timer makes nothing of it
+        .max_headers(HEADERS)
+        .max_buf_size(HTTP1_BUFFER)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     let end = pin!(async {
         tokio::select! {
             fault = heads.fault() => End::Head(fault),
@@ -264,28 +264,45 @@ async fn serve_http1(stream: LookedOver<TlsStream<Wire>>, peer: Arc<Peer>, servi
             () = serving.drain.reached(Stage::Closing) => End::Farewell,
         }
     });
-    let end = match beside(connection.as_mut(), end).await {
-        First::Main(ended) => return end_http1(&peer, serving, &heads, ended),
-        First::Aside(End::Farewell) => {
-            connection.as_mut().graceful_shutdown();
-            match beside(connection.as_mut(), pin!(heads.fault())).await {
-                First::Main(ended) => return end_http1(&peer, serving, &heads, ended),
-                First::Aside(fault) => End::Head(fault),
-            }
+    let mut first = beside(Pin::new(&mut connection), end).await;
+    if matches!(first, First::Aside(End::Farewell)) {
+        Pin::new(&mut connection).graceful_shutdown();
+        let fault = pin!(heads.fault().map(End::Head));
+        first = beside(Pin::new(&mut connection), fault).await;
+    }
+    let end = match first {
+        First::Main(ended) => {
+            let stream = connection.into_parts().map(|parts| parts.io.into_inner());
+            // In a box, so that a connection does not hold room for its stream twice.
+            return Box::pin(end_http1(&peer, serving, ended, stream)).await;
         }
         First::Aside(end) => end,
     };
     record_close(&peer, serving, end);
     if matches!(end, End::Head(_)) {
         // The stream answers, when the library reads it again.
-        let _ = timeout(LINGER, connection).await;
+        let _ = timeout(LINGER, Pin::new(&mut connection)).await;
     }
 }
 
-/// The stream may have refused a head and come to its end in one step, before that was heard of.
-fn end_http1(peer: &Peer, serving: &Serving, heads: &HeadWatch, ended: Result<(), hyper::Error>) {
-    if let Some(fault) = heads.known_fault() {
-        record_close(peer, serving, End::Head(fault));
+/// The library has ended; the stream is not there if it changed its protocol. The stream may have refused a head and come to its end
+/// in one step, before that was heard of, or swallowed the library's answer to a head that cannot be parsed.
+async fn end_http1(
+    peer: &Peer,
+    serving: &Serving,
+    ended: Result<(), hyper::Error>,
+    stream: Option<LookedOver<TlsStream<Wire>>>,
+) {
+    if let Some(mut stream) = stream {
+        if let Some(fault) = stream.heads.known_fault() {
+            record_close(peer, serving, End::Head(fault));
+        } else if stream.swallowed
+            && let Err(why) = &ended
+        {
+            let why = InvalidHead::unparsed(why.to_string());
+            let refusal = serving.pipeline.reject_unparsed(peer, why);
+            let _ = timeout(LINGER, stream.reject(&refusal)).await;
+        }
     }
     log_end(peer, ended);
 }

@@ -27,6 +27,8 @@ pub(super) struct FrameScan {
     left: usize,
     /// The payloads of the frames of a header block that is not over.
     block: Option<usize>,
+    /// The frames and whole header blocks that are over.
+    over: u64,
     last_stream: u32,
     /// Payload bytes of all complete header blocks.
     complete: u64,
@@ -50,6 +52,7 @@ impl FrameScan {
             read: 0,
             left: 0,
             block: None,
+            over: 0,
             last_stream: 0,
             complete: 0,
         }
@@ -83,6 +86,11 @@ impl FrameScan {
             decoded: self.block.unwrap_or_default(),
             frame: if is_whole { self.length() } else { 0 },
         })
+    }
+
+    /// How many frames and whole header blocks are over: what is incomplete belongs to the same block as long as this is the same.
+    pub(super) const fn over(&self) -> u64 {
+        self.over
     }
 
     /// The last stream whose header block has come to its end; 0 if there is none.
@@ -136,6 +144,9 @@ impl FrameScan {
                     self.last_stream = self.last_stream.max(stream);
                 }
             }
+        }
+        if self.block.is_none() {
+            self.over += 1;
         }
         self.read = 0;
     }
@@ -252,6 +263,7 @@ mod tests {
             scan.feed(&frame(CONTINUATION, END_HEADERS, 3, 1));
             assert_eq!((scan.incomplete(), scan.last_stream()), (None, 3));
             assert_eq!(scan.complete(), 10 + 12 + 5 + 1);
+            assert_eq!(scan.over(), 3);
         }
     }
 

@@ -232,6 +232,11 @@ impl HeadWatch {
         self.state().http1.read(bytes);
     }
 
+    /// Whether the library waits for a head.
+    pub(super) fn http1_is_awaited(&self) -> bool {
+        self.state().http1.awaited
+    }
+
     /// A request has begun.
     pub(super) fn http1_request(&self, has_body: bool) {
         self.state().http1.no_body = !has_body;

@@ -2,7 +2,11 @@
 //!
 //! A request of which the head is not complete is nothing to the library. Where weir ends it, the answer (or on HTTP/2 the reason)
 //! is written here, below the library, which then finds the stream at its end.
+//!
+//! The HTTP/1.1 library answers a head that it cannot parse with a bare status line. That answer is swallowed here, and weir's own is
+//! written when the library has said what is wrong, as the connection's result.
 
+use std::future::poll_fn;
 use std::io;
 use std::io::IoSlice;
 use std::pin::Pin;
@@ -21,7 +25,7 @@ use crate::metrics::Counted;
 use crate::pipeline::begun::Requests;
 use crate::pipeline::fragments::Fragments;
 use crate::pipeline::heads::memory_of_block;
-use crate::pipeline::refusal::NO_ROOM_FOR_HEAD;
+use crate::pipeline::refusal::Refusal;
 use crate::server::frame_scan::FrameScan;
 use crate::server::frame_scan::Incomplete;
 use crate::server::heads::HeadFault;
@@ -31,6 +35,9 @@ use crate::server::worker::Held;
 
 /// What is read at a time of what nobody wants any more.
 const PASSED_OVER: usize = 4 << 10;
+
+/// An empty line, and the line break before it.
+const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
 /// HTTP/2's GOAWAY (RFC 9113, 6.8) and its reason for who is too much: ENHANCE_YOUR_CALM.
 const GOAWAY: u8 = 7;
@@ -43,8 +50,10 @@ pub(super) struct LookedOver<S, H = (Held, Counted)> {
     pub(super) requests: Arc<Requests>,
     pub(super) heads: Arc<HeadWatch>,
     pub(super) pace: Arc<Pace>,
-    /// What is left to write of the answer to a head that is not complete.
+    /// What is left to write of weir's answer to a head that is incomplete or cannot be parsed.
     pub(super) refusal: Option<Vec<u8>>,
+    /// Whether the library's answer to a head that it cannot parse was swallowed.
+    pub(super) swallowed: bool,
     /// Here, because the stream outlives HTTP where the protocol changes: a tunnel is an open connection, too.
     pub(super) _open: H,
 }
@@ -64,16 +73,40 @@ impl<S, H> LookedOver<S, H> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> LookedOver<S, H> {
-    /// Answers the head that is not complete, ends this direction, and passes over what still comes: a connection that is closed
-    /// before all of it was read is reset, and its client might not see the answer. Where the end of an answer before is not
-    /// written, this one is left out: it would stand within that.
-    fn poll_refuse(&mut self, cx: &mut Context<'_>, fault: HeadFault) -> Poll<io::Result<()>> {
-        let over = || Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
-        if self.refusal.is_none() && self.requests.unwritten() {
-            return over();
+    /// Answers a head of which the library's answer was swallowed, and ends the connection.
+    ///
+    /// # Errors
+    /// The connection is over, as it is afterwards in any case.
+    pub(super) async fn reject(&mut self, refusal: &Refusal) -> io::Result<()> {
+        self.refusal = Some(raw_answer(refusal));
+        poll_fn(|cx| self.poll_refuse(cx)).await
+    }
+
+    /// Answers a head that is not complete. Where the end of an answer before is not written, this one is left out: it would stand
+    /// within that.
+    fn poll_refuse_incomplete(
+        &mut self,
+        cx: &mut Context<'_>,
+        fault: HeadFault,
+    ) -> Poll<io::Result<()>> {
+        if self.refusal.is_none() {
+            if self.requests.unwritten() {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
+            let refusal = match fault {
+                HeadFault::TooSlow => Refusal::SlowHead,
+                HeadFault::NoRoom => Refusal::NoRoomForHead,
+            };
+            self.refusal = Some(raw_answer(&refusal));
         }
-        let left = self.refusal.get_or_insert_with(|| refusal(fault));
-        while !left.is_empty() {
+        self.poll_refuse(cx)
+    }
+
+    /// Writes the answer, ends this direction, and passes over what still comes: a connection that is closed before all of it was
+    /// read is reset, and its client might not see the answer.
+    fn poll_refuse(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let over = || Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        while let Some(left) = self.refusal.as_mut().filter(|left| !left.is_empty()) {
             let written = ready!(Pin::new(&mut self.stream).poll_write(cx, left))?;
             if written == 0 {
                 return over();
@@ -92,26 +125,35 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> LookedOver<S, H> {
     }
 }
 
-/// What a client is told whose request's head is not complete.
-fn refusal(fault: HeadFault) -> Vec<u8> {
-    let (status, headers, text) = match fault {
-        HeadFault::TooSlow => (
-            "408 Request Timeout",
-            "",
-            "weir: the request's head did not come in time (--request-header-timeout)",
-        ),
-        // Not 431: the head itself may be well, and client-go tries a 503 with Retry-After again.
-        HeadFault::NoRoom => (
-            "503 Service Unavailable",
-            "Retry-After: 1\r\n",
-            NO_ROOM_FOR_HEAD,
-        ),
+impl<S, H> LookedOver<S, H> {
+    /// Whether this is the library's answer to a head that it cannot parse. It is the only thing that the library writes while it
+    /// waits for a head and nothing before is unwritten.
+    fn swallows(&mut self, written: &[u8]) -> bool {
+        self.swallowed = written.starts_with(b"HTTP/1.1 4")
+            && written.ends_with(END_OF_HEAD)
+            && !self.requests.unwritten()
+            && self.heads.http1_is_awaited();
+        self.swallowed
+    }
+}
+
+/// An answer that is written without the library, after which the connection ends.
+fn raw_answer(refusal: &Refusal) -> Vec<u8> {
+    let code = refusal.code();
+    let status = refusal.status();
+    let again = status.as_ref().ok().and_then(|s| s.retry_after_seconds);
+    let (content_type, body) = match status {
+        Ok(status) => ("application/json", status.to_json()),
+        Err(text) => ("text/plain; charset=utf-8", text),
     };
-    format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n{headers}Content-Length: {}\r\n\r\n{text}\n",
-        text.len() + 1
-    )
-    .into_bytes()
+    let again = again.map_or_else(String::new, |seconds| format!("Retry-After: {seconds}\r\n"));
+    let head = format!(
+        "HTTP/1.1 {} {}\r\nContent-Type: {content_type}\r\nCache-Control: no-cache, private\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n{again}Content-Length: {}\r\n\r\n",
+        code.as_str(),
+        code.canonical_reason().unwrap_or_default(),
+        body.len(),
+    );
+    [head.as_bytes(), &body].concat()
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for LookedOver<S, H> {
@@ -121,7 +163,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for LookedOver<S, H>
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if let Err(fault) = self.heads.http1_reads_on() {
-            return self.poll_refuse(cx, fault);
+            return self.poll_refuse_incomplete(cx, fault);
         }
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
@@ -140,6 +182,9 @@ impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for LookedOver<S, H> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.swallows(bytes) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.written(polled)
     }
@@ -149,6 +194,11 @@ impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for LookedOver<S, H> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let [bytes] = slices
+            && self.swallows(bytes)
+        {
+            return Poll::Ready(Ok(bytes.len()));
+        }
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         self.written(polled)
     }
@@ -163,6 +213,9 @@ impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for LookedOver<S, H> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.swallowed {
+            return Poll::Ready(Ok(())); // weir's answer is still to come
+        }
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
@@ -202,13 +255,15 @@ impl<S> Scanned<S> {
     }
 
     fn look(&mut self, read: &[u8]) {
-        let was_incomplete = self.scan.incomplete().is_some();
         let complete = self.scan.complete();
+        let before = self.scan.incomplete().map(|_| self.scan.over());
         self.scan.feed(read);
         self.heads.decoded(self.scan.complete() - complete);
         let last = self.scan.last_stream();
         self.last_stream.0.store(last, Ordering::Relaxed);
-        if was_incomplete && self.scan.incomplete().is_none() {
+        // The next one may have begun with the same read: it has a time of its own.
+        let is_same = self.scan.incomplete().is_some() && before == Some(self.scan.over());
+        if before.is_some() && !is_same {
             self.heads.complete();
         }
     }
@@ -279,6 +334,7 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     use super::*;
+    use crate::clock::Clock;
     use crate::metrics::Registry;
     use crate::pipeline::heads::HeadBudget;
     use crate::server::frame_scan::PREFACE;
@@ -318,6 +374,40 @@ mod tests {
         assert!(reads > polls, "{reads} in {polls} polls");
     }
 
+    /// A HEADERS frame with END_HEADERS, cut in two.
+    fn halves(stream: u8) -> ([u8; 14], [u8; 5]) {
+        let mut head = [0; 14];
+        head[2] = 10; // its length
+        head[3] = 1; // HEADERS
+        head[4] = 4; // END_HEADERS
+        head[8] = stream;
+        (head, [0; 5])
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_begins_with_the_end_of_another_has_its_own_time() {
+        const TIME: Duration = Duration::from_secs(10);
+        let (near, mut far) = tokio::io::duplex(1 << 10);
+        let heads = HeadWatch::new(TIME, &HeadBudget::new(&Registry::new()), None);
+        let mut scanned = Scanned::new(near, &heads, &Arc::default());
+        let reading = async { while !matches!(scanned.read(&mut [0; 100]).await, Ok(0)) {} };
+        let sending = async {
+            let ((first, rest), (next, _)) = (halves(1), halves(3));
+            far.write_all(&[&[b'P'; 24][..], &first].concat())
+                .await
+                .unwrap();
+            tokio::time::sleep(TIME / 2).await;
+            far.write_all(&[&rest[..], &next].concat()).await.unwrap();
+            let second_began = Clock.now();
+            assert_eq!(heads.fault().await, HeadFault::TooSlow);
+            assert_eq!(Clock.now() - second_began, TIME);
+        };
+        tokio::select! {
+            () = reading => panic!("the connection goes on"),
+            () = sending => {}
+        }
+    }
+
     #[tokio::test]
     async fn it_is_known_that_a_client_has_not_read_all() {
         let (near, mut far) = tokio::io::duplex(8);
@@ -329,6 +419,7 @@ mod tests {
             heads: HeadWatch::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None),
             pace: Arc::default(),
             refusal: None,
+            swallowed: false,
             _open: (),
         };
         let mut written = pin!(async { stream.write_all(&[7; 20]).await });

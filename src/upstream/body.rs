@@ -23,6 +23,8 @@ use http_body::Frame;
 use http_body::SizeHint;
 use hyper::body::Incoming;
 
+use crate::upstream::client_body::ClientBody;
+use crate::upstream::client_body::ClientBodyError;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::read_body::ReadBody;
 use crate::upstream::upload::Upload;
@@ -47,7 +49,7 @@ enum Request {
 struct Streamed {
     /// What was read of it beforehand.
     begun: Option<ReadBody>,
-    incoming: Incoming,
+    incoming: ClientBody,
     names: Arc<IdentityHeaders>,
     progress: Arc<BodyProgress>,
 }
@@ -58,7 +60,7 @@ impl RequestBody {
     #[must_use]
     pub fn streamed(
         begun: Option<ReadBody>,
-        incoming: Incoming,
+        incoming: ClientBody,
         names: Arc<IdentityHeaders>,
         progress: Arc<BodyProgress>,
     ) -> Self {
@@ -178,7 +180,7 @@ const STALLED: u8 = 4;
 #[derive(Debug)]
 pub enum RequestBodyError {
     /// It could not be read from the client.
-    Client(hyper::Error),
+    Client(ClientBodyError),
     /// It was given up: [`BodyProgress::stall`].
     Stalled,
 }
@@ -203,7 +205,7 @@ impl std::error::Error for RequestBodyError {
 
 /// Whether a body that cannot be read has a client that went away, or one that sent what is none.
 #[must_use]
-pub fn why_unreadable(error: &hyper::Error) -> BodyState {
+pub fn why_unreadable(error: &ClientBodyError) -> BodyState {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(io) = error.downcast_ref::<io::Error>() {

@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod body;
+pub mod client_body;
 pub mod connector;
 pub mod credentials;
 pub mod failures;

@@ -64,13 +64,11 @@ async fn a_refusal_names_what_decided_and_a_forwarded_answer_what_the_upstream_n
     assert_eq!(served.status, StatusCode::OK);
     assert_eq!(served.header(SCHEMA), UPSTREAMS[..1]);
     assert_eq!(served.header(LEVEL), UPSTREAMS[1..]);
-    // What the upstream does not name, weir does.
+    // The API server names none where it refuses before its own fairness.
     let unknown = stand.stranger("nobody's").get(PODS).await;
     assert_eq!(unknown.status, StatusCode::UNAUTHORIZED);
     for name in [SCHEMA, LEVEL] {
-        let uid = unknown.header(name);
-        assert_eq!((uid.len(), uid[0].len()), (1, 36), "{uid:?}");
-        assert!(!UPSTREAMS.contains(&uid[0]));
+        assert!(unknown.header(name).is_empty(), "{name}");
     }
 }
 

@@ -223,7 +223,8 @@ async fn a_list_that_is_cut_in_the_middle_is_seen_to_be_cut() {
 #[tokio::test]
 async fn a_watch_that_is_cut_or_reset_is_seen_to_be_broken() {
     for (near, far) in Http::PAIRS {
-        for whole in [true, false] {
+        // Without an error a reset is no end either.
+        for reason in [None, Some(Reason::INTERNAL_ERROR), Some(Reason::NO_ERROR)] {
             let mut upstream = Upstream::preferring(far).await;
             let weir = weir::before(upstream.address).streaming().start().await;
             let mut call = weir
@@ -235,10 +236,9 @@ async fn a_watch_that_is_cut_or_reset_is_seen_to_be_broken() {
             exchange.send("{\"type\":\"ADDED\"}\n").await;
             call.head().await;
             assert_eq!(call.body().text().await, "{\"type\":\"ADDED\"}\n");
-            if whole {
-                exchange.cut();
-            } else {
-                exchange.reset(Reason::INTERNAL_ERROR);
+            match reason {
+                Some(reason) => exchange.reset(reason),
+                None => exchange.cut(),
             }
             let rest = call.body().next().await;
             assert!(matches!(rest, Some(Err(_))), "{near:?} {far:?}: {rest:?}");
@@ -404,6 +404,8 @@ async fn what_the_upstream_refuses_itself_passes_unchanged() {
             for (name, value) in headers {
                 assert_eq!(answer.headers.all(name), [value]);
             }
+            let level = answer.headers.get("x-kubernetes-pf-prioritylevel-uid");
+            assert_eq!(level, None, "it is the upstream's to name");
         }
     }
 }

@@ -73,8 +73,15 @@ async fn a_head_that_trickles_is_answered_408_and_idle_connections_stay() {
     };
     assert_eq!(lines[0], "HTTP/1.1 408 Request Timeout");
     assert!(lines.contains(&"Connection: close".to_owned()), "{lines:?}");
+    assert!(
+        lines.contains(&"Content-Type: application/json".to_owned()),
+        "{lines:?}"
+    );
     slow.reader.ended().await;
-    assert_eq!(pipelined.answered().await.status, 408);
+    let (answered, body) = pipelined.answer("GET").await;
+    assert_eq!(answered.status, 408);
+    let text = String::from_utf8_lossy(&body);
+    assert!(text.contains("weir/request-header-timeout"), "{text}");
     for wire in [&mut silent, &mut idle] {
         wire.send(&get).await;
         upstream.next().await.reply(200, "{}").await;
@@ -219,12 +226,47 @@ async fn a_header_block_of_http2_counts_as_what_it_becomes() {
     closed_becomes(&weir, "head_budget", 1.0).await;
 }
 
+/// Fields of one byte each, and of more than two hundred in memory.
+const FIELDS: usize = 15_000;
+
+/// So many heads with such fields fit into the part of one address.
+const FIT: u32 = 4;
+
+const INDEXED_COOKIE: u8 = 0x80 | 32;
+
+#[tokio::test]
+async fn heads_whose_body_is_awaited_share_the_memory() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address).start().await;
+    let mut client = weir.frames().await;
+    let mut head = HEAD;
+    head[0].1 = "POST";
+    let post = |stream| {
+        let mut request = Frame::request(stream, &head, false);
+        request.payload.extend([INDEXED_COOKIE; FIELDS]);
+        request
+    };
+    for n in 0..=FIT {
+        client.send(&post(2 * n + 1)).await;
+    }
+    let refused = client.until(frames::HEADERS).await;
+    assert_eq!(refused.stream, 2 * FIT + 1);
+    let body = client.until(frames::DATA).await.payload;
+    let text = String::from_utf8_lossy(&body);
+    assert!(text.contains("\"code\":503"), "{text}");
+    assert!(text.contains("weir/request-heads"), "{text}");
+    let (reserved, each) = (weir.metric(RESERVED).await, 224 * FIELDS * 4);
+    assert!(
+        reserved >= f64::from(u32::try_from(each).unwrap()),
+        "{reserved}"
+    );
+    upstream.assert_nothing_came();
+    drop(client);
+    weir.metric_becomes(RESERVED, 0.0).await;
+}
+
 #[tokio::test]
 async fn heads_whose_user_is_looked_up_share_the_memory() {
-    // Each of one byte, and more than two hundred in memory: of such heads four fit.
-    const FIELDS: usize = 15_000;
-    const FIT: u32 = 4;
-    const INDEXED_COOKIE: u8 = 0x80 | 32;
     let mut upstream = Upstream::start().await;
     let weir = weir::before(upstream.address)
         .calling_with("own-token")

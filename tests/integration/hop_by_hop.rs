@@ -116,7 +116,8 @@ async fn two_framings_at_once_never_reach_the_upstream() {
             }
             head = wire.reader.head() => {
                 let head = head.unwrap().expect("an answer");
-                assert!(head[0].starts_with("HTTP/1.1 4"), "{head:?}");
+                let code = head[0].split(' ').nth(1).unwrap();
+                assert!(code.starts_with('4') || code == "501", "{head:?}");
             }
         }
     }

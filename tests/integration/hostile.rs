@@ -90,6 +90,48 @@ async fn a_small_body_with_a_chunk_that_is_none_is_a_400_and_reaches_nothing() {
     upstream.assert_nothing_came();
 }
 
+/// HTTP/2's code for a reset that is no error.
+const NO_ERROR: u32 = 0;
+
+const ABORTED: &str = "weir_aborted_requests_total";
+
+const UPLOAD: [(&str, &str); 5] = [
+    (":method", "POST"),
+    (":scheme", "https"),
+    (":authority", "weir"),
+    (":path", LIST),
+    ALICE,
+];
+
+#[tokio::test]
+async fn an_upload_that_is_reset_without_an_error_is_not_the_whole() {
+    for far in Http::BOTH {
+        let mut upstream = Upstream::preferring(far).await;
+        let weir = weir::before(upstream.address).streaming().start().await;
+        let mut client = weir.frames().await;
+        client.send(&Frame::request(1, &UPLOAD, false)).await;
+        client.send(&Frame::data(1, b"half", false)).await;
+        let mut exchange = upstream.next().await;
+        assert_eq!(exchange.incoming.text().await, "half");
+        client.send(&Frame::reset(1, NO_ERROR)).await;
+        assert!(exchange.incoming.rest().await.is_err(), "{far:?}");
+        weir.metric_becomes(ABORTED, 1.0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_small_body_that_is_reset_without_an_error_reaches_nothing() {
+    let (weir, mut upstream) = serving().await;
+    let mut client = weir.frames().await;
+    for stream in [1, 3, 5, 7] {
+        client.send(&Frame::request(stream, &UPLOAD, false)).await;
+        client.send(&Frame::data(stream, b"half", false)).await;
+        client.send(&Frame::reset(stream, NO_ERROR)).await;
+    }
+    weir.metric_becomes(ABORTED, 4.0).await;
+    upstream.assert_nothing_came();
+}
+
 #[tokio::test]
 async fn frames_that_break_the_rules_end_their_connection_and_no_other() {
     let (weir, mut upstream) = serving().await;

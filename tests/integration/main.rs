@@ -24,6 +24,7 @@ mod hop_by_hop;
 mod hostile;
 mod identity;
 mod in_flight;
+mod invalid_heads;
 mod limits;
 mod logs;
 #[cfg(feature = "playground")]

@@ -7,6 +7,7 @@ use super::LimitResponse;
 use super::LimitedPriorityLevelConfiguration;
 use super::NonResourcePolicyRule;
 use super::ObjectMeta;
+use super::OwnerReference;
 use super::PolicyRulesWithSubjects;
 use super::PriorityLevelConfiguration;
 use super::PriorityLevelConfigurationSpec;
@@ -56,13 +57,12 @@ fn time(fields: &mut Fields<'_>, name: &'static str) {
 fn metadata(fields: &mut Fields<'_>) -> ObjectMeta {
     fields.known(&["apiVersion", "kind"]);
     let read = |fields: &mut Fields<'_>| {
-        texts(fields, &["generateName", "namespace", "selfLink"]);
+        texts(fields, &["namespace", "selfLink"]);
         time(fields, "creationTimestamp");
         time(fields, "deletionTimestamp");
         for name in ["deletionGracePeriodSeconds", "generation"] {
             fields.integer(name, i64::MIN..=i64::MAX);
         }
-        fields.strings("finalizers");
         fields.objects("managedFields", |fields| {
             let strings = [
                 "apiVersion",
@@ -75,13 +75,9 @@ fn metadata(fields: &mut Fields<'_>) -> ObjectMeta {
             time(fields, "time");
             fields.known(&["fieldsV1"]);
         });
-        fields.objects("ownerReferences", |fields| {
-            texts(fields, &["apiVersion", "kind", "name", "uid"]);
-            fields.boolean("blockOwnerDeletion");
-            fields.boolean("controller");
-        });
         ObjectMeta {
             name: string(fields, "name"),
+            generate_name: string(fields, "generateName"),
             uid: string(fields, "uid"),
             resource_version: string(fields, "resourceVersion"),
             labels: fields
@@ -90,9 +86,24 @@ fn metadata(fields: &mut Fields<'_>) -> ObjectMeta {
             annotations: fields
                 .map("annotations", |value| value.string())
                 .unwrap_or_default(),
+            owner_references: fields
+                .objects("ownerReferences", owner_reference)
+                .unwrap_or_default(),
+            finalizers: strings(fields, "finalizers"),
         }
     };
     fields.object("metadata", read).unwrap_or_default()
+}
+
+fn owner_reference(fields: &mut Fields<'_>) -> OwnerReference {
+    fields.boolean("blockOwnerDeletion");
+    OwnerReference {
+        api_version: string(fields, "apiVersion"),
+        kind: string(fields, "kind"),
+        name: string(fields, "name"),
+        uid: string(fields, "uid"),
+        controller: fields.boolean("controller").unwrap_or_default(),
+    }
 }
 
 fn condition_types(fields: &mut Fields<'_>) -> Vec<String> {

@@ -6,6 +6,7 @@ use super::GROUP;
 use super::Object;
 use super::decode::flow_schema;
 use super::decode::priority_level;
+use super::names;
 use crate::document::Content;
 use crate::document::Faults;
 use crate::document::Node;
@@ -58,6 +59,21 @@ pub struct Manifest<'n> {
 }
 
 impl Manifest<'_> {
+    /// Names an object that gives only a `generateName`, as the API server does before it validates. `count` is the number of
+    /// objects before it with the same kind and `generateName`.
+    fn generate_name(&mut self, count: &mut HashMap<(&'static str, String), u64>) {
+        let kind = self.object.kind();
+        let metadata = self.object.metadata_mut();
+        if !metadata.name.is_empty() || metadata.generate_name.is_empty() {
+            return;
+        }
+        let count = count
+            .entry((kind, metadata.generate_name.clone()))
+            .or_default();
+        metadata.name = names::generated(&metadata.generate_name, *count);
+        *count += 1;
+    }
+
     /// Reports what Kubernetes would refuse in a manifest, at the places of the fields. Whether it
     /// would accept.
     fn check(&self, faults: &mut Faults) -> bool {
@@ -85,7 +101,9 @@ pub fn read_with_places(documents: &[Node], faults: &mut Faults) -> Vec<(Object,
     let decoded = documents
         .iter()
         .flat_map(|node| decode(node, Strictness::Warn, faults));
-    for manifest in decoded.collect::<Vec<_>>() {
+    let mut generated = HashMap::new();
+    for mut manifest in decoded.collect::<Vec<_>>() {
+        manifest.generate_name(&mut generated);
         let sound = manifest.check(faults);
         let name = (
             manifest.object.kind(),

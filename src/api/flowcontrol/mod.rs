@@ -106,13 +106,22 @@ impl Object {
             Self::PriorityLevelConfiguration(level) => &level.metadata,
         }
     }
+
+    fn metadata_mut(&mut self) -> &mut ObjectMeta {
+        match self {
+            Self::FlowSchema(schema) => &mut schema.metadata,
+            Self::PriorityLevelConfiguration(level) => &mut level.metadata,
+        }
+    }
 }
 
-/// What weir uses of an object's metadata. The rest is read over.
+/// What weir uses or validates of an object's metadata. The rest is read over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectMeta {
     /// The name; objects of both kinds stand outside namespaces.
     pub name: String,
+    /// What the name begins with where the manifest gives none.
+    pub generate_name: String,
     /// Given by the API server; empty in a manifest.
     pub uid: String,
     /// Likewise.
@@ -121,6 +130,21 @@ pub struct ObjectMeta {
     pub labels: Vec<(String, String)>,
     /// In the order written, without the annotation that only carries a zero through v1beta3.
     pub annotations: Vec<(String, String)>,
+    /// Only validated.
+    pub owner_references: Vec<OwnerReference>,
+    /// Only validated.
+    pub finalizers: Vec<String>,
+}
+
+/// An owner of an object (`metav1.OwnerReference`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "plain data, named as in a manifest")]
+pub struct OwnerReference {
+    pub api_version: String,
+    pub kind: String,
+    pub name: String,
+    pub uid: String,
+    pub controller: bool,
 }
 
 /// Says which requests go to which priority level.

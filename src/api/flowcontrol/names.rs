@@ -13,6 +13,46 @@ const QUALIFIED_RULE: &str = "must consist of alphanumeric characters, '-', '_' 
 const LABEL_MAX: usize = 63;
 const SUBDOMAIN_MAX: usize = 253;
 
+/// Bytes of a `generateName` that a generated name keeps (`maxGeneratedNameLength` of
+/// `k8s.io/apiserver/pkg/storage/names`).
+const GENERATED_PREFIX_MAX: usize = 58;
+
+/// Characters of the end of a generated name, and which they are (`k8s.io/apimachinery/pkg/util/rand`).
+const GENERATED_END: usize = 5;
+const LETTERS: u64 = 27;
+const GENERATED_ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+
+/// A name that begins with `prefix`. Its end is a hash of the prefix and the number, where the API server's is random: the
+/// same files give the same names at each start.
+pub(super) fn generated(prefix: &str, number: u64) -> String {
+    let kept = prefix.floor_char_boundary(GENERATED_PREFIX_MAX);
+    let mut name = prefix.get(..kept).unwrap_or_default().to_owned();
+    // FNV-1a, 64 bits.
+    let bytes = prefix.bytes().chain(number.to_be_bytes());
+    let mut hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    for _ in 0..GENERATED_END {
+        let at = usize::try_from(hash % LETTERS).unwrap_or_default();
+        hash /= LETTERS;
+        name.extend(GENERATED_ALPHABET.get(at).map(|byte| char::from(*byte)));
+    }
+    name
+}
+
+/// What is judged of a `generateName`: an end of `-` may be followed by more (`MaskTrailingDash`).
+pub(super) fn mask_trailing_dash(prefix: &str) -> String {
+    match prefix.strip_suffix('-') {
+        Some(before) if !before.is_empty() => {
+            let mut masked: String = before.to_owned();
+            masked.pop();
+            masked.push('a');
+            masked
+        }
+        _ => prefix.to_owned(),
+    }
+}
+
 /// A DNS label, as a namespace has.
 pub(super) fn dns_label(text: &str) -> Vec<String> {
     let mut broken = too_long(text, LABEL_MAX);
@@ -41,7 +81,7 @@ pub(crate) fn dns_subdomain(text: &str) -> Vec<String> {
     broken
 }
 
-/// The key of a label; that of an annotation in lower case.
+/// The key of a label, or a finalizer (`IsQualifiedName` is the same since 1.34); that of an annotation in lower case.
 pub(super) fn label_key(text: &str) -> Vec<String> {
     let rule = |start: &str| {
         let rule = format!("{start}{QUALIFIED_RULE}");

@@ -291,6 +291,133 @@ fn two_objects_of_one_name_are_a_fault() {
     );
 }
 
+/// What is reported of a schema with this metadata.
+fn judged(metadata: &str) -> String {
+    let text = format!(
+        "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {{{metadata}}}\n\
+         spec: {{priorityLevelConfiguration: {{name: x}}}}\n"
+    );
+    read_text(&text).1
+}
+
+#[test]
+fn finalizers_are_judged_as_upstream_judges_them() {
+    for right in ["kubernetes", "orphan", "foregroundDeletion", "a.example/b"] {
+        assert_eq!(judged(&format!("name: a, finalizers: [{right}]")), "");
+    }
+    let unqualified = "name is neither a standard finalizer name nor is it fully qualified";
+    assert_eq!(
+        judged("name: a, finalizers: [a.example/b, cleanup]"),
+        format!("f.yaml:3:47: metadata.finalizers[1]: Invalid value: \"cleanup\": {unqualified}")
+    );
+    let faults = judged("name: a, finalizers: [a_b!]");
+    let lines: Vec<&str> = faults.lines().collect();
+    let invalid = "metadata.finalizers: Invalid value: \"a_b!\": name part must consist of";
+    assert!(lines[0].contains(invalid), "{faults}");
+    assert!(lines[1].ends_with(unqualified), "{faults}");
+    assert_eq!(lines.len(), 2, "{faults}");
+    let both = judged("name: a, finalizers: [orphan, foregroundDeletion]");
+    assert!(
+        both.ends_with("finalizer orphan and foregroundDeletion cannot be both set"),
+        "{both}"
+    );
+}
+
+#[test]
+fn owner_references_are_judged_as_upstream_judges_them() {
+    let whole = "apiVersion: apps/v1, kind: Deployment, name: d, uid: u";
+    assert_eq!(
+        judged(&format!(
+            "name: a, ownerReferences: [{{{whole}, controller: true}}, {{{whole}}}]"
+        )),
+        ""
+    );
+    let errors = |references: &str| -> Vec<String> {
+        let faults = judged(&format!("name: a, ownerReferences: [{references}]"));
+        let after_place = |line: &str| line.split_once(": ").unwrap().1.to_owned();
+        faults.lines().map(after_place).collect()
+    };
+    assert_eq!(
+        errors("{}"),
+        [
+            "metadata.ownerReferences.apiVersion: Invalid value: \"\": version must not be empty",
+            "metadata.ownerReferences.kind: Invalid value: \"\": must not be empty",
+            "metadata.ownerReferences.name: Invalid value: \"\": must not be empty",
+            "metadata.ownerReferences.uid: Invalid value: \"\": must not be empty",
+        ]
+    );
+    for api_version in ["apps/", "/", "a/b/c"] {
+        assert_eq!(
+            errors(&format!(
+                "{{apiVersion: {api_version}, kind: k, name: n, uid: u}}"
+            )),
+            [format!(
+                "metadata.ownerReferences.apiVersion: Invalid value: \"{api_version}\": version must not be empty"
+            )]
+        );
+    }
+    assert_eq!(
+        errors("{apiVersion: v1, kind: Event, name: n, uid: u}"),
+        [
+            "metadata.ownerReferences: Invalid value: /v1, Kind=Event is disallowed from being an owner"
+        ]
+    );
+    let controller = format!("{{{whole}, controller: true}}");
+    assert_eq!(
+        errors(&format!("{controller}, {controller}")),
+        [
+            "metadata.ownerReferences: Invalid value: Only one reference can have Controller set to true. \
+          Found \"true\" in references for Deployment/d and Deployment/d"
+        ]
+    );
+}
+
+#[test]
+fn a_name_is_generated_where_only_its_beginning_is_given() {
+    let schema = |metadata: &str| {
+        format!(
+            "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {{{metadata}}}\n\
+             spec: {{priorityLevelConfiguration: {{name: x}}}}\n"
+        )
+    };
+    let long = "x".repeat(80);
+    let text = [
+        schema("generateName: team-"),
+        schema("generateName: team-"),
+        schema(&format!("generateName: {long}")),
+        schema("generateName: team-, name: given"),
+    ]
+    .join("---\n");
+    let (objects, faults) = read_text(&text);
+    assert_eq!(faults, "");
+    assert_eq!(read_text(&text).0, objects, "the same at each start");
+    assert_eq!(objects[3], "FlowSchema given");
+    assert_ne!(objects[0], objects[1]);
+    for (object, beginning) in objects.iter().zip(["team-", "team-", &long[..58]]) {
+        let end = object
+            .strip_prefix(&format!("FlowSchema {beginning}"))
+            .unwrap();
+        assert_eq!(end.len(), 5, "{object}");
+    }
+    let faults = judged("generateName: Team-");
+    assert!(
+        faults.contains(
+            "metadata.generateName: Invalid value: \"Team-\": a lowercase RFC 1123 subdomain"
+        ),
+        "{faults}"
+    );
+    assert!(
+        faults.contains("metadata.name: Invalid value: \"Team-"),
+        "{faults}"
+    );
+    assert_eq!(judged("generateName: a-").len(), 0);
+    let neither = judged("labels: {}");
+    assert!(
+        neither.ends_with("metadata.name: Required value: name or generateName is required"),
+        "{neither}"
+    );
+}
+
 #[test]
 fn no_mangled_manifest_panics() {
     let sample = include_str!("mandatory.yaml");
