@@ -376,6 +376,7 @@ impl Shared {
             drain: Arc::clone(&self.drain),
             readiness: Arc::clone(readiness),
             upstream: Arc::clone(&self.upstream_metrics),
+            places: self.budgets.places.clone(),
             admission: self.admission.clone(),
             rates: Arc::clone(&self.rates),
             holding: Arc::clone(&self.holding),
