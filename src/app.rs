@@ -44,6 +44,7 @@ use crate::flowcontrol::in_flight::PEAKS_EVERY;
 use crate::limits::Admission;
 use crate::limits::MaxInFlight;
 use crate::limits::rates::Rates;
+use crate::limits::upgrades::UpgradeRate;
 use crate::metrics::Registry;
 use crate::observe::admin::Admin;
 use crate::observe::readiness::Readiness;
@@ -281,6 +282,7 @@ struct Budgets {
     transfers: config::Transfers,
     slow_transfers: SlowTransfers,
     given_up: IntGauge,
+    upgrades: Arc<UpgradeRate>,
     places: Room,
 }
 
@@ -295,6 +297,7 @@ impl Budgets {
             transfers,
             slow_transfers: SlowTransfers::register(registry),
             given_up: GivenUp::register(registry),
+            upgrades: UpgradeRate::new(transfers.upgrades_per_second, registry),
             places: Room::of(connections, &PlaceMetrics::register(registry)),
             request_bodies: request_bodies(registry),
             heads: HeadBudget::new(registry),
@@ -342,6 +345,7 @@ impl Shared {
             skipped_bodies: Arc::clone(&self.budgets.skipped_bodies),
             body_buffer: self.budgets.transfers.body_buffer,
             given_up: GivenUp::new(self.budgets.given_up.clone()),
+            upgrades: Arc::clone(&self.budgets.upgrades),
             admission: self.admission.clone(),
             upstream: Upstream::new(
                 &self.upstream,

@@ -13,6 +13,7 @@ pub mod max_in_flight;
 pub mod rates;
 pub mod service_times;
 pub mod top_keys;
+pub mod upgrades;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +62,11 @@ pub enum Rejection {
         /// The limit that was hit.
         limit: u32,
     },
+    /// A source network asks for another protocol too often without a credential that the API server has accepted.
+    UnprovenUpgrade {
+        /// The seconds of `Retry-After`.
+        retry_after: u32,
+    },
 }
 
 /// The `Retry-After` of max-in-flight (`server/filters/maxinflight.go`: constant 1).
@@ -82,6 +88,7 @@ impl Rejection {
             },
             Self::Fairness(rejected) => rejected.retry_after,
             Self::MaxInFlight { .. } => RETRY_MAX_IN_FLIGHT,
+            Self::UnprovenUpgrade { retry_after } => *retry_after,
         }
     }
 
@@ -99,12 +106,14 @@ impl Rejection {
                     in_turn: true,
                 }
             }
-            Self::Clients(_) | Self::Events(_) | Self::Fairness(_) | Self::MaxInFlight { .. } => {
-                Wait {
-                    time: Duration::from_secs(self.retry_after().into()),
-                    in_turn: false,
-                }
-            }
+            Self::Clients(_)
+            | Self::Events(_)
+            | Self::Fairness(_)
+            | Self::MaxInFlight { .. }
+            | Self::UnprovenUpgrade { .. } => Wait {
+                time: Duration::from_secs(self.retry_after().into()),
+                in_turn: false,
+            },
         }
     }
 
@@ -119,7 +128,10 @@ impl Rejection {
     pub fn decision(&self) -> Option<Decision> {
         match self {
             Self::Fairness(rejected) => Some(rejected.decision()),
-            Self::Clients(_) | Self::Events(_) | Self::MaxInFlight { .. } => None,
+            Self::Clients(_)
+            | Self::Events(_)
+            | Self::MaxInFlight { .. }
+            | Self::UnprovenUpgrade { .. } => None,
         }
     }
 
@@ -131,6 +143,7 @@ impl Rejection {
             Self::Events(_) => "event-rate-limit",
             Self::Fairness(rejected) => rejected.reason.label(),
             Self::MaxInFlight { .. } => "max-in-flight",
+            Self::UnprovenUpgrade { .. } => upgrades::UNPROVEN_UPGRADES,
         }
     }
 
@@ -139,7 +152,10 @@ impl Rejection {
     pub const fn limiter(&self) -> &'static str {
         match self {
             Self::Fairness(_) => "fairness",
-            Self::Clients(_) | Self::Events(_) | Self::MaxInFlight { .. } => self.limit(),
+            Self::Clients(_)
+            | Self::Events(_)
+            | Self::MaxInFlight { .. }
+            | Self::UnprovenUpgrade { .. } => self.limit(),
         }
     }
 
@@ -151,6 +167,7 @@ impl Rejection {
             Self::Events(_) => "events",
             Self::Fairness(rejected) => &rejected.flow_schema().name,
             Self::MaxInFlight { kind, .. } => kind.label(),
+            Self::UnprovenUpgrade { .. } => "upgrades",
         }
     }
 }

@@ -69,6 +69,7 @@ use crate::limits::Permit;
 use crate::limits::RequestDigest;
 use crate::limits::rates::Rates;
 use crate::limits::service_times::Shape;
+use crate::limits::upgrades::UpgradeRate;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
 use crate::pipeline::guarded::Guarded;
@@ -102,6 +103,7 @@ use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::Subject;
 use crate::pipeline::trace::Trace;
 use crate::pipeline::traced::Sampler;
+use crate::pipeline::upgrade::AsksUpgrade;
 use crate::pipeline::upgrade::switch;
 use crate::pipeline::upgrade::switched;
 use crate::pipeline::upgrade::upgrade_of;
@@ -162,6 +164,8 @@ pub struct Pipeline {
     pub body_buffer: usize,
     /// What requests hold that were given up.
     pub given_up: Arc<GivenUp>,
+    /// How often requests without a proven credential may ask for another protocol.
+    pub upgrades: Arc<UpgradeRate>,
     /// What request heads may take until it is known whose they are.
     pub heads: Arc<HeadBudget>,
     /// How many bodies of refused requests may be skipped at a time.
@@ -257,7 +261,7 @@ impl Pipeline {
                 arrived: trace.arrived(),
                 deadline: limit.map(|limit| limit.until),
             };
-            let reading = (&mut *body, upgrade.is_some());
+            let reading = (&mut *body, self.asks_upgrade(&known, upgrade.as_ref()));
             let (permit, ahead) = self
                 .pass_limits(&digest, (peer, &head), reading, times, trace)
                 .await
@@ -294,14 +298,18 @@ impl Pipeline {
         &self,
         digest: &RequestDigest<'_>,
         from: (&Peer, &request::Parts),
-        (body, upgrades): (&mut Unread, bool),
+        (body, upgrade): (&mut Unread, AsksUpgrade),
         mut times: Times,
         trace: &mut Trace,
     ) -> Result<(Permit, Option<Ahead>), Refusal> {
         let mut passed = self
             .pass_rates(digest, from, body, (times.arrived, times.deadline))
             .await?;
+        if upgrade == AsksUpgrade::Unproven {
+            self.pass_upgrade_rate(from.0, times.now)?;
+        }
         if passed.body.is_none() {
+            let upgrades = upgrade != AsksUpgrade::No;
             let deadline = times.deadline;
             let deadline = deadline.unwrap_or_else(|| times.arrived + self.request_timeout);
             let read = self.read_ahead(digest.info, from, body, upgrades, deadline);
