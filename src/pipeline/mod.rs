@@ -370,6 +370,7 @@ impl Pipeline {
         let errand = Errand {
             requester: &requester,
             turn: &mut in_flight.turn,
+            sent: &mut in_flight.sent,
         };
         let sent = self.send(subject.info, request, body, upgrade.as_ref(), errand);
         let sent = tokio::time::timeout_at(head_limit.until.into(), sent).await;
@@ -383,7 +384,7 @@ impl Pipeline {
         let answered = trace.answered(subject, response.status(), size);
         trace.answered_with(response.headers());
         self.heard(response.status(), told);
-        in_flight.answered(answered, |mut permit| {
+        in_flight.answered((answered, response.status()), |mut permit| {
             permit.answered_with(response.status().as_u16());
             self.tell(response.headers_mut(), &permit, trace);
             self.held(subject.info, &response, &mut listing, permit)
