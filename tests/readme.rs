@@ -219,7 +219,7 @@ fn bounds() -> Vec<[String; 6]> {
         row(
             "bodies of rejected requests that are read to their end",
             format!(
-                "{} by address, {SKIPS_AT_ONCE} on an HTTP/2 connection",
+                "{} by address, or as many as are free, {SKIPS_AT_ONCE} on an HTTP/2 connection",
                 part(SKIPPED_IN_ALL)
             ),
             format!("{SKIPPED_IN_ALL}"),
