@@ -45,6 +45,7 @@ use crate::flowcontrol::in_flight::PEAKS_EVERY;
 use crate::limits::Admission;
 use crate::limits::MaxInFlight;
 use crate::limits::rates::Rates;
+use crate::limits::upgrades::UpgradeRate;
 use crate::metrics::Registry;
 use crate::observe::admin::Admin;
 use crate::observe::readiness::Readiness;
@@ -282,6 +283,7 @@ struct Budgets {
     transfers: config::Transfers,
     slow_transfers: SlowTransfers,
     given_up: IntGauge,
+    upgrades: Arc<UpgradeRate>,
     places: Room,
 }
 
@@ -296,6 +298,7 @@ impl Budgets {
             transfers,
             slow_transfers: SlowTransfers::register(registry),
             given_up: GivenUp::register(registry),
+            upgrades: UpgradeRate::new(transfers.upgrades_per_second, registry),
             places: Room::of(connections, &PlaceMetrics::register(registry)),
             request_bodies: request_bodies(registry),
             heads: HeadBudget::new(registry),
@@ -343,6 +346,7 @@ impl Shared {
             skipped_bodies: Arc::clone(&self.budgets.skipped_bodies),
             body_buffer: self.budgets.transfers.body_buffer,
             given_up: GivenUp::new(self.budgets.given_up.clone()),
+            upgrades: Arc::clone(&self.budgets.upgrades),
             admission: self.admission.clone(),
             upstream: Upstream::new(
                 &self.upstream,
@@ -377,6 +381,7 @@ impl Shared {
             drain: Arc::clone(&self.drain),
             readiness: Arc::clone(readiness),
             upstream: Arc::clone(&self.upstream_metrics),
+            places: self.budgets.places.clone(),
             admission: self.admission.clone(),
             rates: Arc::clone(&self.rates),
             holding: Arc::clone(&self.holding),

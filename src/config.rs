@@ -17,6 +17,7 @@ use crate::identity::jwt::Issuer;
 use crate::identity::jwt::KeySet;
 use crate::limits::max_in_flight;
 use crate::limits::rates;
+use crate::limits::upgrades::UPGRADES_PER_SECOND;
 use crate::minimum_rate::MinimumRate;
 use crate::observe::audit;
 use crate::observe::log_level::LogLevel;
@@ -96,6 +97,8 @@ pub struct Transfers {
     pub body_buffer: usize,
     /// `--min-transfer-rate` and `--min-transfer-rate-grace`.
     pub least_rate: MinimumRate,
+    /// `--unproven-upgrades-per-second`; 0 is no limit.
+    pub upgrades_per_second: u32,
 }
 
 impl Default for Transfers {
@@ -103,6 +106,7 @@ impl Default for Transfers {
         Self {
             body_buffer: BUFFER,
             least_rate: MinimumRate::default(),
+            upgrades_per_second: UPGRADES_PER_SECOND,
         }
     }
 }

@@ -29,6 +29,9 @@ use weir::limits::events::enforce;
 use weir::limits::events::enforce::EventRateLimit;
 use weir::limits::hold::PART_OF_OWNER;
 use weir::limits::max_in_flight;
+use weir::limits::upgrades::UPGRADE_BURST_SECONDS;
+use weir::limits::upgrades::UPGRADES_PER_SECOND;
+use weir::limits::upgrades::UpgradeRate;
 use weir::metrics::Registry;
 use weir::observe::facts;
 use weir::observe::facts::Facts;
@@ -215,7 +218,7 @@ fn bounds() -> Vec<[String; 6]> {
         ),
         row(
             "memory of request heads that are incomplete, or whose user is being looked up",
-            format!("{} by address", mib(part(ALL_HEADS))),
+            format!("{} by address, or as much as is free", mib(part(ALL_HEADS))),
             mib(ALL_HEADS),
             "503; on HTTP/2 an incomplete one ends its connection",
             &["weir_request_head_bytes"],
@@ -239,7 +242,10 @@ fn bounds() -> Vec<[String; 6]> {
         ),
         row(
             "memory of request bodies that are read before their requests go on",
-            format!("{} by address", mib(part(ALL_BODIES))),
+            format!(
+                "{} by address, or as much as is free",
+                mib(part(ALL_BODIES))
+            ),
             mib(ALL_BODIES),
             "429 (`weir/event-bodies`) for an event that a limit looks into; others stream",
             &["weir_request_body_bytes"],
@@ -248,7 +254,7 @@ fn bounds() -> Vec<[String; 6]> {
         row(
             "bodies of rejected requests that are read to their end",
             format!(
-                "{} by address, {SKIPS_AT_ONCE} on an HTTP/2 connection",
+                "{} by address, or as many as are free, {SKIPS_AT_ONCE} on an HTTP/2 connection",
                 part(SKIPPED_IN_ALL)
             ),
             format!("{SKIPPED_IN_ALL}"),
@@ -279,6 +285,16 @@ fn bounds() -> Vec<[String; 6]> {
             "GOAWAY",
             &[],
             &["weir_client_connections_closed_total"],
+        ),
+        row(
+            "requests for another protocol (`Upgrade`) without a proven credential",
+            format!(
+                "`--unproven-upgrades-per-second` by address, {UPGRADE_BURST_SECONDS} times as many at once"
+            ),
+            String::new(),
+            "429 (`weir/unproven-upgrades`)",
+            &[],
+            &["weir_unproven_upgrades_rejected_total"],
         ),
     ]
 }
@@ -347,6 +363,7 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
     let _upstream = weir::upstream::Metrics::register(&registry);
     let _places = Room::of(4, &PlaceMetrics::register(&registry));
     let _slow = SlowTransfers::register(&registry);
+    let _upgrades = UpgradeRate::new(UPGRADES_PER_SECOND, &registry);
     let _given_up = GivenUp::register(&registry);
     let _tokens = weir::identity::tokens::Metrics::register(&registry);
     let _access = weir::identity::access::Metrics::register(&registry);

@@ -16,6 +16,7 @@ use http::HeaderName;
 use ipnet::IpNet;
 
 use crate::cli::given::Given;
+use crate::limits::upgrades::UPGRADES_PER_SECOND;
 use crate::request_info::go_duration;
 
 /// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
@@ -349,6 +350,11 @@ pub struct LimitArgs {
     /// How far a transfer may fall behind --min-transfer-rate.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = positive_duration)]
     pub min_transfer_rate_grace: Duration,
+    /// Most requests a second of one address (of IPv6 a /64) that may ask for another protocol (Upgrade: exec, attach, port-forward)
+    /// without a credential that the API server has accepted, and five times as many at once; 429 beyond. Each costs the API
+    /// server a TLS handshake. 0 is no limit.
+    #[arg(long, value_name = "N", default_value_t = UPGRADES_PER_SECOND, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    pub unproven_upgrades_per_second: u32,
     /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential, for requests that end;
     /// watches have others, as many as they need (at most a quarter of the open-file limit, with all else that lasts).
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]

@@ -178,6 +178,7 @@ fn transfers(limits: &LimitArgs) -> config::Transfers {
             bytes_per_second: limits.min_transfer_rate,
             grace: limits.min_transfer_rate_grace,
         },
+        upgrades_per_second: limits.unproven_upgrades_per_second,
     }
 }
 

@@ -13,6 +13,7 @@ pub mod max_in_flight;
 pub mod rates;
 pub mod service_times;
 pub mod top_keys;
+pub mod upgrades;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +61,11 @@ pub enum Rejection {
         /// The limit that was hit.
         limit: u32,
     },
+    /// A source network asks for another protocol too often without a credential that the API server has accepted.
+    UnprovenUpgrade {
+        /// The seconds of `Retry-After`.
+        retry_after: u32,
+    },
 }
 
 /// The `Retry-After` of max-in-flight (`server/filters/maxinflight.go`: constant 1).
@@ -81,6 +87,7 @@ impl Rejection {
             },
             Self::Fairness(rejected) => rejected.retry_after,
             Self::MaxInFlight { .. } => RETRY_MAX_IN_FLIGHT,
+            Self::UnprovenUpgrade { retry_after } => *retry_after,
         }
     }
 
@@ -98,12 +105,14 @@ impl Rejection {
                     in_turn: true,
                 }
             }
-            Self::Clients(_) | Self::Events(_) | Self::Fairness(_) | Self::MaxInFlight { .. } => {
-                Wait {
-                    time: Duration::from_secs(self.retry_after().into()),
-                    in_turn: false,
-                }
-            }
+            Self::Clients(_)
+            | Self::Events(_)
+            | Self::Fairness(_)
+            | Self::MaxInFlight { .. }
+            | Self::UnprovenUpgrade { .. } => Wait {
+                time: Duration::from_secs(self.retry_after().into()),
+                in_turn: false,
+            },
         }
     }
 
@@ -118,7 +127,10 @@ impl Rejection {
     pub fn decision(&self) -> Option<Decision> {
         match self {
             Self::Fairness(rejected) => Some(rejected.decision()),
-            Self::Clients(_) | Self::Events(_) | Self::MaxInFlight { .. } => None,
+            Self::Clients(_)
+            | Self::Events(_)
+            | Self::MaxInFlight { .. }
+            | Self::UnprovenUpgrade { .. } => None,
         }
     }
 
@@ -130,6 +142,7 @@ impl Rejection {
             Self::Events(_) => "event-rate-limit",
             Self::Fairness(rejected) => rejected.reason.label(),
             Self::MaxInFlight { .. } => "max-in-flight",
+            Self::UnprovenUpgrade { .. } => upgrades::UNPROVEN_UPGRADES,
         }
     }
 
@@ -138,7 +151,10 @@ impl Rejection {
     pub const fn limiter(&self) -> &'static str {
         match self {
             Self::Fairness(_) => "fairness",
-            Self::Clients(_) | Self::Events(_) | Self::MaxInFlight { .. } => self.limit(),
+            Self::Clients(_)
+            | Self::Events(_)
+            | Self::MaxInFlight { .. }
+            | Self::UnprovenUpgrade { .. } => self.limit(),
         }
     }
 
@@ -150,6 +166,7 @@ impl Rejection {
             Self::Events(_) => "events",
             Self::Fairness(rejected) => &rejected.flow_schema().name,
             Self::MaxInFlight { kind, .. } => kind.label(),
+            Self::UnprovenUpgrade { .. } => "upgrades",
         }
     }
 }

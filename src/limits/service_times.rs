@@ -21,7 +21,11 @@ const WEIGHT: f32 = 1.0 / 8.0;
 /// What is assumed of a shape of which nothing is known: a list of middling size.
 const UNKNOWN: Duration = Duration::from_millis(100);
 
-/// What requests of one kind have in common: verb, resource, and whether it is one object, a namespace's or all.
+/// Parameters with which a list may take a small part of what it takes without.
+const CHEAPER: [&str; 4] = ["limit", "fieldSelector", "labelSelector", "resourceVersion"];
+
+/// What requests of one kind have in common: verb, resource, whether it is one object, a namespace's or all, and which of the
+/// parameters it has that make a list cheap. Without these a client could shorten what full lists are taken to take by short ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape(usize);
 
@@ -29,6 +33,7 @@ impl Shape {
     /// Of a request.
     #[must_use]
     pub fn of(info: &RequestInfo<'_>) -> Self {
+        let query = info.query();
         let hash = FixedState::default().hash_one((
             info.verb(),
             info.api_group(),
@@ -36,6 +41,7 @@ impl Shape {
             info.subresource(),
             info.name().is_empty(),
             info.namespace().is_empty(),
+            CHEAPER.map(|name| query.first(name).is_some_and(|value| !value.is_empty())),
         ));
         let place = hash % u64::try_from(PLACES).unwrap_or(u64::MAX);
         Self(usize::try_from(place).unwrap_or_default())
@@ -103,7 +109,18 @@ mod tests {
     #[test]
     fn requests_of_one_kind_have_one_shape() {
         let list = shape("GET", "/api/v1/namespaces/a/pods");
-        assert_eq!(list, shape("GET", "/api/v1/namespaces/b/pods?limit=5"));
+        assert_eq!(
+            list,
+            shape("GET", "/api/v1/namespaces/b/pods?pretty=true&limit=")
+        );
+        for cheaper in [
+            "limit=5",
+            "fieldSelector=metadata.name%3Da",
+            "resourceVersion=0",
+        ] {
+            let target = format!("/api/v1/namespaces/a/pods?{cheaper}");
+            assert_ne!(list, shape("GET", &target), "{cheaper}");
+        }
         assert_ne!(list, shape("GET", "/api/v1/pods"));
         assert_ne!(list, shape("GET", "/api/v1/namespaces/a/pods/c"));
         assert_ne!(list, shape("DELETE", "/api/v1/namespaces/a/pods"));

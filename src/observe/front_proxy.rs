@@ -303,6 +303,7 @@ impl FrontProxyProbe {
         let errand = Errand {
             requester: &Requester::default(),
             turn: &mut turn,
+            sent: &mut None,
         };
         let answer = match self.pool.send(head, body, Place::Shared, errand).await {
             Ok(answer) => answer,

@@ -2,13 +2,15 @@
 //!
 //! A request that comes to its end gives both back at once. One that is given up before keeps them until the API server is done
 //! with it, as far as that can be known: until it has answered, if that is soon; else until it has seen the reset of the stream, and,
-//! where it had not answered yet, as long as requests of this shape take. A client that opens and cancels requests would otherwise have more of them run than there are seats.
+//! where it had not answered yet, as long as requests of this shape take. A client that opens and cancels requests would otherwise
+//! have more of them run than there are seats. A request that was not handed to a connection yet gives all back at once.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
+use http::StatusCode;
 use prometheus::IntGauge;
 use tokio::runtime::Handle;
 use tokio::time::sleep_until;
@@ -58,6 +60,8 @@ impl GivenUp {
 /// Dropped in this order: the turn, and what was held.
 pub(super) struct InFlight {
     pub(super) turn: Option<Box<dyn Turn>>,
+    /// When it was handed to a connection; nothing runs at the API server before.
+    pub(super) sent: Option<Instant>,
     held: Option<Held>,
     charge: Charge,
     /// Neither the request nor its answer has more to come.
@@ -69,7 +73,7 @@ pub(super) struct Charge {
     pub(super) given_up: Arc<GivenUp>,
     /// What tells how long requests like this one take; nothing, once it was answered or where that is the client's to say.
     pub(super) shape: Option<Shape>,
-    /// When it was sent.
+    /// When it was admitted.
     pub(super) since: Instant,
     /// No longer than this, whatever the API server does.
     pub(super) deadline: Instant,
@@ -80,13 +84,14 @@ impl InFlight {
     pub(super) fn new(permit: Permit, charge: Charge) -> Self {
         Self {
             turn: None,
+            sent: None,
             held: Some(Held::ToTheEnd { permit }),
             charge,
             complete: false,
         }
     }
 
-    /// When it was sent.
+    /// When it was admitted.
     pub(super) const fn since(&self) -> Instant {
         self.charge.since
     }
@@ -96,10 +101,15 @@ impl InFlight {
         self.held.as_mut()
     }
 
-    /// The API server has answered; the permit is held by what `change` makes of it.
-    pub(super) fn answered(&mut self, now: Instant, change: impl FnOnce(Permit) -> Held) {
-        if let Some(shape) = self.charge.shape.take() {
-            let took = now.saturating_duration_since(self.charge.since);
+    /// The API server has answered; the permit is held by what `change` makes of it. Only a good answer tells how long requests of
+    /// its shape take: a client that may not list would shorten that for all by what it is refused.
+    pub(super) fn answered(
+        &mut self,
+        (now, status): (Instant, StatusCode),
+        change: impl FnOnce(Permit) -> Held,
+    ) {
+        if let Some(shape) = self.charge.shape.take().filter(|_| status.is_success()) {
+            let took = now.saturating_duration_since(self.sent.unwrap_or(self.charge.since));
             self.charge.given_up.times.observe(shape, took);
         }
         self.held = match self.held.take() {
@@ -128,17 +138,22 @@ impl Drop for InFlight {
         if self.complete {
             return drop((turn, held));
         }
-        give_up(turn, held, &self.charge);
+        give_up(turn, held, &self.charge, self.sent);
     }
 }
 
 /// Keeps what a request holds that was given up, for as long as it is charged.
-fn give_up(mut turn: Option<Box<dyn Turn>>, held: Option<Held>, charge: &Charge) {
+fn give_up(
+    mut turn: Option<Box<dyn Turn>>,
+    held: Option<Held>,
+    charge: &Charge,
+    sent: Option<Instant>,
+) {
     let (now, given_up) = (Clock.now(), &charge.given_up);
-    let until = charge.shape.map_or(now, |shape| {
-        let took = now.saturating_duration_since(charge.since);
+    let until = charge.shape.zip(sent).map_or(now, |(shape, sent)| {
+        let took = now.saturating_duration_since(sent);
         given_up.times.observe_at_least(shape, took);
-        charge.since + given_up.times.average(shape)
+        sent + given_up.times.average(shape)
     });
     let until = until.min(charge.deadline);
     let seen = turn.as_mut().and_then(|turn| turn.given_up());
@@ -241,6 +256,7 @@ mod tests {
             let mut in_flight = InFlight::new(self.take().await.unwrap(), charge);
             let (see, seen) = oneshot::channel();
             in_flight.turn = Some(Box::new(Stream(Some(seen))));
+            in_flight.sent = Some(Clock.now());
             (in_flight, see)
         }
 
@@ -255,7 +271,8 @@ mod tests {
         let seat = Seat::new();
         let (mut answered, _) = seat.send().await;
         tokio::time::advance(Duration::from_secs(5)).await;
-        answered.answered(Clock.now(), |permit| Held::ToTheEnd { permit });
+        let good = (Clock.now(), StatusCode::OK);
+        answered.answered(good, |permit| Held::ToTheEnd { permit });
         answered.complete(true);
         drop(answered);
         assert!(seat.is_free().await, "at its end");
@@ -285,6 +302,37 @@ mod tests {
         drop(given_up);
         tokio::time::advance(Duration::from_secs(61)).await;
         assert!(seat.is_free().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_not_sent_yet_is_free_at_once_and_tells_nothing_of_its_shape() {
+        let seat = Seat::new();
+        let (mut waiting, see) = seat.send().await;
+        (waiting.turn, waiting.sent) = (None, None);
+        drop(see);
+        tokio::time::advance(Duration::from_secs(30)).await;
+        drop(waiting);
+        assert!(seat.is_free().await);
+        let (given_up, see) = seat.send().await;
+        drop((given_up, see));
+        tokio::time::advance(Duration::from_millis(101)).await;
+        assert!(seat.is_free().await, "what is assumed, not 30 s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_good_answers_tell_how_long_requests_take() {
+        let seat = Seat::new();
+        let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
+        let average = || seat.given_up.times.average(Shape::of(&info)).as_millis();
+        for (status, expected) in [(200, 5000), (403, 5000), (404, 5000), (201, 4375)] {
+            let (mut answered, _) = seat.send().await;
+            let took = if status == 200 { 5 } else { 0 };
+            tokio::time::advance(Duration::from_secs(took)).await;
+            let status = StatusCode::from_u16(status).unwrap();
+            answered.answered((Clock.now(), status), |permit| Held::ToTheEnd { permit });
+            answered.complete(true);
+            assert_eq!(average(), expected, "{status}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

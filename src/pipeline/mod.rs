@@ -70,6 +70,7 @@ use crate::limits::Permit;
 use crate::limits::RequestDigest;
 use crate::limits::rates::Rates;
 use crate::limits::service_times::Shape;
+use crate::limits::upgrades::UpgradeRate;
 use crate::pipeline::body::Body;
 use crate::pipeline::fragments::Fragments;
 use crate::pipeline::guarded::Guarded;
@@ -104,6 +105,7 @@ use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::Subject;
 use crate::pipeline::trace::Trace;
 use crate::pipeline::traced::Sampler;
+use crate::pipeline::upgrade::AsksUpgrade;
 use crate::pipeline::upgrade::switch;
 use crate::pipeline::upgrade::switched;
 use crate::pipeline::upgrade::upgrade_of;
@@ -165,6 +167,8 @@ pub struct Pipeline {
     pub body_buffer: usize,
     /// What requests hold that were given up.
     pub given_up: Arc<GivenUp>,
+    /// How often requests without a proven credential may ask for another protocol.
+    pub upgrades: Arc<UpgradeRate>,
     /// What request heads may take until it is known whose they are.
     pub heads: Arc<HeadBudget>,
     /// How many bodies of refused requests may be skipped at a time.
@@ -260,7 +264,7 @@ impl Pipeline {
                 arrived: trace.arrived(),
                 deadline: limit.map(|limit| limit.until),
             };
-            let reading = (&mut *body, upgrade.is_some());
+            let reading = (&mut *body, self.asks_upgrade(&known, upgrade.as_ref()));
             let (permit, ahead) = self
                 .pass_limits(&digest, (peer, &head), reading, times, trace)
                 .await
@@ -297,14 +301,18 @@ impl Pipeline {
         &self,
         digest: &RequestDigest<'_>,
         from: (&Peer, &request::Parts),
-        (body, upgrades): (&mut Unread, bool),
+        (body, upgrade): (&mut Unread, AsksUpgrade),
         mut times: Times,
         trace: &mut Trace,
     ) -> Result<(Permit, Option<Ahead>), Refusal> {
         let mut passed = self
             .pass_rates(digest, from, body, (times.arrived, times.deadline))
             .await?;
+        if upgrade == AsksUpgrade::Unproven {
+            self.pass_upgrade_rate(from.0, times.now)?;
+        }
         if passed.body.is_none() {
+            let upgrades = upgrade != AsksUpgrade::No;
             let deadline = times.deadline;
             let deadline = deadline.unwrap_or_else(|| times.arrived + self.request_timeout);
             let read = self.read_ahead(digest.info, from, body, upgrades, deadline);
@@ -365,6 +373,7 @@ impl Pipeline {
         let errand = Errand {
             requester: &requester,
             turn: &mut in_flight.turn,
+            sent: &mut in_flight.sent,
         };
         let sent = self.send(subject.info, request, body, upgrade.as_ref(), errand);
         let sent = tokio::time::timeout_at(head_limit.until.into(), sent).await;
@@ -378,7 +387,7 @@ impl Pipeline {
         let answered = trace.answered(subject, response.status(), size);
         trace.answered_with(response.headers());
         self.heard(response.status(), told);
-        in_flight.answered(answered, |mut permit| {
+        in_flight.answered((answered, response.status()), |mut permit| {
             permit.answered_with(response.status().as_u16());
             self.tell(response.headers_mut(), &permit, trace);
             self.held(subject.info, &response, &mut listing, permit)

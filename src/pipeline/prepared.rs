@@ -86,6 +86,9 @@ impl Prepared {
                 ),
             ),
             Rejection::MaxInFlight { kind, limit } => Key::of(&self.secret, (kind, limit)),
+            Rejection::UnprovenUpgrade { retry_after } => {
+                Key::of(&self.secret, ("unproven-upgrade", retry_after))
+            }
         };
         if let Some(dated) = self.written.get(&kind)
             && dated.unix_second == unix_second

@@ -379,6 +379,10 @@ pub(super) fn rejected(rejection: &Rejection) -> Status {
             );
             ("weir/client-limit", message)
         }
+        Rejection::UnprovenUpgrade { .. } => {
+            let message = "too many requests for another protocol (Upgrade) come from this address without a credential that the API server has accepted (--unproven-upgrades-per-second); please try again later";
+            ("weir/unproven-upgrades", message.to_owned())
+        }
         Rejection::Fairness(rejected) => {
             let (cause, what) = match rejected.reason {
                 Reason::ConcurrencyLimit => ("weir/concurrency-limit", "all its seats are taken"),

@@ -115,6 +115,20 @@ impl Pipeline {
         Ok(known)
     }
 
+    /// Whether the API server has accepted the request's credential, or weir vouches for its user.
+    pub(super) fn is_proven(&self, known: &Known) -> bool {
+        match known.credential {
+            Credential::Certificate | Credential::FrontProxy => true,
+            Credential::Token
+            | Credential::KnownToken
+            | Credential::UnverifiedToken
+            | Credential::None => {
+                let proven = self.identity.proven();
+                known.mark.is_some_and(|mark| proven.knows(mark))
+            }
+        }
+    }
+
     /// Decides by which way the request goes, and makes of it what that way carries.
     pub(super) fn dress(
         &self,
@@ -155,9 +169,7 @@ impl Pipeline {
             | Credential::KnownToken
             | Credential::UnverifiedToken
             | Credential::None => {
-                let proven = self.identity.proven();
-                let proven = known.mark.is_some_and(|mark| proven.knows(mark));
-                let dressed = if proven {
+                let dressed = if self.is_proven(known) {
                     Dressed::PassThrough(headers::pass_through(head, client, names))
                 } else {
                     Dressed::Stranger(headers::stranger(head, client, names))

@@ -1,6 +1,7 @@
 //! A change of protocol: what asks for it, and the tunnel that it becomes.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -10,11 +11,16 @@ use http::header;
 use http::request;
 use hyper::upgrade::OnUpgrade;
 
+use crate::identity::Known;
+use crate::pipeline::Peer;
+use crate::pipeline::Pipeline;
 use crate::pipeline::body::Body;
 use crate::pipeline::overdue::Expire;
 use crate::pipeline::overdue::Overdue;
 use crate::pipeline::overdue::Phase;
 use crate::pipeline::overdue::Transfer;
+use crate::pipeline::refusal::Refusal;
+use crate::pipeline::request_body;
 use crate::pipeline::riding::Riding;
 use crate::upstream::ForwardError;
 use crate::upstream::body::AnswerBody;
@@ -31,6 +37,37 @@ pub(super) fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUp
     let protocol = headers::strip_hop_by_hop(&mut head.headers);
     let upgrade = head.extensions.remove::<OnUpgrade>();
     protocol.zip(upgrade)
+}
+
+/// Whether a request asks for another protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AsksUpgrade {
+    /// It does not.
+    No,
+    /// With a credential that the API server has accepted, or that weir vouches for.
+    Proven,
+    /// With none, or one that is not known.
+    Unproven,
+}
+
+impl Pipeline {
+    pub(super) fn asks_upgrade<T>(&self, known: &Known, upgrade: Option<T>) -> AsksUpgrade {
+        match upgrade {
+            None => AsksUpgrade::No,
+            Some(_) if self.is_proven(known) => AsksUpgrade::Proven,
+            Some(_) => AsksUpgrade::Unproven,
+        }
+    }
+
+    /// Asks whether a client without a proven credential may ask for another protocol once more. It is not held back: what asks
+    /// for one does not ask in a loop.
+    pub(super) fn pass_upgrade_rate(&self, peer: &Peer, now: Instant) -> Result<(), Refusal> {
+        let admitted = self.upgrades.admit(request_body::source(peer), now);
+        admitted.map_err(|rejection| Refusal::Rejected {
+            rejection,
+            flow: None,
+        })
+    }
 }
 
 /// The client's side of a tunnel, if the answer begins one.

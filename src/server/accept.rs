@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use socket2::Domain;
 use socket2::Protocol;
+use socket2::SockRef;
 use socket2::Socket;
 use socket2::Type;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
+use tracing::debug;
 use tracing::warn;
 
 use crate::drain::Drain;
@@ -28,6 +30,20 @@ const BACKLOG: i32 = 4096;
 
 /// The pause after a failure to accept that does not go away by trying again (no file descriptors left).
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// What the system takes of what is not sent yet, in bytes, before it says that there is no room. Without it that grows to some
+/// megabytes, of which a third is free again before more is taken: a client that reads steadily but slowly would take nothing for
+/// longer than the least rate's grace ([`minimum_rate`](crate::minimum_rate)), and be cut off. Less would cost fast clients a wake-up
+/// for every few records.
+const UNSENT: u32 = 64 << 10;
+
+/// Keeps the system from taking much more than it sends; a connection works without, if less well.
+fn hold_little(tcp: &TcpStream) {
+    #[cfg(target_os = "linux")]
+    if let Err(why) = SockRef::from(tcp).set_tcp_notsent_lowat(UNSENT) {
+        debug!(%why, "a client's connection has no bound for what is not sent");
+    }
+}
 
 /// Binds `address`; port 0 takes any free one.
 ///
@@ -99,6 +115,7 @@ impl Acceptor {
         let pending = Counted::one_more(self.metrics.pending.clone());
         let newcomer = self.newcomers.enter(origin, Some(pending));
         let _ = tcp.set_nodelay(true); // a connection without these works, if less well
+        hold_little(&tcp);
         signs_of_life::ask(&tcp);
         match (
             tcp.into_std(),

@@ -21,6 +21,7 @@ use h2::RecvStream;
 use http_body::Body;
 use http_body::Frame;
 use http_body::SizeHint;
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 use crate::upstream::client_body::ClientBody;
@@ -28,6 +29,9 @@ use crate::upstream::client_body::ClientBodyError;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::read_body::ReadBody;
 use crate::upstream::upload::Upload;
+
+/// How much is read, in bytes, of an answer that nothing waits for any more: as cheap as a reset.
+const SHORT_ANSWER: usize = 64 << 10;
 
 /// The body of a request to the upstream.
 #[derive(Debug)]
@@ -355,6 +359,20 @@ impl AnswerBody {
             data_ended: false,
             _upload: upload,
         }))
+    }
+
+    /// Reads an answer that nothing waits for any more to its end, if it is a short one, or breaks off. Whether it has ended.
+    pub(super) async fn finish(mut self) -> bool {
+        let mut left = SHORT_ANSWER;
+        while let Some(frame) = self.frame().await {
+            let Ok(frame) = frame else { return true };
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            let Some(rest) = left.checked_sub(bytes) else {
+                return false;
+            };
+            left = rest;
+        }
+        true
     }
 }
 

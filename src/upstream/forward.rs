@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::future::poll_fn;
@@ -21,16 +22,18 @@ use http::Response;
 use http::header::CONNECTION;
 use http::header::TRANSFER_ENCODING;
 use http_body::Body;
+use hyper::client::conn::TrySendError;
 
+use crate::clock::Clock;
 use crate::upstream::ForwardError;
 use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
 use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Way;
+use crate::upstream::http1::Own1;
 use crate::upstream::http2;
 use crate::upstream::lane::Place;
 use crate::upstream::pool::Lease;
-use crate::upstream::pool::Own1;
 use crate::upstream::pool::Own2;
 use crate::upstream::pool::Pool;
 use crate::upstream::room::Requester;
@@ -54,9 +57,17 @@ pub trait Turn: Send + Sync {
     fn given_up(&mut self) -> Option<Seen>;
 
     /// The head of the answer, if this has the request.
-    fn poll_head(&mut self, _: &mut Context<'_>) -> Poll<Result<Response<AnswerBody>, h2::Error>> {
+    fn poll_head(&mut self, _: &mut Context<'_>) -> Poll<Result<Response<AnswerBody>, NoHead>> {
         Poll::Pending
     }
+}
+
+/// Why there is no head of an answer.
+pub enum NoHead {
+    /// On an HTTP/1.1 connection; with the request, if it was not sent.
+    Http1(Box<TrySendError<Request<RequestBody>>>),
+    /// On an HTTP/2 connection.
+    Http2(h2::Error),
 }
 
 /// For whom a request is sent, and where its turn on a connection is kept.
@@ -65,6 +76,8 @@ pub struct Errand<'a> {
     pub requester: &'a Requester,
     /// Filled as soon as there is one.
     pub turn: &'a mut Option<Box<dyn Turn>>,
+    /// When the request was handed to a connection: from then on the API server may be working on it.
+    pub sent: &'a mut Option<Instant>,
 }
 
 /// Comes when the API server is known to be done with a request that was given up, or its connection has ended.
@@ -89,21 +102,26 @@ impl<W: Way> Turn for Lease<W> {
 
     fn given_up(&mut self) -> Option<Seen> {
         match self {
-            Self::Http1(_) => None, // its connection is closed, of which there is no answer
+            // Where it is not let finish its connection is closed, of which there is no answer.
+            Self::Http1(own) => own.give_up().map(|seen| -> Seen { Box::pin(seen) }),
             Self::Http2(own) => Some(Box::pin(own.give_up())),
         }
     }
 
-    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<AnswerBody>, h2::Error>> {
-        let Self::Http2(own) = self else {
-            return Poll::Pending;
-        };
-        let Some(pending) = &mut own.pending else {
-            return Poll::Pending;
-        };
-        let head = ready!(pending.poll(cx));
-        own.pending = None;
-        Poll::Ready(head)
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<AnswerBody>, NoHead>> {
+        match self {
+            Self::Http1(own) => own
+                .poll_head(cx)
+                .map_err(|why| NoHead::Http1(Box::new(why))),
+            Self::Http2(own) => {
+                let Some(pending) = &mut own.pending else {
+                    return Poll::Pending;
+                };
+                let head = ready!(pending.poll(cx));
+                own.pending = None;
+                Poll::Ready(head.map_err(NoHead::Http2))
+            }
+        }
     }
 }
 
@@ -135,19 +153,28 @@ impl<W: Way> Pool<W> {
         mut head: Outbound<W>,
         mut body: RequestBody,
         place: Place,
-        Errand { requester, turn }: Errand<'_>,
+        Errand {
+            requester,
+            turn,
+            sent,
+        }: Errand<'_>,
     ) -> Result<Response<AnswerBody>, ForwardError> {
         self.budget().earn();
         let (mut tries, mut left) = (1, 0);
         loop {
-            let failed = match self.lease(place, requester).await? {
-                Lease::Http1(own) => self.exchange_http1(own, head, body, turn).await,
+            let lease = self.lease(place, requester).await?;
+            *sent = Some(Clock.now());
+            let failed = match lease {
+                Lease::Http1(own) => self.exchange_http1(own, head, body, (place, turn)).await,
                 Lease::Http2(own) => self.exchange_http2(own, head, body, turn).await,
             };
             let failed = match failed {
                 Ok(response) => return Ok(response),
                 Err(failed) => failed,
             };
+            if !matches!(failed, Failed::For(_)) {
+                *sent = None; // it cannot have been executed
+            }
             match failed {
                 // No try: it was not even begun.
                 Failed::Leaving(again) if left < MOST_LEAVING => {
@@ -171,28 +198,35 @@ impl<W: Way> Pool<W> {
         mut own: Own1<W>,
         head: Outbound<W>,
         body: RequestBody,
-        turn: &mut Option<Box<dyn Turn>>,
+        (place, turn): (Place, &mut Option<Box<dyn Turn>>),
     ) -> Result<Response<AnswerBody>, Failed<W>> {
-        let Some(sender) = own.sender.as_mut() else {
-            return Err(Failed::unsent(head, body, ForwardError::Closed));
-        };
+        let may_finish = body.is_here() && !place.lasts();
         let request = self.framed(head, body);
-        match sender.try_send_request(request).await {
-            Ok(response) => {
-                *turn = Some(Box::new(Lease::Http1(own)));
-                Ok(response.map(AnswerBody::from))
+        if let Err(request) = own.begin(request, may_finish) {
+            let (parts, body) = request.into_parts();
+            let head = Outbound::returned(parts);
+            return Err(Failed::unsent(head, body, ForwardError::Closed));
+        }
+        let leased = turn.insert(Box::new(Lease::Http1(own)));
+        let failed = match poll_fn(|cx| leased.poll_head(cx)).await {
+            Ok(response) => return Ok(response),
+            Err(failed) => failed,
+        };
+        *turn = None;
+        let mut refused = match failed {
+            NoHead::Http1(refused) => refused,
+            NoHead::Http2(why) => return Err(Failed::For(ForwardError::reset(why))),
+        };
+        match refused.take_message() {
+            Some(request) => {
+                let (parts, body) = request.into_parts();
+                Err(Failed::unsent(
+                    Outbound::returned(parts),
+                    body,
+                    refused.into_error().into(),
+                ))
             }
-            Err(mut refused) => match refused.take_message() {
-                Some(request) => {
-                    let (parts, body) = request.into_parts();
-                    Err(Failed::unsent(
-                        Outbound::returned(parts),
-                        body,
-                        refused.into_error().into(),
-                    ))
-                }
-                None => Err(Failed::For(refused.into_error().into())),
-            },
+            None => Err(Failed::For(refused.into_error().into())),
         }
     }
 
@@ -211,9 +245,13 @@ impl<W: Way> Pool<W> {
             Ok(pending) => {
                 own.pending = Some(pending);
                 let turn = turn.insert(Box::new(Lease::Http2(own)));
-                poll_fn(|cx| turn.poll_head(cx))
-                    .await
-                    .map_err(http2::Failed::Sent)
+                match poll_fn(|cx| turn.poll_head(cx)).await {
+                    Ok(response) => Ok(response),
+                    Err(NoHead::Http2(why)) => Err(http2::Failed::Sent(why)),
+                    Err(NoHead::Http1(why)) => {
+                        return Err(Failed::For(why.into_error().into()));
+                    }
+                }
             }
             Err(failed) => Err(failed),
         };

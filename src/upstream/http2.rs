@@ -28,7 +28,6 @@ use http::Request;
 use http::Response;
 use http::header;
 use http_body::Body;
-use http_body_util::BodyExt;
 use tokio::sync::watch;
 use tokio::time::Sleep;
 use tokio::time::timeout;
@@ -51,9 +50,6 @@ use crate::upstream::upload::Upload;
 
 /// Longest that a peer may take to say how many streams it allows; it is the first thing that it sends.
 const SETTINGS_WITHIN: Duration = Duration::from_secs(10);
-
-/// How much is read, in bytes, of an answer that nobody waits for any more: as cheap as a reset.
-const SHORT_ANSWER: usize = 64 << 10;
 
 /// An HTTP/2 connection that requests share.
 pub(super) struct Shared {
@@ -345,16 +341,6 @@ impl Pending {
         let Ok(response) = poll_fn(|cx| self.poll(cx)).await else {
             return true;
         };
-        let mut body = response.into_body();
-        let mut left = SHORT_ANSWER;
-        while has_end && let Some(frame) = body.frame().await {
-            let Ok(frame) = frame else { return true };
-            let bytes = frame.data_ref().map_or(0, Bytes::len);
-            let Some(rest) = left.checked_sub(bytes) else {
-                return false;
-            };
-            left = rest;
-        }
-        has_end
+        has_end && response.into_body().finish().await
     }
 }

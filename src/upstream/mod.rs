@@ -11,6 +11,7 @@ pub mod credentials;
 pub mod failures;
 pub mod forward;
 pub mod headers;
+mod http1;
 mod http2;
 pub mod kubeconfig;
 pub mod lane;

@@ -189,6 +189,7 @@ impl Elsewhere {
         let errand = Errand {
             requester: &Requester::default(),
             turn: &mut turn,
+            sent: &mut None,
         };
         let sent = pool.send(head, RequestBody::empty(), Place::Shared, errand);
         let reply = exchange(sent.await.map(|response| (response, turn))).await;
@@ -230,6 +231,7 @@ impl Pool<Own> {
         let errand = Errand {
             requester: &Requester::default(),
             turn: &mut turn,
+            sent: &mut None,
         };
         let sent = self.send(request, body, Place::Shared, errand).await;
         let code = sent.as_ref().map(Response::status);

@@ -32,6 +32,7 @@ use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
 use crate::upstream::forward::End;
 use crate::upstream::headers::Way;
+use crate::upstream::http1::Own1;
 use crate::upstream::http2::Pending;
 use crate::upstream::http2::Shared;
 use crate::upstream::lane::Each;
@@ -55,13 +56,10 @@ const MOST_WAITING: usize = 1024;
 /// Handshakes for HTTP/1.1 beside HTTP/2 that are under way at a time, of each worker and way.
 const HANDSHAKES_AT_A_TIME: usize = 32;
 
-/// How long the rest of an upload may take that goes on after its answer has ended; then it costs the connection.
-const LEFTOVERS: Duration = Duration::from_secs(1);
-
-/// How long a request that was given up may go on before its stream is reset. Nearly all have their answer by then, and what is not
-/// reset costs the API server nothing beyond it: Go's server gives up a connection whose streams are reset faster than their handlers
+/// How long a request that was given up may go on before its stream is reset, or its connection closed. Nearly all have their answer
+/// by then, and what is not reset costs the API server nothing beyond it: Go's server gives up a connection whose streams are reset faster than their handlers
 /// end. A longer one is a list that is better ended.
-const FINISH_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const FINISH_WITHIN: Duration = Duration::from_secs(1);
 
 /// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -95,35 +93,6 @@ struct State {
 pub(super) enum Lease<W: Way> {
     Http1(Own1<W>),
     Http2(Own2<W>),
-}
-
-/// The sole use of an HTTP/1.1 connection. Only after [`Own1::complete`] does it serve another request.
-pub(super) struct Own1<W: Way> {
-    pub(super) sender: Option<http1::SendRequest<RequestBody>>,
-    generation: u64,
-    pool: Arc<Pool<W>>,
-    /// What its request takes of the places for its kind.
-    share: Option<Share>,
-}
-
-impl<W: Way> Own1<W> {
-    /// The exchange has come to its end: the connection may serve another.
-    pub(super) fn complete(&mut self) {
-        self.share = None;
-        let Some(mut sender) = self.sender.take() else {
-            return;
-        };
-        let (pool, generation) = (Arc::clone(&self.pool), self.generation);
-        if sender.is_ready() {
-            pool.put_back(sender, generation);
-        } else if !sender.is_closed() {
-            tokio::spawn(async move {
-                if let Ok(Ok(())) = timeout(LEFTOVERS, sender.ready()).await {
-                    pool.put_back(sender, generation);
-                }
-            });
-        }
-    }
 }
 
 /// A stream of an HTTP/2 connection.
@@ -304,12 +273,7 @@ impl<W: Way> Pool<W> {
     }
 
     fn own1(self: &Arc<Self>, sender: http1::SendRequest<RequestBody>, generation: u64) -> Own1<W> {
-        Own1 {
-            sender: Some(sender),
-            generation,
-            pool: Arc::clone(self),
-            share: None,
-        }
+        Own1::new(sender, generation, Arc::clone(self))
     }
 
     async fn wait_for_lease(
@@ -491,7 +455,7 @@ impl<W: Way> Pool<W> {
         Ok(shared)
     }
 
-    fn put_back(&self, sender: http1::SendRequest<RequestBody>, generation: u64) {
+    pub(super) fn put_back(&self, sender: http1::SendRequest<RequestBody>, generation: u64) {
         let mut state = self.state();
         if state.generation == generation {
             state.idle.push((Clock.now(), sender));

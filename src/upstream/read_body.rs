@@ -14,7 +14,8 @@ use http::HeaderMap;
 use http_body::Frame;
 use http_body::SizeHint;
 
-/// One source may take this part of a budget: who sends slowly from one place leaves the rest to the others.
+/// One source may take this part of a budget at most, and no more than it leaves free: a client that sends slowly leaves the rest to the
+/// others, and several of them as much to each newcomer as any of them has (as in [`shares`](crate::upstream::shares)).
 pub const PART_OF_SOURCE: usize = 4;
 
 /// What the bodies that are held in memory at a time may take, in bytes.
@@ -58,7 +59,7 @@ impl Budget {
         self.reserve_for(None)
     }
 
-    /// Nothing yet, for this source: a quarter of the budget is the most that it has at a time.
+    /// Nothing yet, for this source: a quarter of the budget is the most that it has at a time, or as much as it leaves free.
     #[must_use]
     pub fn reserve_for(self: &Arc<Self>, source: Option<IpAddr>) -> Reserved {
         Reserved {
@@ -83,7 +84,8 @@ impl Budget {
         let mut sources = self.sources();
         let had = sources.get(&source).copied().unwrap_or_default();
         let has = had.saturating_add(more);
-        let fits = has <= self.most / PART_OF_SOURCE && self.take(more);
+        let left = self.most.saturating_sub(self.taken().saturating_add(more));
+        let fits = has <= (self.most / PART_OF_SOURCE).min(left) && self.take(more);
         if fits && has > 0 {
             sources.insert(source, has);
         }
@@ -200,6 +202,26 @@ mod tests {
         drop(second);
         assert_eq!(budget.taken(), 0);
     }
+
+    #[test]
+    fn however_many_sources_take_what_they_can_a_newcomer_has_as_much_as_the_last() {
+        let budget = Budget::new(1 << 20);
+        let mut taken = Vec::new();
+        let mut least = usize::MAX;
+        for last in 1..10 {
+            let mut source = budget.reserve_for(Some(IpAddr::from([192, 0, 2, last])));
+            let mut has = 0;
+            while source.grow_to(has + 256) {
+                has += 256;
+            }
+            assert!(has > 0 && has <= least, "{last}: {has} after {least}");
+            least = has;
+            taken.push(source);
+            let free = (1 << 20) - budget.taken();
+            assert!(free >= least, "{last}: {free} free, {least} taken");
+        }
+    }
+
     #[test]
     fn one_source_has_a_quarter_and_others_have_the_rest() {
         let budget = Budget::new(100);
@@ -214,8 +236,10 @@ mod tests {
         first.shrink_to(30);
         first.shrink_to(10);
         assert_eq!(budget.taken(), 90);
+        assert!(!again.grow_to(6), "it has more than is free");
+        drop(proxy);
         assert!(!again.grow_to(16) && again.grow_to(15));
-        drop((first, again, other, proxy));
+        drop((first, again, other));
         assert!(of(4).grow_to(0));
         assert_eq!((budget.taken(), budget.sources().len()), (0, 0));
     }

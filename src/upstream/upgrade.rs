@@ -23,6 +23,7 @@ use tokio::io::ReadBuf;
 use tokio::io::copy_bidirectional;
 use tokio::sync::Notify;
 
+use crate::clock::Clock;
 use crate::upstream::ForwardError;
 use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
@@ -49,7 +50,11 @@ impl<W: Way> Pool<W> {
         head: Outbound<W>,
         body: RequestBody,
         protocol: HeaderValue,
-        Errand { requester, turn }: Errand<'_>,
+        Errand {
+            requester,
+            turn,
+            sent,
+        }: Errand<'_>,
     ) -> Result<Response<AnswerBody>, ForwardError> {
         let room = self.connector().room();
         let share = room.map(|room| room.last(requester)).transpose()?;
@@ -64,6 +69,7 @@ impl<W: Way> Pool<W> {
             drop(open);
         });
         let request = self.framed(head.switching_to(protocol), body);
+        *sent = Some(Clock.now());
         let response = sender.send_request(request).await;
         let response = response.map_err(ForwardError::reset)?;
         *turn = Some(Box::new(Alone(share)));

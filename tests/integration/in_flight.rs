@@ -1,5 +1,8 @@
 //! A slot is held to the last byte of an answer, and free when the upstream sees its client gone.
 
+use std::collections::HashSet;
+use std::time::Duration;
+
 use h2::Reason;
 
 use crate::support::Http;
@@ -12,6 +15,7 @@ use crate::support::upstream::ByHand;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
 use crate::support::weir::Weir;
+use crate::support::wire::Wire;
 
 const LIST: &str = "/api/v1/pods";
 
@@ -223,4 +227,68 @@ async fn a_client_that_opens_and_resets_a_thousand_streams_leaves_no_slot_behind
         0.0,
     )
     .await;
+}
+
+/// How long the upstream takes for a list: later ones are taken to take as long.
+const SERVICE_TIME: Duration = Duration::from_secs(3);
+
+const ABANDONED: &str = "weir_abandoned_requests";
+const ABORTED: &str = "weir_aborted_requests_total";
+
+#[tokio::test]
+async fn a_request_that_is_given_up_before_it_is_sent_holds_its_seat_no_longer() {
+    let upstream = ByHand::start().await;
+    let weir = weir::before(upstream.address).limits(9, 9).start().await;
+    let mut client = weir.alice(Http::One);
+    let call = client.send(Ask::get(LIST)).await;
+    let mut server = Wire::new(upstream.next(Http::One).await);
+    server.asked().await;
+    tokio::time::sleep(SERVICE_TIME).await;
+    server
+        .send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}")
+        .await;
+    assert_eq!(call.answer().await.status, 200);
+
+    // Sent: the server may be working on it.
+    let call = weir.alice(Http::One).send(Ask::get(LIST)).await;
+    let mut server = Wire::new(upstream.next(Http::One).await);
+    server.asked().await;
+    drop(call);
+    weir.metric_becomes(ABANDONED, 1.0).await;
+    weir.metric_becomes(ABANDONED, 0.0).await;
+    drop(server);
+
+    // Not sent: its connection is not there yet.
+    let call = weir.alice(Http::One).send(Ask::get(LIST)).await;
+    let _connecting = upstream.tcp().await;
+    let before = weir.metric(ABORTED).await;
+    drop(call);
+    weir.metric_becomes(ABORTED, before + 1.0).await;
+    assert_eq!(weir.metric(ABANDONED).await, 0.0);
+}
+
+#[tokio::test]
+async fn a_request_that_is_given_up_over_http1_and_ends_soon_costs_no_connection() {
+    const REQUESTS: usize = 12;
+    let mut upstream = Upstream::preferring(Http::One).await;
+    let weir = weir::before(upstream.address).start().await;
+    let mut aborted = 0.0;
+    for near in Http::BOTH {
+        for mut client in [weir.alice(near), weir.anonymous(near)] {
+            let mut connections = HashSet::new();
+            for _ in 0..REQUESTS {
+                let call = client.send(Ask::get(LIST)).await;
+                let exchange = upstream.next().await;
+                connections.insert(exchange.peer.number);
+                drop(call);
+                aborted += 1.0;
+                weir.metric_becomes(ABORTED, aborted).await;
+                // On a machine that stood still for a second its connection is closed by now: that costs another.
+                let _ = tokio::spawn(exchange.reply(200, "{}")).await;
+                weir.metric_becomes(ABANDONED, 0.0).await;
+            }
+            let count = connections.len();
+            assert!(count <= REQUESTS / 4, "{count} for {REQUESTS}: {near:?}");
+        }
+    }
 }

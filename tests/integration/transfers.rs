@@ -4,8 +4,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use weir::minimum_rate::MinimumRate;
 
 use crate::support::Http;
+use crate::support::Stopwatch;
 use crate::support::certificates::pki;
 use crate::support::client::Ask;
 use crate::support::client::Call;
@@ -226,6 +228,50 @@ async fn a_client_that_does_not_take_its_answer_is_cut_off() {
     .await;
 }
 
+/// What a slow client takes in a second, twice what it has to, and for how many seconds.
+const STEADY: u64 = 192 << 10;
+const SECONDS: u64 = 7;
+
+#[tokio::test]
+async fn a_client_that_takes_a_large_answer_slowly_is_cut_off_only_when_it_stops() {
+    let mut upstream = Upstream::start().await;
+    let rate = MinimumRate {
+        bytes_per_second: 96 << 10,
+        grace: Duration::from_secs(3),
+    };
+    let weir = weir::before(upstream.address)
+        .with(|config| config.transfers.least_rate = rate)
+        .start()
+        .await;
+    let mut near = weir.wire().await;
+    near.send(Ask::get(LIST).to_http1()).await;
+    let mut exchange = upstream.next().await;
+    exchange.begin(200, &[]).await;
+    let flood = async {
+        let piece = Bytes::from_static(&[7; 64 << 10]);
+        while exchange.try_send(piece.clone()).await.is_ok() {}
+    };
+    // Its pace, and nothing that is waited for.
+    let steady = async {
+        let (began, mut taken) = (Stopwatch::start(), 0);
+        while taken < SECONDS * STEADY {
+            let piece = near.reader.some(4096).await.unwrap();
+            let piece = piece.expect("the answer to go on");
+            taken += u64::try_from(piece.len()).unwrap();
+            let due = Duration::from_millis(taken * 1000 / STEADY);
+            tokio::time::sleep(due.saturating_sub(began.elapsed())).await;
+        }
+    };
+    let mut flood = std::pin::pin!(flood);
+    tokio::select! {
+        () = flood.as_mut() => panic!("it was cut off while it took its answer"),
+        () = steady => {}
+    }
+    within("the flood to be broken off", flood).await;
+    let slow = "weir_slow_transfers_ended_total{phase=\"response_body\"}";
+    assert_eq!(weir.metric(slow).await, 1.0);
+}
+
 #[tokio::test]
 async fn a_client_whose_window_is_closed_from_the_start_is_cut_off() {
     let (weir, mut upstream) = one_seat(Http::Two).await;
@@ -328,6 +374,18 @@ async fn one_user_cannot_have_all_places_for_what_lasts() {
         places.text().lines().any(|l| l == line),
         "{}",
         places.text()
+    );
+    let status = weir.operator("/status.json").await;
+    let status: serde_json::Value = serde_json::from_slice(&status.body).unwrap();
+    let shown = &status["upstream"]["places"][0];
+    assert_eq!(
+        (&shown["kind"], &shown["taken"]),
+        (&"long-running".into(), &8.into())
+    );
+    let alice_holds = serde_json::json!({"by": "user", "name": "alice", "taken": 8});
+    assert!(
+        shown["holders"].as_array().unwrap().contains(&alice_holds),
+        "{shown}"
     );
     let taken = "weir_upstream_places_taken{kind=\"long-running\"}";
     assert_eq!(weir.metric(taken).await, 8.0);

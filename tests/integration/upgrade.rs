@@ -381,3 +381,47 @@ async fn a_change_of_protocol_that_nobody_asked_for_is_one_answer_and_not_two() 
     assert_eq!(counted.len(), 1, "{counted:#?}");
     assert!(counted[0].contains("code=\"502\""), "{counted:#?}");
 }
+
+/// More than a loaded machine needs to come to the end of a burst that grows by one a second.
+const MANY: u32 = 1000;
+
+#[tokio::test]
+async fn an_address_may_ask_for_other_protocols_so_often_without_a_proven_credential() {
+    let mut upstream = Upstream::start().await;
+    let weir = weir::before(upstream.address)
+        .with(|config| config.transfers.upgrades_per_second = 1)
+        .start()
+        .await;
+    let mut passed = 0;
+    let refused = loop {
+        let mut near = weir.wire().await;
+        near.send(ask("GET", "websocket").to_http1()).await;
+        tokio::select! {
+            exchange = upstream.next() => exchange.reply(403, "no").await,
+            answer = near.answer("GET") => break answer,
+        }
+        assert_eq!(near.answered().await.status, 403);
+        passed += 1;
+        assert!(passed < MANY, "it goes on for ever");
+    };
+    assert!(passed >= 5, "the burst: {passed}");
+    let (head, body) = refused;
+    assert_eq!((head.status, &head.headers["retry-after"]), (429, "1"));
+    let body = String::from_utf8_lossy(&body);
+    assert!(body.contains("weir/unproven-upgrades"), "{body}");
+    let rejected = "weir_unproven_upgrades_rejected_total";
+    assert_eq!(weir.metric(rejected).await, 1.0);
+    // What asks for no other protocol, or with a credential that is proven, is not counted.
+    for ask in [
+        Ask::get(EXEC),
+        ask("GET", "websocket").header(ALICE.0, ALICE.1),
+    ] {
+        for _ in 0..10 {
+            let mut near = weir.wire().await;
+            near.send(ask.to_http1()).await;
+            upstream.next().await.reply(403, "no").await;
+            assert_eq!(near.answered().await.status, 403);
+        }
+    }
+    assert_eq!(weir.metric(rejected).await, 1.0);
+}

@@ -47,6 +47,11 @@ until $LIMIT document.getElementById('ready').textContent === 'ready'
 eval document.documentElement.scrollWidth <= innerWidth
 eval getComputedStyle(document.documentElement).backgroundColor
 eval document.getElementById('no-now').classList.contains('hot')
+run curl -sSN --cacert '$DIR/ca.crt' -H '$(bearer alice)' '$URL/api/v1/nodes?watch=1'
+until $LIMIT document.getElementById('t-places').textContent.includes('alice (1)')
+eval document.querySelectorAll('#t-places tbody tr').length
+stop
+until $LIMIT !document.getElementById('t-places').textContent.includes('alice')
 $FLOOD
 until $LIMIT document.getElementById('no-now').classList.contains('hot')
 stop
@@ -123,6 +128,11 @@ said 'nothing stands over its edge' true
 light=${SAID[at]:-nothing}
 said 'it is light' '"rgb\((2[0-9]{2}(, )?){3}\)"'
 said 'nothing is rejected yet' false
+said 'a watch begins' true
+said 'what holds a place is named' "$done_in"
+said '... with the places of each kind' 4
+said 'the watch ends' true
+said '... and gives its place back' "$done_in"
 for which in first second; do
     said "a $which flood begins" true
     seen+=("${SAID[at]:-null}")

@@ -83,8 +83,10 @@ fn overview(now: &Snapshot, shown: &Shown) -> String {
         lines.extend(would_be);
     }
     lines.push(format!(
-        "upstream: {open} connections, {failed} requests without an answer\n\n"
+        "upstream: {open} connections, {failed} requests without an answer"
     ));
+    lines.extend(words::places(now).map(|places| format!("places: {places}")));
+    lines.push("\n".to_owned());
     lines.join("\n")
 }
 
@@ -215,6 +217,8 @@ mod tests {
     use crate::cli::top::model::Message;
     use crate::cli::top::model::Model;
     use crate::limits::rates::RateLimit;
+    use crate::observe::status::snapshot::PlaceHolder;
+    use crate::observe::status::snapshot::Places;
     use crate::observe::status::snapshot::Talker;
 
     #[test]
@@ -247,6 +251,17 @@ mod tests {
                 ..Snapshot::default()
             };
             now.rejections = [("client-limit".to_owned(), 3)].into();
+            let places = |kind: &str, taken| Places {
+                kind: kind.to_owned(),
+                total: 10,
+                taken,
+                holders: vec![PlaceHolder {
+                    by: "user".to_owned(),
+                    name: "alice".to_owned(),
+                    taken,
+                }],
+            };
+            now.upstream.places = vec![places("long-running", 1), places("watch", second * 2)];
             model.heard(Message::Snapshot(Box::new(now)));
         }
         model
@@ -259,6 +274,7 @@ mod tests {
         for part in [
             ", dry run: levels refuse nothing\n",
             "rejections: 0/s\n  client-limit: 3 in all\n",
+            "\nplaces: watch 4/10 (most: alice 4)\n\n",
             "would-be rejections: 50/s\n  queue-full: 100 in all\n",
             "WOULD-BE/S  WOULD-BE\n",
             "\nclientLimits/x (dry run)  each user: 5/s         0          0         50      100   0/0             -\n",

@@ -212,6 +212,9 @@ fn upstream(now: &Snapshot) -> Line<'static> {
             words::count(failed)
         )),
     ];
+    if let Some(places) = words::places(now) {
+        line.push(Span::from(format!("  places {places}")));
+    }
     if let Some(last) = &now.upstream.last_failure {
         line.push(
             Span::from(format!(

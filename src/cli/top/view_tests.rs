@@ -12,6 +12,8 @@ use crate::cli::top::ui::Block;
 use crate::limits::rates::RateLimit;
 use crate::limits::top_keys::TopKey;
 use crate::observe::status::snapshot::Level;
+use crate::observe::status::snapshot::PlaceHolder;
+use crate::observe::status::snapshot::Places;
 use crate::observe::status::snapshot::Talker;
 use crate::observe::status::snapshot::Talkers;
 
@@ -111,6 +113,28 @@ fn a_flood_is_the_first_thing_to_be_seen() {
     assert!(
         all.contains("top talkers by user, 1m") && all.contains("alice"),
         "{all}"
+    );
+}
+
+#[test]
+fn the_fullest_places_and_what_holds_them_are_seen() {
+    let mut model = model(8);
+    let mut now = snapshot(12, 8);
+    now.upstream.places = vec![Places {
+        kind: "long-running".to_owned(),
+        total: 95,
+        taken: 47,
+        holders: vec![PlaceHolder {
+            by: "user".to_owned(),
+            name: "mallory\x1b[31m".to_owned(),
+            taken: 40,
+        }],
+    }];
+    model.heard(Message::Snapshot(Box::new(now)));
+    let lines = drawn(&model, 120, 30);
+    assert_eq!(
+        lines[3],
+        "upstream    0 connections  0 failed  places long-running 47/95 (most: mallory·[31m 40)"
     );
 }
 

@@ -2,6 +2,7 @@
 
 use crate::cli::top::shown::float;
 use crate::limits::rates::RateLimit;
+use crate::observe::status::snapshot::Places;
 use crate::observe::status::snapshot::Snapshot;
 
 /// The blocks that small plots are made of, the lowest first.
@@ -150,6 +151,27 @@ pub fn refused_most(limit: &RateLimit) -> String {
         || "-".to_owned(),
         |top| format!("{} ({})", plain(&top.key), count(top.rejections)),
     )
+}
+
+/// The kind of places that is fullest, and what holds most of it; nothing where none is taken.
+#[must_use]
+pub fn places(snapshot: &Snapshot) -> Option<String> {
+    let taken = snapshot.upstream.places.iter().filter(|of| of.taken > 0);
+    let fullest = taken.max_by(|one, other| {
+        let fullness = |of: &Places| (u128::from(of.taken) << 64) / u128::from(of.total.max(1));
+        fullness(one).cmp(&fullness(other))
+    })?;
+    let of = format!(
+        "{} {}/{}",
+        plain(&fullest.kind),
+        fullest.taken,
+        fullest.total
+    );
+    let most = fullest.holders.iter().find(|holder| holder.by != "watches");
+    Some(match most {
+        Some(most) => format!("{of} (most: {} {})", plain(&most.name), most.taken),
+        None => of,
+    })
 }
 
 /// What `/readyz` says, and whether that is good.

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use crate::limits::upgrades::UNPROVEN_UPGRADES;
 use crate::pipeline::record::Outcome;
 use crate::pipeline::record::Record;
 use crate::pipeline::record::Witness;
@@ -20,7 +21,7 @@ pub struct Counts {
     by_code: Box<[AtomicU64]>,
     aborted: AtomicU64,
     /// Rejected by a limit of how many at all; what levels reject they count themselves.
-    by_rates: [(&'static str, AtomicU64); 3],
+    by_rates: [(&'static str, AtomicU64); 4],
 }
 
 impl Default for Counts {
@@ -28,8 +29,13 @@ impl Default for Counts {
         Self {
             by_code: (0..CODES).map(|_| AtomicU64::new(0)).collect(),
             aborted: AtomicU64::new(0),
-            by_rates: ["client-limit", "event-rate-limit", EVENT_BODIES]
-                .map(|limit| (limit, AtomicU64::new(0))),
+            by_rates: [
+                "client-limit",
+                "event-rate-limit",
+                EVENT_BODIES,
+                UNPROVEN_UPGRADES,
+            ]
+            .map(|limit| (limit, AtomicU64::new(0))),
         }
     }
 }

@@ -75,6 +75,34 @@ pub struct Upstream {
     pub failures: BTreeMap<String, u64>,
     /// The last of them.
     pub last_failure: Option<Failure>,
+    /// Places for requests, by kind: long-running ones, and those without a proven credential.
+    pub places: Vec<Places>,
+}
+
+/// Places for requests of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Places {
+    /// `long-running`, `watch` ..., as in `weir_upstream_places`.
+    pub kind: String,
+    /// How many there are.
+    pub total: u64,
+    /// How many are taken.
+    pub taken: u64,
+    /// The users and addresses that hold most of them, most first. One request counts for its user and for its address.
+    pub holders: Vec<PlaceHolder>,
+}
+
+/// A user or an address, and what it holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PlaceHolder {
+    /// `user`, `sourceAddress`, or `watches`: the connections that watches share.
+    pub by: String,
+    /// The name's beginning; empty for `watches`.
+    pub name: String,
+    /// Places that it holds.
+    pub taken: u64,
 }
 
 /// A request that got no answer.

@@ -20,6 +20,8 @@ use crate::observe::status::snapshot::Holds;
 use crate::observe::status::snapshot::Level;
 use crate::observe::status::snapshot::LevelKind;
 use crate::observe::status::snapshot::Mode;
+use crate::observe::status::snapshot::PlaceHolder;
+use crate::observe::status::snapshot::Places;
 use crate::observe::status::snapshot::Requests;
 use crate::observe::status::snapshot::Snapshot;
 use crate::observe::status::snapshot::Upstream;
@@ -27,9 +29,18 @@ use crate::observe::status::snapshot::Waits;
 use crate::observe::talkers::Talkers;
 use crate::pipeline::holding::Holding;
 use crate::upstream;
+use crate::upstream::room::Holder;
+use crate::upstream::room::PlacesShown;
+use crate::upstream::room::Room;
 
 /// How many of those whom a limit refused are shown.
 const TOP_KEYS: usize = 5;
+
+/// How many holders of places of a kind are shown.
+const TOP_HOLDERS: usize = 10;
+
+/// So many characters of a holder's name are shown: a token names a user as it likes.
+const HOLDER_NAME: usize = 128;
 
 /// The parts of weir that are asked.
 #[derive(Debug)]
@@ -46,6 +57,8 @@ pub struct Sources {
     pub readiness: Arc<Readiness>,
     /// The way to it.
     pub upstream: Arc<upstream::Metrics>,
+    /// What requests hold of it.
+    pub places: Room,
     /// Levels, or counters.
     pub admission: Admission,
     /// Event limits and client limits.
@@ -116,6 +129,7 @@ impl Sources {
             address: self.upstream_address.clone(),
             connections: self.upstream.connections(),
             failures: failures.map(|(cause, n)| (cause.to_owned(), n)).collect(),
+            places: self.places.shown(TOP_HOLDERS).map(places).into(),
             last_failure: noted.last.map(|(at, why)| {
                 let ago = now.saturating_duration_since(at);
                 Failure {
@@ -214,6 +228,27 @@ fn kind(shown: max_in_flight::Shown) -> Level {
     }
 }
 
+fn places((kind, shown): (&str, PlacesShown)) -> Places {
+    let holder = |(holder, taken)| {
+        let (by, name) = match holder {
+            Holder::User(name) if name.is_empty() => ("watches", name),
+            Holder::User(name) => ("user", name.chars().take(HOLDER_NAME).collect()),
+            Holder::Network(address) => ("sourceAddress", address.to_string()),
+        };
+        PlaceHolder {
+            by: by.to_owned(),
+            name,
+            taken: count(taken),
+        }
+    };
+    Places {
+        kind: kind.to_owned(),
+        total: count(shown.total),
+        taken: count(shown.taken),
+        holders: shown.holders.into_iter().map(holder).collect(),
+    }
+}
+
 fn shortened(mut limit: RateLimit) -> RateLimit {
     limit.top.truncate(TOP_KEYS);
     limit
@@ -234,6 +269,35 @@ fn count(of: usize) -> u64 {
 mod tests {
     use super::*;
     use crate::pipeline::record::Outcome;
+
+    #[test]
+    fn holders_of_places_are_told_apart_and_long_names_are_cut() {
+        let long = "x".repeat(1000);
+        let shown = PlacesShown {
+            total: 8,
+            taken: 7,
+            holders: vec![
+                (Holder::User(long), 4),
+                (Holder::Network([192, 0, 2, 1].into()), 2),
+                (Holder::User(String::new()), 1),
+            ],
+        };
+        let places = places(("long-running", shown));
+        assert_eq!((places.total, places.taken), (8, 7));
+        let holders = places.holders.iter();
+        let holders: Vec<_> = holders
+            .map(|of| (of.by.as_str(), of.name.as_str(), of.taken))
+            .collect();
+        let cut = "x".repeat(HOLDER_NAME);
+        assert_eq!(
+            holders,
+            [
+                ("user", cut.as_str(), 4),
+                ("sourceAddress", "192.0.2.1", 2),
+                ("watches", "", 1)
+            ]
+        );
+    }
 
     #[test]
     fn what_levels_reject_in_a_dry_run_is_no_rejection_and_what_rates_reject_is() {
