@@ -97,12 +97,14 @@ impl Rejection {
                 Wait {
                     time: (*wait).max(LEAST_TURN),
                     in_turn: true,
+                    most: None,
                 }
             }
             Self::Clients(_) | Self::Events(_) | Self::Fairness(_) | Self::MaxInFlight { .. } => {
                 Wait {
                     time: Duration::from_secs(self.retry_after().into()),
                     in_turn: false,
+                    most: None,
                 }
             }
         }
