@@ -14,10 +14,12 @@ use crate::support::client::Ask;
 use crate::support::client::Call;
 use crate::support::client::Client;
 use crate::support::eventually;
+use crate::support::message::Framing;
 use crate::support::upstream::Exchange;
 use crate::support::upstream::Place;
 use crate::support::upstream::Upstream;
 use crate::support::weir;
+use crate::support::weir::ALICE;
 use crate::support::weir::ROOT;
 use crate::support::weir::Weir;
 
@@ -199,10 +201,15 @@ async fn clients_that_never_back_off_get_one_503_a_second_each_from_a_dead_upstr
     eventually("clients that come early", async || {
         let (weir, _place) = without_upstream(LONG).await;
         let clients = (0..CLIENTS).map(|_| async {
-            let mut client = weir.alice(Http::Two);
+            let mut connection = weir.wire().await;
             let began = Stopwatch::start();
             for _ in 0..EACH {
-                unavailable(&mut client, Ask::get(LIST)).await;
+                let (name, value) = ALICE;
+                let head = format!("GET {LIST} HTTP/1.1\r\nhost: weir\r\n{name}: {value}\r\n\r\n");
+                connection.send(head).await;
+                let answered = connection.answered().await;
+                assert_eq!(answered.status, 503);
+                connection.body(Framing::of_answer(&answered, "GET")).await;
             }
             began.elapsed()
         });

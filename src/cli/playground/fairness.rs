@@ -149,8 +149,9 @@ mod tests {
             }
             assert!(queued.len() < 1000, "and no end");
         };
-        // A hand of 6 queues of 50 requests each.
-        assert_eq!((seated.len(), queued.len()), (49, 300));
+        // And what others lend from the start; then a hand of 6 queues of 50 requests each.
+        assert!((49..200).contains(&seated.len()), "{}", seated.len());
+        assert_eq!(queued.len(), 300);
         assert!(rejected.retry_after >= 1);
         assert_eq!(rejected.classified, seated[0].classified);
         // Another level has seats of its own, and system:masters needs none.
