@@ -335,8 +335,8 @@ pub struct LimitArgs {
     /// Longest that a request may take, unless it is a long-running one; more than 0s.
     #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = request_timeout)]
     pub request_timeout: Duration,
-    /// A client that comes back before its Retry-After is over hears its next 429 only when that time is over, or after this
-    /// long; 0 says every 429 at once. At most 1m.
+    /// A client that comes back before its Retry-After is over gets its next 429 or 503 only when that time is over, or after
+    /// this long; 0 sends all of them at once. At most 1m.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = rejection_hold)]
     pub rejection_hold: Duration,
     /// How much of a request's body is awaited before the request takes a seat, in bytes: a client that does not send its body

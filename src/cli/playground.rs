@@ -2,6 +2,8 @@
 //!
 //! The two know nothing of each other but an address and files, as in a real installation.
 
+mod fairness;
+
 use std::fmt;
 use std::fs;
 use std::fs::DirBuilder;
@@ -9,11 +11,13 @@ use std::io;
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -28,10 +32,12 @@ use crate::cli::flags::ServeArgs;
 use crate::cli::flags::UpstreamArgs;
 use crate::cli::logging;
 use crate::cli::logging::Logging;
+use crate::cli::playground::fairness::ServerFairness;
 use crate::cli::serve;
 use crate::cli::settings;
 use crate::playground::ApiServer;
 use crate::playground::Certificates;
+use crate::playground::Fairness;
 use crate::playground::ISSUER;
 use crate::playground::Settings;
 use crate::playground::kubeconfig;
@@ -77,6 +83,11 @@ pub struct ServerArgs {
     /// The API server's own limit of requests in flight, for comparisons; refuses as kube-apiserver does.
     #[arg(long, value_name = "N")]
     pub max_in_flight: Option<usize>,
+    /// Seats of the API server's own priority and fairness, for comparisons; queues and refuses as kube-apiserver does, by the
+    /// built-in flow schemas and priority levels. kube-apiserver has 600: its --max-requests-inflight and
+    /// --max-mutating-requests-inflight together. None if not given.
+    #[arg(long, value_name = "SEATS", conflicts_with = "max_in_flight")]
+    pub apiserver_concurrency_limit: Option<NonZeroU32>,
     /// CPU time that the API server burns for each answer.
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
     pub service_cpu: Duration,
@@ -169,7 +180,11 @@ fn prepare(args: &ServerArgs) -> Result<Made, Failure> {
         refusal_cpu: args.refusal_cpu,
         ..Settings::default()
     };
-    let server = ApiServer::new(settings, &certificates)
+    let fairness = args.apiserver_concurrency_limit.map(|seats| {
+        let fairness: Arc<dyn Fairness> = Arc::new(ServerFairness::new(seats));
+        fairness
+    });
+    let server = ApiServer::with_fairness(settings, &certificates, fairness)
         .map_err(|why| Failure::start("cannot make the API server")(&why))?;
     Ok(Made {
         folder,

@@ -62,6 +62,20 @@ pub struct Wait {
     pub time: Duration,
     /// Those of its flow that are held already go first, each this long after the one before.
     pub in_turn: bool,
+    /// Longest that it is held, whatever its flow was told before; `None`: only by what all are.
+    pub most: Option<Duration>,
+}
+
+impl Wait {
+    /// Of a refusal with this `Retry-After`, which may be over at any moment: held for no longer than that.
+    #[must_use]
+    pub const fn at_most(retry_after: Duration) -> Self {
+        Self {
+            time: retry_after,
+            in_turn: false,
+            most: Some(retry_after),
+        }
+    }
 }
 
 /// When a refusal is to be said.
@@ -155,10 +169,13 @@ impl<T> Holds<T> {
             None if many => Some(known.until),
             None => None,
         };
+        let longest = wait
+            .most
+            .map_or(self.longest, |most| most.min(self.longest));
         let when = match until {
             Some(until) if until > now && room => {
-                let turn = now + wait.time.saturating_mul(before).min(self.longest);
-                When::At(until.max(turn).min(now + self.longest))
+                let turn = now + wait.time.saturating_mul(before).min(longest);
+                When::At(until.max(turn).min(now + longest))
             }
             _ => When::AtOnce,
         };
@@ -311,6 +328,7 @@ mod tests {
     const WAIT: Wait = Wait {
         time: SECOND,
         in_turn: false,
+        most: None,
     };
 
     fn holds() -> Holds<u32> {
@@ -386,11 +404,33 @@ mod tests {
         let (mut holds, mut told, now) = (holds(), Told::default(), Instant::now());
         let wait = Wait {
             time: 20 * SECOND,
-            in_turn: false,
+            ..WAIT
         };
         holds.refuse(&mut told, ONE, now, wait, 1);
         let when = holds.refuse(&mut told, ONE, now + MS, wait, 1);
         assert_eq!(when, When::At(now + MS + SECOND));
+    }
+
+    #[test]
+    fn what_may_be_over_at_any_moment_is_held_for_its_own_retry_after_at_most() {
+        let (mut told, now) = (Told::default(), Instant::now());
+        let mut holds = Holds::<u32>::new(30 * SECOND, 1000);
+        let wait = Wait::at_most(SECOND);
+        // More at a time than are told apart, and all of them early: the flow's times go on and on.
+        let mut last = now;
+        for _ in 0..50 {
+            if let When::At(at) = holds.refuse(&mut told, ONE, now + MS, wait, 100) {
+                last = last.max(at);
+            }
+        }
+        assert_eq!(last, now + MS + SECOND);
+        // A limit's rejection goes by what its flow was told.
+        for _ in 0..50 {
+            if let When::At(at) = holds.refuse(&mut told, ONE, now + MS, WAIT, 100) {
+                last = last.max(at);
+            }
+        }
+        assert!(last > now + MS + SECOND);
     }
 
     #[test]
@@ -518,6 +558,7 @@ mod tests {
         let wait = Wait {
             time: 2 * MS,
             in_turn: true,
+            ..WAIT
         };
         let mut connections: Vec<_> = (0..8).map(|_| Told::default()).collect();
         let mut said = Vec::new();

@@ -103,6 +103,7 @@ impl Rejection {
                 Wait {
                     time: (*wait).max(LEAST_TURN),
                     in_turn: true,
+                    most: None,
                 }
             }
             Self::Clients(_)
@@ -112,6 +113,7 @@ impl Rejection {
             | Self::UnprovenUpgrade { .. } => Wait {
                 time: Duration::from_secs(self.retry_after().into()),
                 in_turn: false,
+                most: None,
             },
         }
     }

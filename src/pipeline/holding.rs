@@ -290,6 +290,7 @@ mod tests {
         let wait = Wait {
             time: Duration::from_secs(1),
             in_turn: false,
+            most: None,
         };
         let refuse = || holding.hold(&patience, flow, wait, &drain, &mut |_| true);
         assert!(refuse().is_none(), "the first is said at once");

@@ -92,6 +92,7 @@ use crate::pipeline::record::Recorded;
 use crate::pipeline::record::Witnesses;
 use crate::pipeline::refusal::Refusal;
 use crate::pipeline::refusing::Asked;
+use crate::pipeline::refusing::Refused;
 use crate::pipeline::refusing::SkippedBodies;
 use crate::pipeline::refusing::Skips;
 use crate::pipeline::refusing::Unread;
@@ -213,12 +214,12 @@ impl Pipeline {
         let asked = Asked::of(&head, &body);
         let mut body = Unread::Left(ClientBody::new(body, head.version));
         // In a box of its own, so that a refusal that is held does not hold the memory of all the steps.
-        let refusal = match Box::pin(self.serve(peer, head, &mut body, &mut trace)).await {
+        let refused = match Box::pin(self.serve(peer, head, &mut body, &mut trace)).await {
             Ok(response) => return response,
-            Err(refusal) => refusal,
+            Err(refused) => refused,
         };
         let asked = (asked, body);
-        let mut response = self.refuse(peer, asked, &refusal, &mut trace).await;
+        let mut response = self.refuse(peer, asked, &refused, &mut trace).await;
         trace.tell_id(response.headers_mut());
         if self.explains {
             explained::explain(response.headers_mut(), trace.decision());
@@ -233,7 +234,7 @@ impl Pipeline {
         mut head: Box<request::Parts>,
         body: &mut Unread,
         trace: &mut Trace,
-    ) -> Result<Response<Body>, Refusal> {
+    ) -> Result<Response<Body>, Refused> {
         let no = |why: Unreadable<'_>| self.metrics.malformed.refuse(peer, why, trace.arrived());
         let target = malformed::target(peer, &head).map_err(no)?;
         let info = malformed::info(&head.method, &target).map_err(no)?;
@@ -243,6 +244,7 @@ impl Pipeline {
         trace.begin_audit(self.auditing(), &head.headers);
         let (limit, under_way) = (self.limit(&info, trace.arrived()), self.under_way(&info));
 
+        let mut asker = None;
         let answered = async {
             self.own_readiness(&info)?;
             let limit = limit?;
@@ -254,10 +256,12 @@ impl Pipeline {
             let known = self
                 .identify(asserted, asking, &head.headers, now, trace)
                 .await?;
+            asker = Some(Arc::clone(&known.user));
             let name = self
                 .in_the_name_of(&known, peer, &head.headers, trace)
                 .await?;
             let (info, user) = (&info, name.counted(&known));
+            asker = Some(Arc::clone(user));
             let digest = RequestDigest { info, user };
             let times = Times {
                 now: trace.went_on(),
@@ -288,10 +292,9 @@ impl Pipeline {
             // In a box as well: a refusal does not pay for the room that forwarding needs.
             Box::pin(self.forward(subject, passage, trace)).await
         };
-        answered.await.inspect_err(|refusal| {
-            if !refusal.is_abort() {
-                trace.refused(subject, refusal);
-            }
+        answered.await.map_err(|refusal| {
+            trace.refused(subject, &refusal);
+            self.refused(refusal, peer, &info, asker.as_deref())
         })
     }
 
@@ -325,12 +328,11 @@ impl Pipeline {
         }
         // What the client took to send its body is not the queue's.
         times.arrived = if waited { times.now } else { passed.at };
-        let (peer, _) = from;
         let permit = self
             .admission
             .admit(digest, times)
             .await
-            .map_err(|rejection| self.rejected(peer, rejection, digest))?
+            .map_err(Refusal::Rejected)?
             .with(passed.hold);
         trace.admitted(&permit, Clock.now());
         Ok((permit, passed.body))

@@ -56,7 +56,7 @@ impl Prepared {
     /// The answer to a client who reads this.
     #[must_use]
     pub fn respond(&self, refusal: &Refusal, encoding: Encoding) -> Response<Body> {
-        if let Refusal::Rejected { rejection, .. } = refusal {
+        if let Refusal::Rejected(rejection) = refusal {
             return self.rejected(rejection, encoding, Clock.unix_second());
         }
         match refusal.status() {
@@ -199,10 +199,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_rejection_names_its_limit_and_is_small() {
-        let refusal = Refusal::Rejected {
-            rejection: REJECTION,
-            flow: None,
-        };
+        let refusal = Refusal::Rejected(REJECTION);
         let response = Prepared::default().respond(&refusal, Encoding::Json);
         assert_eq!(response.status(), 429);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");

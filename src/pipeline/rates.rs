@@ -67,8 +67,7 @@ impl Pipeline {
                 user_agent: agent.map_or(b"", |agent| agent.as_bytes()),
             };
             let admitted = limits.admit(digest, origin, arrived, deadline).await;
-            let hold =
-                admitted.map_err(|no| self.rejected(peer, Rejection::Clients(no), digest))?;
+            let hold = admitted.map_err(|no| Refusal::Rejected(Rejection::Clients(no)))?;
             passed.at = hold
                 .as_ref()
                 .and_then(|hold| hold.delayed_until())
@@ -111,7 +110,7 @@ impl Pipeline {
         let data = read.as_ref().map_or(&[][..], |ahead| ahead.read.data());
         limits
             .admit(request, digest.info, &digest.user.name, data, Clock.now())
-            .map_err(|no| self.rejected(peer, Rejection::Events(no), digest))?;
+            .map_err(|no| Refusal::Rejected(Rejection::Events(no)))?;
         Ok(read)
     }
 }

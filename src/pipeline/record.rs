@@ -252,7 +252,7 @@ impl Recorded {
             return;
         };
         self.record.outcome = Outcome::Rejected(limit);
-        if let Refusal::Rejected { rejection, .. } = refusal {
+        if let Refusal::Rejected(rejection) = refusal {
             self.record.decision = rejection.decision();
             if let Rejection::Clients(rejected) = rejection {
                 self.record.rule = Some(Arc::clone(&rejected.rule));
@@ -358,8 +358,7 @@ mod tests {
             kind: RequestKind::Mutating,
             limit: 1,
         };
-        let flow = None;
-        let refusal = Refusal::Rejected { rejection, flow };
+        let refusal = Refusal::Rejected(rejection);
         let mut recorded = recorded(&onlooker, false);
         recorded.rejected(&refusal, &HeaderMap::new());
         recorded.refused(&refusal);
@@ -390,8 +389,7 @@ mod tests {
             kind: RequestKind::Mutating,
             limit: 1,
         };
-        let flow = None;
-        let refusal = Refusal::Rejected { rejection, flow };
+        let refusal = Refusal::Rejected(rejection);
         let id = |own: Option<&'static str>| {
             let mut recorded = recorded(&Arc::default(), false);
             let clerk: Arc<dyn Witness> = Arc::new(Clerk);

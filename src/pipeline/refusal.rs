@@ -18,7 +18,7 @@ use crate::identity::Unauthenticated;
 use crate::limits::Rejection;
 use crate::limits::clients::enforce::TooMany;
 use crate::limits::events::enforce::TooManyEvents;
-use crate::limits::hold::OwnedFlow;
+use crate::limits::hold::Wait;
 use crate::pipeline::impersonation::Refused;
 use crate::pipeline::invalid_head::InvalidHead;
 use crate::pipeline::request_body::BodyFault;
@@ -69,13 +69,8 @@ pub enum Refusal {
     NoFrontProxy,
     /// A defect of weir's.
     Panic,
-    /// A limit's no.
-    Rejected {
-        /// Which limit's.
-        rejection: Rejection,
-        /// Who hears it later if he comes back too early; `None` for what is never held back.
-        flow: Option<OwnedFlow>,
-    },
+    /// A limit rejects the request.
+    Rejected(Rejection),
     /// RequestInfo cannot be made of it: upstream's own text.
     RequestInfo(Bytes),
     /// No answer within the request's time.
@@ -142,7 +137,7 @@ impl Refusal {
             Self::Impersonation(Refused::Denied(_)) => StatusCode::FORBIDDEN,
             Self::Impersonation(Refused::Undecided) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Impersonation(Refused::Unclear(_)) => StatusCode::BAD_REQUEST,
-            Self::Rejected { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Rejected(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::NoFrontProxy | Self::Unauthenticated(_) | Self::Unspeakable(_) => {
                 StatusCode::UNAUTHORIZED
@@ -184,7 +179,7 @@ impl Refusal {
             | Self::NoRoomForHead
             | Self::NotReady
             | Self::Panic
-            | Self::Rejected { .. }
+            | Self::Rejected(_)
             | Self::RequestInfo(_)
             | Self::SlowHead
             | Self::Unauthenticated(_)
@@ -195,7 +190,7 @@ impl Refusal {
     /// The limit whose no it is, in a word: see [`Rejection::limit`], and the room for events' bodies.
     #[must_use]
     pub const fn limit(&self) -> Option<&'static str> {
-        if let Self::Rejected { rejection, .. } = self {
+        if let Self::Rejected(rejection) = self {
             return Some(rejection.limit());
         }
         if matches!(self, Self::Body(BodyFault::NoRoom)) {
@@ -204,36 +199,72 @@ impl Refusal {
         None
     }
 
+    /// The seconds of `Retry-After`, where the answer carries one.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<u32> {
+        match self {
+            Self::Rejected(rejection) => rejection.says_when().then(|| rejection.retry_after()),
+            Self::Forward(error) => error.passes().then_some(RETRY_UNSENT),
+            Self::Body(BodyFault::NoRoom)
+            | Self::Impersonation(Refused::Undecided)
+            | Self::NoRoomForHead => Some(RETRY_UNSENT),
+            Self::BadRequest(_)
+            | Self::Body(_)
+            | Self::Connect
+            | Self::Impersonation(_)
+            | Self::InvalidHead(_)
+            | Self::LongHead
+            | Self::NoFrontProxy
+            | Self::NotReady
+            | Self::Panic
+            | Self::RequestInfo(_)
+            | Self::SlowHead
+            | Self::Timeout(_)
+            | Self::Unauthenticated(_)
+            | Self::Unspeakable(_) => None,
+        }
+    }
+
+    /// How a client is held that comes back before its `Retry-After` is over; `None` where the answer carries none. What is no
+    /// limit's rejection may be over at any moment, so it is held for its own `Retry-After` at most, whatever was sent before.
+    #[must_use]
+    pub fn wait(&self) -> Option<Wait> {
+        let seconds = self.retry_after()?;
+        Some(if let Self::Rejected(rejection) = self {
+            rejection.patience()
+        } else {
+            Wait::at_most(Duration::from_secs(seconds.into()))
+        })
+    }
+
     /// The Status, for what has one; the other two are plain text, as upstream's.
     ///
     /// # Errors
     /// The text of what has none.
     pub fn status(&self) -> Result<Status, Bytes> {
-        let (reason, cause, message, retry_after_seconds) = match self {
+        let (reason, cause, message) = match self {
             Self::NotReady => return Err(Bytes::from_static(SHUTTING_DOWN)),
             Self::RequestInfo(text) => return Err(text.clone()),
-            Self::BadRequest(why) => ("BadRequest", "weir/bad-request", why.clone(), None),
+            Self::BadRequest(why) => ("BadRequest", "weir/bad-request", why.clone()),
             Self::Body(fault) => body_fault(*fault),
             Self::Panic => (
                 "InternalError",
                 "weir/panic",
                 "this request met a defect of weir's; its log says where".to_owned(),
-                None,
             ),
             Self::Connect => (
                 "MethodNotAllowed",
                 "weir/connect",
                 "CONNECT is not passed on: use a GET or POST that asks for an upgrade".to_owned(),
-                None,
             ),
             Self::Forward(error) => unanswered(error),
-            Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message(), None),
+            Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message()),
             Self::LongHead => long_head(),
             Self::NoRoomForHead => no_room_for_head(),
             Self::SlowHead => slow_head(),
             Self::NoFrontProxy => unauthorized("weir/no-front-proxy-certificate", NO_FRONT_PROXY),
             Self::Impersonation(refused) => impersonation(refused),
-            Self::Rejected { rejection, .. } => return Ok(rejected(rejection)),
+            Self::Rejected(rejection) => return Ok(rejected(rejection)),
             Self::Timeout(limit) => (
                 "Timeout",
                 "weir/request-timeout",
@@ -241,7 +272,6 @@ impl Refusal {
                     "the API server did not answer within {}s (weir's --request-timeout)",
                     limit.as_secs_f64()
                 ),
-                None,
             ),
             Self::Unauthenticated(Unauthenticated::BadCertificate(fault)) => {
                 unauthorized("weir/client-certificate", fault)
@@ -253,42 +283,35 @@ impl Refusal {
             reason,
             message,
             cause,
-            retry_after_seconds,
+            retry_after_seconds: self.retry_after(),
         })
     }
 }
 
-/// A reason, the cause, a message, and after how many seconds to try again.
-type Said = (&'static str, &'static str, String, Option<u32>);
+/// A reason, the cause, and a message.
+type Said = (&'static str, &'static str, String);
 
 fn long_head() -> Said {
     let message = format!("the request's headers are longer than {MOST} bytes");
-    ("BadRequest", "weir/headers", message, None)
+    ("BadRequest", "weir/headers", message)
 }
 
 fn no_room_for_head() -> Said {
     let message = "too many request heads are waiting to be completed or authenticated; please try again later";
-    let again = Some(RETRY_UNSENT);
     (
         "ServiceUnavailable",
         "weir/request-heads",
         message.to_owned(),
-        again,
     )
 }
 
 fn slow_head() -> Said {
     let message = "the request's head did not come in time (weir's --request-header-timeout)";
-    (
-        "Timeout",
-        "weir/request-header-timeout",
-        message.to_owned(),
-        None,
-    )
+    ("Timeout", "weir/request-header-timeout", message.to_owned())
 }
 
 fn unauthorized(cause: &'static str, why: impl fmt::Display) -> Said {
-    ("Unauthorized", cause, why.to_string(), None)
+    ("Unauthorized", cause, why.to_string())
 }
 
 fn unanswered(error: &ForwardError) -> Said {
@@ -300,55 +323,45 @@ fn unanswered(error: &ForwardError) -> Said {
         "BadGateway"
     };
     let message = format!("weir got no answer from the API server: {error}");
-    (
-        reason,
-        error.label(),
-        message,
-        error.passes().then_some(RETRY_UNSENT),
-    )
+    (reason, error.label(), message)
 }
 
 fn impersonation(refused: &Refused) -> Said {
-    let (reason, again) = match refused {
-        Refused::Denied(_) => ("Forbidden", None),
-        Refused::Undecided => ("ServiceUnavailable", Some(RETRY_UNSENT)),
-        Refused::Unclear(_) => ("BadRequest", None),
+    let reason = match refused {
+        Refused::Denied(_) => "Forbidden",
+        Refused::Undecided => "ServiceUnavailable",
+        Refused::Unclear(_) => "BadRequest",
     };
-    (reason, "weir/impersonation", refused.to_string(), again)
+    (reason, "weir/impersonation", refused.to_string())
 }
 
-/// Reason, cause, message and seconds of what cannot be read; of one that is too large upstream's words.
+/// Reason, cause and message of what cannot be read; of one that is too large upstream's words.
 fn body_fault(fault: BodyFault) -> Said {
     match fault {
         BodyFault::Aborted => (
             "BadRequest",
             "weir/body",
             "the request's body broke off".to_owned(),
-            None,
         ),
         BodyFault::Malformed => (
             "BadRequest",
             "weir/body",
             "the request's body is not framed as HTTP has it".to_owned(),
-            None,
         ),
         BodyFault::NoRoom => (
             "TooManyRequests",
             "weir/event-bodies",
             "too many events are being read; please try again later".to_owned(),
-            Some(RETRY_UNSENT),
         ),
         BodyFault::TooLarge(limit) => (
             "RequestEntityTooLarge",
             "weir/body",
             format!("Request entity too large: limit is {limit}"),
-            None,
         ),
         BodyFault::TooSlow => (
             "Timeout",
             "weir/body",
             "the request's body did not come in time".to_owned(),
-            None,
         ),
     }
 }

@@ -19,11 +19,13 @@ use prometheus::IntCounter;
 use tokio::sync::Semaphore;
 use tracing::warn;
 
+use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
 use crate::clock::Clock;
 use crate::identity::tokens::turns::network;
 use crate::limits::Rejection;
 use crate::limits::RequestDigest;
+use crate::limits::hold::OwnedFlow;
 use crate::metrics::Registry;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
@@ -97,6 +99,21 @@ impl Default for Skips {
     }
 }
 
+/// A refusal, and the flow whose retries are held; `None` for what is never held.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) refusal: Refusal,
+    flow: Option<OwnedFlow>,
+}
+
+impl From<Refusal> for Refused {
+    /// Of a request that could not be read: never held.
+    fn from(refusal: Refusal) -> Self {
+        let flow = None;
+        Self { refusal, flow }
+    }
+}
+
 impl Pipeline {
     /// Says no: at once, or when the time is over that the client was told to wait. Nothing of the request is kept till then but
     /// what is written down of it.
@@ -104,9 +121,10 @@ impl Pipeline {
         &self,
         peer: &Peer,
         (asked, body): (Asked, Unread),
-        refusal: &Refusal,
+        refused: &Refused,
         trace: &mut Trace,
     ) -> Response<Body> {
+        let refusal = &refused.refusal;
         self.log(refusal);
         let goes_on = if asked.http1 && refusal.ends_connection() {
             drop(body);
@@ -118,7 +136,7 @@ impl Pipeline {
             Box::pin(asked.skip(body, peer, &self.skipped_bodies)).await
         };
         // In a box: most refusals are not held.
-        if let Some(held) = self.held_back(peer, refusal, trace).map(Box::pin) {
+        if let Some(held) = self.held_back(peer, refused, trace).map(Box::pin) {
             held.await;
         }
         let mut response = self.refusals.respond(refusal, asked.encoding);
@@ -133,25 +151,22 @@ impl Pipeline {
         response
     }
 
-    /// What waits for the time at which a client may hear this that did not wait as it was told.
+    /// What waits for the time at which a client may get this answer that came back before its `Retry-After` was over.
     fn held_back<'a>(
         &'a self,
         peer: &'a Peer,
-        refusal: &Refusal,
+        Refused { refusal, flow }: &Refused,
         trace: &mut Trace,
     ) -> Option<impl Future<Output = ()> + use<'a>> {
-        let Refusal::Rejected { rejection, flow } = refusal else {
-            return None;
-        };
+        let (flow, wait) = ((*flow)?, refusal.wait()?);
         let mut room = None;
         let mut fits = |long: &_| {
             room = trace.keeps_to_itself(long);
             room.is_some()
         };
-        let wait = rejection.patience();
         let held = self
             .holding
-            .hold(&peer.patience, (*flow)?, wait, &self.drain, &mut fits)?;
+            .hold(&peer.patience, flow, wait, &self.drain, &mut fits)?;
         // In a box, since what is moved into a future takes its room twice.
         let held = Box::pin(held);
         Some(async move {
@@ -160,28 +175,53 @@ impl Pipeline {
         })
     }
 
-    /// A limit's no, and whose it is. What runs long is not asked again in a loop, and a late no to a leader's lease could
-    /// cost its office.
-    pub(super) fn rejected(
+    /// With the flow that the refusal belongs to, where it may be held: answers that carry `Retry-After`, but none to a
+    /// long-running request (clients do not repeat those in a loop), to the write of a lease (a leader that gets it late could
+    /// lose its office), or to a request that priority and fairness exempts. `user` is none as long as it is not known.
+    pub(super) fn refused(
         &self,
+        refusal: Refusal,
         peer: &Peer,
-        rejection: Rejection,
-        digest: &RequestDigest<'_>,
-    ) -> Refusal {
-        let RequestDigest { info, user } = digest;
-        let can_wait = rejection.says_when() && !info.long_running() && !is_lease_write(info);
-        // What the levels would never refuse may meet a rate.
-        let by_rate = matches!(rejection, Rejection::Clients(_) | Rejection::Events(_));
-        let can_wait = can_wait && !(by_rate && self.admission.exempts(digest));
-        let who = user.distinguisher();
-        // Strangers are told apart by where they are.
+        info: &RequestInfo<'_>,
+        user: Option<&UserInfo>,
+    ) -> Refused {
+        let flow = self.flow(&refusal, peer, info, user);
+        Refused { refusal, flow }
+    }
+
+    fn flow(
+        &self,
+        refusal: &Refusal,
+        peer: &Peer,
+        info: &RequestInfo<'_>,
+        user: Option<&UserInfo>,
+    ) -> Option<OwnedFlow> {
+        refusal.retry_after()?;
+        if info.long_running() || is_lease_write(info) {
+            return None;
+        }
+        let code = refusal.code();
+        let (limiter, class) = if let Refusal::Rejected(rejection) = refusal {
+            (rejection.limiter(), rejection.class())
+        } else {
+            (code.as_str(), "")
+        };
+        // What the levels never reject may meet a rate, or an API server that is not there.
+        let by_level = matches!(
+            refusal,
+            Refusal::Rejected(Rejection::Fairness(_) | Rejection::MaxInFlight { .. })
+        );
+        let exempt = |user| self.admission.exempts(&RequestDigest { info, user });
+        if !by_level && user.is_some_and(exempt) {
+            return None;
+        }
+        let who = user.map_or(ANONYMOUS, UserInfo::distinguisher);
+        // Unauthenticated clients are told apart by where they are.
         let from = (who == ANONYMOUS).then(|| network(peer.address.ip()));
-        let marks = (who, from, rejection.limiter(), rejection.class());
         // Behind a trusted proxy many clients share an address.
         let apart = from.is_none() || !peer.trusted;
         let owner = apart.then_some((who, from));
-        let flow = can_wait.then(|| self.holding.flow(marks, owner)).flatten();
-        Refusal::Rejected { rejection, flow }
+        self.holding.flow((who, from, limiter, class), owner)
     }
 
     /// An upstream that fails is for the operator to know; whatever else is refused, the client is told and it is counted.
@@ -300,7 +340,6 @@ mod tests {
     use super::*;
     use crate::drain::Drain;
     use crate::drain::Stage;
-    use crate::limits::hold::OwnedFlow;
     use crate::limits::hold::Wait;
     use crate::pipeline::holding::Holding;
     use crate::pipeline::holding::Patience;
@@ -353,12 +392,12 @@ mod tests {
                 pipeline.handle(peer, head, body)
             }),
             size_of_some(
-                |(pipeline, peer, refusal, mut trace): (
+                |(pipeline, peer, refused, mut trace): (
                     &'static Pipeline,
                     &'static Peer,
-                    Refusal,
+                    Refused,
                     Trace,
-                )| { pipeline.held_back(peer, &refusal, &mut trace) },
+                )| { pipeline.held_back(peer, &refused, &mut trace) },
             ),
             size_of_some(|(holding, patience, flow, wait, drain): Told| {
                 holding.hold(patience, flow, wait, drain, &mut |_| true)

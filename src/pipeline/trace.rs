@@ -246,8 +246,11 @@ impl Trace {
         }
     }
 
-    /// weir answers itself.
+    /// weir answers itself; not where the client ended the request, which gets no answer.
     pub(super) fn refused(&mut self, subject: Subject<'_>, refusal: &Refusal) {
+        if refusal.is_abort() {
+            return;
+        }
         let code = refusal.code();
         if let Some(recorded) = &mut self.recorded {
             recorded.refused(refusal);

@@ -38,8 +38,7 @@ fn trace_of(metrics: &Arc<RequestMetrics>, target: &str, code: u16, answered: bo
             kind: RequestKind::ReadOnly,
             limit: 1,
         };
-        let flow = None;
-        trace.refused(subject, &Refusal::Rejected { rejection, flow });
+        trace.refused(subject, &Refusal::Rejected(rejection));
     }
 }
 

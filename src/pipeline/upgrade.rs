@@ -59,14 +59,10 @@ impl Pipeline {
         }
     }
 
-    /// Asks whether a client without a proven credential may ask for another protocol once more. It is not held back: what asks
-    /// for one does not ask in a loop.
+    /// Checks the rate of protocol upgrades of clients without a proven credential.
     pub(super) fn pass_upgrade_rate(&self, peer: &Peer, now: Instant) -> Result<(), Refusal> {
         let admitted = self.upgrades.admit(request_body::source(peer), now);
-        admitted.map_err(|rejection| Refusal::Rejected {
-            rejection,
-            flow: None,
-        })
+        admitted.map_err(Refusal::Rejected)
     }
 }
 

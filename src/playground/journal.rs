@@ -4,6 +4,7 @@
 //! Requests are kept in memory with all their headers, credentials included, and never logged.
 
 use crate::playground::authentication::User;
+use crate::playground::fairness::Seat;
 use crate::playground::handlers::Running;
 use bytes::Bytes;
 use http::HeaderMap;
@@ -71,7 +72,7 @@ pub struct Counters {
     /// HTTP/2 connections that were ended with ENHANCE_YOUR_CALM: too many handlers ran or waited for streams that were
     /// reset, or too many streams were reset before they were accepted.
     pub too_many_early_resets: u64,
-    /// Requests refused by the server's own limit on requests in flight.
+    /// Requests refused by the server's own limit on requests in flight, or by its priority and fairness.
     pub refused: u64,
     /// Answers by their code.
     pub by_code: BTreeMap<u16, u64>,
@@ -109,6 +110,8 @@ pub(crate) enum Occupied {
 pub(crate) struct Place {
     journal: Arc<Journal>,
     occupied: Occupied,
+    /// Of priority and fairness.
+    pub(crate) seat: Option<Seat>,
 }
 
 /// A handler that runs although its client is gone, until dropped.
@@ -180,7 +183,6 @@ impl Journal {
         match occupied {
             Occupied::InFlight => {
                 if limit.is_some_and(|limit| counters.in_flight >= limit) {
-                    counters.refused += 1;
                     return None;
                 }
                 counters.in_flight += 1;
@@ -192,7 +194,13 @@ impl Journal {
         Some(Place {
             journal: Arc::clone(self),
             occupied,
+            seat: None,
         })
+    }
+
+    /// A request is refused by a limit of the server's.
+    pub(crate) fn refused(&self) {
+        self.state().counters.refused += 1;
     }
 
     /// A connection's handshake succeeded.
@@ -355,6 +363,7 @@ mod tests {
         let first = journal.begin(Occupied::InFlight, Some(1));
         assert!(first.is_some());
         assert!(journal.begin(Occupied::InFlight, Some(1)).is_none());
+        journal.refused();
         let watch = journal.begin(Occupied::LongRunning, Some(1));
         assert!(watch.is_some());
         let counters = journal.counters();

@@ -9,13 +9,14 @@
 //! ownership, validation of anything but names.
 //!
 //! The way of a request: [`server`] accepts and speaks TLS and HTTP, `authentication` says who asks,
-//! `request` what is asked, `journal` and `capacity` whether and when it is served, `authorization`
+//! `request` what is asked, `fairness`, `journal` and `capacity` whether and when it is served, `authorization`
 //! whether it may be, and `answers` serves it from the `objects` in `storage`.
 
 mod answers;
 mod authentication;
 mod authorization;
 mod capacity;
+mod fairness;
 mod fill;
 mod handlers;
 mod journal;
@@ -37,6 +38,11 @@ mod unread;
 pub use authentication::User;
 pub use authorization::Denial;
 pub use authorization::Grant;
+pub use fairness::Classified;
+pub use fairness::Fairness;
+pub use fairness::Later;
+pub use fairness::Seat;
+pub use fairness::TooManyRequests;
 pub use journal::Counters;
 pub use journal::RequestRecord;
 pub use journal::ReviewRecord;

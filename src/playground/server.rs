@@ -18,6 +18,9 @@ use crate::playground::authorization::Changes;
 use crate::playground::authorization::Denial;
 use crate::playground::authorization::Grant;
 use crate::playground::capacity::Capacity;
+use crate::playground::fairness::Classified;
+use crate::playground::fairness::Fairness;
+use crate::playground::fairness::TooManyRequests;
 use crate::playground::fill;
 use crate::playground::handlers::Handlers;
 use crate::playground::handlers::Running;
@@ -98,13 +101,6 @@ const LARGEST_HEAD: u32 = 1024 * 1024;
 const MOST_HEADERS: usize = 512;
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
-const PRIORITY_LEVEL: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
-/// Fixed: the playground has one flow schema and one priority level, and neither can be read.
-const FLOW_SCHEMA_UID: HeaderValue =
-    HeaderValue::from_static("9693e014-120a-40d7-a8e6-6c51818ac228");
-const PRIORITY_LEVEL_UID: HeaderValue =
-    HeaderValue::from_static("2d2531ee-c7e8-4185-8f13-3fdaff98eba9");
 
 /// The API server. Clones are the same server.
 #[derive(Clone, Debug)]
@@ -131,6 +127,18 @@ impl ApiServer {
     /// # Errors
     /// The certificates cannot be used.
     pub fn new(settings: Settings, certificates: &Certificates) -> Result<Self, StartError> {
+        Self::with_fairness(settings, certificates, None)
+    }
+
+    /// Likewise, with priority and fairness of its own.
+    ///
+    /// # Errors
+    /// The certificates cannot be used.
+    pub fn with_fairness(
+        settings: Settings,
+        certificates: &Certificates,
+        fairness: Option<Arc<dyn Fairness>>,
+    ) -> Result<Self, StartError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let authenticator = Authenticator::new(certificates, &provider).map_err(StartError)?;
         let tls =
@@ -147,6 +155,7 @@ impl ApiServer {
             journal: Journal::new(settings.remembered_requests),
             authenticator,
             rights: RwLock::default(),
+            fairness,
             capacity,
             stopping: tokio::sync::watch::Sender::new(false),
             settings,
@@ -163,10 +172,14 @@ impl ApiServer {
     /// Cancel safety: dropping it cuts all connections at once.
     pub async fn run(&self, listener: TcpListener, stop: impl Future<Output = ()>) {
         let mut connections = JoinSet::new();
+        // Both end with the set, when it is dropped.
         if let Some(capacity) = self.state.capacity.clone() {
-            // Ends with the set, when it is dropped.
             connections.spawn(async move { capacity.drive().await });
         }
+        if let Some(fairness) = self.state.fairness.clone() {
+            connections.spawn(async move { fairness.run().await });
+        }
+        let drivers = connections.len();
         let acceptor = TlsAcceptor::from(Arc::clone(&self.tls));
         let mut stop = pin!(stop);
         loop {
@@ -187,7 +200,6 @@ impl ApiServer {
         }
         drop(listener);
         self.state.stopping.send_replace(true);
-        let drivers = usize::from(self.state.capacity.is_some());
         let drained = async {
             while connections.len() > drivers && connections.join_next().await.is_some() {}
         };
@@ -450,9 +462,19 @@ async fn admit(
     } else {
         Occupied::InFlight
     };
-    let Some(place) = state.journal.begin(occupied, state.settings.max_in_flight) else {
-        time::burn(state.settings.refusal_cpu);
-        return plain(answers::too_many_requests());
+    let mut seat = match &state.fairness {
+        Some(fairness) if occupied != Occupied::Exempt => {
+            let admitted = fairness.admit(request.method(), request.uri(), user);
+            match admitted.await {
+                Ok(seat) => seat,
+                Err(rejected) => return too_many_requests(state, Some(rejected)),
+            }
+        }
+        Some(_) | None => None,
+    };
+    let limit = state.settings.max_in_flight;
+    let Some(mut place) = state.journal.begin(occupied, limit) else {
+        return too_many_requests(state, None);
     };
     if let Some(capacity) = &state.capacity {
         capacity.serve().await;
@@ -460,10 +482,24 @@ async fn admit(
     time::burn_in_turns(state.settings.service_cpu).await;
     let answer = answers::answer(state, user, &route, &query, request).await;
     let mut response = answer.unwrap_or_else(|status| answers::refused(&status));
-    let headers = response.headers_mut();
-    headers.insert(FLOW_SCHEMA, FLOW_SCHEMA_UID);
-    headers.insert(PRIORITY_LEVEL, PRIORITY_LEVEL_UID);
+    let classified = seat.as_ref().map(|seat| seat.classified.clone());
+    let classified = classified.unwrap_or(Classified::NONE);
+    classified.name_in(response.headers_mut());
+    // A watch that has begun holds no seat; what else runs long never had one.
+    place.seat = seat.take_if(|_| occupied == Occupied::InFlight);
     occupying(response, place)
+}
+
+/// What a request is answered that the server's own limit does not let in.
+fn too_many_requests(state: &State, rejected: Option<TooManyRequests>) -> Response<Counted> {
+    state.journal.refused();
+    time::burn(state.settings.refusal_cpu);
+    let retry_after = rejected.as_ref().map_or(1, |rejected| rejected.retry_after);
+    let mut response = answers::too_many_requests(retry_after);
+    if let Some(rejected) = rejected {
+        rejected.classified.name_in(response.headers_mut());
+    }
+    plain(response)
 }
 
 fn occupying(response: Response<PlainBody>, place: Place) -> Response<Counted> {

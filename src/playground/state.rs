@@ -6,6 +6,7 @@ use crate::playground::authorization;
 use crate::playground::authorization::Attributes;
 use crate::playground::authorization::Changes;
 use crate::playground::capacity::Capacity;
+use crate::playground::fairness::Fairness;
 use crate::playground::journal::Journal;
 use crate::playground::settings::Settings;
 use crate::playground::storage::Storage;
@@ -23,6 +24,8 @@ pub(crate) struct State {
     pub(crate) authenticator: Authenticator,
     /// What was granted and denied since the start; read for a look.
     pub(crate) rights: RwLock<Changes>,
+    /// `None`: no priority and fairness.
+    pub(crate) fairness: Option<Arc<dyn Fairness>>,
     /// `None`: a service time of zero.
     pub(crate) capacity: Option<Arc<Capacity>>,
     /// Turns true when the server stops.

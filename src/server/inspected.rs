@@ -326,6 +326,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Scanned<S> {
 #[cfg(test)]
 mod tests {
     use std::future::Future;
+    use std::future::poll_fn;
     use std::pin::pin;
     use std::time::Duration;
 
@@ -363,7 +364,7 @@ mod tests {
             }
         }));
         let mut polls = 1;
-        std::future::poll_fn(|cx| {
+        poll_fn(|cx| {
             let polled = reading.as_mut().poll(cx);
             polls += u32::from(polled.is_pending());
             polled

@@ -51,6 +51,7 @@ use weir::limits::events::enforce;
 use weir::limits::max_in_flight;
 use weir::limits::rates;
 use weir::limits::rates::Rates;
+use weir::limits::upgrades::UpgradeRate;
 use weir::metrics::Registry;
 use weir::minimum_rate::MinimumRate;
 use weir::pipeline::Peer;
@@ -163,6 +164,7 @@ async fn full() -> (Arc<Pipeline>, Permit) {
         given_up: GivenUp::new(GivenUp::register(&registry)),
         heads: HeadBudget::new(&registry),
         skipped_bodies: SkippedBodies::new(&registry),
+        upgrades: UpgradeRate::new(0, &registry),
         admission,
         upstream: Upstream::new(&upstream, &places, None, &metrics),
         request_timeout: Duration::from_secs(3600),

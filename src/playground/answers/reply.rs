@@ -160,13 +160,14 @@ pub(crate) fn refused(status: &Status) -> Response<PlainBody> {
     response
 }
 
-/// What kube-apiserver's max-in-flight filter answers.
-pub(crate) fn too_many_requests() -> Response<PlainBody> {
+/// What kube-apiserver's filters answer that limit requests (`tooManyRequests` of `server/filters/maxinflight.go`), with this
+/// `Retry-After` in seconds.
+pub(crate) fn too_many_requests(retry_after: u32) -> Response<PlainBody> {
     let message = "Too many requests, please try again later.\n";
     let mut response = text(StatusCode::TOO_MANY_REQUESTS, message);
     response
         .headers_mut()
-        .insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        .insert(RETRY_AFTER, HeaderValue::from(retry_after));
     response
 }
 

@@ -1,9 +1,11 @@
 //! The whole server over real sockets: TLS, HTTP/1.1 and HTTP/2, WebSocket.
 
 mod abandoned;
+mod fairness;
 mod stored;
 
 use super::ApiServer;
+use crate::playground::Fairness;
 use crate::playground::journal::Counters;
 use crate::playground::pki::Certificates;
 use crate::playground::pki::Credential;
@@ -62,8 +64,12 @@ struct Running {
 }
 
 async fn start(settings: Settings) -> Running {
+    start_with(settings, None).await
+}
+
+async fn start_with(settings: Settings, fairness: Option<Arc<dyn Fairness>>) -> Running {
     let certificates = Certificates::generate().unwrap();
-    let server = ApiServer::new(settings, &certificates).unwrap();
+    let server = ApiServer::with_fairness(settings, &certificates, fairness).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();

@@ -1,0 +1,166 @@
+//! The playground's API server with priority and fairness: weir's own engine, behind the server instead of before it.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use http::Uri;
+
+use crate::api::UserInfo;
+use crate::clock::Clock;
+use crate::flowcontrol::bootstrap;
+use crate::flowcontrol::controller::Config;
+use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::controller::Decision;
+use crate::flowcontrol::controller::Enforcement;
+use crate::flowcontrol::controller::Times;
+use crate::metrics::Registry;
+use crate::playground::Classified;
+use crate::playground::Fairness;
+use crate::playground::Later;
+use crate::playground::Seat;
+use crate::playground::TooManyRequests;
+use crate::playground::User;
+use crate::request_info::RequestInfo;
+use crate::request_info::Verb;
+
+/// kube-apiserver's `--request-timeout`: a request may wait a quarter of it in a queue.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The engine, with the mandatory and the suggested objects.
+#[derive(Debug)]
+pub(super) struct ServerFairness(Arc<Controller>);
+
+impl ServerFairness {
+    /// With so many seats for all priority levels together.
+    pub(super) fn new(seats: NonZeroU32) -> Self {
+        let config = Config {
+            server_concurrency_limit: seats.get(),
+            request_timeout: REQUEST_TIMEOUT,
+            enforcement: Enforcement::Enforce,
+            consistent_reads_from_cache: true,
+        };
+        let objects = bootstrap::complete(Vec::new());
+        // What it counts is not shown: the server's counters are the playground's.
+        Self(Controller::new(config, &objects, &Registry::new()))
+    }
+
+    async fn seat(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        user: &User,
+    ) -> Result<Option<Seat>, TooManyRequests> {
+        let target = uri.path_and_query().map_or("/", |target| target.as_str());
+        let Ok(info) = RequestInfo::parse(method.as_str(), target.as_bytes()) else {
+            return Ok(None); // the server answers 404
+        };
+        if info.long_running() && *info.verb() != Verb::Watch {
+            return Ok(None);
+        }
+        let now = Clock.now();
+        let limit = info.timeout(REQUEST_TIMEOUT).ok().flatten();
+        let times = Times {
+            deadline: Some(now + limit.unwrap_or(REQUEST_TIMEOUT)),
+            ..Times::at(now)
+        };
+        let user = UserInfo {
+            name: user.name.clone(),
+            uid: user.uid.clone(),
+            groups: user.groups.clone(),
+            extra: user.extra.clone().into_iter().collect(),
+        };
+        let admitted = self.0.admit(&info, &user, times).await;
+        let admitted = admitted.map_err(|rejected| TooManyRequests {
+            classified: classified(&rejected.decision()),
+            retry_after: rejected.retry_after,
+        })?;
+        Ok(Some(Seat {
+            classified: classified(&admitted.decision()),
+            held: Box::new(admitted),
+        }))
+    }
+}
+
+fn classified(decision: &Decision) -> Classified {
+    Classified {
+        flow_schema: decision.flow_schema().uid.clone(),
+        priority_level: decision.priority_level().uid.clone(),
+    }
+}
+
+impl Fairness for ServerFairness {
+    fn admit<'a>(
+        &'a self,
+        method: &'a Method,
+        uri: &'a Uri,
+        user: &'a User,
+    ) -> Later<'a, Result<Option<Seat>, TooManyRequests>> {
+        Box::pin(self.seat(method, uri, user))
+    }
+
+    fn run(&self) -> Later<'_, ()> {
+        Box::pin(self.0.run())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Context;
+    use std::task::Poll;
+    use std::task::Waker;
+
+    use super::*;
+
+    type Asked<'a> = Later<'a, Result<Option<Seat>, TooManyRequests>>;
+
+    fn poll(asked: &mut Asked<'_>) -> Poll<Result<Option<Seat>, TooManyRequests>> {
+        asked.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn user(name: &str, groups: &[&str]) -> User {
+        User {
+            name: name.to_owned(),
+            uid: String::new(),
+            groups: groups.iter().map(|&group| group.to_owned()).collect(),
+            extra: Default::default(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_flow_fills_its_seats_and_then_its_queues_and_is_rejected_after_that() {
+        // 20 of the 245 shares of the built-in levels are those of global-default: 49 of 600 seats.
+        let fairness = ServerFairness::new(NonZeroU32::new(600).unwrap());
+        let pods = Uri::from_static("/api/v1/namespaces/default/pods/p");
+        let log = Uri::from_static("/api/v1/namespaces/default/pods/p/log");
+        let alice = user("alice", &["dev", "system:authenticated"]);
+        let node = user("system:node:n", &["system:nodes", "system:authenticated"]);
+        let admin = user("admin", &["system:masters", "system:authenticated"]);
+        let get = Method::GET;
+        let ask = |uri, user| fairness.admit(&get, uri, user);
+        let (mut seated, mut queued) = (Vec::new(), Vec::new());
+        let rejected = loop {
+            let mut asked = ask(&pods, &alice);
+            match poll(&mut asked) {
+                Poll::Ready(Ok(seat)) => seated.push(seat.expect("a seat")),
+                Poll::Ready(Err(rejected)) => break rejected,
+                Poll::Pending => queued.push(asked),
+            }
+            assert!(queued.len() < 1000, "and no end");
+        };
+        // And what others lend from the start; then a hand of 6 queues of 50 requests each.
+        assert!((49..200).contains(&seated.len()), "{}", seated.len());
+        assert_eq!(queued.len(), 300);
+        assert!(rejected.retry_after >= 1);
+        assert_eq!(rejected.classified, seated[0].classified);
+        // Another level has seats of its own, and system:masters needs none.
+        for other in [&node, &admin] {
+            let seat = poll(&mut ask(&pods, other));
+            assert!(matches!(seat, Poll::Ready(Ok(Some(_)))), "{other:?}");
+        }
+        // What runs long and is no watch is not asked about.
+        let seat = poll(&mut ask(&log, &alice));
+        assert!(matches!(seat, Poll::Ready(Ok(None))), "{seat:?}");
+    }
+}

@@ -1,0 +1,92 @@
+//! A server with priority and fairness: what a request gives it, and what it takes.
+
+use super::*;
+use crate::playground::Classified;
+use crate::playground::Later;
+use crate::playground::Seat;
+use crate::playground::TooManyRequests;
+use crate::playground::User;
+use http::HeaderValue;
+use http::Uri;
+use tokio::sync::Semaphore;
+
+/// So many seats, and no queue.
+#[derive(Debug)]
+struct Seats(Arc<Semaphore>);
+
+const CLASSIFIED: Classified = Classified {
+    flow_schema: HeaderValue::from_static("schema"),
+    priority_level: HeaderValue::from_static("level"),
+};
+
+impl Fairness for Seats {
+    fn admit<'a>(
+        &'a self,
+        _: &'a Method,
+        _: &'a Uri,
+        _: &'a User,
+    ) -> Later<'a, Result<Option<Seat>, TooManyRequests>> {
+        Box::pin(async {
+            let held = Arc::clone(&self.0).try_acquire_owned();
+            let held = held.map_err(|_| TooManyRequests {
+                classified: CLASSIFIED,
+                retry_after: 7,
+            })?;
+            Ok(Some(Seat {
+                classified: CLASSIFIED,
+                held: Box::new(held),
+            }))
+        })
+    }
+
+    fn run(&self) -> Later<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test]
+async fn a_request_holds_its_seat_to_its_end_and_a_watch_until_it_has_begun() {
+    let seats = Arc::new(Semaphore::new(1));
+    let running = start_with(
+        Settings::default(),
+        Some(Arc::new(Seats(Arc::clone(&seats)))),
+    )
+    .await;
+    let (credential, _) = running.user("alice");
+    let mut sender = running.http1(credential.as_ref()).await;
+    let list = || request(Method::GET, "/api/v1/nodes", &Value::Null);
+    let response = sender.send_request(list()).await.unwrap();
+    assert_eq!(
+        response.headers()["x-kubernetes-pf-flowschema-uid"],
+        "schema"
+    );
+    assert_eq!(
+        response.headers()["x-kubernetes-pf-prioritylevel-uid"],
+        "level"
+    );
+    assert_eq!(read(response).await.0, StatusCode::OK);
+    assert_eq!(seats.available_permits(), 1);
+
+    let watch = request(Method::GET, "/api/v1/nodes?watch=1", &Value::Null);
+    let watch = sender.send_request(watch).await.unwrap();
+    assert_eq!(watch.status(), StatusCode::OK);
+    assert_eq!(running.server.counters().long_running, 1);
+    assert_eq!(seats.available_permits(), 1);
+
+    let taken = seats.acquire().await.unwrap();
+    let mut sender = running.http1(credential.as_ref()).await;
+    let response = sender.send_request(list()).await.unwrap();
+    assert_eq!(response.headers()["retry-after"], "7");
+    assert_eq!(
+        response.headers()["x-kubernetes-pf-prioritylevel-uid"],
+        "level"
+    );
+    let (status, body) = read(response).await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(body, "Too many requests, please try again later.\n");
+    assert_eq!(running.server.counters().refused, 1);
+    let health = request(Method::GET, "/readyz", &Value::Null);
+    let response = sender.send_request(health).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK, "no seat is asked for");
+    drop((taken, watch));
+}
