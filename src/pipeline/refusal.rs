@@ -26,6 +26,7 @@ use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
 use crate::upstream::headers::MOST;
 use crate::upstream::headers::Unspeakable;
+use crate::upstream::loops::Looped;
 
 /// After how many seconds a request that did not reach the API server is worth another try: one, which client-go takes
 /// for "retry", and which gives a restarting server a moment.
@@ -62,6 +63,8 @@ pub enum Refusal {
     Impersonation(Refused),
     /// More headers than can go on.
     LongHead,
+    /// It was here before, or has been through too many proxies.
+    Loop(Looped),
     /// Too many heads wait in memory for it to be known whose they are.
     NoRoomForHead,
     /// Told to go: `/readyz` on the client's port.
@@ -110,6 +113,12 @@ impl From<ForwardError> for Refusal {
     }
 }
 
+impl From<Looped> for Refusal {
+    fn from(why: Looped) -> Self {
+        Self::Loop(why)
+    }
+}
+
 impl From<Unspeakable> for Refusal {
     fn from(error: Unspeakable) -> Self {
         Self::Unspeakable(error)
@@ -131,6 +140,7 @@ impl Refusal {
             Self::Forward(error) if error.unsent() => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forward(_) => StatusCode::BAD_GATEWAY,
             Self::LongHead => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::Loop(_) => StatusCode::LOOP_DETECTED,
             // Not 431: the head itself is well, and client-go tries a 503 with Retry-After again.
             Self::NoRoomForHead => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
@@ -170,6 +180,7 @@ impl Refusal {
             | Self::Connect
             | Self::Impersonation(_)
             | Self::LongHead
+            | Self::Loop(_)
             | Self::NoFrontProxy
             | Self::NoRoomForHead
             | Self::NotReady
@@ -219,6 +230,8 @@ impl Refusal {
                 format!("the request's headers are longer than {MOST} bytes"),
                 None,
             ),
+            // client-go makes InternalError of a 5xx that it does not know, and does not try it again without Retry-After.
+            Self::Loop(why) => ("InternalError", "weir/loop", why.to_string(), None),
             Self::NoRoomForHead => (
                 "ServiceUnavailable",
                 "weir/request-heads",

@@ -138,6 +138,7 @@ impl<W: Way> Pool<W> {
         Errand { requester, turn }: Errand<'_>,
     ) -> Result<Response<AnswerBody>, ForwardError> {
         self.budget().earn();
+        self.identify(&mut head);
         let (mut tries, mut left) = (1, 0);
         loop {
             let failed = match self.lease(place, requester).await? {

@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod body;
+pub mod cdn_loop;
 pub mod connector;
 pub mod credentials;
 pub mod failures;
@@ -13,6 +14,8 @@ pub mod headers;
 mod http2;
 pub mod kubeconfig;
 pub mod lane;
+pub mod loop_probes;
+pub mod loops;
 pub mod own_calls;
 mod ping_schedule;
 pub mod pool;
@@ -56,6 +59,7 @@ use crate::metrics::Counted;
 use crate::metrics::Registry;
 use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
+use crate::upstream::cdn_loop::ProcessId;
 use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
 use crate::upstream::connector::Target;
@@ -89,6 +93,8 @@ pub struct Config {
     pub most_connections: usize,
     /// Most connections for all requests of clients.
     pub room: usize,
+    /// What requests list in `CDN-Loop`.
+    pub id: ProcessId,
 }
 
 /// The API server, by every way that is configured.
@@ -299,7 +305,7 @@ pub fn elsewhere_pool(
     metrics: &Arc<Metrics>,
 ) -> Arc<Pool<Elsewhere>> {
     let connector = Connector::new(target, tls::client_config(roots, None), None);
-    Pool::new(connector, 1, Arc::clone(metrics))
+    Pool::new(connector, 1, None, Arc::clone(metrics))
 }
 
 fn pool<W: Way>(
@@ -310,7 +316,8 @@ fn pool<W: Way>(
 ) -> Arc<Pool<W>> {
     let tls = tls::client_config(config.roots.clone(), certificate);
     let connector = Connector::new(config.target.clone(), tls, room);
-    Pool::new(connector, config.most_connections, Arc::clone(metrics))
+    let (most, id) = (config.most_connections, config.id.clone());
+    Pool::new(connector, most, Some(id), Arc::clone(metrics))
 }
 
 /// Why a request has no answer.

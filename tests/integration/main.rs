@@ -26,6 +26,7 @@ mod identity;
 mod in_flight;
 mod limits;
 mod logs;
+mod loops;
 mod operators;
 mod pool;
 mod rates;
