@@ -79,6 +79,7 @@ use crate::sparingly::Sparingly;
 use crate::upstream;
 use crate::upstream::Upstream;
 use crate::upstream::credentials::OwnCredentials;
+use crate::upstream::loops::LoopDetector;
 use crate::upstream::read_body::Budget;
 use crate::upstream::room::PlaceMetrics;
 use crate::upstream::room::Room;
@@ -174,7 +175,6 @@ impl App {
         let Config {
             serving,
             identity,
-            rates,
             limits,
             upstream,
             own,
@@ -194,7 +194,7 @@ impl App {
         let (who, reviews) = who_asks(identity, config.impersonate, ground)?;
         let shared = Shared {
             who,
-            rates: Arc::new(Rates::new(&rates, &registry)),
+            rates: Arc::new(Rates::new(&config.rates, &registry)),
             budgets: Budgets::new(config.transfers, upstream.room, &registry),
             admission: admission.clone(),
             refusals: Arc::default(),
@@ -207,6 +207,7 @@ impl App {
             request_timeout: config.request_timeout,
             drain: Arc::clone(&drain),
             impersonator: config.impersonate.then(|| Arc::clone(&own_calls.own)),
+            loops: Arc::clone(&own_calls.loops),
             upstream_metrics,
             upstream,
         };
@@ -325,6 +326,7 @@ struct Shared {
     upstream: upstream::Config,
     /// Whose credentials assert a certificate's user, if it is not a front proxy's.
     impersonator: Option<Arc<OwnCredentials>>,
+    loops: Arc<LoopDetector>,
     upstream_metrics: Arc<upstream::Metrics>,
 }
 
@@ -348,6 +350,7 @@ impl Shared {
             given_up: GivenUp::new(self.budgets.given_up.clone()),
             upgrades: Arc::clone(&self.budgets.upgrades),
             admission: self.admission.clone(),
+            loops: Arc::clone(&self.loops),
             upstream: Upstream::new(
                 &self.upstream,
                 &self.budgets.places,

@@ -99,7 +99,9 @@ const PURE: &[&str] = &[
     "pipeline/counted.rs",
     "request_info",
     "server/frame_scan.rs",
+    "upstream/cdn_loop.rs",
     "upstream/headers.rs",
+    "upstream/loop_probes.rs",
     "upstream/ping_schedule.rs",
     "upstream/shares.rs",
 ];

@@ -53,6 +53,8 @@ use weir::pipeline::request_body::ALL_BODIES;
 use weir::pipeline::request_body::request_bodies;
 use weir::pipeline::trace::RequestMetrics;
 use weir::server::connection::HANDSHAKE_TIMEOUT;
+use weir::upstream::cdn_loop::ProcessId;
+use weir::upstream::loops::LoopDetector;
 use weir::upstream::read_body::PART_OF_SOURCE;
 use weir::upstream::room::PlaceMetrics;
 use weir::upstream::room::Room;
@@ -361,6 +363,7 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
     DroppedLines::default().register(&registry);
     let _spans = spans::Metrics::register(&registry);
     let _upstream = weir::upstream::Metrics::register(&registry);
+    let _loops = LoopDetector::register(ProcessId::from_bytes([1; 16]), &registry);
     let _places = Room::of(4, &PlaceMetrics::register(&registry));
     let _slow = SlowTransfers::register(&registry);
     let _upgrades = UpgradeRate::new(UPGRADES_PER_SECOND, &registry);

@@ -23,6 +23,7 @@ use crate::upstream::credentials::Renewal;
 use crate::upstream::credentials::Source;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::headers::Own;
+use crate::upstream::loops::LoopDetector;
 use crate::upstream::own_calls;
 use crate::upstream::pool::Pool;
 
@@ -31,6 +32,8 @@ use crate::upstream::pool::Pool;
 pub(super) struct OwnCalls {
     /// What they carry.
     pub(super) own: Arc<OwnCredentials>,
+    /// Whether they come back to weir.
+    pub(super) loops: Arc<LoopDetector>,
     /// What asks for object counts, where there is a credential, and how often.
     counts: Option<(own_calls::OwnCalls, Duration)>,
     pool: Arc<Pool<Own>>,
@@ -61,10 +64,13 @@ impl OwnCalls {
         let server = Some(server).filter(|_| !nobody);
         let probe = checks.probe.as_ref();
         let health = probe.map(|probe| Arc::clone(&probe.health));
-        let readiness = Readiness::new(Arc::clone(&pool), Arc::clone(&own), Arc::clone(drain));
+        let loops = Arc::clone(&checks.loops);
+        let (ask, with) = (Arc::clone(&pool), Arc::clone(&own));
+        let readiness = Readiness::new(ask, with, Arc::clone(drain), Arc::clone(&loops));
         let readiness = Arc::new(readiness.with_front_proxy(health));
         let calls = Self {
             own,
+            loops,
             counts: Some((calls, period)).filter(|_| !nobody && !period.is_zero()),
             pool,
             certificate_changes,
@@ -78,11 +84,17 @@ impl OwnCalls {
     pub(super) fn run(self, admission: &Admission) {
         let Self {
             own: _,
+            loops: _,
             counts,
             pool,
             mut certificate_changes,
             renewal,
-            checks: SelfChecks { probe, rights },
+            checks:
+                SelfChecks {
+                    probe,
+                    rights,
+                    loops: _,
+                },
             server,
         } = self;
         if let (Some((calls, period)), Admission::Fairness(controller)) = (counts, admission) {
@@ -139,6 +151,7 @@ impl AboutItself {
         SelfChecks {
             probe,
             rights: self.rights,
+            loops: LoopDetector::register(upstream.id.clone(), registry),
         }
     }
 }
@@ -149,4 +162,6 @@ pub(super) struct SelfChecks {
     /// Where there is a front-proxy certificate, and it is to be probed.
     probe: Option<FrontProxyProbe>,
     rights: OwnRights,
+    /// Whether the way to the API server leads back to weir.
+    loops: Arc<LoopDetector>,
 }

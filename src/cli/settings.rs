@@ -49,6 +49,7 @@ use crate::pipeline::request_body::BUFFER;
 use crate::server::tls;
 use crate::upstream;
 use crate::upstream::address;
+use crate::upstream::cdn_loop::ProcessId;
 use crate::upstream::connector::Target;
 use crate::upstream::credentials::Source;
 use crate::upstream::kubeconfig;
@@ -472,6 +473,7 @@ impl Faults {
                 None
             }
         };
+        let id = self.check("upstream", ProcessId::generate());
         let (target, roots, own) = found?;
         let most_connections = usize::try_from(limits.upstream_max_connections).unwrap_or(1);
         Some((
@@ -481,6 +483,7 @@ impl Faults {
                 front_proxy: front_proxy?,
                 most_connections,
                 room: connections_allowed(),
+                id: id?,
             },
             own,
         ))

@@ -53,7 +53,7 @@ impl Facts {
             .set(1);
         let ready = IntGauge::new(
             "weir_ready",
-            "0 once weir was told to go, and while the API server does not answer /readyz, which weir asks every ten seconds at least, or does not believe weir's front-proxy certificate; 1 otherwise.",
+            "0 once weir was told to go, and while the API server does not answer /readyz, which weir asks every ten seconds at least, while that question comes back to weir itself, or while the API server does not believe weir's front-proxy certificate; 1 otherwise.",
         );
         let opts = prometheus::Opts::new(
             "weir_certificate_expiration_timestamp_seconds",

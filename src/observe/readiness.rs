@@ -1,7 +1,8 @@
 //! Whether weir can do its work: it has not been told to go, and the API server answers.
 //!
 //! The API server is asked with weir's own credentials, at most once a second whoever asks, and any answer of its counts:
-//! whether the API server is well is its own `/readyz`'s to say, and a load balancer in front asks for that through weir.
+//! whether the API server is well is its own `/readyz`'s to say, and a load balancer in front asks for that through weir. The
+//! same request tells whether the upstream leads back to this weir ([`loops`](crate::upstream::loops)).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use crate::upstream::body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::headers;
 use crate::upstream::headers::Own;
+use crate::upstream::loops::LoopDetector;
 use crate::upstream::pool::Pool;
 
 /// How long an answer is good for: probes of any frequency cost the API server one request a second.
@@ -45,6 +47,8 @@ pub struct Readiness {
     drain: Arc<Drain>,
     /// What the API server takes weir's front-proxy certificate for, where there is one.
     front_proxy: Option<Arc<FrontProxyHealth>>,
+    /// Whether what is asked of the API server comes back to this weir.
+    loops: Arc<LoopDetector>,
     /// The last answer. Held while asking, so that many askers cause one question.
     last: Mutex<Option<(Instant, Result<(), String>)>>,
     /// The same, for who does not want to wait for the next.
@@ -54,12 +58,18 @@ pub struct Readiness {
 impl Readiness {
     /// Readiness of what `upstream` leads to.
     #[must_use]
-    pub fn new(upstream: Arc<Pool<Own>>, own: Arc<OwnCredentials>, drain: Arc<Drain>) -> Self {
+    pub fn new(
+        upstream: Arc<Pool<Own>>,
+        own: Arc<OwnCredentials>,
+        drain: Arc<Drain>,
+        loops: Arc<LoopDetector>,
+    ) -> Self {
         Self {
             upstream,
             own,
             drain,
             front_proxy: None,
+            loops,
             last: Mutex::default(),
             shown: ArcSwapOption::empty(),
         }
@@ -89,6 +99,7 @@ impl Readiness {
         let mut checks = vec![
             ("shutdown", shutdown),
             ("upstream", self.upstream_answers().await),
+            ("loop", self.loops.failure().map_or(Ok(()), Err)),
         ];
         if self.front_proxy.is_some() {
             let failure = self.front_proxy_failure();
@@ -137,11 +148,13 @@ impl Readiness {
             .filter(|(at, _)| now.saturating_duration_since(*at) < SHOWN_FOR)
             .map(|(_, answer)| answer);
         let front_proxy_failure = self.front_proxy_failure();
-        let well = front_proxy_failure.is_none() && !shutting_down;
+        let loop_failure = self.loops.failure();
+        let well = front_proxy_failure.is_none() && loop_failure.is_none() && !shutting_down;
         snapshot::Readiness {
             ready: upstream.map(|answer| answer.is_ok() && well),
             shutting_down,
             front_proxy_failure,
+            loop_failure,
             upstream_failure: upstream.and_then(|answer| answer.clone().err()),
         }
     }
@@ -153,7 +166,8 @@ impl Readiness {
     pub fn last_known(&self) -> bool {
         let answer = self.shown.load();
         let failed = answer.as_deref().is_some_and(|(_, answer)| answer.is_err());
-        self.drain.ready() && !failed && self.front_proxy_failure().is_none()
+        let checks = [self.front_proxy_failure(), self.loops.failure()];
+        self.drain.ready() && !failed && checks.iter().all(Option::is_none)
     }
 
     async fn upstream_answers(&self) -> Result<(), String> {
@@ -180,11 +194,15 @@ impl Readiness {
             PathAndQuery::from_static("/readyz"),
             authorization,
         );
+        let (request, nonce) = self.loops.probe(request);
         let (response, mut turn) = self
             .upstream
             .ask(request, RequestBody::empty())
             .await
             .map_err(|why| why.to_string())?;
+        if let Some(nonce) = nonce {
+            self.loops.answered(&nonce, response.status());
+        }
         self.own.answered(response.status());
         // Read to its end, so that the connection serves the next question.
         if Limited::new(response.into_body(), MOST_BYTES)

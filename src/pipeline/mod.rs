@@ -123,6 +123,7 @@ use crate::upstream::forward::Errand;
 use crate::upstream::headers;
 use crate::upstream::headers::IdentityHeaders;
 use crate::upstream::lane::Place;
+use crate::upstream::loops::LoopDetector;
 use crate::upstream::read_body::Budget;
 use crate::upstream::room::Requester;
 
@@ -176,6 +177,8 @@ pub struct Pipeline {
     pub skipped_bodies: Arc<SkippedBodies>,
     /// Whether a request may go on.
     pub admission: Admission,
+    /// Whether it was here before.
+    pub loops: Arc<LoopDetector>,
     /// Where it goes.
     pub upstream: Upstream,
     /// `--request-timeout`, for what is not long-running.
@@ -246,7 +249,7 @@ impl Pipeline {
 
         let mut asker = None;
         let answered = async {
-            self.own_readiness(&info)?;
+            self.answer_here((peer, &head.headers), &info)?;
             let limit = limit?;
             let asserted = self.identity.asserted(peer.client(), &head.headers, now.1);
             let upgrade = upgrade_of(&mut head).filter(|_| info.is_resource_request());
@@ -343,8 +346,14 @@ impl Pipeline {
         self.audits || enabled!(target: "weir::access", Level::DEBUG)
     }
 
-    /// Once told to go, weir answers for its own readiness, so that a load balancer on the client's port sees it.
-    fn own_readiness(&self, info: &RequestInfo<'_>) -> Result<(), Refusal> {
+    /// What weir answers before it asks who sends a request: one that was here before, or else a loop would go on through its
+    /// authentication and its limits; and, once told to go, its own readiness, so that a load balancer on the client's port sees it.
+    fn answer_here(
+        &self,
+        (peer, headers): (&Peer, &HeaderMap),
+        info: &RequestInfo<'_>,
+    ) -> Result<(), Refusal> {
+        self.loops.check(headers, peer.address)?;
         if info.path() == b"/readyz" && !self.drain.ready() {
             return Err(Refusal::NotReady);
         }

@@ -27,6 +27,7 @@ use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
 use crate::upstream::headers::MOST;
 use crate::upstream::headers::Unspeakable;
+use crate::upstream::loops::Looped;
 
 /// After how many seconds a request that did not reach the API server is worth another try: one, which client-go takes
 /// for "retry", and which gives a restarting server a moment.
@@ -61,6 +62,8 @@ pub enum Refusal {
     Impersonation(Refused),
     /// More headers than can go on.
     LongHead,
+    /// It was here before, or has been through too many proxies.
+    Loop(Looped),
     /// Too many heads wait in memory for it to be known whose they are.
     NoRoomForHead,
     /// Told to go: `/readyz` on the client's port.
@@ -106,6 +109,12 @@ impl From<ForwardError> for Refusal {
     }
 }
 
+impl From<Looped> for Refusal {
+    fn from(why: Looped) -> Self {
+        Self::Loop(why)
+    }
+}
+
 impl From<Unspeakable> for Refusal {
     fn from(error: Unspeakable) -> Self {
         Self::Unspeakable(error)
@@ -129,6 +138,7 @@ impl Refusal {
             Self::InvalidHead(why) => why.code(),
             Self::SlowHead => StatusCode::REQUEST_TIMEOUT,
             Self::LongHead => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::Loop(_) => StatusCode::LOOP_DETECTED,
             // Not 431: the head itself is well, and client-go tries a 503 with Retry-After again.
             Self::NoRoomForHead => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
@@ -175,6 +185,7 @@ impl Refusal {
             | Self::Impersonation(_)
             | Self::InvalidHead(_)
             | Self::LongHead
+            | Self::Loop(_)
             | Self::NoFrontProxy
             | Self::NoRoomForHead
             | Self::NotReady
@@ -214,6 +225,7 @@ impl Refusal {
             | Self::Impersonation(_)
             | Self::InvalidHead(_)
             | Self::LongHead
+            | Self::Loop(_)
             | Self::NoFrontProxy
             | Self::NotReady
             | Self::Panic
@@ -260,6 +272,8 @@ impl Refusal {
             Self::Forward(error) => unanswered(error),
             Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message()),
             Self::LongHead => long_head(),
+            // client-go makes InternalError of a 5xx that it does not know, and does not try it again without Retry-After.
+            Self::Loop(why) => ("InternalError", "weir/loop", why.to_string()),
             Self::NoRoomForHead => no_room_for_head(),
             Self::SlowHead => slow_head(),
             Self::NoFrontProxy => unauthorized("weir/no-front-proxy-certificate", NO_FRONT_PROXY),

@@ -160,6 +160,7 @@ impl<W: Way> Pool<W> {
         }: Errand<'_>,
     ) -> Result<Response<AnswerBody>, ForwardError> {
         self.budget().earn();
+        self.identify(&mut head);
         let (mut tries, mut left) = (1, 0);
         loop {
             let lease = self.lease(place, requester).await?;

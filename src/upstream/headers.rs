@@ -27,6 +27,8 @@ use crate::api::user::GROUP_UNAUTHENTICATED;
 use crate::identity::WEBSOCKET_BEARER;
 use crate::identity::impersonation::is_impersonation;
 pub use crate::identity::request_header::IdentityHeaders;
+use crate::upstream::cdn_loop;
+use crate::upstream::cdn_loop::ProcessId;
 
 /// Headers that concern one connection only (RFC 9110, 7.6.1, and the older ones that are still met). What else `Connection` names
 /// goes on, as to kube-apiserver, whose server does not look: a client of a proxy before weir could otherwise name away by whom that
@@ -145,6 +147,11 @@ impl<W: Way> Outbound<W> {
     /// One that came back from a connection of the same way, unsent.
     pub(super) fn returned(parts: request::Parts) -> Self {
         Self::new(parts)
+    }
+
+    /// Lists the weir `id` in `CDN-Loop`.
+    pub(super) fn list(&mut self, id: &ProcessId) {
+        cdn_loop::append(&mut self.parts.headers, id);
     }
 
     /// Asks the upstream to change to `protocol`, once the request's own wish was taken off as hop-by-hop.
@@ -341,6 +348,12 @@ impl Outbound<Own> {
     #[must_use]
     pub fn accepting(mut self, form: HeaderValue) -> Self {
         self.parts.headers.insert(header::ACCEPT, form);
+        self
+    }
+
+    /// With this first entry in `CDN-Loop`.
+    pub(super) fn listing(mut self, entry: HeaderValue) -> Self {
+        self.parts.headers.insert(cdn_loop::CDN_LOOP, entry);
         self
     }
 

@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod body;
+pub mod cdn_loop;
 pub mod client_body;
 pub mod connector;
 pub mod credentials;
@@ -15,6 +16,8 @@ mod http1;
 mod http2;
 pub mod kubeconfig;
 pub mod lane;
+pub mod loop_probes;
+pub mod loops;
 pub mod own_calls;
 mod ping_schedule;
 pub mod pool;
@@ -58,6 +61,7 @@ use crate::metrics::Counted;
 use crate::metrics::Registry;
 use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
+use crate::upstream::cdn_loop::ProcessId;
 use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
 use crate::upstream::connector::Target;
@@ -91,6 +95,8 @@ pub struct Config {
     pub most_connections: usize,
     /// Most connections for all requests of clients.
     pub room: usize,
+    /// What requests list in `CDN-Loop`.
+    pub id: ProcessId,
 }
 
 /// The API server, by every way that is configured.
@@ -301,7 +307,7 @@ pub fn elsewhere_pool(
     metrics: &Arc<Metrics>,
 ) -> Arc<Pool<Elsewhere>> {
     let connector = Connector::new(target, tls::client_config(roots, None), None);
-    Pool::new(connector, 1, Arc::clone(metrics))
+    Pool::new(connector, 1, None, Arc::clone(metrics))
 }
 
 fn pool<W: Way>(
@@ -312,7 +318,8 @@ fn pool<W: Way>(
 ) -> Arc<Pool<W>> {
     let tls = tls::client_config(config.roots.clone(), certificate);
     let connector = Connector::new(config.target.clone(), tls, room);
-    Pool::new(connector, config.most_connections, Arc::clone(metrics))
+    let (most, id) = (config.most_connections, config.id.clone());
+    Pool::new(connector, most, Some(id), Arc::clone(metrics))
 }
 
 /// Why a request has no answer.

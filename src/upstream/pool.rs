@@ -27,10 +27,12 @@ use crate::clock::Clock;
 use crate::upstream::ForwardError;
 use crate::upstream::Metrics;
 use crate::upstream::body::RequestBody;
+use crate::upstream::cdn_loop::ProcessId;
 use crate::upstream::connector::Connection;
 use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
 use crate::upstream::forward::End;
+use crate::upstream::headers::Outbound;
 use crate::upstream::headers::Way;
 use crate::upstream::http1::Own1;
 use crate::upstream::http2::Pending;
@@ -69,6 +71,8 @@ pub struct Pool<W> {
     connector: Connector<W>,
     /// Most HTTP/2 connections for requests that end (`--upstream-max-connections`).
     most: usize,
+    /// What its requests list in `CDN-Loop`; nothing where they go to others than the API server.
+    id: Option<ProcessId>,
     /// Guards the lists; held for a look at them, never across an await.
     state: Mutex<State>,
     queues: Each<Queue>,
@@ -150,10 +154,16 @@ enum Choice<W: Way> {
 impl<W: Way> Pool<W> {
     /// A pool without connections; the first request opens one.
     #[must_use]
-    pub fn new(connector: Connector<W>, most: usize, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub fn new(
+        connector: Connector<W>,
+        most: usize,
+        id: Option<ProcessId>,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             connector,
             most: most.max(1),
+            id,
             state: Mutex::default(),
             queues: Each::default(),
             waiting_apart: AtomicUsize::new(0),
@@ -165,6 +175,13 @@ impl<W: Way> Pool<W> {
 
     pub(super) fn connector(&self) -> &Connector<W> {
         &self.connector
+    }
+
+    /// Lists this weir in a request, before its first try.
+    pub(super) fn identify(&self, head: &mut Outbound<W>) {
+        if let Some(id) = &self.id {
+            head.list(id);
+        }
     }
 
     pub(super) fn budget(&self) -> &RetryBudget {

@@ -47,7 +47,7 @@ impl<W: Way> Pool<W> {
     /// Dropping the future closes the connection.
     pub async fn send_upgrade(
         &self,
-        head: Outbound<W>,
+        mut head: Outbound<W>,
         body: RequestBody,
         protocol: HeaderValue,
         Errand {
@@ -68,6 +68,7 @@ impl<W: Way> Pool<W> {
             let _ = driver.with_upgrades().await; // whoever waits for an answer on it is told by hyper
             drop(open);
         });
+        self.identify(&mut head);
         let request = self.framed(head.switching_to(protocol), body);
         *sent = Some(Clock.now());
         let response = sender.send_request(request).await;

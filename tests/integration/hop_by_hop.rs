@@ -32,7 +32,7 @@ async fn headers_of_the_client_s_connection_stop_at_weir() {
         names.sort_unstable();
         let host: &[&str] = if far == Http::One { &["host"] } else { &[] };
         let named = ["te", "x-forwarded-for", "x-kept", "x-other", "x-private"];
-        let expected = [&["authorization"], host, &named].concat();
+        let expected = [&["authorization", "cdn-loop"], host, &named].concat();
         assert_eq!(
             names, expected,
             "what else is named goes on, as to the API server"

@@ -27,6 +27,7 @@ mod in_flight;
 mod invalid_heads;
 mod limits;
 mod logs;
+mod loops;
 #[cfg(feature = "playground")]
 mod object_counts;
 mod operators;

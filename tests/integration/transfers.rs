@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use ::weir::minimum_rate::MinimumRate;
 use bytes::Bytes;
-use weir::minimum_rate::MinimumRate;
 
 use crate::support::Http;
 use crate::support::Stopwatch;

@@ -1,10 +1,14 @@
-//! What a request's fields take of memory: no more than is reserved for them while it is looked up whose they are.
+//! What a request's fields take of memory: no more than is reserved for them while it is looked up whose they are; and what weir adds
+//! to `CDN-Loop`, nothing as a rule.
 
 use allocation_counter::measure;
 use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 use weir::pipeline::heads::memory_of;
+use weir::upstream::cdn_loop;
+use weir::upstream::cdn_loop::CDN_LOOP;
+use weir::upstream::cdn_loop::ProcessId;
 
 #[test]
 fn no_map_takes_more_than_is_reserved_for_it() {
@@ -29,4 +33,22 @@ fn no_map_takes_more_than_is_reserved_for_it() {
             );
         }
     }
+}
+
+#[test]
+fn an_id_in_cdn_loop_allocates_nothing_and_behind_others_one_value() {
+    let id = ProcessId::from_bytes([7; 16]);
+    // A value is shared from its second use on, for which the library allocates once.
+    for _ in 0..2 {
+        cdn_loop::append(&mut HeaderMap::with_capacity(16), &id);
+    }
+    let mut headers = HeaderMap::with_capacity(16);
+    let alone = measure(|| cdn_loop::append(&mut headers, &id));
+    assert_eq!(alone.count_total, 0, "{alone:?}");
+    let mut headers = HeaderMap::with_capacity(16);
+    headers.insert(CDN_LOOP, HeaderValue::from_static("a"));
+    headers.append(CDN_LOOP, HeaderValue::from_static("b"));
+    let behind = measure(|| cdn_loop::append(&mut headers, &id));
+    assert_eq!(behind.count_total, 1, "{behind:?}");
+    assert!(behind.bytes_total < 64, "{behind:?}");
 }

@@ -73,7 +73,9 @@ use weir::pipeline::trace::RequestMetrics;
 use weir::request_info::RequestInfo;
 use weir::upstream;
 use weir::upstream::Upstream;
+use weir::upstream::cdn_loop::ProcessId;
 use weir::upstream::connector::Target;
+use weir::upstream::loops::LoopDetector;
 use weir::upstream::read_body::Budget;
 use weir::upstream::room::PlaceMetrics;
 use weir::upstream::room::Room;
@@ -147,6 +149,7 @@ async fn full() -> (Arc<Pipeline>, Permit) {
         front_proxy: None,
         most_connections: 1,
         room: 1024,
+        id: ProcessId::from_bytes([1; 16]),
     };
     let places = Room::of(upstream.room, &PlaceMetrics::register(&registry));
     let metrics = upstream::Metrics::register(&registry);
@@ -166,6 +169,7 @@ async fn full() -> (Arc<Pipeline>, Permit) {
         skipped_bodies: SkippedBodies::new(&registry),
         upgrades: UpgradeRate::new(0, &registry),
         admission,
+        loops: LoopDetector::register(upstream.id.clone(), &registry),
         upstream: Upstream::new(&upstream, &places, None, &metrics),
         request_timeout: Duration::from_secs(3600),
         refusals: Arc::default(),

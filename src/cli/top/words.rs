@@ -181,6 +181,9 @@ pub fn readiness(snapshot: &Snapshot) -> (String, bool) {
     match (readiness.ready, &readiness.upstream_failure) {
         _ if readiness.shutting_down => ("shutting down".to_owned(), false),
         (Some(true), _) => ("ready".to_owned(), true),
+        _ if readiness.loop_failure.is_some() => {
+            ("the upstream leads back to this weir".to_owned(), false)
+        }
         (_, Some(why)) => (format!("API server: {}", plain(why)), false),
         (None, None) => ("asking the API server".to_owned(), true),
         (Some(false), None) => ("not ready".to_owned(), false),

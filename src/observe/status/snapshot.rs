@@ -59,6 +59,8 @@ pub struct Readiness {
     pub shutting_down: bool,
     /// Why the API server does not believe weir's front-proxy certificate.
     pub front_proxy_failure: Option<String>,
+    /// Why the upstream counts as a loop, if it does.
+    pub loop_failure: Option<String>,
     /// Why the API server does not answer.
     pub upstream_failure: Option<String>,
 }

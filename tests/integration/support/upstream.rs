@@ -200,6 +200,14 @@ impl Upstream {
             .unwrap()
     }
 
+    /// The next request, however late it comes; none comes once weir is gone.
+    pub(crate) async fn next_for_ever(&mut self) -> Exchange {
+        match self.exchanges.recv().await {
+            Some(exchange) => exchange,
+            None => std::future::pending().await,
+        }
+    }
+
     /// The next request that is not weir's own question whether it is ready: a process asks that when nobody did for a while.
     pub(crate) async fn next_but_readyz(&mut self) -> Exchange {
         loop {

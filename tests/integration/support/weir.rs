@@ -21,6 +21,7 @@ use weir::limits::rates;
 use weir::observe::zpages::Effective;
 use weir::server::tls;
 use weir::upstream;
+use weir::upstream::cdn_loop::ProcessId;
 use weir::upstream::connector::Target;
 use weir::upstream::credentials::Source;
 use weir::upstream::credentials::Token;
@@ -111,6 +112,7 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             front_proxy: Some(pki().proxy.certified_key()),
             most_connections: 8,
             room: 1024,
+            id: ProcessId::generate().unwrap(),
         },
         own: Source::Given {
             certificate: None,

@@ -1,0 +1,295 @@
+//! The header by which a weir recognises a request that it has forwarded before: `CDN-Loop` (RFC 8586). Pure.
+//!
+//! Each weir appends the id of its process to every request for the API server, and neither changes nor removes what is listed
+//! already. A request that lists the id of the weir that receives it has come back.
+//!
+//! `CDN-Loop` and not `Via`: it exists for this alone, and intermediaries must not change it or remove it. `Via` is often removed or
+//! rewritten, and servers answer otherwise because of it (nginx does not compress, as its `gzip_proxied` has it).
+//!
+//! Entries are split at every comma, those of a quoted string too. A parser that honoured quotes would take the entries behind
+//! a client's unclosed quote for a part of the client's own.
+
+use std::fmt;
+
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use http::HeaderMap;
+use http::HeaderName;
+use http::HeaderValue;
+
+/// The header.
+pub const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
+
+/// Most entries of a request that is forwarded, this weir's included. A chain of proxies has a few.
+pub const MOST_ENTRIES: usize = 16;
+
+/// Most bytes of what a request lists already: fifteen entries of weirs have 600.
+pub const MOST_BYTES: usize = 2048;
+
+/// Bytes of an id and of a nonce.
+pub const ID_BYTES: usize = 16;
+
+/// What stands between entries.
+const SEPARATOR: &[u8] = b", ";
+
+/// The parameter of a probe's entry.
+const PROBE: &[u8] = b"probe=";
+
+/// The id of this process, as it is listed: `weir-` and 32 hexadecimal digits.
+#[derive(Debug)]
+pub struct ProcessId(HeaderValue);
+
+impl Clone for ProcessId {
+    /// A copy with a reference count of its own: workers do not share a cache line for each request.
+    fn clone(&self) -> Self {
+        Self(copied(&self.0))
+    }
+}
+
+impl ProcessId {
+    /// The id of these bytes, which must be unguessable and of this process alone.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; ID_BYTES]) -> Self {
+        Self(ascii(format!("weir-{}", hex(&bytes))))
+    }
+
+    /// As it is listed.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+
+    /// The entry of a probe.
+    #[must_use]
+    pub fn with_nonce(&self, nonce: &Nonce) -> HeaderValue {
+        let id = String::from_utf8_lossy(self.as_bytes());
+        ascii(format!("{id};probe={}", hex(&nonce.0)))
+    }
+}
+
+/// What a probe carries, used once. Not shown: a client that knew it could repeat it while the probe is under way.
+#[derive(Clone)]
+pub struct Nonce([u8; ID_BYTES]);
+
+impl Nonce {
+    /// The nonce of these bytes, which must be unguessable.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; ID_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// Whether both are the same, in a time that does not depend on where they differ.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        verify_slices_are_equal(&self.0, &other.0).is_ok()
+    }
+
+    fn parse(digits: &[u8]) -> Option<Self> {
+        if digits.len() != 2 * ID_BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        let number = u128::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+        Some(Self(number.to_be_bytes()))
+    }
+}
+
+impl fmt::Debug for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Nonce")
+    }
+}
+
+/// What a request's entries say.
+#[derive(Debug)]
+pub enum Listed {
+    /// This weir is not among them, and there is room for its id.
+    Elsewhere,
+    /// This weir has forwarded the request before; as its own probe, if there is a nonce.
+    Here(Option<Nonce>),
+    /// There are [`MOST_ENTRIES`] of them already, or more than [`MOST_BYTES`].
+    TooMany,
+}
+
+/// Reads what `headers` list, as the weir `own` does. No more than [`MOST_BYTES`] are looked at.
+#[must_use]
+pub fn listed(headers: &HeaderMap, own: &ProcessId) -> Listed {
+    let (mut entries, mut room, mut too_long) = (0, MOST_BYTES, false);
+    for value in headers.get_all(CDN_LOOP) {
+        let text = value.as_bytes();
+        let text = text.get(..room).map_or(text, |start| {
+            too_long |= text.len() > room;
+            start
+        });
+        room -= text.len();
+        for entry in text.split(|byte| *byte == b',') {
+            let mut parts = entry.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+            let id = parts.next().unwrap_or_default();
+            if id == own.as_bytes() {
+                let nonce = parts.find_map(|parameter| parameter.strip_prefix(PROBE));
+                return Listed::Here(nonce.and_then(Nonce::parse));
+            }
+            entries += usize::from(!id.is_empty());
+        }
+    }
+    if too_long || entries >= MOST_ENTRIES {
+        Listed::TooMany
+    } else {
+        Listed::Elsewhere
+    }
+}
+
+/// Lists `own` behind the entries that are there, unless it is one of them. Without any, which is the usual case, nothing is allocated
+/// for the value; with some, the new list is.
+pub fn append(headers: &mut HeaderMap, own: &ProcessId) {
+    if !headers.contains_key(CDN_LOOP) {
+        headers.insert(CDN_LOOP, own.0.clone());
+        return;
+    }
+    if matches!(listed(headers, own), Listed::Here(_)) {
+        return;
+    }
+    // In one line: an intermediary that keeps only one of several lines would lose entries.
+    let length = |value: &HeaderValue| value.len() + SEPARATOR.len();
+    let before: usize = headers.get_all(CDN_LOOP).iter().map(length).sum();
+    let mut list = Vec::with_capacity(before + own.as_bytes().len());
+    for value in headers.get_all(CDN_LOOP) {
+        list.extend_from_slice(value.as_bytes());
+        list.extend_from_slice(SEPARATOR);
+    }
+    list.extend_from_slice(own.as_bytes());
+    if let Ok(value) = HeaderValue::from_maybe_shared(bytes::Bytes::from(list)) {
+        headers.insert(CDN_LOOP, value);
+    }
+}
+
+fn hex(bytes: &[u8; ID_BYTES]) -> String {
+    format!("{:032x}", u128::from_be_bytes(*bytes))
+}
+
+fn ascii(text: String) -> HeaderValue {
+    // Made of letters, digits and `-;=`, all of which a value may have.
+    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("weir"))
+}
+
+fn copied(value: &HeaderValue) -> HeaderValue {
+    HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> ProcessId {
+        ProcessId::from_bytes([7; ID_BYTES])
+    }
+
+    fn other(n: u8) -> String {
+        let id = ProcessId::from_bytes([n + 100; ID_BYTES]);
+        String::from_utf8(id.as_bytes().to_vec()).unwrap()
+    }
+
+    fn map(values: &[&str]) -> HeaderMap {
+        let value = |value: &&str| HeaderValue::from_bytes(value.as_bytes()).unwrap();
+        let values = values.iter().map(|text| (CDN_LOOP, value(text)));
+        values.collect()
+    }
+
+    fn lines(headers: &HeaderMap) -> Vec<&str> {
+        let values = headers.get_all(CDN_LOOP).iter();
+        values.map(|value| value.to_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn an_id_is_a_token_as_the_standard_has_it() {
+        let id = "weir-07070707070707070707070707070707";
+        assert_eq!(own().as_bytes(), id.as_bytes());
+        let probe = own().with_nonce(&Nonce::from_bytes([0xab; ID_BYTES]));
+        assert_eq!(probe, format!("{id};probe={}", "ab".repeat(16)));
+    }
+
+    #[test]
+    fn a_list_keeps_what_is_in_it_and_grows_by_one() {
+        let id = String::from_utf8(own().as_bytes().to_vec()).unwrap();
+        for (before, after) in [
+            (&[][..], id.clone()),
+            (&["a"], format!("a, {id}")),
+            (&["a, b;x=\"", "c"], format!("a, b;x=\", c, {id}")),
+            (&[""], format!(", {id}")),
+        ] {
+            let mut headers = map(before);
+            append(&mut headers, &own());
+            assert_eq!(lines(&headers), [after.as_str()]);
+            append(&mut headers, &own());
+            assert_eq!(lines(&headers), [after.as_str()], "once");
+            assert!(matches!(listed(&headers, &own()), Listed::Here(None)));
+        }
+    }
+
+    #[test]
+    fn no_client_hides_an_id_by_what_it_writes_before() {
+        let id = String::from_utf8(own().as_bytes().to_vec()).unwrap();
+        for before in ["a;x=\"", "\\", "(", ";", "a;b;c", "\"a,", ",,,", "\u{e4}"] {
+            for list in [format!("{before},{id}"), format!("{before}, {id} ;x=1, z")] {
+                let found = listed(&map(&[list.as_str()]), &own());
+                assert!(matches!(found, Listed::Here(None)), "{list}: {found:?}");
+            }
+        }
+        let two = listed(&map(&["a;x=\"", id.as_str()]), &own());
+        assert!(matches!(two, Listed::Here(None)));
+        for not in [
+            format!("x{id}"),
+            format!("{id}0"),
+            format!("a;{id}"),
+            id.to_uppercase(),
+        ] {
+            assert!(
+                matches!(listed(&map(&[&not]), &own()), Listed::Elsewhere),
+                "{not}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_nonce_is_read_back_and_nothing_else_is_one() {
+        let nonce = Nonce::from_bytes([0x1f; ID_BYTES]);
+        let entry = own().with_nonce(&nonce);
+        let entry = entry.to_str().unwrap();
+        let read = |list: &str| match listed(&map(&[list]), &own()) {
+            Listed::Here(nonce) => nonce,
+            Listed::Elsewhere | Listed::TooMany => panic!("{list}"),
+        };
+        for list in [entry.to_owned(), format!("a, {entry}, {}", other(1))] {
+            assert!(read(&list).unwrap().is(&nonce), "{list}");
+        }
+        let id = entry.split(';').next().unwrap();
+        let digits = "1f".repeat(16);
+        for bad in [
+            format!("{id};probe="),
+            format!("{id};probe={digits}0"),
+            format!("{id};probe=+{}", &digits[1..]),
+            format!("{id};probe=zz{}", &digits[2..]),
+            format!("{id};nonce={digits}"),
+        ] {
+            assert!(read(&bad).is_none(), "{bad}");
+        }
+        assert!(!nonce.is(&Nonce::from_bytes([0x1e; ID_BYTES])));
+        assert_eq!(format!("{nonce:?}"), "Nonce");
+    }
+
+    #[test]
+    fn entries_and_bytes_are_bounded() {
+        let list = |count: u8| (0..count).map(other).collect::<Vec<_>>().join(", ");
+        let read = |values: &[&str]| listed(&map(values), &own());
+        let (few, most, half) = (list(15), list(16), list(8));
+        assert!(matches!(read(&[&few]), Listed::Elsewhere));
+        assert!(matches!(read(&[&most]), Listed::TooMany));
+        assert!(matches!(read(&[&half, &half]), Listed::TooMany));
+        let id = String::from_utf8(own().as_bytes().to_vec()).unwrap();
+        let late = format!("{}, {id}", list(40));
+        assert!(matches!(read(&[&late]), Listed::Here(None)));
+        let (long, longer) = ("a".repeat(MOST_BYTES), "a".repeat(MOST_BYTES + 1));
+        assert!(matches!(read(&[&long]), Listed::Elsewhere));
+        assert!(matches!(read(&[&longer]), Listed::TooMany));
+        assert!(matches!(read(&[&long, "a"]), Listed::TooMany));
+        assert!(matches!(read(&[&long, &id]), Listed::TooMany));
+    }
+}
