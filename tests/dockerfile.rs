@@ -1,5 +1,5 @@
-//! No container engine runs in CI: the Dockerfile's build commands are those that CI executes, word for word, and what they
-//! read is left in the context.
+//! What files of this repository say of each other. No container engine runs in CI: the Dockerfile's build commands are those
+//! that CI executes, word for word, and what they read is left in the context.
 
 #![expect(
     clippy::unwrap_used,
@@ -8,6 +8,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::path::PathBuf;
 
 fn read(file: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
@@ -88,5 +89,54 @@ fn what_the_dockerfile_builds_is_what_ci_builds() {
             command.contains("--no-default-features"),
             "the image has no playground: {command}"
         );
+    }
+}
+
+/// `rust-toolchain.toml` names a patch release, the manifest and the image the minor release that it belongs to.
+#[test]
+fn one_release_of_rust_is_named_everywhere() {
+    let named = |file: &str, begin: &str, end: &str| {
+        let text = read(file);
+        let line = text.lines().find_map(|line| line.strip_prefix(begin));
+        let (version, _) = line.unwrap().split_once(end).unwrap();
+        version.to_owned()
+    };
+    let minor = named("Cargo.toml", "rust-version = \"", "\"");
+    assert_eq!(named("Dockerfile", "FROM rust:", "-"), minor);
+    let channel = named("rust-toolchain.toml", "channel = \"", "\"");
+    assert!(channel.starts_with(&format!("{minor}.")), "{channel}");
+}
+
+fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The manifest turns the library's doctests off, as it has none: a block that would be one has to turn them on again.
+#[test]
+fn no_doctest_is_left_out() {
+    assert!(read("Cargo.toml").contains("\n[lib]\ndoctest = false\n"));
+    let mut files = Vec::new();
+    rust_files(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &mut files,
+    );
+    assert!(files.len() > 100, "these are not the sources: {files:?}");
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        let fences = text.lines().map(str::trim_start).filter_map(|line| {
+            let comment = line.strip_prefix("//!").or(line.strip_prefix("///"))?;
+            comment.trim_start().strip_prefix("```")
+        });
+        for language in fences.step_by(2) {
+            let known = ["text", "yaml", "console", "json"].contains(&language);
+            assert!(known, "{}: a block of '{language}'", file.display());
+        }
     }
 }
