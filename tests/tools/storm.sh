@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # A storm of clients that never back off does not cost the good work: examples/storm.sh, and what it must show.
+#
+# NIGHTLY=1: by three rounds of 15 s instead of one of 5 s, and how much of the good work is left is judged.
 
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -15,8 +17,11 @@ good() {
 
 # Whatever else the machine does meanwhile can spoil one table, hardly two; a weir that does not keep the storm away
 # spoils both.
-for _ in 1 2; do
-    check_ok 'the example runs' env WEIR="$WEIR" bash -c "'$ROOT/examples/storm.sh' >'$WORK/table'"
+seconds=5 rounds=1 tables=1
+if nightly; then seconds=15 rounds=3 tables=2; fi
+for ((table = 1; table <= tables; table++)); do
+    check_ok 'the example runs' env WEIR="$WEIR" bash -c \
+        "'$ROOT/examples/storm.sh' $seconds $rounds >'$WORK/table'"
     cat "$WORK/table"
     capacity=$(good 1) alone=$(good 2) calm=$(good 3) at_once=$(good 4) held=$(good 5)
     through=$((calm * 85 / 100)) without=$((capacity * 75 / 100))
@@ -27,7 +32,11 @@ check_between 'without weir: good answers' $LEAST 1000000 "$capacity"
 check_between 'without weir: some in the storm' 1 1000000 "$alone"
 check_between 'through weir: good answers' $LEAST 1000000 "$calm"
 check_between 'refused at once: some' 1 1000000 "$at_once"
-check_between 'held: at least 85 % of what 16 connections get through weir' "$through" 1000000 "$held"
-check_between 'held: at least 75 % of what they get without weir' "$without" 1000000 "$held"
-check_between 'held: at least 3 times the storm without weir' $((3 * alone)) 1000000 "$held"
+# About six times as many where this was written.
+check_between 'held: more than the storm without weir' $((alone + 1)) 1000000 "$held"
+if nightly; then
+    check_between 'held: at least 85 % of what 16 connections get through weir' "$through" 1000000 "$held"
+    check_between 'held: at least 75 % of what they get without weir' "$without" 1000000 "$held"
+    check_between 'held: at least 3 times the storm without weir' $((3 * alone)) 1000000 "$held"
+fi
 summary
