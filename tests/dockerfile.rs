@@ -8,7 +8,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::path::PathBuf;
 
 fn read(file: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
@@ -105,38 +104,4 @@ fn one_release_of_rust_is_named_everywhere() {
     assert_eq!(named("Dockerfile", "FROM rust:", "-"), minor);
     let channel = named("rust-toolchain.toml", "channel = \"", "\"");
     assert!(channel.starts_with(&format!("{minor}.")), "{channel}");
-}
-
-fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            rust_files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
-
-/// The manifest turns the library's doctests off, as it has none: a block that would be one has to turn them on again.
-#[test]
-fn no_doctest_is_left_out() {
-    assert!(read("Cargo.toml").contains("\n[lib]\ndoctest = false\n"));
-    let mut files = Vec::new();
-    rust_files(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        &mut files,
-    );
-    assert!(files.len() > 100, "these are not the sources: {files:?}");
-    for file in files {
-        let text = fs::read_to_string(&file).unwrap();
-        let fences = text.lines().map(str::trim_start).filter_map(|line| {
-            let comment = line.strip_prefix("//!").or(line.strip_prefix("///"))?;
-            comment.trim_start().strip_prefix("```")
-        });
-        for language in fences.step_by(2) {
-            let known = ["text", "yaml", "console", "json"].contains(&language);
-            assert!(known, "{}: a block of '{language}'", file.display());
-        }
-    }
 }
