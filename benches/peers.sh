@@ -12,7 +12,9 @@
 #
 # Usage: benches/peers.sh [seconds for each round, default 2] [case ...]
 # ROUNDS: how many turns each proxy has (default 5).
-# Needs: nginx, haproxy, wrk, h2load (nghttp2-client), openssl, taskset; two cores. `cargo build --release` first.
+# Needs: nginx, haproxy, wrk, h2load (nghttp2-client), openssl, taskset; two cores. `cargo build --profile dist` first
+# (`just peers` does it, and builds `floor`).
+# WEIR: another build of weir.
 set -euo pipefail
 
 seconds=${1:-2}
@@ -21,14 +23,14 @@ shift || true
 cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(h1-4 h1-64 h1-700 h1-list h2 h2-list h1-429 h2-429)
 here=$(cd "$(dirname "$0")/.." && pwd)
-weir=${WEIR:-$here/target/release/weir}
+weir=${WEIR:-$here/target/dist/weir}
 for tool in nginx haproxy wrk h2load openssl taskset; do
     command -v "$tool" >/dev/null || { echo "$tool is needed" >&2; exit 2; }
 done
-[ -x "$weir" ] || { echo "cargo build --release first" >&2; exit 2; }
+[ -x "$weir" ] || { echo "cargo build --profile dist first" >&2; exit 2; }
 # shellcheck source-path=SCRIPTDIR source=origin.sh
 source "$here/benches/origin.sh"
-floor=$(find "$here/target/release/deps" -maxdepth 1 -name 'floor-*' -type f -executable -printf '%T@ %p\n' 2>/dev/null |
+floor=$(find "$here/target/dist/deps" -maxdepth 1 -name 'floor-*' -type f -executable -printf '%T@ %p\n' 2>/dev/null |
     sort -n | tail -n 1 | cut -d ' ' -f 2 || true)
 
 origin=18443
@@ -137,7 +139,7 @@ for case in "${cases[@]}"; do
     for proxy in "${these[@]}"; do
         read -r name port command <<<"$proxy"
         if [ "$name" = floor ] && [ -z "$floor" ]; then
-            echo "$case: no floor; cargo bench --bench floor --no-run makes it"
+            echo "$case: no floor; cargo bench --profile dist --bench floor --no-run makes it"
             continue
         fi
         # shellcheck disable=SC2086 # the command's words are words

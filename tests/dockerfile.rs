@@ -1,5 +1,5 @@
-//! No container engine runs in CI: the Dockerfile's build commands are those that CI executes, word for word, and what they
-//! read is left in the context.
+//! What files of this repository say of each other. No container engine runs in CI: the Dockerfile's build commands are those
+//! that CI executes, word for word, and what they read is left in the context.
 
 #![expect(
     clippy::unwrap_used,
@@ -89,4 +89,19 @@ fn what_the_dockerfile_builds_is_what_ci_builds() {
             "the image has no playground: {command}"
         );
     }
+}
+
+/// `rust-toolchain.toml` names a patch release, the manifest and the image the minor release that it belongs to.
+#[test]
+fn one_release_of_rust_is_named_everywhere() {
+    let named = |file: &str, begin: &str, end: &str| {
+        let text = read(file);
+        let line = text.lines().find_map(|line| line.strip_prefix(begin));
+        let (version, _) = line.unwrap().split_once(end).unwrap();
+        version.to_owned()
+    };
+    let minor = named("Cargo.toml", "rust-version = \"", "\"");
+    assert_eq!(named("Dockerfile", "FROM rust:", "-"), minor);
+    let channel = named("rust-toolchain.toml", "channel = \"", "\"");
+    assert!(channel.starts_with(&format!("{minor}.")), "{channel}");
 }

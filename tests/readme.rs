@@ -170,11 +170,13 @@ fn the_flags_in_the_readme_are_those_of_the_program() {
     let serve = command.find_subcommand("serve").unwrap();
     let playground = command.find_subcommand("playground").unwrap();
     let top = command.find_subcommand("top").unwrap();
+    let version = command.find_subcommand("version").unwrap();
     let made = format!(
-        "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir top`:\n{}\n",
+        "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir top`:\n{}\n`weir version`:\n{}\n",
         table(serve, None),
         table(playground, Some(serve)),
-        table(top, None)
+        table(top, None),
+        table(version, None)
     );
     compare("flags", &made);
 }

@@ -38,6 +38,12 @@ pub enum Command {
     /// Stand in front of a small API server in memory, with certificates and a kubeconfig made on the spot.
     #[cfg(feature = "playground")]
     Playground(Box<crate::cli::playground::PlaygroundArgs>),
+    /// Print the version, the Kubernetes release that weir follows, and the features of this build.
+    Version(crate::cli::version::VersionArgs),
+    /// Print a shell's completion script.
+    Completions(crate::cli::completions::CompletionsArgs),
+    /// Write manual pages.
+    Man(crate::cli::man::ManArgs),
 }
 
 /// `weir serve`.

@@ -1,18 +1,23 @@
 //! What the operator typed: one file a command, and the flags they share.
 
 mod authentication;
+pub mod completions;
 mod config_file;
 pub mod flags;
 pub mod given;
 mod logging;
+pub mod man;
 #[cfg(feature = "playground")]
 pub mod playground;
 mod serve;
 mod settings;
 pub mod top;
 mod typed;
+pub mod version;
 
 use std::ffi::OsString;
+use std::io;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -41,6 +46,9 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Top(args) => top::run(args),
         #[cfg(feature = "playground")]
         Command::Playground(args) => playground::run(*args),
+        Command::Version(args) => version::run(args),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => man::run(&args),
     }
 }
 
@@ -100,7 +108,7 @@ impl Command {
     fn take(&mut self, given: Given) {
         match self {
             Self::Serve(args) => args.proxy.given = given,
-            Self::Top(_) => {}
+            Self::Top(_) | Self::Version(_) | Self::Completions(_) | Self::Man(_) => {}
             #[cfg(feature = "playground")]
             Self::Playground(args) => args.proxy.given = given,
         }
@@ -112,6 +120,19 @@ fn report(said: clap::Error) -> ExitCode {
     let code = u8::try_from(said.exit_code()).unwrap_or(USAGE);
     let _ = said.print(); // there is nobody else to tell
     ExitCode::from(code)
+}
+
+/// Writes `bytes` to the standard output. A reader that closes a pipe early (`| head`) is no failure.
+fn print(bytes: &[u8]) -> ExitCode {
+    let mut output = io::stdout().lock();
+    match output.write_all(bytes).and_then(|()| output.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) if why.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(why) => failure(
+            &format!("cannot write to the standard output: {why}"),
+            LoggingFormat::Text,
+        ),
+    }
 }
 
 /// Why a command did not do what it was to do.

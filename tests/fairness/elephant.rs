@@ -18,6 +18,7 @@ use crate::ALONE;
 use crate::client::Client;
 use crate::manifests::QUEUE;
 use crate::manifests::level_for;
+use crate::nightly;
 use crate::setting;
 use crate::stand::Setup;
 use crate::stand::Stand;
@@ -250,8 +251,8 @@ async fn mice(stand: &Stand, time: Duration) -> Fates {
     fates
 }
 
-/// Looks at the mice beside the elephant until the machine lets them go on: one that stood still for long has kept them waiting
-/// itself.
+/// Looks at the mice beside the elephant. A nightly run also judges their p99, and looks again where the machine stood still for
+/// so long that it has kept them waiting itself.
 async fn beside_an_elephant(stand: &Stand, seconds: Duration, alone: Duration, times: u32) {
     let elephant = Elephant::begin(stand).await;
     for round in 1..=ROUNDS {
@@ -261,7 +262,7 @@ async fn beside_an_elephant(stand: &Stand, seconds: Duration, alone: Duration, t
         beside.show("beside the elephant, with fairness");
         assert_eq!(beside.refused, 0);
         let crowded = beside.percentile(99);
-        if crowded < alone * times {
+        if !nightly() || crowded < alone * times {
             break;
         }
         assert!(
@@ -275,7 +276,8 @@ async fn beside_an_elephant(stand: &Stand, seconds: Duration, alone: Duration, t
 #[tokio::test]
 async fn mice_are_served_beside_an_elephant() {
     let _alone = ALONE.write().await;
-    let seconds = Duration::from_secs(setting("WEIR_MICE_SECONDS", 8).into());
+    let seconds =
+        Duration::from_secs(setting("WEIR_MICE_SECONDS", if nightly() { 8 } else { 3 }).into());
     let times = setting("WEIR_MICE_TIMES", 6);
 
     let stand = fair().await;

@@ -2,8 +2,9 @@
 //! server.
 //!
 //! Tests wait for events; nothing depends on the machine's speed but ratios, which have room. Those that load the machine run
-//! alone. To run longer and judge harder than a pipeline can: `WEIR_MICE_SECONDS`, `WEIR_MICE_TIMES` (how many times their p99
-//! mice may take beside an elephant) and `WEIR_FLOOD_SECONDS`.
+//! alone. What compares two latencies is judged with `NIGHTLY=1` only, and printed always. To run longer and judge harder than a
+//! pipeline can: `WEIR_MICE_SECONDS`, `WEIR_MICE_TIMES` (how many times their p99 mice may take beside an elephant) and
+//! `WEIR_FLOOD_SECONDS`.
 
 #![expect(
     clippy::disallowed_methods,
@@ -30,6 +31,11 @@ use tokio::sync::RwLock;
 
 /// Written by tests that load the machine, read by the others.
 static ALONE: RwLock<()> = RwLock::const_new(());
+
+/// Whether latencies are compared: other load on the machine can spoil that.
+fn nightly() -> bool {
+    std::env::var("NIGHTLY").is_ok_and(|value| value == "1")
+}
 
 /// A number from the environment.
 fn setting(name: &str, default: u32) -> u32 {

@@ -59,6 +59,8 @@ async fn dawdle(door: &Door, address: [u8; 4]) -> TcpStream {
 
 #[tokio::test]
 async fn one_address_cannot_keep_others_from_their_handshakes() {
+    // More connections than the usual soft limit of a login shell (1024) allows.
+    let _ = rlimit::increase_nofile_limit(u64::MAX);
     let mut upstream = Upstream::start().await;
     let weir = weir::before(upstream.address).start().await;
     let mut dawdling = Vec::new();

@@ -69,11 +69,14 @@ for _ in 1 2 3; do
     refused=$(metric "$REJECTED")
     quiet=$(p99 quiet)
     storm
-    if ((loud <= 3 * quiet && least <= QPS * 1020 && most >= QPS * 980)); then break; fi
+    if { ! nightly || ((loud <= 3 * quiet)); } && ((least <= QPS * 1020 && most >= QPS * 980)); then break; fi
 done
 check_between 'events accepted in 1000 s: no more than the limit' 0 $((QPS * 1020)) "$least"
 check_between '... and no fewer' $((QPS * 980)) 1000000000 "$most"
-check_between "the others' 99th percentile is at most 3 times what it was ($quiet us)" 0 $((3 * quiet)) "$loud"
+printf "the others' 99th percentile: %s us, before the storm %s us\n" "$loud" "$quiet"
+if nightly; then
+    check_between "the others' 99th percentile is at most 3 times what it was ($quiet us)" 0 $((3 * quiet)) "$loud"
+fi
 accepted=$(metric "$ALLOWED")
 # Few, as each is held until there is a token for it: more than one for each connection, all the same.
 check_between 'a storm it was' 200 100000000 "$(metric "$REJECTED")"

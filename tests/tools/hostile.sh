@@ -26,7 +26,7 @@ SEATS=6    # of weir, where they are to be fewer than what the attack wants
 
 seconds=3 rounds=1
 if [[ ${LONG:-} == 1 ]]; then seconds=15; fi
-if [[ ${NIGHTLY:-} == 1 ]]; then rounds=3; fi
+if nightly; then rounds=3; fi
 
 # The program with few open files: it takes as many as it may have.
 program=$WEIR
@@ -166,7 +166,7 @@ for attack in "${ATTACKS[@]}"; do
     for ((round = 1; round <= rounds; round++)); do attacked "$attack"; done
     ratio=$(median "$WORK/ratios-$attack")
     printf '%s: p99 with the attack is %s %% of that without\n' "$attack" "$ratio"
-    if [[ ${NIGHTLY:-} == 1 ]]; then
+    if nightly; then
         check_between "$attack: p99 with the attack (%)" 0 $((RATIO * 100)) "$ratio"
     fi
 done

@@ -7,6 +7,7 @@
 # the script as a failure.
 #
 # WEIR    the program under test (default: the release build of this checkout)
+# NIGHTLY 1 also judges what compares two latencies, costs or rates: other load on the machine can spoil these (see `nightly`)
 # TOOLS   where .ci/run puts Debian's kubectl and spdy-echo (default: target/tools)
 
 set -euo pipefail
@@ -119,6 +120,11 @@ within() {
         fi
         sleep 0.05
     done
+}
+
+# nightly: whether latencies, costs and rates are compared. They are measured and printed either way.
+nightly() {
+    [[ ${NIGHTLY:-} == 1 ]]
 }
 
 # start NAME COMMAND...: runs it beside; what it says goes to $WORK/NAME.out and $WORK/NAME.err.

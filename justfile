@@ -1,0 +1,71 @@
+# What one does here. `just` lists it; `cargo install just` installs it. No recipe installs anything, and none needs root but
+# `just ci`.
+
+set shell := ["bash", "-euo", "pipefail", "-c"]
+
+# List the recipes.
+default:
+    @just --list --unsorted
+
+# Every test; or those that ARGUMENTS of `cargo test` choose, such as a part of a name.
+test *ARGUMENTS:
+    @command -v cc >/dev/null || { echo 'a C compiler is missing (Debian: build-essential)' >&2; exit 1; }
+    cargo test --locked {{ ARGUMENTS }}
+
+# Format, clippy and shellcheck, as CI runs them.
+lint:
+    cargo fmt --check
+    cargo clippy --all-targets --locked -- -D warnings
+    cargo clippy --lib --bins --locked --no-default-features -- -D warnings
+    shellcheck --external-sources .ci/run benches/*.sh deploy/*.sh examples/*.sh tests/tools/*.sh
+
+# weir in front of a small API server in memory; it prints what to paste.
+run *FLAGS='--dir target/playground':
+    cargo run --release --locked -- playground {{ FLAGS }}
+
+# One benchmark of benches/ by the profile `release`, or one case of it.
+bench NAME='admission' *FILTER:
+    cargo bench --locked --bench {{ NAME }} -- {{ FILTER }}
+
+# weir beside nginx and HAProxy, as it is shipped but for the profile-guided part.
+peers *ARGUMENTS:
+    cargo build --profile dist --locked
+    cargo bench --profile dist --locked --bench floor --no-run
+    benches/peers.sh {{ ARGUMENTS }}
+
+# One script of tests/tools/: a real tool against the real program.
+script NAME='curl':
+    cargo build --release --locked
+    tests/tools/{{ NAME }}.sh
+
+# The crate's documentation, in target/doc/weir/index.html.
+docs:
+    RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --lib
+
+# The README's generated tables, made anew.
+tables:
+    WEIR_WRITE_README=1 cargo test --locked --test readme -- --test-threads=1
+
+# The shipped program (target/guided/weir), with its completions and manual pages (target/guided/share).
+dist *FLAGS='--no-default-features --features otlp':
+    deploy/build.sh {{ FLAGS }}
+
+# Everything CI runs. As root, on a Debian 12 of its own: it installs packages.
+ci:
+    .ci/run
+
+# Which of the tools that CI needs are missing here, and the Debian packages that have them.
+needs:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    PATH=$PATH:/usr/sbin:/sbin
+    missing=()
+    while read -r tool package; do
+        [[ $tool == /* && -e $tool ]] || command -v "$tool" >/dev/null || missing+=("$package")
+    done < <(grep -v '^#' .ci/packages)
+    if ((${#missing[@]} == 0)); then
+        echo 'nothing is missing'
+    else
+        printf 'missing: %s\n' "${missing[*]}"
+        printf 'sudo apt install --no-install-recommends %s\n' "${missing[*]}"
+    fi

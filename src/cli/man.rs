@@ -1,0 +1,74 @@
+//! `weir man`: manual pages, made from the flags.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use clap::CommandFactory;
+
+use crate::cli::failure;
+use crate::cli::flags::Cli;
+use crate::cli::flags::LoggingFormat;
+
+/// `weir man`.
+#[derive(Args, Clone, Debug)]
+pub struct ManArgs {
+    /// The folder to write them to, made if it does not exist: weir.1, and weir-COMMAND.1 for each command.
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &ManArgs) -> ExitCode {
+    match write(&args.dir) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            let why = format!("cannot write manual pages to {}: {why}", args.dir.display());
+            failure(&why, LoggingFormat::Text)
+        }
+    }
+}
+
+/// Files of an earlier version are overwritten; nothing is removed.
+fn write(dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    clap_mangen::generate_to(Cli::command(), dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_command_has_a_page_that_names_each_of_its_flags() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir.path().join("man1")).unwrap();
+        let read = |name: &str| fs::read_to_string(dir.path().join("man1").join(name)).unwrap();
+        let front = read("weir.1");
+        for subcommand in Cli::command().get_subcommands() {
+            let name = subcommand.get_name();
+            assert!(
+                front.contains(&format!("weir\\-{name}(1)")),
+                "{name} in weir.1"
+            );
+            let page = read(&format!("weir-{name}.1"));
+            for argument in subcommand.get_arguments() {
+                if let Some(flag) = argument.get_long() {
+                    let flag = flag.replace('-', "\\-");
+                    assert!(page.contains(&flag), "--{flag} in weir-{name}.1");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(write(&file.join("man1")).is_err());
+    }
+}

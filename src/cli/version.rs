@@ -1,0 +1,102 @@
+//! `weir version`: what this program is, for people and for scripts.
+
+use std::env::consts;
+use std::process::ExitCode;
+
+use clap::Args;
+use clap::ValueEnum;
+use serde_json::json;
+
+use crate::cli::print;
+
+/// The Kubernetes release whose kube-apiserver weir follows.
+const KUBERNETES: &str = "1.36";
+
+/// `weir version`.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct VersionArgs {
+    /// How to print it.
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = Output::Text)]
+    output: Output,
+}
+
+/// How the version is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// Lines for people; the first is that of `weir --version`.
+    Text,
+    /// One JSON object on one line.
+    Json,
+}
+
+/// Runs the command.
+pub(super) fn run(args: VersionArgs) -> ExitCode {
+    print(render(args.output).as_bytes())
+}
+
+fn render(output: Output) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let features = features();
+    let platform = format!("{}/{}", consts::OS, consts::ARCH);
+    match output {
+        Output::Text => format!(
+            "weir {version}\nkubernetes: {KUBERNETES}\nplatform: {platform}\nfeatures: {}\n",
+            features.join(" ")
+        ),
+        Output::Json => {
+            let object = json!({
+                "version": version,
+                "kubernetes": KUBERNETES,
+                "platform": platform,
+                "features": features,
+            });
+            format!("{object}\n")
+        }
+    }
+}
+
+/// The Cargo features of this build.
+fn features() -> Vec<&'static str> {
+    let all = [
+        ("otlp", cfg!(feature = "otlp")),
+        ("playground", cfg!(feature = "playground")),
+    ];
+    let enabled = all.into_iter().filter(|(_, enabled)| *enabled);
+    enabled.map(|(name, _)| name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn both_formats_name_the_version_and_each_enabled_feature() {
+        let text = render(Output::Text);
+        let first = text.lines().next().unwrap();
+        assert_eq!(first, concat!("weir ", env!("CARGO_PKG_VERSION")));
+        let object: Value = serde_json::from_str(&render(Output::Json)).unwrap();
+        assert_eq!(object["version"], env!("CARGO_PKG_VERSION"));
+        let listed = text
+            .lines()
+            .find_map(|line| line.strip_prefix("features: "));
+        let listed: Vec<_> = listed.unwrap().split_whitespace().collect();
+        assert_eq!(object["features"], Value::from(listed));
+    }
+
+    /// Of a build with all features: one that `features` does not know would never be shown.
+    #[test]
+    #[cfg(all(feature = "otlp", feature = "playground"))]
+    fn every_feature_of_the_manifest_is_shown() {
+        let manifest = include_str!("../../Cargo.toml");
+        let section = manifest.split("[features]\n").nth(1).unwrap();
+        let section = section.split("\n[").next().unwrap();
+        let lines = section.lines().filter(|line| !line.starts_with('#'));
+        let named: Vec<_> = lines
+            .filter_map(|line| Some(line.split_once(" = ")?.0))
+            .filter(|name| *name != "default")
+            .collect();
+        assert_eq!(named, features());
+    }
+}

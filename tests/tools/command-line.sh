@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# What the program says of itself: its version, completions as bash and zsh take them, and manual pages as man shows them.
+
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+source "$(dirname "$0")/lib.sh"
+need awk bash groff jq man zsh
+
+# completed WORD...: what bash offers for the last word of this line, sorted. A bash of its own reads the script.
+completed() {
+    # shellcheck disable=SC2016 # for that bash
+    bash --norc --noprofile -euo pipefail -c '
+        script=$1
+        shift
+        source "$script"
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+        specification=$(complete -p weir)
+        [[ $specification =~ -F\ ([^ ]+) ]]
+        "${BASH_REMATCH[1]}" weir "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf "%s\n" "${COMPREPLY[@]}" | sort
+    ' bash "$WORK/weir.bash" "$@" 2>&1
+}
+
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$ROOT/Cargo.toml" | head -n 1)
+check 'weir version: the first line is that of --version' "$("$WEIR" --version)" "$("$WEIR" version | head -n 1)"
+check 'weir version: that of the manifest' "weir $version" "$("$WEIR" version | head -n 1)"
+check 'weir version -o json' "$version" "$("$WEIR" version -o json | jq -r .version)"
+check_match 'weir version: features' '^features: .*playground' "$("$WEIR" version | grep '^features')"
+check_ok 'a reader that closes its pipe early is no failure' bash -o pipefail -c "'$WEIR' completions zsh | head -c 1"
+code=0
+"$WEIR" version >/dev/full 2>"$WORK/said" || code=$?
+check 'a full disk is: exit code' 1 "$code"
+check_match '... and says so' 'cannot write to the standard output' "$(<"$WORK/said")"
+
+for shell in bash elvish fish powershell zsh; do
+    check_ok "completions $shell" bash -c "'$WEIR' completions $shell >'$WORK/weir.$shell'"
+    check_match "$shell: names a flag" 'max-requests-inflight' "$(<"$WORK/weir.$shell")"
+done
+code=0
+"$WEIR" completions tcsh >"$WORK/said" 2>&1 || code=$?
+check 'a shell that is not known: exit code' 2 "$code"
+check_ok 'bash reads its script' bash -n "$WORK/weir.bash"
+check_ok 'zsh reads its script' zsh --no-rcs -n "$WORK/weir.zsh"
+
+commands=$("$WEIR" --help | awk '/^Commands:/ {on = 1; next} on && !NF {exit} on && /^  [a-z]/ {print $1}' | sort)
+check_match 'help lists commands' 'serve' "$commands"
+for command in $commands; do
+    check_match "bash offers $command" "(^|"$'\n'")$command($|"$'\n'")" "$(completed weir '')"
+done
+check 'bash completes a command' 'playground' "$(completed weir pl)"
+check 'bash completes a flag of serve' \
+    "$("$WEIR" serve --help | grep -o '^ *--max-[a-z0-9-]*' | tr -d ' ' | sort)" "$(completed weir serve --max-)"
+check 'bash completes a value' $'json\ntext' "$(completed weir serve --logging-format '')"
+check 'bash completes a shell' 'fish' "$(completed weir completions 'fi')"
+check 'bash completes nothing where nothing fits' '' "$(completed weir serve --no-such)"
+
+check_ok 'manual pages' "$WEIR" man "$WORK/man/man1"
+check 'a page for the program, and one for each command' \
+    "$( (echo weir.1; for command in $commands; do [[ $command == help ]] || echo "weir-$command.1"; done) | sort)" \
+    "$(find "$WORK/man/man1" -name '*.1' -printf '%f\n' | sort)"
+for page in "$WORK"/man/man1/*.1; do
+    check "$(basename "$page"): groff warns of nothing" '' "$(groff -man -ww -Tutf8 "$page" 2>&1 >/dev/null)"
+done
+shown=$(MANPATH=$WORK/man MANWIDTH=100 man weir-serve 2>"$WORK/said")
+check_match 'man shows a flag' '--max-requests-inflight' "$shown"
+for flag in $("$WEIR" serve --help | grep -o '^ *--[a-z0-9-]*'); do
+    if [[ $shown != *"$flag"* ]]; then fail "man shows $flag" "$flag" 'a page without it'; fi
+done
+touch "$WORK/file"
+code=0
+"$WEIR" man "$WORK/file/man1" >"$WORK/said" 2>&1 || code=$?
+check 'a folder that cannot be made: exit code' 1 "$code"
+check_match '... and says which' "cannot write manual pages to $WORK/file/man1" "$(<"$WORK/said")"
+summary
