@@ -61,10 +61,10 @@ impl InvalidHead {
     /// `reason` of the Status. Kubernetes has none of its own for most of these codes.
     #[must_use]
     pub(super) const fn reason(&self) -> &'static str {
-        match self {
-            Self::TransferEncoding => "NotImplemented",
-            _ => "BadRequest",
+        if matches!(self, Self::TransferEncoding) {
+            return "NotImplemented";
         }
+        "BadRequest"
     }
 
     /// The message, in Go's words where it has some.

@@ -266,11 +266,7 @@ impl Pipeline {
             let (info, user) = (&info, name.counted(&known));
             asker = Some(Arc::clone(user));
             let digest = RequestDigest { info, user };
-            let times = Times {
-                now: trace.went_on(),
-                arrived: trace.arrived(),
-                deadline: limit.map(|limit| limit.until),
-            };
+            let times = trace.moments(limit.map(|limit| limit.until));
             let reading = (&mut *body, self.asks_upgrade(&known, upgrade.as_ref()));
             let (permit, ahead) = self
                 .pass_limits(&digest, (peer, &head), reading, times, trace)

@@ -16,6 +16,7 @@ use tracing::warn;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
+use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Decision;
 use crate::limits::Permit;
 use crate::metrics::Counted;
@@ -123,9 +124,13 @@ impl Trace {
         self.recorded.as_mut()?.record.traced.as_deref_mut()
     }
 
-    /// When the last step was done that takes time.
-    pub(super) const fn went_on(&self) -> Instant {
-        self.times.counted
+    /// The moments by which the limits decide.
+    pub(super) const fn moments(&self, deadline: Option<Instant>) -> controller::Times {
+        controller::Times {
+            now: self.times.counted,
+            arrived: self.arrived(),
+            deadline,
+        }
     }
 
     /// It is known for whom it counts, or no rate stands in its way any more.

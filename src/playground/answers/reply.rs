@@ -241,18 +241,25 @@ pub(crate) fn metrics(counters: &Counters, stored: &[Stored]) -> Response<PlainB
         of.bytes
             .map_or_else(|| "-1".to_owned(), |bytes| bytes.to_string())
     };
-    let families: [(&str, &dyn Fn(&Stored) -> String); 2] =
-        [("objects", &objects), ("size_estimate_bytes", &size)];
-    for (name, value) in families {
-        text.push_str(&format!("# TYPE apiserver_resource_{name} gauge\n"));
-        for of in stored {
-            let (group, resource, value) = (of.group, of.resource, value(of));
-            text.push_str(&format!(
-                "apiserver_resource_{name}{{group=\"{group}\",resource=\"{resource}\"}} {value}\n"
-            ));
-        }
-    }
+    push_family(&mut text, "objects", stored, objects);
+    push_family(&mut text, "size_estimate_bytes", stored, size);
     full(StatusCode::OK, METRICS, text.into_bytes())
+}
+
+/// Appends one gauge for each resource.
+fn push_family(
+    text: &mut String,
+    name: &str,
+    stored: &[Stored],
+    value: impl Fn(&Stored) -> String,
+) {
+    text.push_str(&format!("# TYPE apiserver_resource_{name} gauge\n"));
+    for of in stored {
+        let (group, resource, value) = (of.group, of.resource, value(of));
+        text.push_str(&format!(
+            "apiserver_resource_{name}{{group=\"{group}\",resource=\"{resource}\"}} {value}\n"
+        ));
+    }
 }
 
 /// The version of the server that is played.
