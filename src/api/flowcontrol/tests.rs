@@ -349,7 +349,7 @@ fn owner_references_are_judged_as_upstream_judges_them() {
     for api_version in ["apps/", "/", "a/b/c"] {
         assert_eq!(
             errors(&format!(
-                "{{apiVersion: {api_version}, kind: k, name: n, uid: u}}"
+                "{{apiVersion: {api_version}, kind: k, name: d, uid: u}}"
             )),
             [format!(
                 "metadata.ownerReferences.apiVersion: Invalid value: \"{api_version}\": version must not be empty"
@@ -357,7 +357,7 @@ fn owner_references_are_judged_as_upstream_judges_them() {
         );
     }
     assert_eq!(
-        errors("{apiVersion: v1, kind: Event, name: n, uid: u}"),
+        errors("{apiVersion: v1, kind: Event, name: d, uid: u}"),
         [
             "metadata.ownerReferences: Invalid value: /v1, Kind=Event is disallowed from being an owner"
         ]
