@@ -42,9 +42,9 @@ script NAME='curl':
 docs:
     RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --lib
 
-# The README's generated tables, made anew.
+# The documentation's generated tables, made anew.
 tables:
-    WEIR_WRITE_README=1 cargo test --locked --test readme -- --test-threads=1
+    WEIR_WRITE_DOCS=1 cargo test --locked --test docs -- --test-threads=1
 
 # The shipped program (target/guided/weir), with its completions and manual pages (target/guided/share).
 dist *FLAGS='--no-default-features --features otlp':

@@ -1,7 +1,7 @@
 //! The flags, in one place: each with its name (kube-apiserver's own wherever it has one), its default and its text.
 //!
 //! Form only: what a flag means to the program is `settings`' to say. The same names stand in a `--config` file (see
-//! `config_file`), and the README's table is made from here.
+//! `config_file`), and the table in docs/reference/flags.md is made from here.
 
 use std::net::IpAddr;
 use std::net::SocketAddr;

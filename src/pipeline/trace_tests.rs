@@ -124,7 +124,7 @@ fn there_are_so_many_series_at_most_whatever_there_is() {
         trace_of(&metrics, &target, 200, true);
     }
     let text = registry.render();
-    // As the README says: 4,096 sets of label values, and those of `other`, of which this is one.
+    // As docs/reference/metrics.md says: 4,096 sets of label values, and those of `other`, of which this is one.
     for (family, most) in [
         ("apiserver_request_total{", 4097),
         ("apiserver_request_duration_seconds_count{", 4097),

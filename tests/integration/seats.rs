@@ -503,7 +503,7 @@ impl Stand {
     }
 }
 
-/// The table in the README: where it has two numbers for a style, weir's differ from the server's.
+/// The table in docs/limits.md: where it has two numbers for a style, weir's differ from the server's.
 #[tokio::test]
 async fn seats_follow_what_passes_by_in_every_style_of_client_go() {
     for style in STYLES {

@@ -138,9 +138,9 @@ shows() {
         "$(promtool check metrics <"$WORK/$1.scrape" 2>&1 | sort)"
 }
 
-# Samples, and histograms by their own name; and what has no sample before it happens, which the README's table has from the program.
+# Samples, and histograms by their own name; and what has no sample before it happens, which the table in docs/reference/metrics.md has from the program.
 exposed() {
-    sed -nE 's/^\| .((apiserver|weir)_[a-z_]+). \| .*/\1/p' "$ROOT/README.md"
+    sed -nE 's/^\| .((apiserver|weir)_[a-z_]+). \| .*/\1/p' "$ROOT/docs/reference/metrics.md"
     sed -nE 's/^# HELP ([a-z_]+) .*/\1/p; s/^([a-z_]+)[{ ].*/\1/p' "$WORK"/*.scrape
     tr ' ' '\n' <<<"$PROMETHEUS_OWN"
     sed -n 's/.*- record: //p' "$RULES"

@@ -1,4 +1,5 @@
-//! The parts of the README that are made from the program: they are compared, and made anew with `WEIR_WRITE_README=1`.
+//! The documentation's generated parts are compared with the program, and written anew with `WEIR_WRITE_DOCS=1`. Links lead to
+//! files and headings that exist.
 
 #![expect(
     clippy::expect_used,
@@ -63,7 +64,7 @@ use weir::upstream::room::Room;
 #[test]
 fn the_role_for_impersonation_covers_every_extra() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let text = fs::read_to_string(root.join("README.md")).unwrap();
+    let text = fs::read_to_string(root.join("docs/authentication.md")).unwrap();
     let from = text.find("name: weir-impersonator}").expect("the role");
     let role = &text[from..from + text[from..].find("```").unwrap()];
     let rule = |group: &str| {
@@ -76,7 +77,7 @@ fn the_role_for_impersonation_covers_every_extra() {
     }
     let extras = rule("apiGroups: [authentication.k8s.io]");
     assert!(extras.contains("resources: [\"*\"]"), "{extras}");
-    for place in ["README.md", "deploy", "examples"] {
+    for place in ["README.md", "docs", "deploy", "examples"] {
         for file in files(&root.join(place)) {
             let text = fs::read_to_string(&file).unwrap_or_default();
             assert!(!text.contains("\"userextras/*\""), "{}", file.display());
@@ -94,21 +95,21 @@ fn files(place: &Path) -> Vec<std::path::PathBuf> {
         .collect()
 }
 
-fn compare(name: &str, made: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+fn compare(page: &str, name: &str, made: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
     let text = fs::read_to_string(&path).unwrap();
-    let begin = format!("<!-- {name}: made by tests/readme.rs -->\n");
+    let begin = format!("<!-- {name}: made by tests/docs.rs -->\n");
     let end = format!("<!-- end of {name} -->");
     let from = text.find(&begin).expect("the mark where it begins") + begin.len();
     let to = text.find(&end).expect("the mark where it ends");
-    if std::env::var_os("WEIR_WRITE_README").is_some() {
+    if std::env::var_os("WEIR_WRITE_DOCS").is_some() {
         fs::write(&path, format!("{}{made}{}", &text[..from], &text[to..])).unwrap();
         return;
     }
     assert_eq!(
         &text[from..to],
         made,
-        "the README's {name} are not those of the program: run this with WEIR_WRITE_README=1"
+        "{page}: the {name} are not those of the program; run this with WEIR_WRITE_DOCS=1"
     );
 }
 
@@ -178,7 +179,7 @@ fn the_flags_in_the_readme_are_those_of_the_program() {
         table(top, None),
         table(version, None)
     );
-    compare("flags", &made);
+    compare("docs/reference/flags.md", "flags", &made);
 }
 
 /// What is bounded before fairness: by whom, how much for one, how much in all, what becomes of more, and what shows it.
@@ -312,12 +313,12 @@ fn the_bounds_in_the_readme_are_those_of_the_program() {
         writeln!(made, "| {} |", row.join(" | ")).unwrap();
     }
     made.push('\n');
-    compare("bounds", &made);
+    compare("docs/limits.md", "bounds", &made);
 }
 
 #[test]
 fn the_metrics_of_the_bounds_are_those_of_the_program() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/metrics.md");
     let text = fs::read_to_string(path).unwrap();
     for row in bounds() {
         for metric in row[4..].iter().flat_map(|metrics| metrics.split(", ")) {
@@ -392,5 +393,75 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
         .unwrap();
     }
     made.push('\n');
-    compare("metrics", &made);
+    compare("docs/reference/metrics.md", "metrics", &made);
+}
+
+/// A heading's anchor, as Git forges make it: lower case, without punctuation, spaces as dashes.
+fn anchor(heading: &str) -> String {
+    heading
+        .to_lowercase()
+        .chars()
+        .filter_map(|c| match c {
+            ' ' => Some('-'),
+            c if c.is_alphanumeric() || c == '-' || c == '_' => Some(c),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The lines of a page outside of its code blocks.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut in_code = false;
+    text.lines().filter(move |line| {
+        let fence = line.trim_start().starts_with("```");
+        in_code ^= fence;
+        !in_code && !fence
+    })
+}
+
+/// The targets of a page's links, but those into the web.
+fn links(text: &str) -> Vec<&str> {
+    prose(text)
+        .flat_map(|line| line.split("](").skip(1))
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(target, _)| target)
+        .filter(|target| !target.starts_with("http"))
+        .collect()
+}
+
+#[test]
+fn links_lead_to_files_and_headings_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let top = fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let pages: Vec<_> = top
+        .filter(|path| path.is_file())
+        .chain(files(&root.join("docs")))
+        .filter(|path| path.extension().is_some_and(|end| end == "md"))
+        .collect();
+    let mut faults = Vec::new();
+    let mut count = 0;
+    for page in &pages {
+        let text = fs::read_to_string(page).unwrap();
+        for target in links(&text) {
+            count += 1;
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let there = if file.is_empty() {
+                page.clone()
+            } else {
+                page.parent().unwrap().join(file)
+            };
+            let found = there.exists()
+                && (heading.is_empty()
+                    || prose(&fs::read_to_string(&there).unwrap_or_default())
+                        .filter(|line| line.starts_with('#'))
+                        .any(|line| anchor(line.trim_start_matches('#').trim()) == heading));
+            if !found {
+                faults.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    assert!(count > 50, "{count} links in {} pages", pages.len());
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
