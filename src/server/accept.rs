@@ -142,3 +142,18 @@ impl Acceptor {
         true
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_s_connection_holds_little_that_is_not_sent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let tcp = tcp.unwrap();
+        hold_little(&tcp);
+        let bound = SockRef::from(&tcp).tcp_notsent_lowat();
+        assert_eq!(bound.unwrap(), UNSENT);
+    }
+}

@@ -3,11 +3,9 @@
 
 use std::time::Duration;
 
-use ::weir::minimum_rate::MinimumRate;
 use bytes::Bytes;
 
 use crate::support::Http;
-use crate::support::Stopwatch;
 use crate::support::certificates::pki;
 use crate::support::client::Ask;
 use crate::support::client::Call;
@@ -226,50 +224,6 @@ async fn a_client_that_does_not_take_its_answer_is_cut_off() {
         assert_eq!(weir.metric(slow).await, 12.0);
     })
     .await;
-}
-
-/// What a slow client takes in a second, twice what it has to, and for how many seconds.
-const STEADY: u64 = 192 << 10;
-const SECONDS: u64 = 7;
-
-#[tokio::test]
-async fn a_client_that_takes_a_large_answer_slowly_is_cut_off_only_when_it_stops() {
-    let mut upstream = Upstream::start().await;
-    let rate = MinimumRate {
-        bytes_per_second: 96 << 10,
-        grace: Duration::from_secs(3),
-    };
-    let weir = weir::before(upstream.address)
-        .with(|config| config.transfers.least_rate = rate)
-        .start()
-        .await;
-    let mut near = weir.wire().await;
-    near.send(Ask::get(LIST).to_http1()).await;
-    let mut exchange = upstream.next().await;
-    exchange.begin(200, &[]).await;
-    let flood = async {
-        let piece = Bytes::from_static(&[7; 64 << 10]);
-        while exchange.try_send(piece.clone()).await.is_ok() {}
-    };
-    // Its pace, and nothing that is waited for.
-    let steady = async {
-        let (began, mut taken) = (Stopwatch::start(), 0);
-        while taken < SECONDS * STEADY {
-            let piece = near.reader.some(4096).await.unwrap();
-            let piece = piece.expect("the answer to go on");
-            taken += u64::try_from(piece.len()).unwrap();
-            let due = Duration::from_millis(taken * 1000 / STEADY);
-            tokio::time::sleep(due.saturating_sub(began.elapsed())).await;
-        }
-    };
-    let mut flood = std::pin::pin!(flood);
-    tokio::select! {
-        () = flood.as_mut() => panic!("it was cut off while it took its answer"),
-        () = steady => {}
-    }
-    within("the flood to be broken off", flood).await;
-    let slow = "weir_slow_transfers_ended_total{phase=\"response_body\"}";
-    assert_eq!(weir.metric(slow).await, 1.0);
 }
 
 #[tokio::test]
