@@ -329,7 +329,10 @@ async fn one_user_cannot_have_all_places_for_what_lasts() {
         "{}",
         places.text()
     );
-    let status = weir.operator("/status.json").await;
+    // The page asks whether the upstream is ready.
+    let (status, ()) = tokio::join!(weir.operator("/status.json"), async {
+        upstream.next().await.reply(200, "ok").await;
+    });
     let status: serde_json::Value = serde_json::from_slice(&status.body).unwrap();
     let shown = &status["upstream"]["places"][0];
     assert_eq!(
