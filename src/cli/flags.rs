@@ -67,8 +67,8 @@ pub struct UpstreamArgs {
     /// CA of the API server's certificate (PEM); the system's CAs if not given.
     #[arg(long, value_name = "FILE")]
     pub upstream_ca_file: Option<PathBuf>,
-    /// The API server, its CA and the credentials for weir's own calls, from a kubeconfig. None of these credentials is
-    /// ever lent to a client's request. Not together with --upstream or --upstream-ca-file.
+    /// The API server, its CA and the credentials for weir's own calls, from a kubeconfig. Clients' requests do
+    /// not carry these credentials, except with --assert-by=impersonation. Not together with --upstream or --upstream-ca-file.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// The kubeconfig's context to use; its current one if not given.
