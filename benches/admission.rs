@@ -32,22 +32,22 @@ use criterion::criterion_group;
 use criterion::criterion_main;
 use weir::api::UserInfo;
 use weir::flowcontrol::bootstrap;
-use weir::flowcontrol::bootstrap::Class;
-use weir::flowcontrol::controller::Config;
+use weir::flowcontrol::bootstrap::BootstrapClass;
 use weir::flowcontrol::controller::Controller;
+use weir::flowcontrol::controller::ControllerConfig;
 use weir::flowcontrol::controller::Enforcement;
-use weir::flowcontrol::controller::Times;
+use weir::flowcontrol::controller::RequestTimes;
 use weir::metrics::Registry;
 use weir::request_info::RequestInfo;
 
 fn controller() -> Arc<Controller> {
-    let config = Config {
+    let config = ControllerConfig {
         server_concurrency_limit: 600,
         request_timeout: Duration::from_secs(60),
         enforcement: Enforcement::Enforce,
         consistent_reads_from_cache: true,
     };
-    let all = [Class::Mandatory, Class::Suggested];
+    let all = [BootstrapClass::Mandatory, BootstrapClass::Suggested];
     let objects = all.into_iter().flat_map(bootstrap::objects);
     Controller::new(config, objects, &Registry::new())
 }
@@ -58,7 +58,7 @@ fn user(number: usize) -> UserInfo {
         name: format!("user-{number}"),
         ..UserInfo::default()
     }
-    .authenticated()
+    .with_authenticated_group()
 }
 
 fn info() -> RequestInfo<'static> {
@@ -67,8 +67,13 @@ fn info() -> RequestInfo<'static> {
 }
 
 /// Admits a request that need not wait, and ends it.
-fn pass(controller: &Controller, info: &RequestInfo<'_>, user: &UserInfo, arrived: Instant) {
-    let admitted = pin!(controller.admit(info, user, Times::at(arrived)));
+fn admit_and_finish(
+    controller: &Controller,
+    info: &RequestInfo<'_>,
+    user: &UserInfo,
+    arrived: Instant,
+) {
+    let admitted = pin!(controller.admit(info, user, RequestTimes::at(arrived)));
     let mut context = Context::from_waker(Waker::noop());
     match admitted.poll(&mut context) {
         Poll::Ready(Ok(admitted)) => drop(black_box(admitted)),
@@ -77,7 +82,7 @@ fn pass(controller: &Controller, info: &RequestInfo<'_>, user: &UserInfo, arrive
 }
 
 /// How long `rounds` passes take by each of `threads` together.
-fn time(controller: &Controller, threads: usize, users: &[UserInfo], rounds: u64) -> Duration {
+fn measure(controller: &Controller, threads: usize, users: &[UserInfo], rounds: u64) -> Duration {
     let (info, arrived) = (info(), Instant::now());
     let start = Barrier::new(threads + 1);
     thread::scope(|scope| {
@@ -91,7 +96,7 @@ fn time(controller: &Controller, threads: usize, users: &[UserInfo], rounds: u64
                         .by_ref()
                         .take(usize::try_from(rounds).expect("64 bits"))
                     {
-                        pass(controller, info, user, arrived);
+                        admit_and_finish(controller, info, user, arrived);
                     }
                 })
             })
@@ -114,7 +119,7 @@ fn admissions(c: &mut Criterion) {
             group.bench_function(BenchmarkId::new(format!("threads={threads}"), flows), |b| {
                 b.iter_custom(|rounds| {
                     let each = rounds.div_ceil(u64::try_from(threads).expect("64 bits"));
-                    time(&controller, threads, &users, each)
+                    measure(&controller, threads, &users, each)
                 });
             });
         }
@@ -123,20 +128,20 @@ fn admissions(c: &mut Criterion) {
 }
 
 /// One thread of requests, while another swaps the configuration without a pause.
-fn swaps(c: &mut Criterion) {
+fn config_swaps(c: &mut Criterion) {
     let controller = controller();
     let users: Vec<_> = (0..100).map(user).collect();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                let all = [Class::Mandatory, Class::Suggested];
+                let all = [BootstrapClass::Mandatory, BootstrapClass::Suggested];
                 let objects = all.into_iter().flat_map(bootstrap::objects);
                 controller.configure(Instant::now(), objects);
             }
         });
         c.bench_function("admission/beside-swaps", |b| {
-            b.iter_custom(|rounds| time(&controller, 1, &users, rounds));
+            b.iter_custom(|rounds| measure(&controller, 1, &users, rounds));
         });
         done.store(true, Ordering::Relaxed);
     });
@@ -147,12 +152,12 @@ fn configure(c: &mut Criterion) {
     let controller = controller();
     c.bench_function("admission/configure", |b| {
         b.iter(|| {
-            let all = [Class::Mandatory, Class::Suggested];
+            let all = [BootstrapClass::Mandatory, BootstrapClass::Suggested];
             let objects = all.into_iter().flat_map(bootstrap::objects);
             controller.configure(Instant::now(), objects);
         });
     });
 }
 
-criterion_group!(benches, admissions, swaps, configure);
+criterion_group!(benches, admissions, config_swaps, configure);
 criterion_main!(benches);

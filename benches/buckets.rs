@@ -22,40 +22,40 @@ use criterion::BenchmarkId;
 use criterion::Criterion;
 use criterion::criterion_group;
 use criterion::criterion_main;
-use weir::limits::bucket::Bucket;
 use weir::limits::bucket::Rate;
+use weir::limits::bucket::TokenBucket;
 use weir::limits::events::body;
-use weir::limits::events::body::Encoding;
-use weir::limits::lock::lock;
-use weir::limits::lru::Keys;
+use weir::limits::events::body::EventEncoding;
+use weir::limits::lock::spin_lock;
 use weir::limits::lru::Lru;
+use weir::limits::lru::LruKeyHasher;
 
 /// A limit as a worker meets it.
-struct Limit {
-    keys: Keys,
+struct BenchLimit {
+    keys: LruKeyHasher,
     rate: Rate,
-    buckets: Mutex<Lru<Bucket>>,
+    buckets: Mutex<Lru<TokenBucket>>,
 }
 
-impl Limit {
+impl BenchLimit {
     fn new(cache_size: usize) -> Self {
         Self {
-            keys: Keys::default(),
+            keys: LruKeyHasher::default(),
             rate: Rate::new(1_000_000, 1_000_000),
             buckets: Mutex::new(Lru::new(cache_size)),
         }
     }
 
-    fn take(&self, key: &[u8], now: Instant) -> bool {
-        let key = self.keys.joined([key]);
-        let mut buckets = lock(&self.buckets);
-        let (bucket, _) = buckets.touch(key, || Bucket::full(&self.rate, now));
+    fn acquire(&self, key: &[u8], now: Instant) -> bool {
+        let key = self.keys.hash_joined([key]);
+        let mut buckets = spin_lock(&self.buckets);
+        let (bucket, _) = buckets.get_or_insert_with(key, || TokenBucket::full(&self.rate, now));
         bucket.take(&self.rate, now).is_ok()
     }
 }
 
 /// How long `rounds` decisions by each of `threads` together take.
-fn time(limit: &Limit, threads: usize, rounds: u64) -> Duration {
+fn measure(limit: &BenchLimit, threads: usize, rounds: u64) -> Duration {
     let now = Instant::now();
     let start = Barrier::new(threads + 1);
     let began = thread::scope(|scope| {
@@ -63,7 +63,7 @@ fn time(limit: &Limit, threads: usize, rounds: u64) -> Duration {
             scope.spawn(|| {
                 start.wait();
                 for _ in 0..rounds {
-                    black_box(limit.take(black_box(b"system:node:node-17"), now));
+                    black_box(limit.acquire(black_box(b"system:node:node-17"), now));
                 }
             });
         }
@@ -76,29 +76,29 @@ fn time(limit: &Limit, threads: usize, rounds: u64) -> Duration {
 fn buckets(c: &mut Criterion) {
     let mut group = c.benchmark_group("bucket");
     for threads in [1_usize, 2] {
-        let limit = Limit::new(4096);
+        let limit = BenchLimit::new(4096);
         group.bench_function(BenchmarkId::new("hot_key", threads), |b| {
             b.iter_custom(|rounds| {
                 let each = rounds.div_ceil(u64::try_from(threads).unwrap_or(1));
-                time(&limit, threads, each)
+                measure(&limit, threads, each)
             });
         });
     }
-    let limit = Limit::new(4096);
+    let limit = BenchLimit::new(4096);
     let names: Vec<String> = (0..8192).map(|n| format!("system:node:node-{n}")).collect();
     let now = Instant::now();
     let mut n = 0;
     group.bench_function("churn", |b| {
         b.iter(|| {
             n = (n + 1) % names.len();
-            limit.take(names.get(n).map_or(b"", |name| name.as_bytes()), now)
+            limit.acquire(names.get(n).map_or(b"", |name| name.as_bytes()), now)
         });
     });
     group.finish();
 }
 
 /// An event as the kubelet writes it, made up to 1 KiB by its message.
-fn json() -> String {
+fn json_event() -> String {
     let event = |message: &str| {
         format!(
             r#"{{"kind":"Event","apiVersion":"v1","metadata":{{"name":"web-0.17a1b2c3d4e5f607","namespace":"default","creationTimestamp":null}},"involvedObject":{{"kind":"Pod","namespace":"default","name":"web-0","uid":"3f1cbb6a-9d25-4a43-8d6b-0f5f8f6b9d2e","apiVersion":"v1","resourceVersion":"123456","fieldPath":"spec.containers{{web}}"}},"reason":"BackOff","message":"{message}","source":{{"component":"kubelet","host":"node-17"}},"firstTimestamp":"2026-02-03T04:05:06Z","lastTimestamp":"2026-02-03T04:05:06Z","count":3,"type":"Warning","eventTime":null,"reportingComponent":"kubelet","reportingInstance":"node-17"}}"#
@@ -108,7 +108,7 @@ fn json() -> String {
     event(&"Back-off restarting failed container. ".repeat(40)[..rest])
 }
 
-fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+fn protobuf_field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut field = vec![number << 3 | 2];
     let mut length = bytes.len();
     while length >= 0x80 {
@@ -119,7 +119,7 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&field[..], bytes].concat()
 }
 
-fn protobuf() -> Vec<u8> {
+fn protobuf_event() -> Vec<u8> {
     let object: [(u8, &[u8]); 5] = [
         (1, b"Pod"),
         (2, b"default"),
@@ -127,36 +127,43 @@ fn protobuf() -> Vec<u8> {
         (4, b"3f1cbb6a-9d25-4a43-8d6b-0f5f8f6b9d2e"),
         (5, b"v1"),
     ];
-    let object = object.map(|(number, text)| field(number, text)).concat();
-    let source = [field(1, b"kubelet"), field(2, b"node-17")].concat();
-    let name = field(1, b"web-0.17a1b2c3d4e5f607");
+    let object = object
+        .map(|(number, text)| protobuf_field(number, text))
+        .concat();
+    let source = [protobuf_field(1, b"kubelet"), protobuf_field(2, b"node-17")].concat();
+    let name = protobuf_field(1, b"web-0.17a1b2c3d4e5f607");
     let event = |message: &[u8]| {
         let raw = [
-            field(1, &[&name[..], &field(3, b"default")].concat()),
-            field(2, &object),
-            field(3, b"BackOff"),
-            field(4, message),
-            field(5, &source),
+            protobuf_field(1, &[&name[..], &protobuf_field(3, b"default")].concat()),
+            protobuf_field(2, &object),
+            protobuf_field(3, b"BackOff"),
+            protobuf_field(4, message),
+            protobuf_field(5, &source),
             vec![8 << 3, 3],
-            field(9, b"Warning"),
+            protobuf_field(9, b"Warning"),
         ]
         .concat();
-        let meta = [field(1, b"v1"), field(2, b"Event")].concat();
-        [&b"k8s\0"[..], &field(1, &meta), &field(2, &raw)].concat()
+        let meta = [protobuf_field(1, b"v1"), protobuf_field(2, b"Event")].concat();
+        [
+            &b"k8s\0"[..],
+            &protobuf_field(1, &meta),
+            &protobuf_field(2, &raw),
+        ]
+        .concat()
     };
     let rest = 1024 - event(&[b'x'; 500]).len() + 500;
     event(&vec![b'x'; rest])
 }
 
-fn keys(c: &mut Criterion) {
-    let (json, protobuf) = (json(), protobuf());
+fn event_keys(c: &mut Criterion) {
+    let (json, protobuf) = (json_event(), protobuf_event());
     assert_eq!((json.len(), protobuf.len()), (1024, 1024));
     let mut group = c.benchmark_group("event_key");
     for (name, encoding, bytes) in [
-        ("json", Encoding::Json, json.as_bytes()),
-        ("protobuf", Encoding::Protobuf, &protobuf[..]),
+        ("json", EventEncoding::Json, json.as_bytes()),
+        ("protobuf", EventEncoding::Protobuf, &protobuf[..]),
     ] {
-        let found = body::read(encoding, b"v1", bytes).expect("an event");
+        let found = body::parse(encoding, b"v1", bytes).expect("an event");
         assert!(
             found
                 .key
@@ -164,11 +171,11 @@ fn keys(c: &mut Criterion) {
                 .all(|part| matches!(part, Cow::Borrowed(text) if !text.is_empty()))
         );
         group.bench_function(name, |b| {
-            b.iter(|| body::read(encoding, b"v1", black_box(bytes)).is_some());
+            b.iter(|| body::parse(encoding, b"v1", black_box(bytes)).is_some());
         });
     }
     group.finish();
 }
 
-criterion_group!(benches, buckets, keys);
+criterion_group!(benches, buckets, event_keys);
 criterion_main!(benches);

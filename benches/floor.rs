@@ -32,7 +32,7 @@ use tokio_rustls::TlsAcceptor;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// As long as weir's.
-const BODY: &str = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too many requests: flow schema \"global-default\" leads to priority level \"global-default\", and all its seats are taken (concurrency-limit); please try again later","reason":"TooManyRequests","details":{"causes":[{"reason":"weir/concurrency-limit","message":""}],"retryAfterSeconds":1},"code":429}"#;
+const REJECTION_BODY: &str = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too many requests: flow schema \"global-default\" leads to priority level \"global-default\", and all its seats are taken (concurrency-limit); please try again later","reason":"TooManyRequests","details":{"causes":[{"reason":"weir/concurrency-limit","message":""}],"retryAfterSeconds":1},"code":429}"#;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = env::args().skip(1).filter(|argument| argument != "--bench");
@@ -65,7 +65,7 @@ async fn serve(tcp: TcpStream, tls: TlsAcceptor) {
         return;
     };
     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-    let (io, service) = (TokioIo::new(stream), service_fn(no));
+    let (io, service) = (TokioIo::new(stream), service_fn(reject));
     let _ = if http2 {
         http2::Builder::new(TokioExecutor::new())
             .max_concurrent_streams(1000)
@@ -76,8 +76,8 @@ async fn serve(tcp: TcpStream, tls: TlsAcceptor) {
     };
 }
 
-async fn no(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let mut response = Response::new(Full::new(Bytes::from_static(BODY.as_bytes())));
+async fn reject(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let mut response = Response::new(Full::new(Bytes::from_static(REJECTION_BODY.as_bytes())));
     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
     let headers = response.headers_mut();
     let json = HeaderValue::from_static("application/json");

@@ -16,13 +16,13 @@ use criterion::criterion_main;
 use weir::api::UserInfo;
 use weir::api::flowcontrol::FlowSchema;
 use weir::api::flowcontrol::Object;
-use weir::flowcontrol::bootstrap::Class;
+use weir::flowcontrol::bootstrap::BootstrapClass;
 use weir::flowcontrol::bootstrap::objects;
 use weir::flowcontrol::matching::Matcher;
 use weir::flowcontrol::matching::RequestDigest;
 use weir::request_info::RequestInfo;
 
-struct Asked {
+struct MatchingCase {
     case: &'static str,
     schema: &'static str,
     user: &'static str,
@@ -31,8 +31,8 @@ struct Asked {
     target: &'static str,
 }
 
-const ASKED: [Asked; 8] = [
-    Asked {
+const CASES: [MatchingCase; 8] = [
+    MatchingCase {
         case: "masters",
         schema: "exempt",
         user: "admin",
@@ -40,7 +40,7 @@ const ASKED: [Asked; 8] = [
         method: "GET",
         target: "/api/v1/namespaces/foo/pods/bar",
     },
-    Asked {
+    MatchingCase {
         case: "probe",
         schema: "probes",
         user: "system:anonymous",
@@ -48,7 +48,7 @@ const ASKED: [Asked; 8] = [
         method: "GET",
         target: "/readyz",
     },
-    Asked {
+    MatchingCase {
         case: "leader election",
         schema: "system-leader-election",
         user: "system:kube-scheduler",
@@ -56,7 +56,7 @@ const ASKED: [Asked; 8] = [
         method: "PUT",
         target: "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kube-scheduler",
     },
-    Asked {
+    MatchingCase {
         case: "kubelet lease",
         schema: "system-node-high",
         user: "system:node:ip-10-0-12-34.eu-central-1.compute.internal",
@@ -64,7 +64,7 @@ const ASKED: [Asked; 8] = [
         method: "PUT",
         target: "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/ip-10-0-12-34",
     },
-    Asked {
+    MatchingCase {
         case: "node",
         schema: "system-nodes",
         user: "system:node:ip-10-0-12-34.eu-central-1.compute.internal",
@@ -72,7 +72,7 @@ const ASKED: [Asked; 8] = [
         method: "PATCH",
         target: "/api/v1/namespaces/foo/pods/bar/status",
     },
-    Asked {
+    MatchingCase {
         case: "service account",
         schema: "service-accounts",
         user: "system:serviceaccount:default:builder",
@@ -84,7 +84,7 @@ const ASKED: [Asked; 8] = [
         method: "GET",
         target: "/api/v1/namespaces/foo/pods?limit=500&resourceVersion=0",
     },
-    Asked {
+    MatchingCase {
         case: "user",
         schema: "global-default",
         user: "alice",
@@ -92,7 +92,7 @@ const ASKED: [Asked; 8] = [
         method: "GET",
         target: "/api/v1/namespaces/foo/pods/bar",
     },
-    Asked {
+    MatchingCase {
         case: "anonymous",
         schema: "global-default",
         user: "system:anonymous",
@@ -103,8 +103,8 @@ const ASKED: [Asked; 8] = [
 ];
 
 /// Copies of `service-accounts` that come before it, for other service accounts.
-fn tenants() -> impl Iterator<Item = Object> {
-    let original = objects(Class::Suggested)
+fn tenant_schemas() -> impl Iterator<Item = Object> {
+    let original = objects(BootstrapClass::Suggested)
         .iter()
         .find_map(|object| match object {
             Object::FlowSchema(schema) if schema.metadata.name == "service-accounts" => {
@@ -131,18 +131,18 @@ fn tenants() -> impl Iterator<Item = Object> {
 
 fn classify(c: &mut Criterion) {
     let built_in = || {
-        objects(Class::Mandatory)
+        objects(BootstrapClass::Mandatory)
             .iter()
-            .chain(objects(Class::Suggested))
+            .chain(objects(BootstrapClass::Suggested))
     };
-    let tenants: Vec<Object> = tenants().collect();
+    let tenants: Vec<Object> = tenant_schemas().collect();
     let matchers = [
         ("built_in_schemas", Matcher::new(built_in())),
         ("with_200_tenants", Matcher::new(built_in().chain(&tenants))),
     ];
     for (name, matcher) in matchers {
         let mut group = c.benchmark_group(name);
-        for asked in &ASKED {
+        for asked in &CASES {
             let user = UserInfo {
                 name: asked.user.to_owned(),
                 groups: asked.groups.iter().map(|&group| group.to_owned()).collect(),

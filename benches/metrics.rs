@@ -13,35 +13,35 @@ use criterion::criterion_main;
 use http::StatusCode;
 use weir::clock::Clock;
 use weir::metrics::Registry;
-use weir::observe::facts::Facts;
+use weir::observe::facts::InfoMetrics;
 use weir::observe::process;
+use weir::pipeline::trace::MetricSubject;
 use weir::pipeline::trace::RequestMetrics;
-use weir::pipeline::trace::Subject;
 use weir::pipeline::trace::Trace;
 use weir::request_info::MetricLabels;
 use weir::request_info::RequestInfo;
 
 /// A request for objects of a resource that exists, from its arrival to its end.
-fn request(metrics: &Arc<RequestMetrics>, target: &str) {
+fn record_request(metrics: &Arc<RequestMetrics>, target: &str) {
     let Ok(info) = RequestInfo::parse("GET", target.as_bytes()) else {
         return;
     };
-    let subject = Subject {
-        labels: MetricLabels::of("GET", &info, None),
+    let subject = MetricSubject {
+        labels: MetricLabels::from_request("GET", &info, None),
         info: &info,
     };
-    let mut trace = Trace::started(Arc::clone(metrics), Clock.now());
-    trace.answered(subject, StatusCode::OK, None);
+    let mut trace = Trace::start(Arc::clone(metrics), Clock.now());
+    trace.record_response(subject, StatusCode::OK, None);
 }
 
 fn scrape(criterion: &mut Criterion) {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
-    Facts::register(None, Vec::new(), &registry);
+    InfoMetrics::register(None, Vec::new(), &registry);
     process::register(&registry);
     let mut resource = 0;
     while registry.render().lines().count() < 10_000 {
-        request(&metrics, &format!("/apis/example.com/v1/things{resource}"));
+        record_request(&metrics, &format!("/apis/example.com/v1/things{resource}"));
         resource += 1;
     }
     let series = registry.render().lines().count();
@@ -53,26 +53,26 @@ fn scrape(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn counted(criterion: &mut Criterion) {
+fn request_metrics(criterion: &mut Criterion) {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     let target = "/api/v1/namespaces/default/pods/a";
     let Ok(info) = RequestInfo::parse("GET", target.as_bytes()) else {
         return;
     };
-    let subject = Subject {
-        labels: MetricLabels::of("GET", &info, None),
+    let subject = MetricSubject {
+        labels: MetricLabels::from_request("GET", &info, None),
         info: &info,
     };
-    request(&metrics, target);
+    record_request(&metrics, target);
     criterion.bench_function("metrics of a request", |bench| {
         bench.iter_batched(
-            || Trace::started(Arc::clone(&metrics), Clock.now()),
-            |mut trace| trace.answered(subject, StatusCode::OK, None),
+            || Trace::start(Arc::clone(&metrics), Clock.now()),
+            |mut trace| trace.record_response(subject, StatusCode::OK, None),
             BatchSize::SmallInput,
         );
     });
 }
 
-criterion_group!(benches, scrape, counted);
+criterion_group!(benches, scrape, request_metrics);
 criterion_main!(benches);

@@ -42,28 +42,28 @@ use crate::playground::Playground;
 
 /// Four times as many as have room, so that most of them hear 429 and wait.
 const CLIENTS: usize = 40;
-const ROOM: &str = "--max-requests-inflight=10";
+const LIMIT_FLAG: &str = "--max-requests-inflight=10";
 
 /// As many on so many connections.
 const CONNECTIONS: usize = 4;
 
 /// What an answer takes, so that it is not the machine that says how many there are.
-const SERVICE_TIME: &str = "--service-time=50ms";
+const SERVICE_TIME_FLAG: &str = "--service-time=50ms";
 
 /// What else the machine does can spoil a round: where the median of these is too far off, more are taken, and all count.
 const ROUNDS: usize = 5;
-const MOST_ROUNDS: usize = 21;
+const MAX_ROUNDS: usize = 21;
 
 /// How far the median may be from 1.
-const NOISE: f64 = 0.03;
+const MAX_DEVIATION: f64 = 0.03;
 
 /// Who asks.
 #[derive(Clone, Copy)]
-enum Who {
+enum ClientKind {
     /// The `kube` crate's clients, one at a time each.
     Kube,
     /// As many, but on a few connections of HTTP/2.
-    Sharing,
+    SharedHttp2,
 }
 
 #[tokio::main]
@@ -73,17 +73,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .find_map(|argument| argument.parse().ok());
     let time = Duration::from_secs(seconds.unwrap_or(5));
     println!("good answers a second for {CLIENTS} clients that wait as they are told");
-    let ratio = compared(Who::Kube, time, MOST_ROUNDS).await?;
+    let ratio = measure_ratio(ClientKind::Kube, time, MAX_ROUNDS).await?;
     println!("the same on {CONNECTIONS} connections of HTTP/2, without a verdict");
-    compared(Who::Sharing, time, ROUNDS).await?;
-    if (ratio - 1.0).abs() > NOISE {
+    measure_ratio(ClientKind::SharedHttp2, time, ROUNDS).await?;
+    if (ratio - 1.0).abs() > MAX_DEVIATION {
         return Err(format!("holding changes what they get: {ratio:.3}").into());
     }
     Ok(())
 }
 
 /// The median of what they get with holding, as a part of what they get without.
-async fn compared(who: Who, time: Duration, most: usize) -> Result<f64, Box<dyn Error>> {
+async fn measure_ratio(
+    who: ClientKind,
+    time: Duration,
+    most: usize,
+) -> Result<f64, Box<dyn Error>> {
     println!("{:>12} {:>12} {:>8}", "hold 1s", "hold 0", "ratio");
     let mut ratios = Vec::new();
     loop {
@@ -94,8 +98,8 @@ async fn compared(who: Who, time: Duration, most: usize) -> Result<f64, Box<dyn 
         }
         let [first, second] = flags;
         let mut good = [
-            answers(who, first, time).await?,
-            answers(who, second, time).await?,
+            measure_throughput(who, first, time).await?,
+            measure_throughput(who, second, time).await?,
         ];
         if turned {
             good.reverse();
@@ -105,7 +109,7 @@ async fn compared(who: Who, time: Duration, most: usize) -> Result<f64, Box<dyn 
         ratios.push(held / not_held);
         ratios.sort_by(f64::total_cmp);
         let median = ratios.get(ratios.len() / 2).copied().unwrap_or_default();
-        let fits = (median - 1.0).abs() <= NOISE;
+        let fits = (median - 1.0).abs() <= MAX_DEVIATION;
         if ratios.len() >= most || ratios.len() >= ROUNDS && fits {
             println!("median of the ratios: {median:.3}");
             return Ok(median);
@@ -114,19 +118,23 @@ async fn compared(who: Who, time: Duration, most: usize) -> Result<f64, Box<dyn 
 }
 
 /// Good answers a second.
-async fn answers(who: Who, hold: &str, time: Duration) -> Result<f64, Box<dyn Error>> {
+async fn measure_throughput(
+    who: ClientKind,
+    hold: &str,
+    time: Duration,
+) -> Result<f64, Box<dyn Error>> {
     let flags = [
         "--enable-priority-and-fairness=false",
-        ROOM,
-        SERVICE_TIME,
+        LIMIT_FLAG,
+        SERVICE_TIME_FLAG,
         hold,
     ];
     let playground = Playground::start(&flags).await;
     let good = Arc::new(AtomicU64::new(0));
     let mut asking = JoinSet::new();
     match who {
-        Who::Kube => kube(&playground, &good, &mut asking).await,
-        Who::Sharing => sharing(&playground, &good, &mut asking).await?,
+        ClientKind::Kube => spawn_kube_clients(&playground, &good, &mut asking).await,
+        ClientKind::SharedHttp2 => spawn_http2_clients(&playground, &good, &mut asking).await?,
     }
     tokio::time::sleep(Duration::from_secs(2)).await; // they have found their pace
     let (before, began) = (good.load(Ordering::Relaxed), Clock.now());
@@ -140,7 +148,11 @@ async fn answers(who: Who, hold: &str, time: Duration) -> Result<f64, Box<dyn Er
     }
 }
 
-async fn kube(playground: &Playground, good: &Arc<AtomicU64>, asking: &mut JoinSet<()>) {
+async fn spawn_kube_clients(
+    playground: &Playground,
+    good: &Arc<AtomicU64>,
+    asking: &mut JoinSet<()>,
+) {
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
         clients.push(playground.pods(ALICE[1]).await);
@@ -157,14 +169,14 @@ async fn kube(playground: &Playground, good: &Arc<AtomicU64>, asking: &mut JoinS
     }
 }
 
-async fn sharing(
+async fn spawn_http2_clients(
     playground: &Playground,
     good: &Arc<AtomicU64>,
     asking: &mut JoinSet<()>,
 ) -> Result<(), Box<dyn Error>> {
     let (_, name) = playground.pods(ALICE[1]).await;
-    let address = playground.file("address");
-    let tokens = playground.file("tokens.csv");
+    let address = playground.read_file("address");
+    let tokens = playground.read_file("tokens.csv");
     let token = tokens
         .lines()
         .filter_map(|line| line.split_once(','))
@@ -182,7 +194,7 @@ async fn sharing(
             let (sender, request) = (sender.clone(), request.clone());
             let good = Arc::clone(good);
             asking.spawn(async move {
-                let _ = ask(sender, request, &good).await; // that it ends is an error
+                let _ = request_loop(sender, request, &good).await; // that it ends is an error
             });
         }
     }
@@ -194,7 +206,7 @@ async fn connect(
     address: &str,
 ) -> Result<SendRequest<String>, Box<dyn Error>> {
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(playground.file("ca.crt").as_bytes()) {
+    for certificate in CertificateDer::pem_slice_iter(playground.read_file("ca.crt").as_bytes()) {
         roots.add(certificate?)?;
     }
     let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -213,7 +225,7 @@ async fn connect(
 }
 
 /// For ever; waits as long as it is told to.
-async fn ask(
+async fn request_loop(
     mut sender: SendRequest<String>,
     request: Request<String>,
     good: &AtomicU64,

@@ -23,7 +23,7 @@ use weir::flowcontrol::queue_set::Arrival;
 use weir::flowcontrol::queue_set::Effects;
 use weir::flowcontrol::queue_set::QueueSet;
 use weir::flowcontrol::queue_set::Queuing;
-use weir::flowcontrol::queue_set::Ticket;
+use weir::flowcontrol::queue_set::RequestKey;
 use weir::flowcontrol::seats::WorkEstimate;
 use weir::flowcontrol::shuffle_sharding::Dealer;
 use weir::flowcontrol::shuffle_sharding::flow_hash;
@@ -37,7 +37,7 @@ const WORK: WorkEstimate = WorkEstimate {
 };
 
 /// A level, the flows that visit it in rotation, and time.
-struct Level {
+struct BenchLevel {
     set: QueueSet<()>,
     effects: Effects,
     hashes: Vec<u64>,
@@ -45,7 +45,7 @@ struct Level {
     now: Instant,
 }
 
-impl Level {
+impl BenchLevel {
     fn new(flows: usize, concurrency_limit: u32) -> Self {
         let dealer = Dealer::new(128, 6).expect("hands that can be dealt");
         let now = Instant::now();
@@ -67,7 +67,7 @@ impl Level {
         }
     }
 
-    fn arrive(&mut self) -> Option<Ticket> {
+    fn arrive(&mut self) -> Option<RequestKey> {
         self.now += STEP;
         self.arrivals += 1;
         let hash = self
@@ -81,7 +81,7 @@ impl Level {
         }
     }
 
-    fn leave(&mut self, ticket: Ticket) {
+    fn leave(&mut self, ticket: RequestKey) {
         self.now += STEP;
         self.set.leave(self.now, ticket, &mut self.effects);
     }
@@ -90,7 +90,7 @@ impl Level {
 fn uncontended(c: &mut Criterion) {
     let mut group = c.benchmark_group("admit_and_finish");
     for flows in [1, 100, 10_000] {
-        let mut level = Level::new(flows, 600);
+        let mut level = BenchLevel::new(flows, 600);
         group.bench_function(BenchmarkId::new("flows", flows), |b| {
             b.iter(|| {
                 if let Some(ticket) = black_box(level.arrive()) {
@@ -105,7 +105,7 @@ fn uncontended(c: &mut Criterion) {
 fn contended(c: &mut Criterion) {
     let mut group = c.benchmark_group("queue_and_finish");
     for flows in [1, 100, 10_000] {
-        let mut level = Level::new(flows, 10);
+        let mut level = BenchLevel::new(flows, 10);
         let mut running = VecDeque::new();
         for _ in 0..1010 {
             level.arrive();

@@ -63,7 +63,9 @@ fn labels(c: &mut Criterion) {
             continue;
         };
         group.bench_function(name, |b| {
-            b.iter(|| MetricLabels::of(black_box(method), black_box(&info), black_box(None)));
+            b.iter(|| {
+                MetricLabels::from_request(black_box(method), black_box(&info), black_box(None))
+            });
         });
     }
     group.finish();

@@ -15,11 +15,11 @@ use http::Method;
 use http::StatusCode;
 use http::uri::PathAndQuery;
 use weir::api::UserInfo;
-use weir::observe::talkers::Query;
-use weir::observe::talkers::Talkers;
-use weir::pipeline::record::Outcome;
+use weir::observe::talkers::TopTalkers;
+use weir::observe::talkers::TopTalkersQuery;
 use weir::pipeline::record::Record;
-use weir::pipeline::record::Witness;
+use weir::pipeline::record::RequestObserver;
+use weir::pipeline::record::RequestOutcome;
 
 #[expect(clippy::disallowed_methods, reason = "a time to begin at")]
 fn now() -> (Instant, SystemTime) {
@@ -45,30 +45,33 @@ fn record(n: u32) -> Record {
         arrived,
         arrived_wall,
         user: Some(Arc::new(user)),
-        counted: None,
+        counted_as: None,
         decision: None,
         rule: None,
-        traced: None,
-        audited: None,
-        written_down: false,
-        outcome: Outcome::Answered(StatusCode::OK),
-        sent: 1000,
+        trace_context: None,
+        audit: None,
+        is_logged: false,
+        outcome: RequestOutcome::Responded(StatusCode::OK),
+        sent_bytes: 1000,
     }
 }
 
-fn talkers(c: &mut Criterion) {
+fn top_talkers(c: &mut Criterion) {
     let mut group = c.benchmark_group("talkers");
     for many in [1, 100, 100_000] {
         let records: Vec<_> = (0..many).map(record).collect();
-        let talkers = Talkers::new(now().0, 1);
-        let desk = talkers.desk();
+        let talkers = TopTalkers::new(now().0, 1);
+        let desk = talkers.new_shard();
         let (end, _) = now();
         let mut next = records.iter().cycle();
         group.bench_function(format!("{many} users"), |b| {
-            b.iter(|| next.next().map(|record| desk.ended(black_box(record), end)));
+            b.iter(|| {
+                next.next()
+                    .map(|record| desk.on_ended(black_box(record), end))
+            });
         });
         group.bench_function(format!("{many} users, shown"), |b| {
-            b.iter(|| talkers.top(black_box(&Query::default())));
+            b.iter(|| talkers.top(black_box(&TopTalkersQuery::default())));
         });
     }
     let one = record(0);
@@ -76,5 +79,5 @@ fn talkers(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, talkers);
+criterion_group!(benches, top_talkers);
 criterion_main!(benches);

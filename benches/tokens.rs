@@ -24,27 +24,27 @@ use http::HeaderValue;
 use http::StatusCode;
 use http::header::AUTHORIZATION;
 use weir::clock::Clock;
-use weir::identity::Client;
-use weir::identity::Identity;
+use weir::identity::ClientContext;
+use weir::identity::RequestAuthenticator;
+use weir::identity::TokenAuthenticator;
 use weir::identity::TokenFile;
-use weir::identity::Tokens;
-use weir::identity::remote::ApiServer;
-use weir::identity::remote::Call;
-use weir::identity::remote::Reply;
-use weir::identity::remote::Replying;
+use weir::identity::remote::ApiTransport;
+use weir::identity::remote::RemoteFuture;
+use weir::identity::remote::RemoteRequest;
+use weir::identity::remote::RemoteResponse;
 use weir::identity::tokens;
-use weir::identity::tokens::turns::Asker;
+use weir::identity::tokens::turns::ClientSource;
 use weir::metrics::Registry;
 
 /// Says yes to every token.
 #[derive(Debug)]
-struct Yes;
+struct AcceptingTransport;
 
-impl ApiServer for Yes {
-    fn ask(&self, _call: Call) -> Replying {
+impl ApiTransport for AcceptingTransport {
+    fn send(&self, _call: RemoteRequest) -> RemoteFuture {
         const USER: &str =
             r#"{"status":{"authenticated":true,"user":{"username":"alice","groups":["dev"]}}}"#;
-        Box::pin(std::future::ready(Ok(Reply {
+        Box::pin(std::future::ready(Ok(RemoteResponse {
             status: StatusCode::CREATED,
             body: Bytes::from_static(USER.as_bytes()),
         })))
@@ -56,34 +56,34 @@ fn headers(token: &str) -> HeaderMap {
     HeaderMap::from_iter([(AUTHORIZATION, value)])
 }
 
-fn known_tokens(criterion: &mut Criterion) {
+fn cached_tokens(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
     let _entered = runtime.enter();
-    let config = tokens::Config {
+    let config = tokens::TokenConfig {
         issuers: Vec::new(),
-        accounts: None,
-        reviewer: Some(Arc::new(Yes)),
+        service_accounts: None,
+        api_server: Some(Arc::new(AcceptingTransport)),
         reviews_per_second: 50,
         audiences: Vec::new(),
         // Longer than the measurement.
-        ttl: Duration::from_secs(3600),
+        cache_ttl: Duration::from_secs(3600),
     };
-    let tokens = Tokens::new(config, &Registry::new());
+    let tokens = TokenAuthenticator::new(config, &Registry::new());
     runtime.spawn(Arc::clone(&tokens).run());
     let file = TokenFile::parse("in-the-file,bob,u-bob,dev\n").unwrap();
-    let identity = Identity::new(None, None, file, tokens).unwrap();
+    let identity = RequestAuthenticator::new(None, None, file, tokens).unwrap();
     let unverified = OnceLock::new();
-    let client = Client {
+    let client = ClientContext {
         certificate: None,
-        asker: Asker {
+        source: ClientSource {
             address: Ipv4Addr::LOCALHOST.into(),
-            connection: 1,
+            connection_id: 1,
         },
-        trusted: false,
-        unverified: &unverified,
+        from_trusted_proxy: false,
+        unverified_user: &unverified,
         upgrade: None,
     };
     let mut group = criterion.benchmark_group("a token that is known");
@@ -94,7 +94,8 @@ fn known_tokens(criterion: &mut Criterion) {
         ("by review, 40 bytes", headers(&short), "alice"),
         ("by review, 1 KiB", headers(&long), "alice"),
     ] {
-        let resolve = || identity.resolve(Ok(None), client, &headers, Clock.now(), Clock.wall());
+        let resolve =
+            || identity.authenticate(Ok(None), client, &headers, Clock.now(), Clock.wall());
         let known = runtime.block_on(resolve()).unwrap();
         assert_eq!(known.user.name, user);
         group.bench_function(name, |bencher| {
@@ -108,5 +109,5 @@ fn known_tokens(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, known_tokens);
+criterion_group!(benches, cached_tokens);
 criterion_main!(benches);

@@ -26,79 +26,79 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::info;
 
-use crate::app::authentication::Ground;
-use crate::app::authentication::Reviews;
-use crate::app::authentication::WhoAsks;
-use crate::app::authentication::who_asks;
-use crate::app::onlookers::Onlookers;
-use crate::app::own_calls::AboutItself;
-use crate::app::own_calls::OwnCalls;
+use crate::app::authentication::AuthComponents;
+use crate::app::authentication::AuthDependencies;
+use crate::app::authentication::ReviewTasks;
+use crate::app::authentication::build_authenticator;
+use crate::app::onlookers::Observers;
+use crate::app::own_calls::ApiServerTasks;
+use crate::app::own_calls::SelfCheckConfig;
 use crate::clock::Clock;
 use crate::config;
+use crate::config::AdmissionConfig;
 use crate::config::Config;
-use crate::config::Limits;
-use crate::config::Shutdown;
+use crate::config::ShutdownConfig;
 use crate::drain::Drain;
-use crate::drain::Stage;
+use crate::drain::DrainStage;
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::in_flight::PEAKS_EVERY;
+use crate::flowcontrol::in_flight::PEAK_UPDATE_PERIOD;
 use crate::limits::Admission;
 use crate::limits::MaxInFlight;
-use crate::limits::rates::Rates;
-use crate::limits::upgrades::UpgradeRate;
+use crate::limits::rates::RateLimits;
+use crate::limits::upgrades::UpgradeRateLimit;
 use crate::metrics::Registry;
-use crate::observe::admin::Admin;
+use crate::observe::admin::AdminServer;
 use crate::observe::readiness::Readiness;
-use crate::observe::status::Status;
-use crate::observe::status::counts::Counts;
-use crate::observe::status::sources::Sources;
-use crate::observe::talkers::Talkers;
+use crate::observe::status::StatusFeed;
+use crate::observe::status::counts::OutcomeCounts;
+use crate::observe::status::sources::StatusSources;
+use crate::observe::talkers::TopTalkers;
 use crate::observe::zpages::Zpages;
 use crate::pipeline::Pipeline;
 use crate::pipeline::heads::HeadBudget;
-use crate::pipeline::holding::Holding;
-use crate::pipeline::in_flight::GivenUp;
-use crate::pipeline::overdue::Overdue;
+use crate::pipeline::holding::RejectionDelay;
+use crate::pipeline::in_flight::AbandonedRequests;
+use crate::pipeline::overdue::Deadlines;
 use crate::pipeline::overdue::SlowTransfers;
-use crate::pipeline::prepared::Prepared;
-use crate::pipeline::record::Witness;
-use crate::pipeline::record::Witnesses;
-use crate::pipeline::refusing::SkippedBodies;
-use crate::pipeline::request_body::request_bodies;
+use crate::pipeline::prepared::RejectionResponseCache;
+use crate::pipeline::record::RequestObserver;
+use crate::pipeline::record::RequestObservers;
+use crate::pipeline::refusing::BodyDrainBudget;
+use crate::pipeline::request_body::request_body_budget;
 use crate::pipeline::trace::RequestMetrics;
 use crate::server;
 use crate::server::accept;
 use crate::server::accept::Acceptor;
+use crate::server::connection::ConnectionContext;
 use crate::server::connection::HANDSHAKE_TIMEOUT;
-use crate::server::connection::Serving;
-use crate::server::newcomers::Newcomers;
+use crate::server::newcomers::PendingHandshakes;
 use crate::server::tls;
-use crate::server::turns::Turns;
+use crate::server::turns::HandshakeQueue;
 use crate::server::worker::Worker;
-use crate::sparingly::Sparingly;
+use crate::sparingly::LogLimiter;
 use crate::upstream;
 use crate::upstream::Upstream;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::loops::LoopDetector;
-use crate::upstream::read_body::Budget;
-use crate::upstream::room::PlaceMetrics;
-use crate::upstream::room::Room;
+use crate::upstream::read_body::MemoryBudget;
+use crate::upstream::room::ConnectionBudget;
+use crate::upstream::room::SlotMetrics;
 
 /// How long connections may take to close once nothing is under way on them: a GOAWAY and a few round trips.
-const CLOSE_WITHIN: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A proxy that is bound and ready to run.
 #[derive(Debug)]
 pub struct App {
     acceptor: Acceptor,
     admin: AdminListeners,
-    own_calls: OwnCalls,
-    reviews: Reviews,
-    talkers: Arc<Talkers>,
+    own_calls: ApiServerTasks,
+    review_tasks: ReviewTasks,
+    talkers: Arc<TopTalkers>,
     admission: Admission,
-    onlookers: Onlookers,
+    observers: Observers,
     drain: Arc<Drain>,
-    shutdown: Shutdown,
+    shutdown: ShutdownConfig,
     request_timeout: Duration,
     addresses: Addresses,
 }
@@ -115,12 +115,12 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    fn of(acceptor: &Acceptor, admin: &AdminListeners) -> Result<Self, StartError> {
+    fn new(acceptor: &Acceptor, admin: &AdminListeners) -> Result<Self, StartError> {
         Ok(Self {
-            clients: local(&acceptor.listener)?,
-            admin: local(&admin.operators.0)?,
+            clients: local_address(&acceptor.listener)?,
+            admin: local_address(&admin.operators.0)?,
             health: match &admin.probes {
-                Some((listener, _)) => Some(local(listener)?),
+                Some((listener, _)) => Some(local_address(listener)?),
                 None => None,
             },
         })
@@ -129,34 +129,34 @@ impl Addresses {
 
 /// How the run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ShutdownOutcome {
     /// Every request and watch had its end. (Tunnels, which have none, are cut off.)
     Drained,
     /// Some were cut off when their time was over.
     CutOff,
     /// A second order to go cut it short.
-    AtOnce,
+    Forced,
 }
 
 /// Why the proxy cannot start.
 #[derive(Debug)]
 pub struct StartError {
-    what: String,
-    why: String,
+    context: String,
+    reason: String,
 }
 
 impl StartError {
     fn new(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self {
-            what: what.into(),
-            why: why.to_string(),
+            context: what.into(),
+            reason: why.to_string(),
         }
     }
 }
 
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.why)
+        write!(f, "{}: {}", self.context, self.reason)
     }
 }
 
@@ -171,57 +171,69 @@ impl App {
     /// # Cancel safety
     /// Dropping the future lets go of what was bound.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
-        let (about, registry, drain) = (AboutItself::of(&config), Registry::new(), Drain::new());
+        let (about, registry, drain) = (
+            SelfCheckConfig::from_config(&config),
+            Registry::new(),
+            Drain::new(),
+        );
         let Config {
             serving,
             identity,
-            limits,
+            admission: limits,
             upstream,
-            own,
+            own_credentials: own,
             admin,
-            telling,
-            provider,
+            reporting: telling,
+            crypto_provider: provider,
             ..
         } = config;
-        let admission = how_much(limits, &registry);
-        let upstream_metrics = upstream::Metrics::register(&registry);
-        let checks = about.checks(&upstream, &upstream_metrics, &registry);
+        let admission = build_admission(limits, &registry);
+        let upstream_metrics = upstream::UpstreamMetrics::register(&registry);
+        let checks = about.build(&upstream, &upstream_metrics, &registry);
         let own = (own, config.object_count_poll_period);
-        let asks = OwnCalls::start(own, &upstream, &upstream_metrics, &drain, checks);
+        let asks = ApiServerTasks::start(own, &upstream, &upstream_metrics, &drain, checks);
         let (own_calls, readiness, server) = asks.await?;
-        facts::show(&serving, &upstream, &own_calls.own, &readiness, &registry);
-        let ground = Ground::new(server, &upstream_metrics, &registry, &provider);
-        let (who, reviews) = who_asks(identity, config.impersonate, ground)?;
-        let shared = Shared {
-            who,
-            rates: Arc::new(Rates::new(&config.rates, &registry)),
-            budgets: Budgets::new(config.transfers, upstream.room, &registry),
+        facts::register(
+            &serving,
+            &upstream,
+            &own_calls.credentials,
+            &readiness,
+            &registry,
+        );
+        let ground = AuthDependencies::new(server, &upstream_metrics, &registry, &provider);
+        let (who, reviews) = build_authenticator(identity, config.assert_by_impersonation, ground)?;
+        let shared = SharedComponents {
+            auth: who,
+            rates: Arc::new(RateLimits::new(&config.rates, &registry)),
+            budgets: Budgets::new(config.transfers, upstream.max_connections, &registry),
             admission: admission.clone(),
-            refusals: Arc::default(),
-            holding: Arc::new(Holding::new(config.rejection_hold, &registry)),
+            rejection_responses: Arc::default(),
+            rejection_delay: Arc::new(RejectionDelay::new(config.rejection_hold, &registry)),
             metrics: RequestMetrics::register(&registry),
-            counts: Arc::default(),
-            talkers: who_does_most(&admission),
-            onlookers: Onlookers::start(telling, &registry)?,
-            upstream_log: Arc::default(),
+            outcome_counts: Arc::default(),
+            talkers: top_talkers(&admission),
+            observers: Observers::start(telling, &registry)?,
+            upstream_log_limiter: Arc::default(),
             request_timeout: config.request_timeout,
             drain: Arc::clone(&drain),
-            impersonator: config.impersonate.then(|| Arc::clone(&own_calls.own)),
-            loops: Arc::clone(&own_calls.loops),
+            impersonator: config
+                .assert_by_impersonation
+                .then(|| Arc::clone(&own_calls.credentials)),
+            loop_detector: Arc::clone(&own_calls.loop_detector),
             upstream_metrics,
             upstream,
         };
         let admin = AdminListeners::bind(admin, readiness, &registry, &shared, &serving)?;
         let acceptor = shared.acceptor(serving, config.workers, provider, &registry)?;
         Ok(Self {
-            addresses: Addresses::of(&acceptor, &admin)?,
+            addresses: Addresses::new(&acceptor, &admin)?,
             acceptor,
             admin,
             own_calls,
-            reviews,
+            review_tasks: reviews,
             talkers: shared.talkers,
             admission,
-            onlookers: shared.onlookers,
+            observers: shared.observers,
             drain,
             shutdown: config.shutdown,
             request_timeout: config.request_timeout,
@@ -239,15 +251,15 @@ impl App {
         self,
         stop: impl Future<Output = ()>,
         at_once: impl Future<Output = ()>,
-    ) -> Ended {
+    ) -> ShutdownOutcome {
         let Self {
             acceptor,
             admin,
             own_calls,
-            reviews,
+            review_tasks: reviews,
             talkers,
             admission,
-            onlookers,
+            observers: onlookers,
             drain,
             shutdown,
             request_timeout,
@@ -257,19 +269,19 @@ impl App {
         own_calls.run(&admission);
         reviews.run();
         tokio::spawn(talkers.run());
-        tokio::spawn(keep_limits(admission));
+        tokio::spawn(maintain_limits(admission));
         tokio::spawn(onlookers.clone().run());
         let accepting = tokio::spawn(acceptor.run());
         stop.await;
         let ended = tokio::select! {
-            ended = go_away(&drain, shutdown, request_timeout) => ended,
-            () = at_once => Ended::AtOnce,
+            ended = shut_down(&drain, shutdown, request_timeout) => ended,
+            () = at_once => ShutdownOutcome::Forced,
         };
-        drain.enter(Stage::Closing); // when it is cut short, the listener ends here
+        drain.advance(DrainStage::Closing); // when it is cut short, the listener ends here
         if let Ok(workers) = accepting.await {
             let stopping =
                 tokio::task::spawn_blocking(|| workers.into_iter().for_each(Worker::stop));
-            let _ = timeout(CLOSE_WITHIN, stopping).await;
+            let _ = timeout(CLOSE_TIMEOUT, stopping).await;
         }
         onlookers.finish().await;
         ended
@@ -278,96 +290,97 @@ impl App {
 
 /// What all requests together may take of memory.
 struct Budgets {
-    request_bodies: Arc<Budget>,
-    heads: Arc<HeadBudget>,
-    skipped_bodies: Arc<SkippedBodies>,
-    transfers: config::Transfers,
+    request_body_budget: Arc<MemoryBudget>,
+    head_budget: Arc<HeadBudget>,
+    body_drain_budget: Arc<BodyDrainBudget>,
+    transfers: config::TransferConfig,
     slow_transfers: SlowTransfers,
-    given_up: IntGauge,
-    upgrades: Arc<UpgradeRate>,
-    places: Room,
+    abandoned_requests: IntGauge,
+    upgrade_rate: Arc<UpgradeRateLimit>,
+    connection_budget: ConnectionBudget,
 }
 
 impl Budgets {
     /// One worker's.
-    fn overdue(&self) -> Arc<Overdue> {
-        Overdue::new(self.transfers.least_rate, self.slow_transfers.clone())
+    fn deadlines(&self) -> Arc<Deadlines> {
+        Deadlines::new(self.transfers.minimum_rate, self.slow_transfers.clone())
     }
 
-    fn new(transfers: config::Transfers, connections: usize, registry: &Registry) -> Self {
+    fn new(transfers: config::TransferConfig, connections: usize, registry: &Registry) -> Self {
         Self {
             transfers,
             slow_transfers: SlowTransfers::register(registry),
-            given_up: GivenUp::register(registry),
-            upgrades: UpgradeRate::new(transfers.upgrades_per_second, registry),
-            places: Room::of(connections, &PlaceMetrics::register(registry)),
-            request_bodies: request_bodies(registry),
-            heads: HeadBudget::new(registry),
-            skipped_bodies: SkippedBodies::new(registry),
+            abandoned_requests: AbandonedRequests::register(registry),
+            upgrade_rate: UpgradeRateLimit::new(transfers.upgrades_per_second, registry),
+            connection_budget: ConnectionBudget::new(connections, &SlotMetrics::register(registry)),
+            request_body_budget: request_body_budget(registry),
+            head_budget: HeadBudget::new(registry),
+            body_drain_budget: BodyDrainBudget::new(registry),
         }
     }
 }
 
 /// What the workers' pipelines, and the calls of weir's own, share.
-struct Shared {
-    who: WhoAsks,
-    rates: Arc<Rates>,
+struct SharedComponents {
+    auth: AuthComponents,
+    rates: Arc<RateLimits>,
     budgets: Budgets,
     admission: Admission,
-    refusals: Arc<Prepared>,
-    holding: Arc<Holding>,
+    rejection_responses: Arc<RejectionResponseCache>,
+    rejection_delay: Arc<RejectionDelay>,
     metrics: Arc<RequestMetrics>,
-    counts: Arc<Counts>,
-    talkers: Arc<Talkers>,
-    onlookers: Onlookers,
-    upstream_log: Arc<Sparingly>,
+    outcome_counts: Arc<OutcomeCounts>,
+    talkers: Arc<TopTalkers>,
+    observers: Observers,
+    upstream_log_limiter: Arc<LogLimiter>,
     request_timeout: Duration,
     drain: Arc<Drain>,
-    upstream: upstream::Config,
+    upstream: upstream::UpstreamConfig,
     /// Whose credentials assert a certificate's user, if it is not a front proxy's.
     impersonator: Option<Arc<OwnCredentials>>,
-    loops: Arc<LoopDetector>,
-    upstream_metrics: Arc<upstream::Metrics>,
+    loop_detector: Arc<LoopDetector>,
+    upstream_metrics: Arc<upstream::UpstreamMetrics>,
 }
 
-impl Shared {
+impl SharedComponents {
     /// Those of one worker, who counts on a desk of its own.
-    fn witnesses(&self) -> Witnesses {
-        let counts: Arc<dyn Witness> = Arc::<Counts>::clone(&self.counts);
-        self.onlookers.witnesses([self.talkers.desk(), counts])
+    fn request_observers(&self) -> RequestObservers {
+        let counts: Arc<dyn RequestObserver> = Arc::<OutcomeCounts>::clone(&self.outcome_counts);
+        self.observers
+            .request_observers([self.talkers.new_shard(), counts])
     }
 
     fn pipeline(&self) -> Pipeline {
         Pipeline {
-            identity: Arc::clone(&self.who.identity),
-            impersonation: self.who.impersonation.clone(),
-            identity_headers: Arc::clone(&self.who.headers),
+            authenticator: Arc::clone(&self.auth.authenticator),
+            impersonation: self.auth.impersonation.clone(),
+            identity_headers: Arc::clone(&self.auth.identity_headers),
             rates: Arc::clone(&self.rates),
-            request_bodies: Arc::clone(&self.budgets.request_bodies),
-            heads: Arc::clone(&self.budgets.heads),
-            skipped_bodies: Arc::clone(&self.budgets.skipped_bodies),
+            request_body_budget: Arc::clone(&self.budgets.request_body_budget),
+            head_budget: Arc::clone(&self.budgets.head_budget),
+            body_drain_budget: Arc::clone(&self.budgets.body_drain_budget),
             body_buffer: self.budgets.transfers.body_buffer,
-            given_up: GivenUp::new(self.budgets.given_up.clone()),
-            upgrades: Arc::clone(&self.budgets.upgrades),
+            abandoned_requests: AbandonedRequests::new(self.budgets.abandoned_requests.clone()),
+            upgrade_rate: Arc::clone(&self.budgets.upgrade_rate),
             admission: self.admission.clone(),
-            loops: Arc::clone(&self.loops),
+            loop_detector: Arc::clone(&self.loop_detector),
             upstream: Upstream::new(
                 &self.upstream,
-                &self.budgets.places,
+                &self.budgets.connection_budget,
                 self.impersonator.as_ref(),
                 &self.upstream_metrics,
             ),
             request_timeout: self.request_timeout,
-            refusals: Arc::clone(&self.refusals),
-            holding: Arc::clone(&self.holding),
+            rejection_responses: Arc::clone(&self.rejection_responses),
+            rejection_delay: Arc::clone(&self.rejection_delay),
             drain: Arc::clone(&self.drain),
-            overdue: self.budgets.overdue(),
+            deadlines: self.budgets.deadlines(),
             metrics: Arc::clone(&self.metrics),
-            witnesses: self.witnesses(),
-            sampler: self.onlookers.sampler,
-            audits: self.onlookers.audits(),
-            explains: self.onlookers.explains,
-            upstream_log: Arc::clone(&self.upstream_log),
+            observers: self.request_observers(),
+            sampler: self.observers.sampler,
+            has_audit_log: self.observers.has_audit_log(),
+            explain_responses: self.observers.explain_responses,
+            upstream_log_limiter: Arc::clone(&self.upstream_log_limiter),
         }
     }
 
@@ -376,27 +389,27 @@ impl Shared {
         readiness: &Arc<Readiness>,
         most_connections: usize,
         host: &str,
-    ) -> Arc<Status> {
-        Status::new(Sources {
+    ) -> Arc<StatusFeed> {
+        StatusFeed::new(StatusSources {
             host: host.to_owned(),
-            upstream_address: self.upstream.target.authority.to_string(),
-            started: Clock.now(),
+            upstream_address: self.upstream.address.authority.to_string(),
+            start_time: Clock.now(),
             drain: Arc::clone(&self.drain),
             readiness: Arc::clone(readiness),
             upstream: Arc::clone(&self.upstream_metrics),
-            places: self.budgets.places.clone(),
+            connection_budget: self.budgets.connection_budget.clone(),
             admission: self.admission.clone(),
-            rates: Arc::clone(&self.rates),
-            holding: Arc::clone(&self.holding),
-            counts: Arc::clone(&self.counts),
-            talkers: Arc::clone(&self.talkers),
-            most_connections,
+            rate_limits: Arc::clone(&self.rates),
+            rejection_delay: Arc::clone(&self.rejection_delay),
+            outcomes: Arc::clone(&self.outcome_counts),
+            top_talkers: Arc::clone(&self.talkers),
+            max_connections: most_connections,
         })
     }
 
     fn acceptor(
         &self,
-        serving: config::Serving,
+        serving: config::ServingConfig,
         workers: usize,
         provider: Arc<CryptoProvider>,
         registry: &Registry,
@@ -405,20 +418,20 @@ impl Shared {
             .map_err(|why| StartError::new("TLS towards clients", why))?;
         let tls = TlsAcceptor::from(Arc::new(tls));
         let listener = listen(serving.address)?;
-        let metrics = server::Metrics::register(registry);
+        let metrics = server::ServerMetrics::register(registry);
         let trusted: Arc<[IpNet]> = serving.trusted_proxies.into();
-        let turns = Turns::new(HANDSHAKE_TIMEOUT, &metrics);
+        let turns = HandshakeQueue::new(HANDSHAKE_TIMEOUT, &metrics);
         let start = |number| {
-            let serving = Serving {
+            let serving = ConnectionContext {
                 pipeline: Arc::new(self.pipeline()),
                 drain: Arc::clone(&self.drain),
                 max_streams: serving.max_streams,
-                trusted: Arc::clone(&trusted),
+                trusted_proxies: Arc::clone(&trusted),
                 proxy_protocol: serving.proxy_protocol,
-                turns: Arc::clone(&turns),
+                handshake_queue: Arc::clone(&turns),
                 goaway_chance: serving.goaway_chance,
                 header_timeout: serving.header_timeout,
-                resets_per_second: serving.resets_per_second,
+                max_resets_per_second: serving.resets_per_second,
                 metrics: metrics.clone(),
             };
             Worker::start(number, tls.clone(), Arc::new(serving))
@@ -427,9 +440,9 @@ impl Shared {
         Ok(Acceptor {
             listener,
             workers: workers.map_err(|why| StartError::new("cannot start a worker", why))?,
-            most: serving.max_connections,
+            max_connections: serving.max_connections,
             drain: Arc::clone(&self.drain),
-            newcomers: Newcomers::none(),
+            pending_handshakes: PendingHandshakes::new(),
             metrics,
         })
     }
@@ -438,25 +451,25 @@ impl Shared {
 /// The listeners for operators, and what each serves.
 #[derive(Debug)]
 struct AdminListeners {
-    operators: (TcpListener, Arc<Admin>),
-    probes: Option<(TcpListener, Arc<Admin>)>,
-    status: Arc<Status>,
-    unasked: Duration,
+    operators: (TcpListener, Arc<AdminServer>),
+    probes: Option<(TcpListener, Arc<AdminServer>)>,
+    status: Arc<StatusFeed>,
+    readiness_poll_after: Duration,
 }
 
 impl AdminListeners {
     fn bind(
-        admin: config::Admin,
+        admin: config::AdminConfig,
         readiness: Arc<Readiness>,
         registry: &Registry,
-        shared: &Shared,
-        serving: &config::Serving,
+        shared: &SharedComponents,
+        serving: &config::ServingConfig,
     ) -> Result<Self, StartError> {
         let host = &admin.effective.host;
         let status = shared.status(&readiness, serving.max_connections, host);
         let zpages = Arc::new(Zpages {
-            upstream: shared.upstream.target.authority.to_string(),
-            started: (Clock.now(), Clock.wall()),
+            upstream: shared.upstream.address.authority.to_string(),
+            start_time: (Clock.now(), Clock.wall()),
             effective: admin.effective.clone(),
         });
         let fairness = match &shared.admission {
@@ -468,14 +481,14 @@ impl AdminListeners {
             let dumps = fairness.filter(|_| operators).cloned();
             Ok((
                 listen(address)?,
-                Arc::new(Admin {
+                Arc::new(AdminServer {
                     readiness: Arc::clone(&readiness),
                     metrics,
-                    rates: operators.then(|| Arc::clone(&shared.rates)),
-                    places: operators.then(|| shared.budgets.places.clone()),
-                    talkers: operators.then(|| Arc::clone(&shared.talkers)),
+                    rate_limits: operators.then(|| Arc::clone(&shared.rates)),
+                    connection_budget: operators.then(|| shared.budgets.connection_budget.clone()),
+                    top_talkers: operators.then(|| Arc::clone(&shared.talkers)),
                     log_level: admin.log_level.clone().filter(|_| operators),
-                    dumps,
+                    flow_controller: dumps,
                     status: operators.then(|| Arc::clone(&status)),
                     zpages: operators.then(|| Arc::clone(&zpages)),
                 }),
@@ -488,7 +501,7 @@ impl AdminListeners {
                 .map(|address| serve(address, admin.health_metrics, false))
                 .transpose()?,
             status,
-            unasked: admin.unasked,
+            readiness_poll_after: admin.readiness_poll_after,
         })
     }
 
@@ -497,7 +510,7 @@ impl AdminListeners {
             operators,
             probes,
             status,
-            unasked,
+            readiness_poll_after: unasked,
         } = self;
         tokio::spawn(status.run(unasked));
         for (listener, admin) in std::iter::once(operators).chain(probes) {
@@ -506,30 +519,34 @@ impl AdminListeners {
     }
 }
 
-fn who_does_most(admission: &Admission) -> Arc<Talkers> {
+fn top_talkers(admission: &Admission) -> Arc<TopTalkers> {
     let seats_without_decision = match admission {
         Admission::Fairness(_) => 0,
         Admission::MaxInFlight(_) => 1,
     };
-    Talkers::new(Clock.now(), seats_without_decision)
+    TopTalkers::new(Clock.now(), seats_without_decision)
 }
 
-async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) -> Ended {
-    let Shutdown { delay, watch_grace } = shutdown;
+async fn shut_down(
+    drain: &Drain,
+    shutdown: ShutdownConfig,
+    request_timeout: Duration,
+) -> ShutdownOutcome {
+    let ShutdownConfig { delay, watch_grace } = shutdown;
     info!(
         delay_seconds = delay.as_secs_f64(),
         "told to go: /readyz fails from now on"
     );
-    drain.enter(Stage::NotReady);
+    drain.advance(DrainStage::NotReady);
     // By then load balancers have seen it; what they keep connections for goes elsewhere before the end.
     tokio::time::sleep(delay / 2).await;
-    drain.enter(Stage::Moving);
+    drain.advance(DrainStage::Draining);
     tokio::time::sleep(delay / 2).await;
     info!(
         connections = drain.open_connections(),
         "no new connections; requests under way finish"
     );
-    drain.enter(Stage::Closing);
+    drain.advance(DrainStage::Closing);
     // No request outlives its time, so this wait ends; the time is for those that came last.
     let _ = timeout(request_timeout, drain.requests_done()).await;
     info!(
@@ -538,8 +555,8 @@ async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) -
         "watches end"
     );
     drain.end_watches(watch_grace);
-    let _ = timeout(watch_grace + CLOSE_WITHIN, drain.watches_done()).await;
-    let _ = timeout(CLOSE_WITHIN, drain.connections_done()).await;
+    let _ = timeout(watch_grace + CLOSE_TIMEOUT, drain.watches_done()).await;
+    let _ = timeout(CLOSE_TIMEOUT, drain.connections_done()).await;
     let (requests, watches) = (drain.open_requests(), drain.open_watches());
     info!(
         requests,
@@ -548,18 +565,18 @@ async fn go_away(drain: &Drain, shutdown: Shutdown, request_timeout: Duration) -
         "gone; what is still open is cut off"
     );
     if requests == 0 && watches == 0 {
-        Ended::Drained
+        ShutdownOutcome::Drained
     } else {
-        Ended::CutOff
+        ShutdownOutcome::CutOff
     }
 }
 
 /// What the limits need done from time to time.
-async fn keep_limits(admission: Admission) {
+async fn maintain_limits(admission: Admission) {
     match admission {
         Admission::Fairness(controller) => controller.run().await,
         Admission::MaxInFlight(limiter) => {
-            let mut second = tokio::time::interval(PEAKS_EVERY);
+            let mut second = tokio::time::interval(PEAK_UPDATE_PERIOD);
             loop {
                 second.tick().await;
                 limiter.publish_peaks();
@@ -568,13 +585,13 @@ async fn keep_limits(admission: Admission) {
     }
 }
 
-fn how_much(limits: Limits, registry: &Registry) -> Admission {
-    facts::show_mode(&limits, registry);
+fn build_admission(limits: AdmissionConfig, registry: &Registry) -> Admission {
+    facts::register_dry_run(&limits, registry);
     match limits {
-        Limits::Fairness { config, objects } => {
+        AdmissionConfig::Fairness { config, objects } => {
             Admission::Fairness(Controller::new(config, &objects, registry))
         }
-        Limits::MaxInFlight(config) => {
+        AdmissionConfig::MaxInFlight(config) => {
             Admission::MaxInFlight(Arc::new(MaxInFlight::new(config, registry)))
         }
     }
@@ -586,7 +603,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
         .map_err(|why| StartError::new(format!("cannot listen on {address}"), why))
 }
 
-fn local(listener: &TcpListener) -> Result<SocketAddr, StartError> {
+fn local_address(listener: &TcpListener) -> Result<SocketAddr, StartError> {
     listener
         .local_addr()
         .map_err(|why| StartError::new("a listener without an address", why))

@@ -13,67 +13,67 @@ use rustls::crypto::CryptoProvider;
 use crate::api::flowcontrol::Object;
 use crate::flowcontrol::controller;
 use crate::identity::TokenFile;
-use crate::identity::jwt::Issuer;
+use crate::identity::jwt::JwtIssuer;
 use crate::identity::jwt::KeySet;
 use crate::limits::max_in_flight;
 use crate::limits::rates;
-use crate::limits::upgrades::UPGRADES_PER_SECOND;
+use crate::limits::upgrades::DEFAULT_UPGRADES_PER_SECOND;
 use crate::minimum_rate::MinimumRate;
 use crate::observe::audit;
 use crate::observe::log_level::LogLevel;
-use crate::observe::log_lines::DroppedLines;
+use crate::observe::log_lines::DroppedLineCounter;
 use crate::observe::spans;
-use crate::observe::zpages::Effective;
-use crate::pipeline::request_body::BUFFER;
+use crate::observe::zpages::EffectiveConfig;
+use crate::pipeline::request_body::DEFAULT_BODY_BUFFER;
 use crate::server::tls;
 use crate::upstream;
-use crate::upstream::credentials::Source;
+use crate::upstream::credentials::CredentialSource;
 use crate::upstream::headers::IdentityHeaders;
 
 /// Everything that `weir serve` needs to know.
 #[derive(Debug)]
 pub struct Config {
     /// Towards clients.
-    pub serving: Serving,
+    pub serving: ServingConfig,
     /// Who asks.
-    pub identity: Identity,
+    pub identity: IdentityConfig,
     /// How much at all.
-    pub rates: rates::Config,
+    pub rates: rates::RateLimitsConfig,
     /// How much at a time.
-    pub limits: Limits,
+    pub admission: AdmissionConfig,
     /// `--request-timeout`.
     pub request_timeout: Duration,
     /// `--rejection-hold`.
     pub rejection_hold: Duration,
     /// What clients have to keep to.
-    pub transfers: Transfers,
+    pub transfers: TransferConfig,
     /// `--object-count-poll-period`; zero where the API server is not asked.
     pub object_count_poll_period: Duration,
     /// Which API server.
-    pub upstream: upstream::Config,
+    pub upstream: upstream::UpstreamConfig,
     /// What weir's own calls to it carry.
-    pub own: Source,
+    pub own_credentials: CredentialSource,
     /// `--assert-by=impersonation`: these also assert a certificate's user.
-    pub impersonate: bool,
+    pub assert_by_impersonation: bool,
     /// Going away.
-    pub shutdown: Shutdown,
+    pub shutdown: ShutdownConfig,
     /// For operators.
-    pub admin: Admin,
+    pub admin: AdminConfig,
     /// What is told of requests.
-    pub telling: Telling,
+    pub reporting: ReportingConfig,
     /// `--workers`.
     pub workers: usize,
     /// The cryptography that every part uses.
-    pub provider: Arc<CryptoProvider>,
+    pub crypto_provider: Arc<CryptoProvider>,
 }
 
 /// Towards clients.
 #[derive(Debug)]
-pub struct Serving {
+pub struct ServingConfig {
     /// `--bind-address` and `--secure-port`.
     pub address: SocketAddr,
     /// What the listener presents.
-    pub tls: tls::Config,
+    pub tls: tls::ListenerTlsConfig,
     /// `--http2-max-streams-per-connection`.
     pub max_streams: u32,
     /// `--goaway-chance`.
@@ -92,28 +92,28 @@ pub struct Serving {
 
 /// What clients have to keep to while their requests are under way.
 #[derive(Clone, Copy, Debug)]
-pub struct Transfers {
+pub struct TransferConfig {
     /// `--request-body-buffer`, in bytes.
     pub body_buffer: usize,
     /// `--min-transfer-rate` and `--min-transfer-rate-grace`.
-    pub least_rate: MinimumRate,
+    pub minimum_rate: MinimumRate,
     /// `--unproven-upgrades-per-second`; 0 is no limit.
     pub upgrades_per_second: u32,
 }
 
-impl Default for Transfers {
+impl Default for TransferConfig {
     fn default() -> Self {
         Self {
-            body_buffer: BUFFER,
-            least_rate: MinimumRate::default(),
-            upgrades_per_second: UPGRADES_PER_SECOND,
+            body_buffer: DEFAULT_BODY_BUFFER,
+            minimum_rate: MinimumRate::default(),
+            upgrades_per_second: DEFAULT_UPGRADES_PER_SECOND,
         }
     }
 }
 
 /// Who asks.
 #[derive(Debug)]
-pub struct Identity {
+pub struct IdentityConfig {
     /// `--client-ca-file`.
     pub client_ca: Option<RootCertStore>,
     /// `--token-auth-file`; empty where it is not given.
@@ -121,16 +121,16 @@ pub struct Identity {
     /// `--requestheader-*-headers`.
     pub headers: IdentityHeaders,
     /// `--requestheader-client-ca-file`, if there is one.
-    pub front_proxies: Option<FrontProxies>,
+    pub front_proxies: Option<FrontProxyConfig>,
     /// How other tokens are verified.
-    pub verification: Verification,
+    pub verification: VerificationConfig,
     /// Those who want to be taken for somebody else.
-    pub impersonation: Impersonation,
+    pub impersonation: ImpersonationConfig,
 }
 
 /// Those who want to be taken for somebody else.
 #[derive(Clone, Copy, Debug)]
-pub struct Impersonation {
+pub struct ImpersonationConfig {
     /// `--classify-impersonated`.
     pub classify: bool,
     /// `--access-reviews-per-second`.
@@ -139,26 +139,26 @@ pub struct Impersonation {
 
 /// Front proxies before weir.
 #[derive(Debug)]
-pub struct FrontProxies {
+pub struct FrontProxyConfig {
     /// `--requestheader-client-ca-file`.
     pub ca: RootCertStore,
     /// `--requestheader-allowed-names`.
-    pub allowed: Vec<String>,
+    pub allowed_names: Vec<String>,
 }
 
 /// How tokens are verified that are in no file.
 #[derive(Debug)]
-pub struct Verification {
+pub struct VerificationConfig {
     /// `--authentication-config`.
-    pub issuers: Vec<(Issuer, IssuerKeys)>,
+    pub issuers: Vec<(JwtIssuer, IssuerKeys)>,
     /// `--service-account-key-file`.
-    pub account_keys: Option<KeySet>,
+    pub service_account_keys: Option<KeySet>,
     /// `--service-account-issuer`.
-    pub account_issuers: Vec<String>,
+    pub service_account_issuers: Vec<String>,
     /// `--api-audiences`.
     pub audiences: Vec<String>,
     /// `--authentication-token-webhook-cache-ttl`.
-    pub ttl: Duration,
+    pub cache_ttl: Duration,
     /// `--token-reviews-per-second`.
     pub reviews_per_second: u32,
 }
@@ -167,7 +167,7 @@ pub struct Verification {
 #[derive(Clone, Debug)]
 pub enum IssuerKeys {
     /// They were given.
-    Given(KeySet),
+    Configured(KeySet),
     /// At this URL, if these roots vouch for it.
     Url(String, RootCertStore),
     /// Where the discovery document at this URL says, likewise.
@@ -178,35 +178,35 @@ impl Config {
     /// Whether tokens that are in no file can be verified; otherwise they are all strangers'.
     #[must_use]
     pub fn verifies_tokens(&self) -> bool {
-        let Verification {
+        let VerificationConfig {
             issuers,
-            account_keys,
+            service_account_keys: account_keys,
             reviews_per_second,
             ..
         } = &self.identity.verification;
         !issuers.is_empty()
             || account_keys.is_some()
-            || (*reviews_per_second > 0 && !self.own.is_nobody())
+            || (*reviews_per_second > 0 && !self.own_credentials.is_anonymous())
     }
 }
 
 /// How much at a time: which of the ways, and its settings.
 #[derive(Debug)]
-pub enum Limits {
+pub enum AdmissionConfig {
     /// `--enable-priority-and-fairness`.
     Fairness {
         /// The total, the enforcement.
-        config: controller::Config,
+        config: controller::ControllerConfig,
         /// Flow schemas and priority levels, the built-in ones among them.
         objects: Vec<Object>,
     },
     /// `--enable-priority-and-fairness=false`.
-    MaxInFlight(max_in_flight::Config),
+    MaxInFlight(max_in_flight::MaxInFlightConfig),
 }
 
 /// Going away.
 #[derive(Clone, Copy, Debug)]
-pub struct Shutdown {
+pub struct ShutdownConfig {
     /// `--shutdown-delay-duration`.
     pub delay: Duration,
     /// `--shutdown-watch-termination-grace-period`.
@@ -215,7 +215,7 @@ pub struct Shutdown {
 
 /// For operators.
 #[derive(Clone, Debug)]
-pub struct Admin {
+pub struct AdminConfig {
     /// `--admin-address`.
     pub address: SocketAddr,
     /// `--health-address`.
@@ -225,23 +225,23 @@ pub struct Admin {
     /// What is logged, where that can be changed.
     pub log_level: Option<Arc<LogLevel>>,
     /// How long nobody need ask whether the API server answers until weir does by itself; no flag.
-    pub unasked: Duration,
+    pub readiness_poll_after: Duration,
     /// What weir was started with, as `/configz` and `/flagz` show it.
-    pub effective: Effective,
+    pub effective: EffectiveConfig,
     /// How often weir asks whom the API server takes its front-proxy certificate's requests for; at the start it asks what its
     /// own credential may do, too. `None` asks neither. No flag.
-    pub self_checks: Option<Duration>,
+    pub self_check_interval: Option<Duration>,
 }
 
 /// What is told of requests.
 #[derive(Clone, Debug, Default)]
-pub struct Telling {
+pub struct ReportingConfig {
     /// `--audit-log-path` and its like.
-    pub audit: Option<audit::Config>,
+    pub audit: Option<audit::AuditConfig>,
     /// `--explain-responses`.
     pub explain: bool,
     /// `--tracing-config-file`.
-    pub spans: Option<spans::config::Config>,
+    pub spans: Option<spans::config::TracingConfig>,
     /// What counts the log's own losses.
-    pub dropped_lines: DroppedLines,
+    pub dropped_lines: DroppedLineCounter,
 }

@@ -27,58 +27,61 @@ use tokio::io::AsyncWrite;
 use tokio::io::ReadBuf;
 
 /// As much as a TLS record holds: more would not make fewer of them.
-const FULL: usize = 16 << 10;
+const BUFFER_SIZE: usize = 16 << 10;
 
 /// What is not gathered: copying it would cost more than the system call that it saves.
-const LARGE: usize = 4 << 10;
+const LARGE_WRITE: usize = 4 << 10;
 
 /// What is read at a time of what nobody wants any more.
-const PASSED_OVER: usize = 4 << 10;
+const DISCARD_BUFFER_SIZE: usize = 4 << 10;
 
 /// The side of a stream that is given to HTTP/2.
 #[derive(Debug)]
-pub struct Corked<S>(Arc<Mutex<Gathering<S>>>);
+pub struct CoalescingIo<S>(Arc<Mutex<CoalescingState<S>>>);
 
 /// The side that lets it out.
 #[derive(Debug)]
-pub struct Cork<S>(Arc<Mutex<Gathering<S>>>);
+pub struct CoalescingDriver<S>(Arc<Mutex<CoalescingState<S>>>);
 
 #[derive(Debug)]
-struct Gathering<S> {
+struct CoalescingState<S> {
     stream: S,
     /// Taken, and not given to `stream` yet: from `gone` on.
-    waiting: Vec<u8>,
-    gone: usize,
+    buffer: Vec<u8>,
+    written: usize,
     /// Whether `stream` may keep something back.
     unflushed: bool,
     /// The bytes that have been read.
-    read: u64,
+    bytes_read: u64,
     /// The last write was not taken: it may be a part of a frame.
-    blocked: bool,
+    write_blocked: bool,
     /// It failed while nobody asked: whoever asks next is told.
-    broken: Option<io::ErrorKind>,
+    error: Option<io::ErrorKind>,
 }
 
 /// Both sides of `stream`.
-pub fn cork<S>(stream: S) -> (Corked<S>, Cork<S>) {
-    let gathering = Arc::new(Mutex::new(Gathering {
+pub fn coalesce_writes<S>(stream: S) -> (CoalescingIo<S>, CoalescingDriver<S>) {
+    let gathering = Arc::new(Mutex::new(CoalescingState {
         stream,
-        waiting: Vec::new(),
-        gone: 0,
+        buffer: Vec::new(),
+        written: 0,
         unflushed: false,
-        read: 0,
-        blocked: false,
-        broken: None,
+        bytes_read: 0,
+        write_blocked: false,
+        error: None,
     }));
-    (Corked(Arc::clone(&gathering)), Cork(gathering))
+    (
+        CoalescingIo(Arc::clone(&gathering)),
+        CoalescingDriver(gathering),
+    )
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Cork<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingDriver<S> {
     /// Runs what speaks on the other side to its end, and lets out what it writes.
     pub async fn drive<F: Future>(&self, mut speaking: Pin<&mut F>) -> F::Output {
         poll_fn(|cx| {
             let polled = speaking.as_mut().poll(cx);
-            if polled.is_pending() && self.let_out(cx) {
+            if polled.is_pending() && self.flush_or_fail(cx) {
                 return speaking.as_mut().poll(cx); // it meets the failure itself
             }
             polled
@@ -87,9 +90,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Cork<S> {
     }
 
     /// Comes if less than `bytes` have been read when this `time` is over.
-    pub async fn silence(&self, bytes: u64, time: Duration) {
+    pub async fn insufficient_read(&self, bytes: u64, time: Duration) {
         tokio::time::sleep(time).await;
-        if lock(&self.0).read >= bytes {
+        if lock(&self.0).bytes_read >= bytes {
             std::future::pending::<()>().await;
         }
     }
@@ -106,21 +109,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Cork<S> {
     pub async fn finish(&self, last: &[u8]) -> io::Result<()> {
         {
             let mut gathering = lock(&self.0);
-            if !gathering.blocked {
-                gathering.waiting.extend_from_slice(last);
+            if !gathering.write_blocked {
+                gathering.buffer.extend_from_slice(last);
             }
         }
         poll_fn(|cx| {
             let mut gathering = lock(&self.0);
-            gathering.whole()?;
-            ready!(gathering.poll_out(cx))?;
+            gathering.check_error()?;
+            ready!(gathering.poll_flush_all(cx))?;
             Pin::new(&mut gathering.stream).poll_shutdown(cx)
         })
         .await?;
         poll_fn(|cx| {
             let mut gathering = lock(&self.0);
             loop {
-                let mut passed_over = [0; PASSED_OVER];
+                let mut passed_over = [0; DISCARD_BUFFER_SIZE];
                 let mut buffer = ReadBuf::new(&mut passed_over);
                 ready!(Pin::new(&mut gathering.stream).poll_read(cx, &mut buffer))?;
                 if buffer.filled().is_empty() {
@@ -132,43 +135,43 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Cork<S> {
     }
 
     /// Whether that has failed.
-    fn let_out(&self, cx: &mut Context<'_>) -> bool {
+    fn flush_or_fail(&self, cx: &mut Context<'_>) -> bool {
         let mut gathering = lock(&self.0);
-        let Poll::Ready(Err(why)) = gathering.poll_out(cx) else {
+        let Poll::Ready(Err(why)) = gathering.poll_flush_all(cx) else {
             return false;
         };
-        gathering.broken = Some(why.kind());
+        gathering.error = Some(why.kind());
         true
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Gathering<S> {
-    fn whole(&self) -> io::Result<()> {
-        self.broken.map_or(Ok(()), |kind| Err(kind.into()))
+impl<S: AsyncRead + AsyncWrite + Unpin> CoalescingState<S> {
+    fn check_error(&self) -> io::Result<()> {
+        self.error.map_or(Ok(()), |kind| Err(kind.into()))
     }
 
     /// Writes what waits.
-    fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(rest) = self.waiting.get(self.gone..).filter(|r| !r.is_empty()) {
+    fn poll_write_buffer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(rest) = self.buffer.get(self.written..).filter(|r| !r.is_empty()) {
             self.unflushed = true;
             let written = ready!(Pin::new(&mut self.stream).poll_write(cx, rest))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.gone += written;
+            self.written += written;
         }
-        self.none_waits();
+        self.clear_buffer();
         Poll::Ready(Ok(()))
     }
 
-    fn none_waits(&mut self) {
-        self.waiting = Vec::new(); // a quiet connection keeps no memory for it
-        self.gone = 0;
+    fn clear_buffer(&mut self) {
+        self.buffer = Vec::new(); // a quiet connection keeps no memory for it
+        self.written = 0;
     }
 
     /// Writes what waits, to the last byte.
-    fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_waiting(cx))?;
+    fn poll_flush_all(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_write_buffer(cx))?;
         if self.unflushed {
             ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
             self.unflushed = false;
@@ -177,58 +180,62 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Gathering<S> {
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.whole()?;
-        if bytes.len() >= LARGE {
-            return self.poll_through(cx, bytes);
+        self.check_error()?;
+        if bytes.len() >= LARGE_WRITE {
+            return self.poll_write_through(cx, bytes);
         }
-        if self.waiting.len() + bytes.len() > FULL {
-            ready!(self.poll_waiting(cx))?;
+        if self.buffer.len() + bytes.len() > BUFFER_SIZE {
+            ready!(self.poll_write_buffer(cx))?;
         }
-        if self.waiting.capacity() == 0 {
-            self.waiting.reserve_exact(FULL); // at once, not by doubling
+        if self.buffer.capacity() == 0 {
+            self.buffer.reserve_exact(BUFFER_SIZE); // at once, not by doubling
         }
-        self.waiting.extend_from_slice(bytes);
+        self.buffer.extend_from_slice(bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 
     /// Writes these behind what waits: at once, since what waits may be no more than their frame's head.
-    fn poll_through(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write_through(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.unflushed = true;
-        while let Some(rest) = self.waiting.get(self.gone..).filter(|r| !r.is_empty()) {
+        while let Some(rest) = self.buffer.get(self.written..).filter(|r| !r.is_empty()) {
             let waited = rest.len();
             let both = [IoSlice::new(rest), IoSlice::new(bytes)];
             let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &both))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.gone += written.min(waited);
+            self.written += written.min(waited);
             if written > waited {
-                self.none_waits();
+                self.clear_buffer();
                 return Poll::Ready(Ok(written - waited));
             }
         }
-        self.none_waits();
+        self.clear_buffer();
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Corked<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for CoalescingIo<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let mut gathering = lock(&self.0);
-        gathering.whole()?;
+        gathering.check_error()?;
         let before = buffer.filled().len();
         let polled = Pin::new(&mut gathering.stream).poll_read(cx, buffer);
         let read = buffer.filled().len().saturating_sub(before);
-        gathering.read += u64::try_from(read).unwrap_or_default();
+        gathering.bytes_read += u64::try_from(read).unwrap_or_default();
         polled
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Corked<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CoalescingIo<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -236,19 +243,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Corked<S> {
     ) -> Poll<io::Result<usize>> {
         let mut gathering = lock(&self.0);
         let polled = gathering.poll_write(cx, bytes);
-        gathering.blocked = polled.is_pending();
+        gathering.write_blocked = polled.is_pending();
         polled
     }
 
-    /// Nothing: [`Cork::drive`] does it when all is written, and what fails then is met by reading.
+    /// Nothing: [`CoalescingDriver::drive`] does it when all is written, and what fails then is met by reading.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut gathering = lock(&self.0);
-        gathering.whole()?;
-        ready!(gathering.poll_out(cx))?;
+        gathering.check_error()?;
+        ready!(gathering.poll_flush_all(cx))?;
         Pin::new(&mut gathering.stream).poll_shutdown(cx)
     }
 }
@@ -269,9 +276,9 @@ mod tests {
 
     /// Notes what it is given, write by write; takes no more than a number of bytes at a time, and nothing every other time.
     struct Sink {
-        taken: Arc<Mutex<Vec<Vec<u8>>>>,
-        at_a_time: usize,
-        dawdles: bool,
+        writes: Arc<Mutex<Vec<Vec<u8>>>>,
+        max_write: usize,
+        was_pending: bool,
         fails: bool,
     }
 
@@ -279,9 +286,9 @@ mod tests {
         fn new(at_a_time: usize) -> (Self, Arc<Mutex<Vec<Vec<u8>>>>) {
             let taken = Arc::default();
             let sink = Self {
-                taken: Arc::clone(&taken),
-                at_a_time,
-                dawdles: false,
+                writes: Arc::clone(&taken),
+                max_write: at_a_time,
+                was_pending: false,
                 fails: false,
             };
             (sink, taken)
@@ -307,13 +314,13 @@ mod tests {
             if self.fails {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             }
-            if self.at_a_time < FULL && !std::mem::replace(&mut self.dawdles, true) {
+            if self.max_write < BUFFER_SIZE && !std::mem::replace(&mut self.was_pending, true) {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            self.dawdles = false;
-            let bytes = &bytes[..bytes.len().min(self.at_a_time)];
-            self.taken.lock().unwrap().push(bytes.to_vec());
+            self.was_pending = false;
+            let bytes = &bytes[..bytes.len().min(self.max_write)];
+            self.writes.lock().unwrap().push(bytes.to_vec());
             Poll::Ready(Ok(bytes.len()))
         }
 
@@ -336,9 +343,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_written_in_one_go_goes_out_in_one_write_and_what_is_large_by_itself() {
+    async fn small_writes_are_coalesced_and_a_large_write_is_not() {
         let (sink, taken) = Sink::new(usize::MAX);
-        let (mut corked, cork) = cork(sink);
+        let (mut corked, cork) = coalesce_writes(sink);
         let (wake, mut woken) = tokio::io::duplex(1);
         let speaking = pin!(async move {
             for byte in 0..16 {
@@ -347,7 +354,7 @@ mod tests {
             }
             woken.read_u8().await.unwrap(); // no more for now
             corked.write_all(&[16; 400]).await.unwrap();
-            corked.write_all(&[17; LARGE]).await.unwrap();
+            corked.write_all(&[17; LARGE_WRITE]).await.unwrap();
             corked.shutdown().await.unwrap();
         });
         let driven = pin!(cork.drive(speaking));
@@ -363,20 +370,20 @@ mod tests {
         let ((), first) = tokio::join!(driven, looking_on);
         assert_eq!(first, [16 * 400]);
         let all: Vec<_> = taken.lock().unwrap().iter().map(Vec::len).collect();
-        assert_eq!(all, [16 * 400, 400 + LARGE]);
+        assert_eq!(all, [16 * 400, 400 + LARGE_WRITE]);
     }
 
     #[tokio::test]
-    async fn nothing_is_lost_or_changes_places_on_a_stream_that_takes_a_little_at_a_time() {
+    async fn partial_writes_lose_and_reorder_nothing() {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);
         for _ in 0..50 {
             let (sink, taken) = Sink::new(random.usize(1..3000));
-            let (mut corked, cork) = cork(sink);
+            let (mut corked, cork) = coalesce_writes(sink);
             let parts: Vec<Vec<u8>> = (0..random.usize(1..40))
                 .map(|_| {
-                    let most = if random.bool() { 300 } else { 3 * FULL };
+                    let most = if random.bool() { 300 } else { 3 * BUFFER_SIZE };
                     (0..random.usize(1..most)).map(|_| random.u8(..)).collect()
                 })
                 .collect();
@@ -398,10 +405,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_speaks_is_told_when_the_stream_fails_afterwards() {
+    async fn a_late_write_error_reaches_the_next_read() {
         let (mut sink, _) = Sink::new(usize::MAX);
         sink.fails = true;
-        let (mut corked, cork) = cork(sink);
+        let (mut corked, cork) = coalesce_writes(sink);
         let speaking = pin!(async move {
             corked.write_all(b"abc").await.unwrap(); // gathered
             corked.read_u8().await.unwrap_err().kind()
@@ -410,17 +417,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_words_stand_behind_what_was_written_and_never_within_it() {
+    async fn final_bytes_follow_earlier_writes_and_never_split_a_frame() {
         for blocked in [false, true] {
-            let (near, mut far) = tokio::io::duplex(2 * LARGE);
-            let (mut corked, cork) = cork(near);
-            let mut written = vec![1; LARGE];
+            let (near, mut far) = tokio::io::duplex(2 * LARGE_WRITE);
+            let (mut corked, cork) = coalesce_writes(near);
+            let mut written = vec![1; LARGE_WRITE];
             corked.write_all(&written).await.unwrap();
-            let more = vec![2; 2 * LARGE];
+            let more = vec![2; 2 * LARGE_WRITE];
             if blocked {
                 let mut writing = pin!(corked.write_all(&more));
                 assert!(futures_util::poll!(&mut writing).is_pending());
-                written.extend_from_slice(&more[..LARGE]);
+                written.extend_from_slice(&more[..LARGE_WRITE]);
             } else {
                 corked.write_all(&[3]).await.unwrap();
                 written.push(3);
@@ -439,11 +446,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_said_too_little_when_the_time_is_over_is_told_of_and_nobody_else() {
+    async fn a_connection_that_sent_too_little_in_time_is_reported() {
         const TIME: Duration = Duration::from_secs(10);
         for (said, is_silence) in [(0, true), (23, true), (24, false)] {
             let (near, mut far) = tokio::io::duplex(64);
-            let (mut corked, cork) = cork(near);
+            let (mut corked, cork) = coalesce_writes(near);
             far.write_all(&vec![0; said]).await.unwrap();
             let reading = pin!(async {
                 let mut read = Vec::new();
@@ -452,7 +459,7 @@ mod tests {
             let began = tokio::time::Instant::now();
             tokio::select! {
                 () = cork.drive(reading) => panic!("nobody closed it"),
-                () = cork.silence(24, TIME) => {
+                () = cork.insufficient_read(24, TIME) => {
                     assert!(is_silence, "{said}");
                     assert_eq!(began.elapsed(), TIME);
                 }

@@ -19,14 +19,14 @@ const WATCHES_PER_SECOND: usize = 200;
 
 /// How far the end has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub enum DrainStage {
     /// Everything is as usual.
     Serving,
     /// Told to go: `/readyz` fails, everything else is as usual.
     NotReady,
     /// Half of the delay is over: clients that keep connections are to move. Answers of HTTP/1.1 say `Connection: close`, HTTP/2
     /// connections that were open get GOAWAY, and new connections are served.
-    Moving,
+    Draining,
     /// No new connections; those that are open end with their last request.
     Closing,
 }
@@ -34,26 +34,26 @@ pub enum Stage {
 /// The stage, and the counts of what must end first.
 #[derive(Debug)]
 pub struct Drain {
-    stage: watch::Sender<Stage>,
+    stage: watch::Sender<DrainStage>,
     /// Whether [`Stage::Moving`] has been reached: a look for each answer that takes no lock.
-    moving: AtomicBool,
+    draining: AtomicBool,
     /// The time within which watches end, once they are to.
-    watches_end: watch::Sender<Option<Duration>>,
-    requests: Counted,
-    watches: Counted,
-    connections: Counted,
+    watch_grace: watch::Sender<Option<Duration>>,
+    requests: DrainCounter,
+    watches: DrainCounter,
+    connections: DrainCounter,
 }
 
 #[derive(Debug, Default)]
-struct Counted {
+struct DrainCounter {
     count: AtomicUsize,
-    none: Notify,
+    reached_zero: Notify,
 }
 
-impl Counted {
-    async fn none_left(&self) {
+impl DrainCounter {
+    async fn wait_for_zero(&self) {
         loop {
-            let mut none = std::pin::pin!(self.none.notified());
+            let mut none = std::pin::pin!(self.reached_zero.notified());
             none.as_mut().enable();
             if self.count.load(Ordering::Acquire) == 0 {
                 return;
@@ -68,25 +68,25 @@ impl Drain {
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
-            stage: watch::Sender::new(Stage::Serving),
-            moving: AtomicBool::new(false),
-            watches_end: watch::Sender::new(None),
-            requests: Counted::default(),
-            watches: Counted::default(),
-            connections: Counted::default(),
+            stage: watch::Sender::new(DrainStage::Serving),
+            draining: AtomicBool::new(false),
+            watch_grace: watch::Sender::new(None),
+            requests: DrainCounter::default(),
+            watches: DrainCounter::default(),
+            connections: DrainCounter::default(),
         })
     }
 
     /// Whether nobody has ordered the end yet.
     #[must_use]
-    pub fn ready(&self) -> bool {
-        *self.stage.borrow() == Stage::Serving
+    pub fn is_ready(&self) -> bool {
+        *self.stage.borrow() == DrainStage::Serving
     }
 
     /// Goes on to `stage`.
-    pub fn enter(&self, stage: Stage) {
-        if stage >= Stage::Moving {
-            self.moving.store(true, Ordering::Release);
+    pub fn advance(&self, stage: DrainStage) {
+        if stage >= DrainStage::Draining {
+            self.draining.store(true, Ordering::Release);
         }
         self.stage.send_if_modified(|now| {
             let further = stage > *now;
@@ -99,18 +99,18 @@ impl Drain {
 
     /// Whether clients are to make their next request on another connection.
     #[must_use]
-    pub fn moving(&self) -> bool {
-        self.moving.load(Ordering::Acquire)
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
     }
 
     /// The stage at which a connection that begins now is told to end: one that begins while clients move has come for good reason,
     /// or by a load balancer that knows of no other weir.
     #[must_use]
-    pub fn told_at(&self) -> Stage {
-        if self.moving() {
-            Stage::Closing
+    pub fn close_stage(&self) -> DrainStage {
+        if self.is_draining() {
+            DrainStage::Closing
         } else {
-            Stage::Moving
+            DrainStage::Draining
         }
     }
 
@@ -118,7 +118,7 @@ impl Drain {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub fn reached(&self, stage: Stage) -> impl Future<Output = ()> + Send + use<> {
+    pub fn reached(&self, stage: DrainStage) -> impl Future<Output = ()> + Send + use<> {
         let mut now = self.stage.subscribe();
         async move {
             // Fails only if the sender has gone, and with it whoever could ask.
@@ -132,7 +132,7 @@ impl Drain {
             f64::from(u32::try_from(self.open_watches()).unwrap_or(u32::MAX))
                 / f64::from(u32::try_from(WATCHES_PER_SECOND).unwrap_or(u32::MAX)),
         );
-        self.watches_end.send_replace(Some(grace.min(few)));
+        self.watch_grace.send_replace(Some(grace.min(few)));
     }
 
     /// The watches that are open.
@@ -148,8 +148,8 @@ impl Drain {
     }
 
     /// Comes when a watch that began before is to end: at a moment of its own within the grace period.
-    pub fn watch_end(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut end = self.watches_end.subscribe();
+    pub fn watch_end_signal(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut end = self.watch_grace.subscribe();
         async move {
             let window = end.wait_for(Option::is_some).await.map(|window| *window);
             let window = window.ok().flatten().unwrap_or_default();
@@ -159,20 +159,20 @@ impl Drain {
 
     /// Counts a request (not a long-running one) until the value is dropped.
     #[must_use]
-    pub fn request(self: &Arc<Self>) -> UnderWay {
-        UnderWay::enter(self, |drain| &drain.requests)
+    pub fn track_request(self: &Arc<Self>) -> DrainGuard {
+        DrainGuard::new(self, |drain| &drain.requests)
     }
 
     /// Counts a watch until the value is dropped.
     #[must_use]
-    pub fn watch(self: &Arc<Self>) -> UnderWay {
-        UnderWay::enter(self, |drain| &drain.watches)
+    pub fn track_watch(self: &Arc<Self>) -> DrainGuard {
+        DrainGuard::new(self, |drain| &drain.watches)
     }
 
     /// Counts a connection until the value is dropped.
     #[must_use]
-    pub fn connection(self: &Arc<Self>) -> UnderWay {
-        UnderWay::enter(self, |drain| &drain.connections)
+    pub fn track_connection(self: &Arc<Self>) -> DrainGuard {
+        DrainGuard::new(self, |drain| &drain.connections)
     }
 
     /// The connections that are open.
@@ -186,7 +186,7 @@ impl Drain {
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn requests_done(&self) {
-        self.requests.none_left().await;
+        self.requests.wait_for_zero().await;
     }
 
     /// Waits until no watch is open.
@@ -194,7 +194,7 @@ impl Drain {
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn watches_done(&self) {
-        self.watches.none_left().await;
+        self.watches.wait_for_zero().await;
     }
 
     /// Waits until no connection is open.
@@ -202,32 +202,32 @@ impl Drain {
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn connections_done(&self) {
-        self.connections.none_left().await;
+        self.connections.wait_for_zero().await;
     }
 }
 
 /// Something that must end before weir does.
 #[derive(Debug)]
-pub struct UnderWay {
+pub struct DrainGuard {
     drain: Arc<Drain>,
-    of: fn(&Drain) -> &Counted,
+    counter: fn(&Drain) -> &DrainCounter,
 }
 
-impl UnderWay {
-    fn enter(drain: &Arc<Drain>, of: fn(&Drain) -> &Counted) -> Self {
+impl DrainGuard {
+    fn new(drain: &Arc<Drain>, of: fn(&Drain) -> &DrainCounter) -> Self {
         of(drain).count.fetch_add(1, Ordering::AcqRel);
         Self {
             drain: Arc::clone(drain),
-            of,
+            counter: of,
         }
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for DrainGuard {
     fn drop(&mut self) {
-        let counted = (self.of)(&self.drain);
+        let counted = (self.counter)(&self.drain);
         if counted.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            counted.none.notify_waiters();
+            counted.reached_zero.notify_waiters();
         }
     }
 }
@@ -239,28 +239,34 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_stage_is_never_left_backwards() {
+    async fn a_stage_never_goes_back() {
         let drain = Drain::new();
-        drain.enter(Stage::Closing);
-        drain.enter(Stage::NotReady);
-        drain.reached(Stage::Closing).await;
-        assert!(!drain.ready());
+        drain.advance(DrainStage::Closing);
+        drain.advance(DrainStage::NotReady);
+        drain.reached(DrainStage::Closing).await;
+        assert!(!drain.is_ready());
     }
 
     #[test]
-    fn connections_are_told_to_move_once_and_those_that_come_then_at_the_end() {
+    fn open_connections_close_while_draining_and_later_ones_at_closing() {
         let drain = Drain::new();
-        drain.enter(Stage::NotReady);
-        assert_eq!((drain.moving(), drain.told_at()), (false, Stage::Moving));
-        drain.enter(Stage::Moving);
-        assert_eq!((drain.moving(), drain.told_at()), (true, Stage::Closing));
+        drain.advance(DrainStage::NotReady);
+        assert_eq!(
+            (drain.is_draining(), drain.close_stage()),
+            (false, DrainStage::Draining)
+        );
+        drain.advance(DrainStage::Draining);
+        assert_eq!(
+            (drain.is_draining(), drain.close_stage()),
+            (true, DrainStage::Closing)
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn watches_end_within_the_grace_period_and_few_of_them_sooner() {
+    async fn watches_end_within_the_grace_period_and_sooner_if_few() {
         let drain = Drain::new();
         let open: Vec<_> = (0..400)
-            .map(|_| (drain.watch(), drain.watch_end()))
+            .map(|_| (drain.track_watch(), drain.watch_end_signal()))
             .collect();
         let began = tokio::time::Instant::now();
         drain.end_watches(Duration::from_secs(60));
@@ -280,7 +286,7 @@ mod tests {
     #[tokio::test]
     async fn requests_done_waits_for_the_last_guard() {
         let drain = Drain::new();
-        let (one, two) = (drain.request(), drain.request());
+        let (one, two) = (drain.track_request(), drain.track_request());
         drop(one);
         assert!(drain.requests_done().now_or_never().is_none());
         drop(two);

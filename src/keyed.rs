@@ -19,9 +19,9 @@ use foldhash::quality::SeedableRandomState;
 
 /// What keys are made with that have to be quick.
 #[derive(Clone)]
-pub struct Secret(SeedableRandomState);
+pub struct HashSecret(SeedableRandomState);
 
-impl Default for Secret {
+impl Default for HashSecret {
     /// By the system's chance; the hash's own is an address and the time.
     fn default() -> Self {
         let chance = RandomState::new().hash_one(0);
@@ -32,7 +32,7 @@ impl Default for Secret {
     }
 }
 
-impl BuildHasher for Secret {
+impl BuildHasher for HashSecret {
     type Hasher = FoldHasher<'static>;
 
     fn build_hasher(&self) -> Self::Hasher {
@@ -40,7 +40,7 @@ impl BuildHasher for Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for HashSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
     }
@@ -48,9 +48,9 @@ impl fmt::Debug for Secret {
 
 /// A keyed hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key(u64);
+pub struct HashKey(u64);
 
-impl Key {
+impl HashKey {
     /// Of these marks.
     #[must_use]
     pub fn of(secret: &impl BuildHasher, marks: impl Hash) -> Self {
@@ -60,9 +60,9 @@ impl Key {
 
 /// Takes a key for what it is: a hash already, of 64 or 128 bits.
 #[derive(Debug, Default)]
-pub struct Itself(u64);
+pub struct IdentityHasher(u64);
 
-impl Hasher for Itself {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -88,10 +88,10 @@ impl Hasher for Itself {
 }
 
 /// What a map is made with whose keys are hashes.
-pub type AsTheyAre = BuildHasherDefault<Itself>;
+pub type BuildIdentityHasher = BuildHasherDefault<IdentityHasher>;
 
 /// A map by [`Key`].
-pub type ByKey<V> = HashMap<Key, V, AsTheyAre>;
+pub type HashKeyMap<V> = HashMap<HashKey, V, BuildIdentityHasher>;
 
 /// The same, for all workers.
-pub type SharedByKey<V> = DashMap<Key, V, AsTheyAre>;
+pub type SharedHashKeyMap<V> = DashMap<HashKey, V, BuildIdentityHasher>;

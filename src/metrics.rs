@@ -34,12 +34,12 @@ use prometheus::proto::MetricFamily;
 pub struct Registry {
     registry: prometheus::Registry,
     /// Everything registered, also what has no sample yet. Held for a push or a copy.
-    described: Arc<Mutex<Vec<Described>>>,
+    descriptions: Arc<Mutex<Vec<MetricDescription>>>,
 }
 
 /// A metric, apart from its samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Described {
+pub struct MetricDescription {
     /// Its name.
     pub name: String,
     /// What it counts.
@@ -63,7 +63,7 @@ impl Registry {
 
     /// A counter of seconds per combination of `labels`.
     #[must_use]
-    pub fn seconds(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
+    pub fn seconds_counters(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
         self.add(CounterVec::new(Opts::new(name, help), labels))
     }
 
@@ -86,14 +86,14 @@ impl Registry {
     }
 
     /// A single gauge whose value is `read` whenever the metrics are collected, for numbers that are kept elsewhere.
-    pub fn gauge_of(
+    pub fn gauge_fn(
         &self,
         name: &str,
         help: &str,
         read: impl Fn() -> usize + Send + Sync + 'static,
     ) {
         match IntGauge::new(name, help) {
-            Ok(gauge) => self.collect_from(ReadGauge { gauge, read }),
+            Ok(gauge) => self.register_collector(PolledGauge { gauge, read }),
             Err(_) => drop(self.gauge(name, help)), // which says what is wrong
         }
     }
@@ -121,18 +121,18 @@ impl Registry {
     /// A histogram for each value of `label` of what takes no time as a rule; `buckets` are upper bounds in seconds, none below
     /// zero.
     #[must_use]
-    pub fn histograms_of_little(
+    pub fn sparse_histograms(
         &self,
         name: &str,
         help: &str,
         label: &str,
         buckets: &[f64],
-    ) -> HistogramsOfLittle {
+    ) -> SparseHistograms {
         let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
         let made = HistogramVec::new(opts, &[label]);
-        self.add(made.map(|histograms| HistogramsOfLittle {
+        self.add(made.map(|histograms| SparseHistograms {
             histograms,
-            nothings: Arc::default(),
+            zeros: Arc::default(),
         }))
     }
 
@@ -141,14 +141,14 @@ impl Registry {
         clippy::expect_used,
         reason = "names and labels are constants of this program; a test renders them all"
     )]
-    pub fn collect_from(&self, collector: impl Collector + 'static) {
-        let described = collector.desc().into_iter().map(|desc| Described {
+    pub fn register_collector(&self, collector: impl Collector + 'static) {
+        let described = collector.desc().into_iter().map(|desc| MetricDescription {
             name: desc.fq_name.clone(),
             help: desc.help.clone(),
             labels: desc.variable_labels.clone(),
         });
         let mut all = self
-            .described
+            .descriptions
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         all.extend(described);
@@ -173,15 +173,15 @@ impl Registry {
     )]
     fn add<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
         let collector = made.expect("a metric's name and labels are well-formed");
-        self.collect_from(collector.clone());
+        self.register_collector(collector.clone());
         collector
     }
 
     /// Everything registered, by name.
     #[must_use]
-    pub fn described(&self) -> Vec<Described> {
+    pub fn descriptions(&self) -> Vec<MetricDescription> {
         let mut all = self
-            .described
+            .descriptions
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
@@ -229,12 +229,12 @@ fn go_exponent(number: f64) -> Option<String> {
 }
 
 /// A gauge that is read when it is collected.
-struct ReadGauge<F> {
+struct PolledGauge<F> {
     gauge: IntGauge,
     read: F,
 }
 
-impl<F: Fn() -> usize + Send + Sync> Collector for ReadGauge<F> {
+impl<F: Fn() -> usize + Send + Sync> Collector for PolledGauge<F> {
     fn desc(&self) -> Vec<&Desc> {
         self.gauge.desc()
     }
@@ -248,59 +248,58 @@ impl<F: Fn() -> usize + Send + Sync> Collector for ReadGauge<F> {
 
 /// Histograms of times that are nothing as a rule: a lookup, not a wait. What is nothing costs one addition.
 #[derive(Clone, Debug)]
-pub struct HistogramsOfLittle {
+pub struct SparseHistograms {
     histograms: HistogramVec,
     /// Held for a push or a sum.
-    nothings: Arc<Mutex<Vec<Nothings>>>,
+    zeros: Arc<Mutex<Vec<LabelZeros>>>,
 }
 
 /// How many times were nothing, of a value of the label.
-type Nothings = (String, Arc<AtomicU64>);
+type LabelZeros = (String, Arc<AtomicU64>);
 
 /// One of them.
 #[derive(Clone, Debug)]
-pub struct HistogramOfLittle {
+pub struct SparseHistogram {
     histogram: Histogram,
     /// Relaxed: a count that stands for nothing but itself.
-    nothing: Arc<AtomicU64>,
+    zeros: Arc<AtomicU64>,
 }
 
-impl HistogramsOfLittle {
+impl SparseHistograms {
     /// The one with this value of the label.
     #[must_use]
-    pub fn with_label_value(&self, value: &str) -> HistogramOfLittle {
+    pub fn with_label_value(&self, value: &str) -> SparseHistogram {
         let nothing = Arc::new(AtomicU64::new(0));
-        self.nothings()
-            .push((value.to_owned(), Arc::clone(&nothing)));
-        HistogramOfLittle {
+        self.zeros().push((value.to_owned(), Arc::clone(&nothing)));
+        SparseHistogram {
             histogram: self.histograms.with_label_values(&[value]),
-            nothing,
+            zeros: nothing,
         }
     }
 
-    fn nothings(&self) -> MutexGuard<'_, Vec<Nothings>> {
-        self.nothings.lock().unwrap_or_else(PoisonError::into_inner)
+    fn zeros(&self) -> MutexGuard<'_, Vec<LabelZeros>> {
+        self.zeros.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl HistogramOfLittle {
+impl SparseHistogram {
     /// Counts a time.
     pub fn observe(&self, time: Duration) {
         if time.is_zero() {
-            self.nothing.fetch_add(1, Ordering::Relaxed);
+            self.zeros.fetch_add(1, Ordering::Relaxed);
         } else {
             self.histogram.observe(time.as_secs_f64());
         }
     }
 }
 
-impl Collector for HistogramsOfLittle {
+impl Collector for SparseHistograms {
     fn desc(&self) -> Vec<&Desc> {
         self.histograms.desc()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let nothings = self.nothings();
+        let nothings = self.zeros();
         let mut families = self.histograms.collect();
         for metric in families.iter_mut().flat_map(MetricFamily::mut_metric) {
             let label = metric.get_label().first().map(LabelPair::value);
@@ -329,18 +328,18 @@ fn with_zeros(seen: &proto::Histogram, zeros: u64) -> proto::Histogram {
 
 /// Counts one in a gauge until it is dropped.
 #[derive(Debug)]
-pub struct Counted(IntGauge);
+pub struct GaugeGuard(IntGauge);
 
-impl Counted {
+impl GaugeGuard {
     /// One more.
     #[must_use]
-    pub fn one_more(gauge: IntGauge) -> Self {
+    pub fn new(gauge: IntGauge) -> Self {
         gauge.inc();
         Self(gauge)
     }
 }
 
-impl Drop for Counted {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -371,9 +370,9 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_no_time_is_in_every_bucket_of_its_own_histogram() {
+    fn a_zero_is_in_every_bucket_of_its_own_histogram() {
         let registry = Registry::new();
-        let times = registry.histograms_of_little("times", "Times.", "of", &[0.0, 0.5, 1.0]);
+        let times = registry.sparse_histograms("times", "Times.", "of", &[0.0, 0.5, 1.0]);
         let (known, unknown) = (
             times.with_label_value("known"),
             times.with_label_value("unknown"),

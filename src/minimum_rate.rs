@@ -29,7 +29,7 @@ impl Default for MinimumRate {
 
 impl MinimumRate {
     /// The time that so many bytes may take.
-    fn time_of(self, bytes: u64) -> Duration {
+    fn duration_of(self, bytes: u64) -> Duration {
         let seconds = bytes.checked_div(self.bytes_per_second.into());
         let Some(seconds) = seconds.filter(|whole| *whole < self.grace.as_secs()) else {
             return self.grace; // no more is earned by any number of bytes
@@ -45,7 +45,7 @@ impl MinimumRate {
 pub struct RateMeter {
     allowance: Duration,
     bytes: u64,
-    looked: Instant,
+    checked_at: Instant,
 }
 
 impl RateMeter {
@@ -55,16 +55,16 @@ impl RateMeter {
         Self {
             allowance: rate.grace,
             bytes: 0,
-            looked: now,
+            checked_at: now,
         }
     }
 
     /// Whether the transfer is still in time: `bytes` have passed so far, and since the last look the other side was
     /// `awaited` or not.
-    pub fn look(&mut self, rate: MinimumRate, now: Instant, bytes: u64, awaited: bool) -> bool {
-        let passed = now.saturating_duration_since(self.looked);
-        let earned = rate.time_of(bytes.saturating_sub(self.bytes));
-        self.looked = now;
+    pub fn check(&mut self, rate: MinimumRate, now: Instant, bytes: u64, awaited: bool) -> bool {
+        let passed = now.saturating_duration_since(self.checked_at);
+        let earned = rate.duration_of(bytes.saturating_sub(self.bytes));
+        self.checked_at = now;
         self.bytes = bytes;
         if rate.bytes_per_second == 0 {
             return true;
@@ -77,8 +77,8 @@ impl RateMeter {
 
     /// When the time is over, if the other side is awaited from now on and sends nothing.
     #[must_use]
-    pub fn ends(&self, rate: MinimumRate) -> Option<Instant> {
-        (rate.bytes_per_second > 0).then(|| self.looked + self.allowance)
+    pub fn deadline(&self, rate: MinimumRate) -> Option<Instant> {
+        (rate.bytes_per_second > 0).then(|| self.checked_at + self.allowance)
     }
 }
 
@@ -92,51 +92,51 @@ mod tests {
     };
 
     /// After how many seconds a transfer ends that sends so many bytes in each of them, if it ends within a thousand.
-    fn ends_after(bytes_per_second: u64) -> Option<u64> {
+    fn seconds_until_end(bytes_per_second: u64) -> Option<u64> {
         let began = Instant::now();
         let mut meter = RateMeter::new(RATE, began);
         (1..1000).find(|second| {
             let now = began + Duration::from_secs(*second);
-            !meter.look(RATE, now, second * bytes_per_second, true)
+            !meter.check(RATE, now, second * bytes_per_second, true)
         })
     }
 
     #[test]
     fn a_stall_ends_after_the_grace_and_a_trickle_hardly_later() {
-        assert_eq!(ends_after(0), Some(10));
-        assert_eq!(ends_after(1), Some(11));
-        assert_eq!(ends_after(512), Some(20));
+        assert_eq!(seconds_until_end(0), Some(10));
+        assert_eq!(seconds_until_end(1), Some(11));
+        assert_eq!(seconds_until_end(512), Some(20));
     }
 
     #[test]
     fn the_rate_itself_is_enough() {
-        assert_eq!(ends_after(1024), None);
-        assert_eq!(ends_after(1 << 40), None);
+        assert_eq!(seconds_until_end(1024), None);
+        assert_eq!(seconds_until_end(1 << 40), None);
     }
 
     #[test]
-    fn nothing_is_saved_beyond_the_grace() {
+    fn the_allowance_never_exceeds_the_grace() {
         let began = Instant::now();
         let mut meter = RateMeter::new(RATE, began);
-        assert!(meter.look(RATE, began + Duration::from_secs(1), u64::MAX, true));
-        assert_eq!(meter.ends(RATE), Some(began + Duration::from_secs(11)));
-        assert!(!meter.look(RATE, began + Duration::from_secs(11), u64::MAX, true));
+        assert!(meter.check(RATE, began + Duration::from_secs(1), u64::MAX, true));
+        assert_eq!(meter.deadline(RATE), Some(began + Duration::from_secs(11)));
+        assert!(!meter.check(RATE, began + Duration::from_secs(11), u64::MAX, true));
     }
 
     #[test]
-    fn time_in_which_the_other_side_is_not_awaited_does_not_count() {
+    fn time_without_waiting_for_the_other_side_does_not_count() {
         let began = Instant::now();
         let mut meter = RateMeter::new(RATE, began);
         for second in 1..1000 {
-            assert!(meter.look(RATE, began + Duration::from_secs(second), 0, false));
+            assert!(meter.check(RATE, began + Duration::from_secs(second), 0, false));
         }
         let late = began + Duration::from_secs(1008);
-        assert!(meter.look(RATE, late, 0, true), "nine seconds of ten");
-        assert!(!meter.look(RATE, late + Duration::from_secs(1), 0, true));
+        assert!(meter.check(RATE, late, 0, true), "nine seconds of ten");
+        assert!(!meter.check(RATE, late + Duration::from_secs(1), 0, true));
     }
 
     #[test]
-    fn no_rate_asks_for_nothing() {
+    fn a_rate_of_zero_has_no_deadline() {
         let (began, rate) = (
             Instant::now(),
             MinimumRate {
@@ -145,7 +145,7 @@ mod tests {
             },
         );
         let mut meter = RateMeter::new(rate, began);
-        assert!(meter.look(rate, began + Duration::from_secs(1000), 0, true));
-        assert_eq!(meter.ends(rate), None);
+        assert!(meter.check(rate, began + Duration::from_secs(1000), 0, true));
+        assert_eq!(meter.deadline(rate), None);
     }
 }

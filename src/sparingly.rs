@@ -6,31 +6,31 @@ use std::time::Duration;
 use std::time::Instant;
 
 /// The time in which one line is written.
-const ONE_IN: Duration = Duration::from_secs(1);
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Decides which lines are written.
 #[derive(Debug, Default)]
-pub struct Sparingly(Mutex<Said>);
+pub struct LogLimiter(Mutex<LogLimiterState>);
 
 #[derive(Debug, Default)]
-struct Said {
-    last: Option<Instant>,
-    kept_back: u64,
+struct LogLimiterState {
+    last_logged: Option<Instant>,
+    suppressed: u64,
 }
 
-impl Sparingly {
+impl LogLimiter {
     /// Whether to write a line now; then with how many were kept back since the last.
-    pub fn may_say(&self, now: Instant) -> Option<u64> {
+    pub fn try_log(&self, now: Instant) -> Option<u64> {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if said
-            .last
-            .is_some_and(|last| now.saturating_duration_since(last) < ONE_IN)
+            .last_logged
+            .is_some_and(|last| now.saturating_duration_since(last) < LOG_INTERVAL)
         {
-            said.kept_back += 1;
+            said.suppressed += 1;
             return None;
         }
-        said.last = Some(now);
-        Some(std::mem::take(&mut said.kept_back))
+        said.last_logged = Some(now);
+        Some(std::mem::take(&mut said.suppressed))
     }
 }
 
@@ -39,15 +39,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_a_second_and_it_tells_of_the_others() {
-        let (sparingly, start) = (Sparingly::default(), Instant::now());
-        assert_eq!(sparingly.may_say(start), Some(0));
+    fn one_line_a_second_with_the_number_of_suppressed_lines() {
+        let (sparingly, start) = (LogLimiter::default(), Instant::now());
+        assert_eq!(sparingly.try_log(start), Some(0));
         for n in 0..9 {
             assert_eq!(
-                sparingly.may_say(start + Duration::from_millis(100 * n)),
+                sparingly.try_log(start + Duration::from_millis(100 * n)),
                 None
             );
         }
-        assert_eq!(sparingly.may_say(start + ONE_IN), Some(9));
+        assert_eq!(sparingly.try_log(start + LOG_INTERVAL), Some(9));
     }
 }

@@ -16,16 +16,16 @@ use tokio::net::TcpStream;
 
 /// See the module; what is kept with it is dropped when the connection is closed.
 #[derive(Debug)]
-pub struct Wire<K = ()> {
+pub struct TcpIo<K = ()> {
     tcp: TcpStream,
-    _kept: K,
+    _guard: K,
 }
 
-impl<K> Wire<K> {
+impl<K> TcpIo<K> {
     /// This connection.
     #[must_use]
     pub const fn new(tcp: TcpStream, kept: K) -> Self {
-        Self { tcp, _kept: kept }
+        Self { tcp, _guard: kept }
     }
 
     /// The connection itself, for its options.
@@ -35,7 +35,7 @@ impl<K> Wire<K> {
     }
 }
 
-impl<K: Unpin> AsyncRead for Wire<K> {
+impl<K: Unpin> AsyncRead for TcpIo<K> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -45,7 +45,7 @@ impl<K: Unpin> AsyncRead for Wire<K> {
     }
 }
 
-impl<K: Unpin> AsyncWrite for Wire<K> {
+impl<K: Unpin> AsyncWrite for TcpIo<K> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

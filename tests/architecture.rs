@@ -36,7 +36,7 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 /// Modules that know nothing but themselves.
-const APART: &[&str] = &["playground"];
+const ISOLATED: &[&str] = &["playground"];
 
 /// Files and folders that decide: no I/O, no clock, no locks, no logs.
 const PURE: &[&str] = &[
@@ -106,7 +106,7 @@ const PURE: &[&str] = &[
     "upstream/shares.rs",
 ];
 
-const IMPURE: &[&str] = &[
+const IMPURE_TERMS: &[&str] = &[
     "tokio",
     "hyper",
     "tracing",
@@ -121,25 +121,25 @@ const IMPURE: &[&str] = &[
     "Mutex",
 ];
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+fn collect_sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            sources(&path, found);
+            collect_sources(&path, found);
         } else if path.extension().is_some_and(|e| e == "rs") {
             found.push(path);
         }
     }
 }
 
-fn layer(module: &str) -> Option<usize> {
+fn layer_of(module: &str) -> Option<usize> {
     LAYERS.iter().position(|row| row.contains(&module))
 }
 
 fn all_sources() -> Vec<(PathBuf, String)> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
-    sources(&src, &mut found);
+    collect_sources(&src, &mut found);
     assert!(
         found.len() > 20,
         "the sources are not where this test looks"
@@ -154,7 +154,7 @@ fn all_sources() -> Vec<(PathBuf, String)> {
 }
 
 /// A file's text without its tests, which may use what they like.
-fn program(text: &str) -> impl Iterator<Item = (usize, &str)> {
+fn non_test_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
     text[..end]
         .lines()
@@ -178,7 +178,7 @@ fn imports_point_down() {
             .to_string_lossy()
             .trim_end_matches(".rs")
             .to_owned();
-        let Some(own) = layer(&module) else {
+        let Some(own) = layer_of(&module) else {
             faults.push(format!("{}: {module} has no layer", path.display()));
             continue;
         };
@@ -201,8 +201,8 @@ fn imports_point_down() {
                         n + 1
                     ));
                 } else if target != module
-                    && (layer(&target).is_none_or(|at| at >= own)
-                        || APART.contains(&module.as_str()))
+                    && (layer_of(&target).is_none_or(|at| at >= own)
+                        || ISOLATED.contains(&module.as_str()))
                 {
                     faults.push(format!(
                         "{}:{}: {module} must not import {target}",
@@ -217,7 +217,7 @@ fn imports_point_down() {
 }
 
 #[test]
-fn what_decides_is_pure() {
+fn decision_modules_are_pure() {
     let mut faults = Vec::new();
     let mut seen = vec![false; PURE.len()];
     for (path, text) in all_sources() {
@@ -228,8 +228,8 @@ fn what_decides_is_pure() {
         if is_test(&path) {
             continue;
         }
-        for (n, line) in program(&text) {
-            for word in IMPURE.iter().filter(|word| line.contains(**word)) {
+        for (n, line) in non_test_lines(&text) {
+            for word in IMPURE_TERMS.iter().filter(|word| line.contains(**word)) {
                 faults.push(format!("{}:{}: {word}", path.display(), n + 1));
             }
         }
@@ -241,12 +241,12 @@ fn what_decides_is_pure() {
 }
 
 #[test]
-fn files_stay_within_their_budget() {
-    const MOST_LINES: usize = 600;
+fn files_stay_within_the_line_limit() {
+    const MAX_LINES: usize = 600;
     let long: Vec<_> = all_sources()
         .into_iter()
         .map(|(path, text)| (path, text.lines().count()))
-        .filter(|(_, lines)| *lines > MOST_LINES)
+        .filter(|(_, lines)| *lines > MAX_LINES)
         .collect();
     assert!(long.is_empty(), "split these by step: {long:?}");
 }

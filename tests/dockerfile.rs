@@ -9,12 +9,12 @@
 use std::fs;
 use std::path::Path;
 
-fn read(file: &str) -> String {
+fn read_file(file: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
 }
 
 /// What stands in the checkout by a name that `text` mentions, but for comments and what a build makes.
-fn mentioned(text: &str) -> Vec<&str> {
+fn mentioned_paths(text: &str) -> Vec<&str> {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR"));
     text.lines()
         .filter(|line| !line.trim_start().starts_with('#'))
@@ -38,10 +38,13 @@ fn excludes(line: &str, path: &str) -> bool {
 }
 
 #[test]
-fn what_the_dockerfile_builds_with_is_in_its_context() {
-    let (dockerfile, ignored) = (read("Dockerfile"), read(".dockerignore"));
-    let manifest = read("Cargo.toml");
-    let scripts: Vec<String> = mentioned(&dockerfile).into_iter().map(read).collect();
+fn files_that_the_dockerfile_needs_are_in_its_context() {
+    let (dockerfile, ignored) = (read_file("Dockerfile"), read_file(".dockerignore"));
+    let manifest = read_file("Cargo.toml");
+    let scripts: Vec<String> = mentioned_paths(&dockerfile)
+        .into_iter()
+        .map(read_file)
+        .collect();
     let benches = manifest.split("[[").filter_map(|section| {
         let name = section.strip_prefix("bench]]")?.split('"').nth(1)?;
         Some(format!("benches/{name}.rs"))
@@ -49,7 +52,7 @@ fn what_the_dockerfile_builds_with_is_in_its_context() {
     let needed: Vec<String> = [&dockerfile, &manifest]
         .into_iter()
         .chain(&scripts)
-        .flat_map(|text| mentioned(text))
+        .flat_map(|text| mentioned_paths(text))
         .chain(["Cargo.toml", "Cargo.lock", "src/main.rs"])
         .map(str::to_owned)
         .chain(benches)
@@ -71,8 +74,8 @@ fn what_the_dockerfile_builds_with_is_in_its_context() {
 }
 
 #[test]
-fn what_the_dockerfile_builds_is_what_ci_builds() {
-    let (dockerfile, ci) = (read("Dockerfile"), read(".ci/run"));
+fn the_dockerfile_s_build_commands_are_run_by_ci() {
+    let (dockerfile, ci) = (read_file("Dockerfile"), read_file(".ci/run"));
     let builds: Vec<_> = dockerfile
         .lines()
         .filter_map(|line| line.find("deploy/build.sh ").map(|at| &line[at..]))
@@ -93,9 +96,9 @@ fn what_the_dockerfile_builds_is_what_ci_builds() {
 
 /// `rust-toolchain.toml` names a patch release, the manifest and the image the minor release that it belongs to.
 #[test]
-fn one_release_of_rust_is_named_everywhere() {
+fn one_rust_release_is_named_everywhere() {
     let named = |file: &str, begin: &str, end: &str| {
-        let text = read(file);
+        let text = read_file(file);
         let line = text.lines().find_map(|line| line.strip_prefix(begin));
         let (version, _) = line.unwrap().split_once(end).unwrap();
         version.to_owned()

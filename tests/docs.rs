@@ -21,44 +21,44 @@ use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::controller;
 use weir::flowcontrol::controller::Controller;
 use weir::flowcontrol::controller::Enforcement;
-use weir::identity::tokens::turns::MOST as WAITING_REVIEWS;
-use weir::identity::tokens::turns::MOST_OF_SOURCE;
+use weir::identity::tokens::turns::MAX_QUEUED as WAITING_REVIEWS;
+use weir::identity::tokens::turns::MAX_QUEUED_PER_SOURCE;
 use weir::limits::MaxInFlight;
 use weir::limits::clients::enforce::ClientLimits;
-use weir::limits::events::Groups;
+use weir::limits::events::LimitedEventGroups;
 use weir::limits::events::enforce;
 use weir::limits::events::enforce::EventRateLimit;
-use weir::limits::hold::PART_OF_OWNER;
+use weir::limits::hold::OWNER_SHARE_DIVISOR;
 use weir::limits::max_in_flight;
+use weir::limits::upgrades::DEFAULT_UPGRADES_PER_SECOND;
 use weir::limits::upgrades::UPGRADE_BURST_SECONDS;
-use weir::limits::upgrades::UPGRADES_PER_SECOND;
-use weir::limits::upgrades::UpgradeRate;
+use weir::limits::upgrades::UpgradeRateLimit;
 use weir::metrics::Registry;
 use weir::observe::facts;
-use weir::observe::facts::Facts;
+use weir::observe::facts::InfoMetrics;
 use weir::observe::front_proxy::FrontProxyHealth;
-use weir::observe::log_lines::DroppedLines;
+use weir::observe::log_lines::DroppedLineCounter;
 use weir::observe::process;
 use weir::observe::spans;
 use weir::pipeline::begun::RESET_BURST_SECONDS;
-use weir::pipeline::heads::ALL_HEADS;
+use weir::pipeline::heads::HEAD_BUDGET;
 use weir::pipeline::heads::HeadBudget;
-use weir::pipeline::holding::Holding;
-use weir::pipeline::holding::MOST as HELD_IN_ALL;
-use weir::pipeline::in_flight::GivenUp;
+use weir::pipeline::holding::MAX_HELD_REJECTIONS as HELD_IN_ALL;
+use weir::pipeline::holding::RejectionDelay;
+use weir::pipeline::in_flight::AbandonedRequests;
 use weir::pipeline::overdue::SlowTransfers;
-use weir::pipeline::refusing::SKIPPED_IN_ALL;
-use weir::pipeline::refusing::SKIPS_AT_ONCE;
-use weir::pipeline::refusing::SkippedBodies;
-use weir::pipeline::request_body::ALL_BODIES;
-use weir::pipeline::request_body::request_bodies;
+use weir::pipeline::refusing::BODY_DRAINS_PER_CONNECTION;
+use weir::pipeline::refusing::BodyDrainBudget;
+use weir::pipeline::refusing::MAX_BODY_DRAINS;
+use weir::pipeline::request_body::REQUEST_BODY_BUDGET;
+use weir::pipeline::request_body::request_body_budget;
 use weir::pipeline::trace::RequestMetrics;
 use weir::server::connection::HANDSHAKE_TIMEOUT;
-use weir::upstream::cdn_loop::ProcessId;
+use weir::upstream::cdn_loop::InstanceId;
 use weir::upstream::loops::LoopDetector;
-use weir::upstream::read_body::PART_OF_SOURCE;
-use weir::upstream::room::PlaceMetrics;
-use weir::upstream::room::Room;
+use weir::upstream::read_body::SOURCE_FRACTION;
+use weir::upstream::room::ConnectionBudget;
+use weir::upstream::room::SlotMetrics;
 
 /// RBAC compares resources as a whole, or by `*` (`ResourceMatches`): `userextras/*` would give no right at all.
 #[test]
@@ -78,24 +78,24 @@ fn the_role_for_impersonation_covers_every_extra() {
     let extras = rule("apiGroups: [authentication.k8s.io]");
     assert!(extras.contains("resources: [\"*\"]"), "{extras}");
     for place in ["README.md", "docs", "deploy", "examples"] {
-        for file in files(&root.join(place)) {
+        for file in collect_files(&root.join(place)) {
             let text = fs::read_to_string(&file).unwrap_or_default();
             assert!(!text.contains("\"userextras/*\""), "{}", file.display());
         }
     }
 }
 
-fn files(place: &Path) -> Vec<std::path::PathBuf> {
+fn collect_files(place: &Path) -> Vec<std::path::PathBuf> {
     if place.is_file() {
         return vec![place.to_owned()];
     }
     let entries = fs::read_dir(place).unwrap();
     entries
-        .flat_map(|entry| files(&entry.unwrap().path()))
+        .flat_map(|entry| collect_files(&entry.unwrap().path()))
         .collect()
 }
 
-fn compare(page: &str, name: &str, made: &str) {
+fn compare_section(page: &str, name: &str, made: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
     let text = fs::read_to_string(&path).unwrap();
     let begin = format!("<!-- {name}: made by tests/docs.rs -->\n");
@@ -113,7 +113,7 @@ fn compare(page: &str, name: &str, made: &str) {
     );
 }
 
-fn table(command: &Command, except: Option<&Command>) -> String {
+fn flags_table(command: &Command, except: Option<&Command>) -> String {
     let mut made = String::new();
     let mut heading = String::new();
     for argument in command.get_arguments() {
@@ -166,7 +166,7 @@ fn table(command: &Command, except: Option<&Command>) -> String {
 }
 
 #[test]
-fn the_flags_in_the_readme_are_those_of_the_program() {
+fn the_flags_page_matches_the_program() {
     let command = Cli::command();
     let serve = command.find_subcommand("serve").unwrap();
     let playground = command.find_subcommand("playground").unwrap();
@@ -174,18 +174,18 @@ fn the_flags_in_the_readme_are_those_of_the_program() {
     let version = command.find_subcommand("version").unwrap();
     let made = format!(
         "{}\n`weir playground` takes all of these but those of the upstream, and:\n{}\n`weir top`:\n{}\n`weir version`:\n{}\n",
-        table(serve, None),
-        table(playground, Some(serve)),
-        table(top, None),
-        table(version, None)
+        flags_table(serve, None),
+        flags_table(playground, Some(serve)),
+        flags_table(top, None),
+        flags_table(version, None)
     );
-    compare("docs/reference/flags.md", "flags", &made);
+    compare_section("docs/reference/flags.md", "flags", &made);
 }
 
 /// What is bounded before fairness: by whom, how much for one, how much in all, what becomes of more, and what shows it.
-fn bounds() -> Vec<[String; 6]> {
+fn limit_rows() -> Vec<[String; 6]> {
     const MIB: usize = 1 << 20;
-    let handshakes = weir::server::turns::bounds(HANDSHAKE_TIMEOUT);
+    let handshakes = weir::server::turns::handshake_limits(HANDSHAKE_TIMEOUT);
     let mib = |bytes: usize| format!("{} MiB", bytes / MIB);
     let shown = |metrics: &[&str]| {
         let names: Vec<_> = metrics.iter().map(|name| format!("`{name}`")).collect();
@@ -194,7 +194,7 @@ fn bounds() -> Vec<[String; 6]> {
     let row = |what: &str, one: String, all: String, more: &str, held: &[&str], gone: &[&str]| {
         [what.into(), one, all, more.into(), shown(held), shown(gone)]
     };
-    let part = |all: usize| all / PART_OF_SOURCE;
+    let part = |all: usize| all / SOURCE_FRACTION;
     vec![
         row(
             "connections before the end of their TLS handshake",
@@ -209,29 +209,32 @@ fn bounds() -> Vec<[String; 6]> {
         ),
         row(
             "TLS handshakes",
-            format!("{} by address", handshakes.by_address),
+            format!("{} by address", handshakes.max_active_per_address),
             format!(
                 "{}, and {} that wait",
-                handshakes.in_all, handshakes.waiting
+                handshakes.max_active, handshakes.max_queued
             ),
             &format!(
                 "wait for {} s at most, then closed",
-                handshakes.longest_wait.as_secs()
+                handshakes.max_wait.as_secs()
             ),
             &["weir_client_handshakes", "weir_client_handshakes_waiting"],
             &["weir_client_handshakes_turned_away_total"],
         ),
         row(
             "memory of request heads that are incomplete, or whose user is being looked up",
-            format!("{} by address, or as much as is free", mib(part(ALL_HEADS))),
-            mib(ALL_HEADS),
+            format!(
+                "{} by address, or as much as is free",
+                mib(part(HEAD_BUDGET))
+            ),
+            mib(HEAD_BUDGET),
             "503; on HTTP/2 an incomplete one ends its connection",
             &["weir_request_head_bytes"],
             &["weir_request_heads_refused_total"],
         ),
         row(
             "TokenReviews that wait (`--token-reviews-per-second`)",
-            format!("{} by address", MOST_OF_SOURCE),
+            format!("{} by address", MAX_QUEUED_PER_SOURCE),
             format!("{WAITING_REVIEWS}"),
             "counts as `system:anonymous`",
             &["weir_token_reviews_waiting"],
@@ -239,7 +242,7 @@ fn bounds() -> Vec<[String; 6]> {
         ),
         row(
             "SubjectAccessReviews that wait (`--access-reviews-per-second`)",
-            format!("{} by address", MOST_OF_SOURCE),
+            format!("{} by address", MAX_QUEUED_PER_SOURCE),
             format!("{WAITING_REVIEWS}"),
             "counts for who sends it; 503 with `--assert-by=impersonation`",
             &["weir_access_reviews_waiting"],
@@ -249,9 +252,9 @@ fn bounds() -> Vec<[String; 6]> {
             "memory of request bodies that are read before their requests go on",
             format!(
                 "{} by address, or as much as is free",
-                mib(part(ALL_BODIES))
+                mib(part(REQUEST_BODY_BUDGET))
             ),
-            mib(ALL_BODIES),
+            mib(REQUEST_BODY_BUDGET),
             "429 (`weir/event-bodies`) for an event that a limit looks into; others stream",
             &["weir_request_body_bytes"],
             &["apiserver_request_terminations_total"],
@@ -259,10 +262,10 @@ fn bounds() -> Vec<[String; 6]> {
         row(
             "bodies of rejected requests that are read to their end",
             format!(
-                "{} by address, or as many as are free, {SKIPS_AT_ONCE} on an HTTP/2 connection",
-                part(SKIPPED_IN_ALL)
+                "{} by address, or as many as are free, {BODY_DRAINS_PER_CONNECTION} on an HTTP/2 connection",
+                part(MAX_BODY_DRAINS)
             ),
-            format!("{SKIPPED_IN_ALL}"),
+            format!("{MAX_BODY_DRAINS}"),
             "the connection (on HTTP/2 the stream) ends after the answer",
             &["weir_skipped_bodies"],
             &["weir_skipped_bodies_refused_total"],
@@ -271,7 +274,7 @@ fn bounds() -> Vec<[String; 6]> {
             "rejections that are held (`--rejection-hold`)",
             format!(
                 "{} by user (unauthenticated: by address)",
-                HELD_IN_ALL / PART_OF_OWNER
+                HELD_IN_ALL / OWNER_SHARE_DIVISOR
             ),
             format!("{HELD_IN_ALL}"),
             "sent at once; in all, the one held longest",
@@ -305,22 +308,22 @@ fn bounds() -> Vec<[String; 6]> {
 }
 
 #[test]
-fn the_bounds_in_the_readme_are_those_of_the_program() {
+fn the_limits_table_matches_the_program() {
     let mut made = String::from(
         "\n| what | for one | in all | more than that | held | turned away |\n|---|---|---|---|---|---|\n",
     );
-    for row in bounds() {
+    for row in limit_rows() {
         writeln!(made, "| {} |", row.join(" | ")).unwrap();
     }
     made.push('\n');
-    compare("docs/limits.md", "bounds", &made);
+    compare_section("docs/limits.md", "bounds", &made);
 }
 
 #[test]
-fn the_metrics_of_the_bounds_are_those_of_the_program() {
+fn the_metrics_in_the_limits_table_are_documented() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/metrics.md");
     let text = fs::read_to_string(path).unwrap();
-    for row in bounds() {
+    for row in limit_rows() {
         for metric in row[4..].iter().flat_map(|metrics| metrics.split(", ")) {
             let listed = format!("\n| {metric} | ");
             assert!(metric.is_empty() || text.contains(&listed), "{metric}");
@@ -329,53 +332,53 @@ fn the_metrics_of_the_bounds_are_those_of_the_program() {
 }
 
 #[test]
-fn the_metrics_in_the_readme_are_those_of_the_program() {
+fn the_metrics_page_matches_the_program() {
     let registry = Registry::new();
-    let limits = max_in_flight::Config {
+    let limits = max_in_flight::MaxInFlightConfig {
         read_only: 1.into(),
         mutating: 1.into(),
     };
     let _limiter = MaxInFlight::new(limits, &registry);
     let _events = EventRateLimit::new(
-        &enforce::Config {
+        &enforce::EventRateLimitConfig {
             limits: Vec::new(),
-            groups: Groups::All,
+            groups: LimitedEventGroups::All,
             retry_after: true,
         },
         &registry,
     );
     let _clients = ClientLimits::new(&[], &registry);
     let _requests = RequestMetrics::register(&registry);
-    let _holding = Holding::new(Duration::from_secs(1), &registry);
-    let fairness = controller::Config {
+    let _holding = RejectionDelay::new(Duration::from_secs(1), &registry);
+    let fairness = controller::ControllerConfig {
         server_concurrency_limit: 600,
         request_timeout: Duration::from_secs(60),
         enforcement: Enforcement::Enforce,
         consistent_reads_from_cache: true,
     };
     let apart = Registry::new(); // the two limiters share names and never run together
-    let _controller = Controller::new(fairness, &bootstrap::complete(Vec::new()), &apart);
-    let _server = weir::server::Metrics::register(&registry);
+    let _controller = Controller::new(fairness, &bootstrap::add_missing(Vec::new()), &apart);
+    let _server = weir::server::ServerMetrics::register(&registry);
     let _heads = HeadBudget::new(&registry);
-    let _skipped = SkippedBodies::new(&registry);
-    let _event_bodies = request_bodies(&registry);
-    Facts::register(None, Vec::new(), &registry);
-    facts::dry_run(false, &registry);
+    let _skipped = BodyDrainBudget::new(&registry);
+    let _event_bodies = request_body_budget(&registry);
+    InfoMetrics::register(None, Vec::new(), &registry);
+    facts::register_dry_run(false, &registry);
     let _front_proxy = FrontProxyHealth::register(&registry);
     process::register(&registry);
-    DroppedLines::default().register(&registry);
-    let _spans = spans::Metrics::register(&registry);
-    let _upstream = weir::upstream::Metrics::register(&registry);
-    let _loops = LoopDetector::register(ProcessId::from_bytes([1; 16]), &registry);
-    let _places = Room::of(4, &PlaceMetrics::register(&registry));
+    DroppedLineCounter::default().register(&registry);
+    let _spans = spans::SpanMetrics::register(&registry);
+    let _upstream = weir::upstream::UpstreamMetrics::register(&registry);
+    let _loops = LoopDetector::register(InstanceId::from_bytes([1; 16]), &registry);
+    let _places = ConnectionBudget::new(4, &SlotMetrics::register(&registry));
     let _slow = SlowTransfers::register(&registry);
-    let _upgrades = UpgradeRate::new(UPGRADES_PER_SECOND, &registry);
-    let _given_up = GivenUp::register(&registry);
-    let _tokens = weir::identity::tokens::Metrics::register(&registry);
-    let _access = weir::identity::access::Metrics::register(&registry);
-    let _audit = weir::observe::audit::Metrics::register(&registry);
+    let _upgrades = UpgradeRateLimit::new(DEFAULT_UPGRADES_PER_SECOND, &registry);
+    let _given_up = AbandonedRequests::register(&registry);
+    let _tokens = weir::identity::tokens::TokenMetrics::register(&registry);
+    let _access = weir::identity::access::AccessReviewMetrics::register(&registry);
+    let _audit = weir::observe::audit::AuditMetrics::register(&registry);
     let mut made = String::from("\n| metric | labels | |\n|---|---|---|\n");
-    let mut all = [registry.described(), apart.described()].concat();
+    let mut all = [registry.descriptions(), apart.descriptions()].concat();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all.dedup_by(|a, b| a.name == b.name);
     for metric in all {
@@ -393,7 +396,7 @@ fn the_metrics_in_the_readme_are_those_of_the_program() {
         .unwrap();
     }
     made.push('\n');
-    compare("docs/reference/metrics.md", "metrics", &made);
+    compare_section("docs/reference/metrics.md", "metrics", &made);
 }
 
 /// A heading's anchor, as Git forges make it: lower case, without punctuation, spaces as dashes.
@@ -410,7 +413,7 @@ fn anchor(heading: &str) -> String {
 }
 
 /// The lines of a page outside of its code blocks.
-fn prose(text: &str) -> impl Iterator<Item = &str> {
+fn prose_lines(text: &str) -> impl Iterator<Item = &str> {
     let mut in_code = false;
     text.lines().filter(move |line| {
         let fence = line.trim_start().starts_with("```");
@@ -420,8 +423,8 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The targets of a page's links, but those into the web.
-fn links(text: &str) -> Vec<&str> {
-    prose(text)
+fn link_targets(text: &str) -> Vec<&str> {
+    prose_lines(text)
         .flat_map(|line| line.split("](").skip(1))
         .filter_map(|rest| rest.split_once(')'))
         .map(|(target, _)| target)
@@ -430,21 +433,21 @@ fn links(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn links_lead_to_files_and_headings_that_exist() {
+fn links_point_to_files_and_headings_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let top = fs::read_dir(root)
         .unwrap()
         .map(|entry| entry.unwrap().path());
     let pages: Vec<_> = top
         .filter(|path| path.is_file())
-        .chain(files(&root.join("docs")))
+        .chain(collect_files(&root.join("docs")))
         .filter(|path| path.extension().is_some_and(|end| end == "md"))
         .collect();
     let mut faults = Vec::new();
     let mut count = 0;
     for page in &pages {
         let text = fs::read_to_string(page).unwrap();
-        for target in links(&text) {
+        for target in link_targets(&text) {
             count += 1;
             let (file, heading) = target.split_once('#').unwrap_or((target, ""));
             let there = if file.is_empty() {
@@ -454,7 +457,7 @@ fn links_lead_to_files_and_headings_that_exist() {
             };
             let found = there.exists()
                 && (heading.is_empty()
-                    || prose(&fs::read_to_string(&there).unwrap_or_default())
+                    || prose_lines(&fs::read_to_string(&there).unwrap_or_default())
                         .filter(|line| line.starts_with('#'))
                         .any(|line| anchor(line.trim_start_matches('#').trim()) == heading));
             if !found {

@@ -28,22 +28,22 @@ use weir::api::UserInfo;
 use weir::api::flowcontrol;
 use weir::api::flowcontrol::Object;
 use weir::document;
-use weir::document::Faults;
+use weir::document::Diagnostics;
 use weir::flowcontrol::bootstrap;
-use weir::flowcontrol::controller::Config;
 use weir::flowcontrol::controller::Controller;
+use weir::flowcontrol::controller::ControllerConfig;
 use weir::flowcontrol::controller::Enforcement;
-use weir::flowcontrol::controller::Times;
+use weir::flowcontrol::controller::RequestTimes;
 use weir::limits::events::body;
-use weir::limits::events::body::Encoding;
+use weir::limits::events::body::EventEncoding;
 use weir::metrics::Registry;
-use weir::observe::talkers::Name;
-use weir::observe::talkers::Talkers;
+use weir::observe::talkers::TalkerName;
+use weir::observe::talkers::TopTalkers;
 use weir::observe::talkers::Weights;
 use weir::request_info::RequestInfo;
 
 fn controller(seats: u32, objects: &[Object]) -> Arc<Controller> {
-    let config = Config {
+    let config = ControllerConfig {
         server_concurrency_limit: seats,
         request_timeout: Duration::from_secs(60),
         enforcement: Enforcement::Enforce,
@@ -76,7 +76,7 @@ spec:
     - {{verbs: ['*'], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}}
 "
     );
-    let mut faults = Faults::default();
+    let mut faults = Diagnostics::default();
     let documents = document::parse_all("level", &text, &mut faults);
     let objects = flowcontrol::read(&documents, &mut faults);
     assert_eq!(faults.to_string(), "");
@@ -89,12 +89,12 @@ fn user(name: &str, groups: &[&str]) -> UserInfo {
         groups: groups.iter().map(|&group| group.to_owned()).collect(),
         ..UserInfo::default()
     }
-    .authenticated()
+    .with_authenticated_group()
 }
 
 #[test]
-fn an_admission_without_a_wait_allocates_nothing() {
-    let controller = controller(600, &bootstrap::complete(Vec::new()));
+fn an_admission_that_does_not_wait_allocates_nothing() {
+    let controller = controller(600, &bootstrap::add_missing(Vec::new()));
     let asked = [
         ("GET", "/api/v1/namespaces/default/pods/web-0"),
         ("GET", "/api/v1/namespaces/default/pods?limit=500"),
@@ -116,7 +116,8 @@ fn an_admission_without_a_wait_allocates_nothing() {
         for (method, target) in asked {
             for user in &users {
                 let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-                let admitted = pin!(controller.admit(&info, user, Times::at(Instant::now())));
+                let admitted =
+                    pin!(controller.admit(&info, user, RequestTimes::at(Instant::now())));
                 let Poll::Ready(Ok(admitted)) = admitted.poll(&mut context) else {
                     panic!("there are seats for all");
                 };
@@ -133,10 +134,10 @@ fn an_admission_without_a_wait_allocates_nothing() {
     assert_eq!(allocated.count_total, 0, "{allocated:?}");
 }
 
-type Admission<'a> = Pin<Box<dyn Future<Output = bool> + 'a>>;
+type BoxedAdmission<'a> = Pin<Box<dyn Future<Output = bool> + 'a>>;
 
 #[test]
-fn a_request_that_waits_takes_less_than_1_kib_and_leaves_little_behind() {
+fn a_queued_request_takes_less_than_1_kib_and_frees_it() {
     const WAITING: usize = 10_000;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -151,18 +152,18 @@ fn a_request_that_waits_takes_less_than_1_kib_and_leaves_little_behind() {
         .collect();
     let now = Instant::now();
     let mut context = Context::from_waker(Waker::noop());
-    let first = pin!(controller.admit(&info, &users[0], Times::at(now)));
+    let first = pin!(controller.admit(&info, &users[0], RequestTimes::at(now)));
     let Poll::Ready(Ok(the_seat)) = first.poll(&mut context) else {
         panic!("there is one seat");
     };
     // The futures belong to their callers, not to fairness.
-    let mut admissions: Vec<Admission<'_>> = users
+    let mut admissions: Vec<BoxedAdmission<'_>> = users
         .iter()
         .cycle()
         .take(WAITING)
         .map(|user| {
-            let admission = controller.admit(&info, user, Times::at(now));
-            Box::pin(async { admission.await.is_ok() }) as Admission<'_>
+            let admission = controller.admit(&info, user, RequestTimes::at(now));
+            Box::pin(async { admission.await.is_ok() }) as BoxedAdmission<'_>
         })
         .collect();
     let mut ready = 0;
@@ -191,7 +192,7 @@ fn a_request_that_waits_takes_less_than_1_kib_and_leaves_little_behind() {
 #[test]
 fn an_idle_level_takes_less_than_64_kib() {
     const LEVELS: usize = 100;
-    let mut objects = bootstrap::complete(Vec::new());
+    let mut objects = bootstrap::add_missing(Vec::new());
     let controller = controller(600, &objects);
     objects.extend((0..LEVELS).flat_map(|n| level(&format!("level-{n}"))));
     let taken = measure(|| controller.configure(Instant::now(), &objects));
@@ -203,13 +204,13 @@ fn an_idle_level_takes_less_than_64_kib() {
 /// As many loud names in each five seconds as are kept of them, each longer than what is kept of it and never seen again; and at
 /// last more than a table takes.
 #[test]
-fn the_top_talkers_take_no_more_memory_however_many_there_are() {
-    const MOST: i64 = 20 << 20; // six kinds of names
+fn the_top_talkers_have_bounded_memory() {
+    const MAX_BYTES: i64 = 20 << 20; // six kinds of names
     const TICKS: u32 = 800; // an hour has 720
     let begin = Instant::now();
     let taken = measure(|| {
-        let talkers = Talkers::new(begin, 1);
-        let desk = talkers.desk();
+        let talkers = TopTalkers::new(begin, 1);
+        let desk = talkers.new_shard();
         let long = "x".repeat(1000);
         for tick in 0..TICKS {
             for n in 0..if tick + 1 < TICKS { 252 } else { 1000_u32 } {
@@ -218,24 +219,27 @@ fn the_top_talkers_take_no_more_memory_however_many_there_are() {
                 let of = |measure| u64::from(if n % 4 == measure { loud * 1000 } else { 1 });
                 let held = Duration::from_secs(of(0));
                 let wait = Duration::from_secs(of(1));
-                let weights = Weights::of_a_request(of(2), wait, of(3) > 1, (1, held));
+                let weights = Weights::from_request(of(2), wait, of(3) > 1, (1, held));
                 let parts = [name.as_bytes()];
-                desk.count(None, [Some(Name::new(&parts)); 6], weights);
+                desk.count(None, [Some(TalkerName::new(&parts)); 6], weights);
             }
-            talkers.gather(begin + Duration::from_secs(5) * tick);
+            talkers.flush_shards(begin + Duration::from_secs(5) * tick);
         }
         // The hour is full; what is held now is what it takes.
         std::mem::forget((talkers, desk));
     });
     println!("{} bytes of the top talkers", taken.bytes_current);
-    assert!((1 << 20..MOST).contains(&taken.bytes_current), "{taken:?}");
+    assert!(
+        (1 << 20..MAX_BYTES).contains(&taken.bytes_current),
+        "{taken:?}"
+    );
 }
 
 /// Bodies of 64 KiB that say the same again and again by anchors, aliases and `<<`; what is sent plainly costs the most.
 #[test]
 fn no_event_in_yaml_takes_more_memory_than_a_plain_one() {
     const LARGEST: usize = 64 << 10;
-    const MOST: u64 = 16 << 20;
+    const MAX_BYTES: u64 = 16 << 20;
     let nested = |begin: &str, inner: &str, item: &str, end: &str| {
         let (begin, end) = (begin.repeat(90), end.repeat(90));
         let room = LARGEST - begin.len() - inner.len() - end.len() - 2;
@@ -255,7 +259,7 @@ fn no_event_in_yaml_takes_more_memory_than_a_plain_one() {
     for (name, text) in bodies {
         assert!(text.len() <= LARGEST, "{name}");
         let taken = measure(|| {
-            let event = body::read(Encoding::Yaml, b"v1", text.as_bytes());
+            let event = body::parse(EventEncoding::Yaml, b"v1", text.as_bytes());
             assert_eq!(event, None);
         });
         println!(
@@ -263,7 +267,7 @@ fn no_event_in_yaml_takes_more_memory_than_a_plain_one() {
             taken.bytes_max, taken.bytes_total
         );
         assert!(
-            taken.bytes_max < MOST && taken.bytes_total < 4 * MOST,
+            taken.bytes_max < MAX_BYTES && taken.bytes_total < 4 * MAX_BYTES,
             "{name}: {taken:?}"
         );
     }

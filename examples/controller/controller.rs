@@ -19,7 +19,7 @@ use kube::api::PostParams;
 const READS: usize = 4;
 
 /// How soon a refused request is sent again.
-const AGAIN: Duration = Duration::from_millis(20);
+const UNKNOWN_ALLOWED_BEFORE: Duration = Duration::from_millis(20);
 
 /// What reached the API server, and when.
 #[derive(Clone, Debug, Default)]
@@ -102,7 +102,7 @@ impl Controller {
             return Err(why);
         }
         self.note(|seen| seen.refused += 1);
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(UNKNOWN_ALLOWED_BEFORE).await;
         Ok(())
     }
 }

@@ -12,10 +12,10 @@ mod protobuf;
 #[cfg(test)]
 mod tests;
 
-use self::outline::Outline;
-use crate::api::list_scan::Coding;
-use crate::api::walk::Cbor;
-use crate::api::walk::Json;
+use self::outline::WatchVisitor;
+use crate::api::list_scan::MediaType;
+use crate::api::walk::CborWalker;
+use crate::api::walk::JsonWalker;
 
 /// The annotation (`metav1.InitialEventsAnnotationKey`).
 const INITIAL_EVENTS_END: &[u8] = b"k8s.io/initial-events-end";
@@ -28,31 +28,31 @@ pub struct InitialEvents {
     /// The length of their objects, in bytes.
     pub bytes: u64,
     /// Whether they are tables or metadata alone: the length is not that of the objects.
-    pub abridged: bool,
+    pub transformed: bool,
 }
 
 /// Reads one stream, chunk by chunk.
 #[derive(Debug)]
-pub struct EventScan {
-    stream: Stream,
+pub struct WatchScan {
+    decoder: WatchDecoder,
 }
 
 #[derive(Debug)]
-enum Stream {
-    Cbor(Cbor<outline::Place>, Outline),
-    Json(Json<outline::Place>, Outline),
-    Protobuf(protobuf::Scan),
+enum WatchDecoder {
+    Cbor(CborWalker<outline::WatchContext>, WatchVisitor),
+    Json(JsonWalker<outline::WatchContext>, WatchVisitor),
+    Protobuf(protobuf::ProtobufWatchScan),
 }
 
 /// What is known of all events that have ended.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct WatchTotals {
     events: InitialEvents,
-    marked: bool,
+    initial_events_ended: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum EventType {
+enum WatchEventType {
     Added,
     Bookmark,
     Other,
@@ -60,8 +60,8 @@ enum EventType {
     Unknown,
 }
 
-impl EventType {
-    fn named(name: Option<&[u8]>) -> Self {
+impl WatchEventType {
+    fn from_name(name: Option<&[u8]>) -> Self {
         match name {
             Some(b"ADDED") => Self::Added,
             Some(b"BOOKMARK") => Self::Bookmark,
@@ -70,62 +70,62 @@ impl EventType {
     }
 }
 
-impl Seen {
+impl WatchTotals {
     /// An event has ended, whose object has so many bytes.
-    fn event(&mut self, event: EventType, marked: bool, bytes: u64) {
+    fn record_event(&mut self, event: WatchEventType, marked: bool, bytes: u64) {
         match event {
-            EventType::Added if !self.marked => {
+            WatchEventType::Added if !self.initial_events_ended => {
                 self.events.objects = self.events.objects.saturating_add(1);
                 self.events.bytes = self.events.bytes.saturating_add(bytes);
             }
-            EventType::Bookmark => self.marked |= marked,
-            EventType::Added | EventType::Other | EventType::Unknown => {}
+            WatchEventType::Bookmark => self.initial_events_ended |= marked,
+            WatchEventType::Added | WatchEventType::Other | WatchEventType::Unknown => {}
         }
     }
 }
 
-impl EventScan {
+impl WatchScan {
     /// Begins a stream in that coding.
     #[must_use]
-    pub fn new(coding: Coding) -> Self {
+    pub fn new(coding: MediaType) -> Self {
         let stream = match coding {
-            Coding::Cbor => Stream::Cbor(Cbor::default(), Outline::default()),
-            Coding::Json => Stream::Json(Json::default(), Outline::default()),
-            Coding::Protobuf => Stream::Protobuf(protobuf::Scan::default()),
+            MediaType::Cbor => WatchDecoder::Cbor(CborWalker::default(), WatchVisitor::default()),
+            MediaType::Json => WatchDecoder::Json(JsonWalker::default(), WatchVisitor::default()),
+            MediaType::Protobuf => WatchDecoder::Protobuf(protobuf::ProtobufWatchScan::default()),
         };
-        Self { stream }
+        Self { decoder: stream }
     }
 
     /// Takes in the next part of the stream, of any length. Returns whether the mark has come.
     pub fn feed(&mut self, chunk: &[u8]) -> bool {
-        match &mut self.stream {
-            Stream::Cbor(walk, outline) => walk.feed(chunk, outline),
-            Stream::Json(walk, outline) => walk.feed(chunk, outline),
-            Stream::Protobuf(scan) => scan.feed(chunk),
+        match &mut self.decoder {
+            WatchDecoder::Cbor(walk, outline) => walk.feed(chunk, outline),
+            WatchDecoder::Json(walk, outline) => walk.feed(chunk, outline),
+            WatchDecoder::Protobuf(scan) => scan.feed(chunk),
         }
-        self.seen().marked
+        self.totals().initial_events_ended
     }
 
     /// What has come so far, or up to the mark.
     #[must_use]
     pub fn initial_events(&self) -> InitialEvents {
-        self.seen().events
+        self.totals().events
     }
 
     /// Whether the stream is malformed.
     #[must_use]
     pub fn is_malformed(&self) -> bool {
-        match &self.stream {
-            Stream::Cbor(walk, _) => walk.stopped(),
-            Stream::Json(walk, _) => walk.stopped(),
-            Stream::Protobuf(scan) => scan.is_malformed(),
+        match &self.decoder {
+            WatchDecoder::Cbor(walk, _) => walk.is_stopped(),
+            WatchDecoder::Json(walk, _) => walk.is_stopped(),
+            WatchDecoder::Protobuf(scan) => scan.is_malformed(),
         }
     }
 
-    const fn seen(&self) -> Seen {
-        match &self.stream {
-            Stream::Cbor(_, outline) | Stream::Json(_, outline) => outline.seen(),
-            Stream::Protobuf(scan) => scan.seen(),
+    const fn totals(&self) -> WatchTotals {
+        match &self.decoder {
+            WatchDecoder::Cbor(_, outline) | WatchDecoder::Json(_, outline) => outline.totals(),
+            WatchDecoder::Protobuf(scan) => scan.totals(),
         }
     }
 }

@@ -14,31 +14,31 @@ mod protobuf;
 #[cfg(test)]
 mod tests;
 
-use self::outline::Outline;
-use crate::api::walk::Cbor;
-use crate::api::walk::Json;
+use self::outline::ListVisitor;
+use crate::api::walk::CborWalker;
+use crate::api::walk::JsonWalker;
 
 /// What a list told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Summary {
+pub struct ListSummary {
     /// The number of its items, or of its rows if it is a table.
     pub items: u64,
     /// Its `metadata.remainingItemCount`.
     pub remaining_items: Option<u64>,
     /// Whether its `metadata.continue` is there and not empty.
-    pub continues: bool,
+    pub has_continue_token: bool,
     /// The length of its body, in bytes.
     pub bytes: u64,
     /// Whether it is a table or a list of metadata: its length is not that of the objects. The
     /// `Content-Type` of such answers does not say so, their kind does.
-    pub abridged: bool,
+    pub transformed: bool,
     /// How it was written.
-    pub coding: Coding,
+    pub media_type: MediaType,
 }
 
 /// How objects are written in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Coding {
+pub enum MediaType {
     /// `application/cbor`.
     Cbor,
     /// `application/json`.
@@ -50,37 +50,37 @@ pub enum Coding {
 /// Reads one body, chunk by chunk.
 #[derive(Debug)]
 pub struct ListScan {
-    body: Body,
+    decoder: ListDecoder,
     bytes: u64,
 }
 
 #[derive(Debug)]
-enum Body {
-    Cbor(Cbor<outline::Place>, Outline),
-    Json(Json<outline::Place>, Outline),
-    Protobuf(protobuf::Scan),
+enum ListDecoder {
+    Cbor(CborWalker<outline::ListContext>, ListVisitor),
+    Json(JsonWalker<outline::ListContext>, ListVisitor),
+    Protobuf(protobuf::ProtobufListScan),
 }
 
 /// What a list told, but for the length of its body.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct ListTotals {
     /// Those that have begun.
     items: u64,
     remaining_items: Option<u64>,
-    continues: bool,
-    abridged: bool,
+    has_continue_token: bool,
+    transformed: bool,
     has_metadata: bool,
     /// Where the first item begins.
-    first_at: u64,
+    first_item_start: u64,
     /// How many items have ended, and where the last of them did.
-    ended: u64,
-    ended_at: u64,
+    ended_items: u64,
+    last_item_end: u64,
 }
 
-impl Coding {
+impl MediaType {
     /// The coding of a `Content-Type`, whatever its parameters. None if it is another.
     #[must_use]
-    pub fn of_content_type(content_type: &[u8]) -> Option<Self> {
+    pub fn from_content_type(content_type: &[u8]) -> Option<Self> {
         let media_type = content_type
             .split(|byte| *byte == b';')
             .next()?
@@ -98,42 +98,42 @@ impl Coding {
     }
 }
 
-impl Counts {
-    fn item_begins(&mut self, at: u64) {
+impl ListTotals {
+    fn begin_item(&mut self, at: u64) {
         if self.items == 0 {
-            self.first_at = at;
+            self.first_item_start = at;
         }
         self.items = self.items.saturating_add(1);
     }
 
-    fn item_ended(&mut self, at: u64) {
-        self.ended = self.ended.saturating_add(1);
-        self.ended_at = at;
+    fn end_item(&mut self, at: u64) {
+        self.ended_items = self.ended_items.saturating_add(1);
+        self.last_item_end = at;
     }
 
     /// How many items a body of that length has, if the others are as long as those that were seen.
-    fn items_in(&self, bytes: u64) -> Option<u64> {
-        let seen = self.ended_at.checked_sub(self.first_at)?;
-        let all = bytes.checked_sub(self.first_at)?;
-        let items = u128::from(all).checked_mul(self.ended.into())?;
+    fn estimate_items(&self, bytes: u64) -> Option<u64> {
+        let seen = self.last_item_end.checked_sub(self.first_item_start)?;
+        let all = bytes.checked_sub(self.first_item_start)?;
+        let items = u128::from(all).checked_mul(self.ended_items.into())?;
         let items = items.checked_add(u128::from(seen / 2))?;
         u64::try_from(items.checked_div(seen.into())?).ok()
     }
 
-    const fn summary(self, bytes: u64, coding: Coding) -> Summary {
-        Summary {
+    const fn into_summary(self, bytes: u64, coding: MediaType) -> ListSummary {
+        ListSummary {
             items: self.items,
             remaining_items: self.remaining_items,
-            continues: self.continues,
+            has_continue_token: self.has_continue_token,
             bytes,
-            abridged: self.abridged,
-            coding,
+            transformed: self.transformed,
+            media_type: coding,
         }
     }
 }
 
 /// Whether a list of that kind does not hold the objects as they are.
-pub(super) fn is_abridged(kind: &[u8]) -> bool {
+pub(super) fn is_transformed_kind(kind: &[u8]) -> bool {
     matches!(
         kind,
         b"Table" | b"PartialObjectMetadata" | b"PartialObjectMetadataList"
@@ -144,63 +144,72 @@ impl ListScan {
     /// Begins a body of that `Content-Type`, parameters and all. None if it cannot be read.
     #[must_use]
     pub fn for_content_type(content_type: &[u8]) -> Option<Self> {
-        Coding::of_content_type(content_type).map(Self::new)
+        MediaType::from_content_type(content_type).map(Self::new)
     }
 
     /// Begins a body in that coding.
     #[must_use]
-    pub fn new(coding: Coding) -> Self {
+    pub fn new(coding: MediaType) -> Self {
         let body = match coding {
-            Coding::Cbor => Body::Cbor(Cbor::default(), Outline::default()),
-            Coding::Json => Body::Json(Json::default(), Outline::default()),
-            Coding::Protobuf => Body::Protobuf(protobuf::Scan::default()),
+            MediaType::Cbor => ListDecoder::Cbor(CborWalker::default(), ListVisitor::default()),
+            MediaType::Json => ListDecoder::Json(JsonWalker::default(), ListVisitor::default()),
+            MediaType::Protobuf => ListDecoder::Protobuf(protobuf::ProtobufListScan::default()),
         };
-        Self { body, bytes: 0 }
+        Self {
+            decoder: body,
+            bytes: 0,
+        }
     }
 
     /// Takes in the next part of the body, of any length.
     pub fn feed(&mut self, chunk: &[u8]) {
         let length = u64::try_from(chunk.len()).unwrap_or(u64::MAX);
         self.bytes = self.bytes.saturating_add(length);
-        match &mut self.body {
-            Body::Cbor(walk, outline) => walk.feed(chunk, outline),
-            Body::Json(walk, outline) => walk.feed(chunk, outline),
-            Body::Protobuf(scan) => scan.feed(chunk),
+        match &mut self.decoder {
+            ListDecoder::Cbor(walk, outline) => walk.feed(chunk, outline),
+            ListDecoder::Json(walk, outline) => walk.feed(chunk, outline),
+            ListDecoder::Protobuf(scan) => scan.feed(chunk),
         }
     }
 
     /// Takes note that the body is complete.
     #[must_use]
-    pub fn finish(self) -> Option<Summary> {
-        let (coding, counts) = match self.body {
-            Body::Cbor(walk, outline) => (
-                Coding::Cbor,
-                outline.finish().filter(|_| walk.is_between())?,
+    pub fn finish(self) -> Option<ListSummary> {
+        let (coding, counts) = match self.decoder {
+            ListDecoder::Cbor(walk, outline) => (
+                MediaType::Cbor,
+                outline.finish().filter(|_| walk.is_between_documents())?,
             ),
-            Body::Json(walk, outline) => (
-                Coding::Json,
-                outline.finish().filter(|_| walk.is_between())?,
+            ListDecoder::Json(walk, outline) => (
+                MediaType::Json,
+                outline.finish().filter(|_| walk.is_between_documents())?,
             ),
-            Body::Protobuf(scan) => (Coding::Protobuf, scan.finish()?),
+            ListDecoder::Protobuf(scan) => (MediaType::Protobuf, scan.finish()?),
         };
-        Some(counts.summary(self.bytes, coding))
+        Some(counts.into_summary(self.bytes, coding))
     }
 
     /// Estimates a body of `bytes` of which only the beginning was taken in. The items that were
     /// not seen are taken to be as long as those that were. None if not even one was, or if the
     /// list's metadata may still follow.
     #[must_use]
-    pub fn extrapolate(self, bytes: u64) -> Option<Summary> {
-        let (coding, counts) = match self.body {
-            Body::Cbor(walk, outline) if !walk.stopped() => (Coding::Cbor, outline.so_far()),
-            Body::Json(walk, outline) if !walk.stopped() => (Coding::Json, outline.so_far()),
-            Body::Protobuf(scan) => (Coding::Protobuf, scan.so_far()?),
-            Body::Cbor(..) | Body::Json(..) => return None,
+    pub fn extrapolate(self, bytes: u64) -> Option<ListSummary> {
+        let (coding, counts) = match self.decoder {
+            ListDecoder::Cbor(walk, outline) if !walk.is_stopped() => {
+                (MediaType::Cbor, outline.totals_so_far())
+            }
+            ListDecoder::Json(walk, outline) if !walk.is_stopped() => {
+                (MediaType::Json, outline.totals_so_far())
+            }
+            ListDecoder::Protobuf(scan) => (MediaType::Protobuf, scan.totals_so_far()?),
+            ListDecoder::Cbor(..) | ListDecoder::Json(..) => return None,
         };
-        let counts = Counts {
-            items: counts.items_in(bytes).filter(|_| counts.has_metadata)?,
+        let counts = ListTotals {
+            items: counts
+                .estimate_items(bytes)
+                .filter(|_| counts.has_metadata)?,
             ..counts
         };
-        Some(counts.summary(bytes, coding))
+        Some(counts.into_summary(bytes, coding))
     }
 }

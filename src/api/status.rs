@@ -29,15 +29,15 @@ impl Status {
     /// As JSON with a newline at its end, as kube-apiserver writes it.
     #[must_use]
     pub fn to_json(&self) -> Bytes {
-        let json = json::Status {
+        let json = json::JsonStatus {
             kind: "Status",
             api_version: "v1",
-            metadata: json::Empty {},
+            metadata: json::JsonListMeta {},
             status: "Failure",
             message: &self.message,
             reason: self.reason,
-            details: (!self.cause.is_empty()).then(|| json::Details {
-                causes: [json::Cause {
+            details: (!self.cause.is_empty()).then(|| json::JsonStatusDetails {
+                causes: [json::JsonStatusCause {
                     reason: self.cause,
                     message: &self.message,
                 }],
@@ -54,13 +54,13 @@ impl Status {
     /// As `application/vnd.kubernetes.protobuf`: the magic, then `runtime.Unknown` with the Status inside.
     #[must_use]
     pub fn to_protobuf(&self) -> Bytes {
-        let status = protobuf::Status {
+        let status = protobuf::ProtobufStatus {
             metadata: Some(protobuf::ListMeta {}),
             status: "Failure".to_owned(),
             message: self.message.clone(),
             reason: self.reason.to_owned(),
-            details: (!self.cause.is_empty()).then(|| protobuf::Details {
-                causes: vec![protobuf::Cause {
+            details: (!self.cause.is_empty()).then(|| protobuf::ProtobufStatusDetails {
+                causes: vec![protobuf::ProtobufStatusCause {
                     reason: self.cause.to_owned(),
                     message: self.message.clone(),
                 }],
@@ -85,7 +85,7 @@ impl Status {
 /// What `message` takes at most `most` bytes of in JSON, with an ellipsis where that is not all. As a Status is written: quotes and
 /// backslashes take two bytes, control characters up to six.
 #[must_use]
-pub fn shortened(mut message: String, most: usize) -> String {
+pub fn truncate_for_json(mut message: String, most: usize) -> String {
     let mut left = most;
     let end = message.char_indices().find_map(|(at, char)| {
         let in_json = match char {
@@ -114,31 +114,31 @@ mod json {
 
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
-    pub(super) struct Status<'a> {
+    pub(super) struct JsonStatus<'a> {
         pub(super) kind: &'static str,
         pub(super) api_version: &'static str,
-        pub(super) metadata: Empty,
+        pub(super) metadata: JsonListMeta,
         pub(super) status: &'static str,
         pub(super) message: &'a str,
         pub(super) reason: &'static str,
         #[serde(skip_serializing_if = "Option::is_none")]
-        pub(super) details: Option<Details<'a>>,
+        pub(super) details: Option<JsonStatusDetails<'a>>,
         pub(super) code: u16,
     }
 
     #[derive(Serialize)]
-    pub(super) struct Empty {}
+    pub(super) struct JsonListMeta {}
 
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
-    pub(super) struct Details<'a> {
-        pub(super) causes: [Cause<'a>; 1],
+    pub(super) struct JsonStatusDetails<'a> {
+        pub(super) causes: [JsonStatusCause<'a>; 1],
         #[serde(skip_serializing_if = "Option::is_none")]
         pub(super) retry_after_seconds: Option<u32>,
     }
 
     #[derive(Serialize)]
-    pub(super) struct Cause<'a> {
+    pub(super) struct JsonStatusCause<'a> {
         pub(super) reason: &'static str,
         pub(super) message: &'a str,
     }
@@ -165,7 +165,7 @@ mod protobuf {
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Status {
+    pub(super) struct ProtobufStatus {
         #[prost(message, optional, tag = "1")]
         pub(super) metadata: Option<ListMeta>,
         #[prost(string, tag = "2")]
@@ -175,7 +175,7 @@ mod protobuf {
         #[prost(string, tag = "4")]
         pub(super) reason: String,
         #[prost(message, optional, tag = "5")]
-        pub(super) details: Option<Details>,
+        pub(super) details: Option<ProtobufStatusDetails>,
         #[prost(int32, tag = "6")]
         pub(super) code: i32,
     }
@@ -184,15 +184,15 @@ mod protobuf {
     pub(super) struct ListMeta {}
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Details {
+    pub(super) struct ProtobufStatusDetails {
         #[prost(message, repeated, tag = "4")]
-        pub(super) causes: Vec<Cause>,
+        pub(super) causes: Vec<ProtobufStatusCause>,
         #[prost(int32, tag = "5")]
         pub(super) retry_after_seconds: i32,
     }
 
     #[derive(Clone, PartialEq, Message)]
-    pub(super) struct Cause {
+    pub(super) struct ProtobufStatusCause {
         #[prost(string, tag = "1")]
         pub(super) reason: String,
         #[prost(string, tag = "2")]
@@ -204,7 +204,7 @@ mod protobuf {
 mod tests {
     use super::*;
 
-    fn full() -> Status {
+    fn full_status() -> Status {
         Status {
             code: 429,
             reason: "TooManyRequests",
@@ -215,8 +215,8 @@ mod tests {
     }
 
     #[test]
-    fn json_is_what_kubectl_reads() {
-        let value: serde_json::Value = serde_json::from_slice(&full().to_json()).unwrap();
+    fn json_has_the_fields_that_kubectl_reads() {
+        let value: serde_json::Value = serde_json::from_slice(&full_status().to_json()).unwrap();
         assert_eq!(
             value,
             serde_json::json!({
@@ -232,12 +232,12 @@ mod tests {
     }
 
     #[test]
-    fn protobuf_carries_the_magic_the_type_and_the_same_fields() {
-        let bytes = full().to_protobuf();
+    fn protobuf_has_the_magic_the_type_and_the_same_fields() {
+        let bytes = full_status().to_protobuf();
         let unknown =
             protobuf::Unknown::decode(bytes.strip_prefix(PROTOBUF_MAGIC).unwrap()).unwrap();
         assert_eq!(unknown.type_meta.unwrap().kind, "Status");
-        let status = protobuf::Status::decode(unknown.raw.as_slice()).unwrap();
+        let status = protobuf::ProtobufStatus::decode(unknown.raw.as_slice()).unwrap();
         assert_eq!(
             (status.code, status.reason.as_str()),
             (429, "TooManyRequests")

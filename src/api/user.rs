@@ -27,7 +27,7 @@ pub struct UserInfo {
 impl UserInfo {
     /// The bytes of all that it says.
     #[must_use]
-    pub fn length(&self) -> usize {
+    pub fn size_bytes(&self) -> usize {
         let extra = self.extra.iter();
         let extra = extra.flat_map(|(key, values)| values.iter().chain([key]));
         let texts = [&self.name, &self.uid].into_iter().chain(&self.groups);
@@ -47,7 +47,7 @@ impl UserInfo {
     /// Nobody as well, who came with a credential that could not be verified. `mark` tells its requests from those of other
     /// such, so that they do not share a flow; nothing else follows from it.
     #[must_use]
-    pub fn stranger(mark: String) -> Self {
+    pub fn unverified(mark: String) -> Self {
         Self {
             uid: mark,
             ..Self::anonymous()
@@ -80,7 +80,7 @@ impl UserInfo {
     /// Adds `system:authenticated`, as `WithAuthentication`'s group adder does (Kubernetes 1.36,
     /// `authenticatedgroup.go`): not for the anonymous, and not where either group is there already.
     #[must_use]
-    pub fn authenticated(mut self) -> Self {
+    pub fn with_authenticated_group(mut self) -> Self {
         let told = self.in_group(GROUP_AUTHENTICATED) || self.in_group(GROUP_UNAUTHENTICATED);
         if !told && self.name != ANONYMOUS {
             self.groups.push(GROUP_AUTHENTICATED.to_owned());

@@ -9,47 +9,47 @@ mod json;
 mod nested;
 mod token;
 
-pub(super) use self::cbor::Cbor;
-pub(super) use self::json::Json;
-pub(super) use self::token::Token;
+pub(super) use self::cbor::CborWalker;
+pub(super) use self::json::JsonWalker;
+pub(super) use self::token::TokenBuffer;
 
 /// What looks at a document.
 pub(super) trait Visitor {
     /// Where in the document an entered value stands.
-    type Place: Copy;
+    type Context: Copy;
 
     /// A value begins.
-    fn visit(&mut self, value: Begun<'_, Self::Place>) -> Step<Self::Place>;
+    fn visit(&mut self, value: ValueStart<'_, Self::Context>) -> VisitAction<Self::Context>;
 
     /// An entered value is no collection. Returns whether it may stand there.
-    fn scalar(&mut self, place: Self::Place, value: Scalar<'_>) -> bool;
+    fn visit_scalar(&mut self, place: Self::Context, value: LeafValue<'_>) -> bool;
 
     /// A value has ended before the byte at `at`, whether it was entered or not.
-    fn ended(&mut self, within: Option<Self::Place>, at: u64);
+    fn end_value(&mut self, within: Option<Self::Context>, at: u64);
 }
 
 /// A value that begins.
 #[derive(Clone, Copy)]
-pub(super) struct Begun<'n, P> {
+pub(super) struct ValueStart<'n, P> {
     /// The entered collection that it is in; none for the document itself.
-    pub(super) within: Option<P>,
+    pub(super) parent: Option<P>,
     /// Its name, if it has one and that is short.
     pub(super) name: Option<&'n [u8]>,
-    pub(super) kind: Kind,
+    pub(super) kind: ValueKind,
     /// How many bytes precede it.
-    pub(super) at: u64,
+    pub(super) offset: u64,
 }
 
 /// What is done with a value.
-pub(super) enum Step<P> {
+pub(super) enum VisitAction<P> {
     Enter(P),
-    Pass,
+    Skip,
     /// It must not stand there.
     Stop,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ValueKind {
     List,
     Map,
     /// A number, a boolean or null.
@@ -58,7 +58,7 @@ pub(super) enum Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scalar<'t> {
+pub(super) enum LeafValue<'t> {
     Null,
     /// A whole number from 0 to the largest `int64`.
     Number(u64),

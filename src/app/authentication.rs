@@ -8,44 +8,44 @@ use rustls::crypto::CryptoProvider;
 use crate::app::StartError;
 use crate::config;
 use crate::config::IssuerKeys;
-use crate::config::Verification;
-use crate::identity::Access;
-use crate::identity::ClientCertificates;
-use crate::identity::FrontProxies;
-use crate::identity::Identity;
-use crate::identity::Tokens;
+use crate::config::VerificationConfig;
+use crate::identity::CertificateVerifier;
+use crate::identity::FrontProxyAuthenticator;
+use crate::identity::ImpersonationAuthorizer;
+use crate::identity::RequestAuthenticator;
+use crate::identity::TokenAuthenticator;
 use crate::identity::access;
-use crate::identity::jwt::Issuer;
-use crate::identity::remote::ApiServer;
-use crate::identity::remote::Web;
+use crate::identity::jwt::JwtIssuer;
+use crate::identity::remote::ApiTransport;
+use crate::identity::remote::UrlFetcher;
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::tokens;
-use crate::identity::tokens::Accounts;
+use crate::identity::tokens::ServiceAccountKeys;
+use crate::identity::tokens::source::KeyProvider;
 use crate::identity::tokens::source::KeySource;
-use crate::identity::tokens::source::Publisher;
 use crate::metrics::Registry;
 use crate::pipeline::impersonation::Impersonation;
 use crate::upstream;
-use crate::upstream::own_calls::Elsewhere;
+use crate::upstream::own_calls::ExternalClient;
 
 /// What identity is made of besides its configuration.
-pub(super) struct Ground<'a> {
+pub(super) struct AuthDependencies<'a> {
     /// The API server, where weir has credentials for it.
-    server: Option<Arc<dyn ApiServer>>,
-    upstream_metrics: &'a Arc<upstream::Metrics>,
+    api_server: Option<Arc<dyn ApiTransport>>,
+    upstream_metrics: &'a Arc<upstream::UpstreamMetrics>,
     registry: &'a Registry,
     provider: Arc<CryptoProvider>,
 }
 
-impl<'a> Ground<'a> {
+impl<'a> AuthDependencies<'a> {
     pub(super) fn new(
-        server: Option<Arc<dyn ApiServer>>,
-        upstream_metrics: &'a Arc<upstream::Metrics>,
+        server: Option<Arc<dyn ApiTransport>>,
+        upstream_metrics: &'a Arc<upstream::UpstreamMetrics>,
         registry: &'a Registry,
         provider: &Arc<CryptoProvider>,
     ) -> Self {
         Self {
-            server,
+            api_server: server,
             upstream_metrics,
             registry,
             provider: Arc::clone(provider),
@@ -54,22 +54,25 @@ impl<'a> Ground<'a> {
 }
 
 /// The authenticators, what is done about those who impersonate, and the names of headers that all of them go by.
-pub(super) struct WhoAsks {
-    pub(super) identity: Arc<Identity>,
+pub(super) struct AuthComponents {
+    pub(super) authenticator: Arc<RequestAuthenticator>,
     pub(super) impersonation: Impersonation,
-    pub(super) headers: Arc<IdentityHeaders>,
+    pub(super) identity_headers: Arc<IdentityHeaders>,
 }
 
 /// What is asked of the API server behind requests.
 #[derive(Debug)]
-pub(super) struct Reviews {
-    tokens: Arc<Tokens>,
-    access: Option<Arc<Access>>,
+pub(super) struct ReviewTasks {
+    tokens: Arc<TokenAuthenticator>,
+    authorizer: Option<Arc<ImpersonationAuthorizer>>,
 }
 
-impl Reviews {
+impl ReviewTasks {
     pub(super) fn run(self) {
-        let Self { tokens, access } = self;
+        let Self {
+            tokens,
+            authorizer: access,
+        } = self;
         tokio::spawn(tokens.run());
         if let Some(access) = access {
             tokio::spawn(access.run());
@@ -77,12 +80,12 @@ impl Reviews {
     }
 }
 
-pub(super) fn who_asks(
-    config: config::Identity,
+pub(super) fn build_authenticator(
+    config: config::IdentityConfig,
     impersonate: bool,
-    ground: Ground<'_>,
-) -> Result<(WhoAsks, Reviews), StartError> {
-    let config::Identity {
+    ground: AuthDependencies<'_>,
+) -> Result<(AuthComponents, ReviewTasks), StartError> {
+    let config::IdentityConfig {
         client_ca,
         tokens: file,
         headers,
@@ -92,90 +95,116 @@ pub(super) fn who_asks(
     } = config;
     let names = Arc::new(headers);
     let vouching = |flag: &'static str, roots: RootCertStore| {
-        ClientCertificates::new(roots, Arc::clone(&ground.provider))
+        CertificateVerifier::new(roots, Arc::clone(&ground.provider))
             .map_err(|why| StartError::new(flag, why))
     };
     let certificates = client_ca
         .map(|roots| vouching("--client-ca-file", roots))
         .transpose()?;
     let front_proxies = front_proxies
-        .map(|config::FrontProxies { ca, allowed }| {
-            let authority = vouching("--requestheader-client-ca-file", ca)?;
-            Ok(FrontProxies::new(authority, allowed, Arc::clone(&names)))
-        })
+        .map(
+            |config::FrontProxyConfig {
+                 ca,
+                 allowed_names: allowed,
+             }| {
+                let authority = vouching("--requestheader-client-ca-file", ca)?;
+                Ok(FrontProxyAuthenticator::new(
+                    authority,
+                    allowed,
+                    Arc::clone(&names),
+                ))
+            },
+        )
         .transpose()?;
-    let tokens = Tokens::new(verifying(verification, &ground), ground.registry);
-    let identity = Identity::new(front_proxies, certificates, file, Arc::clone(&tokens))
-        .map_err(|why| StartError::new("marks of tokens", why))?;
-    let impersonation = impersonating(impersonation, impersonate, &ground)?;
-    let reviews = Reviews {
+    let tokens = TokenAuthenticator::new(token_config(verification, &ground), ground.registry);
+    let identity =
+        RequestAuthenticator::new(front_proxies, certificates, file, Arc::clone(&tokens))
+            .map_err(|why| StartError::new("marks of tokens", why))?;
+    let impersonation = build_impersonation(impersonation, impersonate, &ground)?;
+    let reviews = ReviewTasks {
         tokens,
-        access: impersonation.access.clone(),
+        authorizer: impersonation.authorizer.clone(),
     };
-    let who = WhoAsks {
-        identity: Arc::new(identity),
+    let who = AuthComponents {
+        authenticator: Arc::new(identity),
         impersonation,
-        headers: names,
+        identity_headers: names,
     };
     Ok((who, reviews))
 }
 
-fn impersonating(
-    config: config::Impersonation,
+fn build_impersonation(
+    config: config::ImpersonationConfig,
     impersonate: bool,
-    ground: &Ground<'_>,
+    ground: &AuthDependencies<'_>,
 ) -> Result<Impersonation, StartError> {
-    let config::Impersonation {
+    let config::ImpersonationConfig {
         classify,
         reviews_per_second,
     } = config;
-    let metrics = access::Metrics::register(ground.registry);
-    let server = ground.server.clone().filter(|_| classify || impersonate);
+    let metrics = access::AccessReviewMetrics::register(ground.registry);
+    let server = ground
+        .api_server
+        .clone()
+        .filter(|_| classify || impersonate);
     let access = server
-        .map(|server| Access::new(server, reviews_per_second, metrics))
+        .map(|server| ImpersonationAuthorizer::new(server, reviews_per_second, metrics))
         .transpose()
         .map_err(|why| StartError::new("marks of rights", why))?;
-    Ok(Impersonation { access, classify })
+    Ok(Impersonation {
+        authorizer: access,
+        classify,
+    })
 }
 
-fn verifying(verification: Verification, ground: &Ground<'_>) -> tokens::Config {
-    let Verification {
+fn token_config(
+    verification: VerificationConfig,
+    ground: &AuthDependencies<'_>,
+) -> tokens::TokenConfig {
+    let VerificationConfig {
         issuers,
-        account_keys,
-        account_issuers,
+        service_account_keys: account_keys,
+        service_account_issuers: account_issuers,
         audiences,
-        ttl,
+        cache_ttl: ttl,
         reviews_per_second,
     } = verification;
-    let server = &ground.server;
+    let server = &ground.api_server;
     let publisher = match account_keys {
-        Some(keys) => Some(Publisher::Given(keys)),
-        None => server.clone().map(Publisher::ApiServer),
+        Some(keys) => Some(KeyProvider::Static(keys)),
+        None => server.clone().map(KeyProvider::ApiServer),
     };
-    tokens::Config {
+    tokens::TokenConfig {
         issuers: issuers
             .into_iter()
             .map(|(issuer, keys)| key_source(issuer, keys, ground))
             .collect(),
-        accounts: publisher.map(|publisher| Accounts {
+        service_accounts: publisher.map(|publisher| ServiceAccountKeys {
             keys: KeySource::new(publisher),
             issuers: account_issuers,
         }),
-        reviewer: server.clone(),
+        api_server: server.clone(),
         reviews_per_second,
         audiences,
-        ttl,
+        cache_ttl: ttl,
     }
 }
 
-fn key_source(issuer: Issuer, keys: IssuerKeys, ground: &Ground<'_>) -> (Issuer, Arc<KeySource>) {
-    let web = |roots| -> Arc<dyn Web> {
-        Arc::new(Elsewhere::new(roots, Arc::clone(ground.upstream_metrics)))
+fn key_source(
+    issuer: JwtIssuer,
+    keys: IssuerKeys,
+    ground: &AuthDependencies<'_>,
+) -> (JwtIssuer, Arc<KeySource>) {
+    let web = |roots| -> Arc<dyn UrlFetcher> {
+        Arc::new(ExternalClient::new(
+            roots,
+            Arc::clone(ground.upstream_metrics),
+        ))
     };
     let publisher = match keys {
-        IssuerKeys::Given(keys) => Publisher::Given(keys),
-        IssuerKeys::Url(url, roots) => Publisher::Url(url, web(roots)),
-        IssuerKeys::Discovery(discovery, roots) => Publisher::Issuer {
+        IssuerKeys::Configured(keys) => KeyProvider::Static(keys),
+        IssuerKeys::Url(url, roots) => KeyProvider::Url(url, web(roots)),
+        IssuerKeys::Discovery(discovery, roots) => KeyProvider::Discovery {
             issuer: issuer.url.clone(),
             discovery,
             web: web(roots),

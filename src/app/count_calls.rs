@@ -10,36 +10,36 @@ use serde_json::json;
 use tracing::debug;
 use tracing::info;
 
-use crate::api::list_scan::Coding;
 use crate::api::list_scan::ListScan;
-use crate::api::list_scan::Summary;
-use crate::app::own_rights::Verdict;
-use crate::app::own_rights::review;
-use crate::app::own_rights::verdict;
+use crate::api::list_scan::ListSummary;
+use crate::api::list_scan::MediaType;
+use crate::app::own_rights::SelfAccessDecision;
+use crate::app::own_rights::parse_decision;
+use crate::app::own_rights::self_access_review;
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::count_schedule::Call;
-use crate::flowcontrol::count_schedule::Countable;
-use crate::flowcontrol::count_schedule::Next;
-use crate::flowcontrol::count_schedule::Outcome;
-use crate::identity::remote::ApiServer;
-use crate::upstream::own_calls::OwnCalls;
+use crate::flowcontrol::count_schedule::CountCall;
+use crate::flowcontrol::count_schedule::CountOutcome;
+use crate::flowcontrol::count_schedule::CountableResource;
+use crate::flowcontrol::count_schedule::NextCountCall;
+use crate::identity::remote::ApiTransport;
+use crate::upstream::own_calls::ApiServerClient;
 
 /// Metadata alone. Nothing else is accepted: a server that has no such form answers 406 and sends no object.
-const METADATA: HeaderValue =
+const METADATA_ONLY: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1");
 
 /// The metadata of one object, which etcd bounds to 1.5 MB, in JSON. A server that ignores the limit sends more.
-const MOST_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 4 << 20;
 
 /// Asks for counts.
 #[derive(Clone, Debug)]
-pub(super) struct CountCalls {
-    calls: OwnCalls,
+pub(super) struct ListCounter {
+    calls: ApiServerClient,
     controller: Arc<Controller>,
 }
 
-impl CountCalls {
-    pub(super) const fn new(calls: OwnCalls, controller: Arc<Controller>) -> Self {
+impl ListCounter {
+    pub(super) const fn new(calls: ApiServerClient, controller: Arc<Controller>) -> Self {
         Self { calls, controller }
     }
 
@@ -48,55 +48,60 @@ impl CountCalls {
         let mut told = false;
         loop {
             let call = match self.controller.next_count_call() {
-                Next::Call(call) => call,
-                Next::Wait(until) => {
+                NextCountCall::Call(call) => call,
+                NextCountCall::Wait(until) => {
                     tokio::select! {
                         () = tokio::time::sleep_until(until.into()) => {}
-                        () = self.controller.newly_listed() => {}
+                        () = self.controller.wait_for_new_resource() => {}
                     }
                     continue;
                 }
             };
             let outcome = match &call {
-                Call::Review(of) => self.review(of).await,
-                Call::List(of) => self.list(of).await,
+                CountCall::Review(of) => self.review(of).await,
+                CountCall::List(of) => self.list(of).await,
             };
-            if outcome == Outcome::Counted && !std::mem::replace(&mut told, true) {
+            if outcome == CountOutcome::Counted && !std::mem::replace(&mut told, true) {
                 info!(
                     "objects that the API server's metrics do not count are counted by lists of one object (limit=1)"
                 );
             }
             debug!(?call, ?outcome, "object counts");
-            self.controller.count_call_ended(&call, outcome);
+            self.controller.finish_count_call(&call, outcome);
         }
     }
 
     /// Whether weir may list it, in all namespaces.
-    async fn review(&self, of: &Countable) -> Outcome {
-        let Countable {
+    async fn review(&self, of: &CountableResource) -> CountOutcome {
+        let CountableResource {
             group,
             version,
             resource,
         } = of;
         let attributes =
             json!({"verb": "list", "group": group, "version": version, "resource": resource});
-        let call = review(&json!({"resourceAttributes": attributes}));
-        match self.calls.ask(call).await.map(|reply| verdict(&reply)) {
-            Ok(Verdict::Allowed) => Outcome::Allowed,
-            Ok(Verdict::Denied) => Outcome::Denied,
-            Ok(Verdict::NotServed(_)) => Outcome::NoReviews,
-            Ok(Verdict::Unanswered) | Err(_) => Outcome::Failed,
+        let call = self_access_review(&json!({"resourceAttributes": attributes}));
+        match self
+            .calls
+            .send(call)
+            .await
+            .map(|reply| parse_decision(&reply))
+        {
+            Ok(SelfAccessDecision::Allowed) => CountOutcome::Allowed,
+            Ok(SelfAccessDecision::Denied) => CountOutcome::Denied,
+            Ok(SelfAccessDecision::NotServed(_)) => CountOutcome::NoReviews,
+            Ok(SelfAccessDecision::NoDecision) | Err(_) => CountOutcome::Failed,
         }
     }
 
     /// The list of one object.
-    async fn list(&self, of: &Countable) -> Outcome {
+    async fn list(&self, of: &CountableResource) -> CountOutcome {
         let Ok(target) = of.target().parse::<PathAndQuery>() else {
-            return Outcome::Uncountable;
+            return CountOutcome::Uncountable;
         };
-        let mut scan = ListScan::new(Coding::Json);
-        let mut left = MOST_BYTES;
-        let read = self.calls.stream(target, Some(METADATA), |piece| {
+        let mut scan = ListScan::new(MediaType::Json);
+        let mut left = MAX_BYTES;
+        let read = self.calls.stream(target, Some(METADATA_ONLY), |piece| {
             scan.feed(piece);
             match left.checked_sub(piece.len()) {
                 Some(rest) => {
@@ -108,16 +113,16 @@ impl CountCalls {
         });
         match read.await {
             Ok((StatusCode::OK, ControlFlow::Continue(()))) => {
-                let Some(count) = scan.finish().and_then(total) else {
-                    return Outcome::Uncountable;
+                let Some(count) = scan.finish().and_then(object_count) else {
+                    return CountOutcome::Uncountable;
                 };
-                self.controller.learn_asked(of, count);
-                Outcome::Counted
+                self.controller.record_polled_count(of, count);
+                CountOutcome::Counted
             }
-            Ok((StatusCode::OK, ControlFlow::Break(()))) => Outcome::Uncountable,
-            Ok((StatusCode::FORBIDDEN, _)) => Outcome::Denied,
-            Ok((code, _)) if is_final(code) => Outcome::Uncountable,
-            Ok(_) | Err(_) => Outcome::Failed,
+            Ok((StatusCode::OK, ControlFlow::Break(()))) => CountOutcome::Uncountable,
+            Ok((StatusCode::FORBIDDEN, _)) => CountOutcome::Denied,
+            Ok((code, _)) if is_final(code) => CountOutcome::Uncountable,
+            Ok(_) | Err(_) => CountOutcome::Failed,
         }
     }
 }
@@ -134,10 +139,10 @@ fn is_final(code: StatusCode) -> bool {
 }
 
 /// How many objects there are, as a list of one tells; none if it does not, as where the server ignores the limit.
-fn total(list: Summary) -> Option<u64> {
+fn object_count(list: ListSummary) -> Option<u64> {
     match (list.items, list.remaining_items) {
-        (0, None) if !list.continues => Some(0),
-        (1, None) if !list.continues => Some(1),
+        (0, None) if !list.has_continue_token => Some(0),
+        (1, None) if !list.has_continue_token => Some(1),
         (1, Some(remaining)) => remaining.checked_add(1),
         _ => None,
     }
@@ -148,13 +153,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_item_and_what_remains_make_the_count() {
+    fn the_count_is_the_item_plus_the_remaining_item_count() {
         let told = |metadata: &str, items: &str| {
             let kind = r#""kind":"PartialObjectMetadataList""#;
             let list = format!(r#"{{{kind},"metadata":{{{metadata}}},"items":[{items}]}}"#);
-            let mut scan = ListScan::new(Coding::Json);
+            let mut scan = ListScan::new(MediaType::Json);
             scan.feed(list.as_bytes());
-            total(scan.finish().unwrap())
+            object_count(scan.finish().unwrap())
         };
         let item = r#"{"metadata":{"name":"a"}}"#;
         let more = r#""continue":"x","remainingItemCount":498"#;
@@ -169,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overloaded_server_is_asked_again_soon_and_one_without_the_resource_is_not() {
+    fn an_overload_is_retried_and_a_missing_resource_is_not() {
         for (code, last) in [
             (400, true),
             (404, true),

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use rustls::sign::CertifiedKey;
 
 use crate::config;
-use crate::config::Limits;
+use crate::config::AdmissionConfig;
 use crate::flowcontrol::controller::Enforcement;
 use crate::metrics::Registry;
 use crate::observe::facts;
-use crate::observe::facts::Expires;
-use crate::observe::facts::Facts;
+use crate::observe::facts::CertificateExpiry;
+use crate::observe::facts::InfoMetrics;
 use crate::observe::process;
 use crate::observe::readiness::Readiness;
 use crate::upstream;
@@ -18,34 +18,34 @@ use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::tls;
 
 /// Shows whether what limits only counts.
-pub(super) fn show_mode(limits: &Limits, registry: &Registry) {
+pub(super) fn register_dry_run(limits: &AdmissionConfig, registry: &Registry) {
     let enforcement = match limits {
-        Limits::Fairness { config, .. } => Some(config.enforcement),
-        Limits::MaxInFlight(_) => None,
+        AdmissionConfig::Fairness { config, .. } => Some(config.enforcement),
+        AdmissionConfig::MaxInFlight(_) => None,
     };
-    facts::dry_run(enforcement == Some(Enforcement::DryRun), registry);
+    facts::register_dry_run(enforcement == Some(Enforcement::DryRun), registry);
 }
 
 /// Shows the process, readiness and the certificates that weir shows to others.
-pub(super) fn show(
-    serving: &config::Serving,
-    upstream: &upstream::Config,
+pub(super) fn register(
+    serving: &config::ServingConfig,
+    upstream: &upstream::UpstreamConfig,
     own: &Arc<OwnCredentials>,
     readiness: &Arc<Readiness>,
     registry: &Registry,
 ) {
-    let given = |key: &Arc<CertifiedKey>| -> Expires {
+    let given = |key: &Arc<CertifiedKey>| -> CertificateExpiry {
         let key = Arc::clone(key);
-        Box::new(move || tls::expires(&key))
+        Box::new(move || tls::expiry(&key))
     };
     let renewed = Arc::clone(own);
-    let mut certificates: Vec<(&'static str, Expires)> = vec![
+    let mut certificates: Vec<(&'static str, CertificateExpiry)> = vec![
         ("serving", given(&serving.tls.certificate)),
         (
             "own",
             Box::new(move || {
                 let key = renewed.certificate()?;
-                tls::expires(&key)
+                tls::expiry(&key)
             }),
         ),
     ];
@@ -53,5 +53,5 @@ pub(super) fn show(
         certificates.push(("front-proxy", given(front_proxy)));
     }
     process::register(registry);
-    Facts::register(Some(Arc::clone(readiness)), certificates, registry);
+    InfoMetrics::register(Some(Arc::clone(readiness)), certificates, registry);
 }

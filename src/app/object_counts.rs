@@ -11,40 +11,40 @@ use tracing::debug;
 use tracing::info;
 use tracing::warn;
 
-use crate::app::count_calls::CountCalls;
+use crate::app::count_calls::ListCounter;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::resource_metrics::ResourceMetrics;
-use crate::upstream::own_calls::OwnCalls;
+use crate::upstream::own_calls::ApiServerClient;
 
-const METRICS: &str = "/metrics";
+const METRICS_PATH: &str = "/metrics";
 
 /// The largest clusters' metrics have a few tens of MB.
-const MOST_BYTES: usize = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 
 /// So many periods pass until the next try where weir may not read metrics.
-const PERIODS_AFTER_REFUSAL: u32 = 10;
+const PERIODS_AFTER_DENIAL: u32 = 10;
 
 /// Asks from time to time.
 #[derive(Debug)]
 pub(super) struct ObjectCountPolls {
-    calls: OwnCalls,
+    calls: ApiServerClient,
     controller: Arc<Controller>,
     period: Duration,
 }
 
 /// What became of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Polled {
-    Learned,
+enum PollOutcome {
+    Counted,
     /// They have no counts.
-    Nothing,
+    NoCounts,
     Failed,
-    Refused(StatusCode),
+    Denied(StatusCode),
 }
 
 impl ObjectCountPolls {
     pub(super) const fn new(
-        calls: OwnCalls,
+        calls: ApiServerClient,
         controller: Arc<Controller>,
         period: Duration,
     ) -> Self {
@@ -57,33 +57,33 @@ impl ObjectCountPolls {
 
     /// Runs until it is dropped.
     pub(super) async fn run(self) {
-        self.controller.ask_for_counts();
+        self.controller.enable_object_counting();
         let polled = self.poll().await;
-        tell(polled);
-        let calls = CountCalls::new(self.calls.clone(), Arc::clone(&self.controller));
-        tokio::join!(self.poll_again(polled), calls.run());
+        log_outcome(polled);
+        let calls = ListCounter::new(self.calls.clone(), Arc::clone(&self.controller));
+        tokio::join!(self.poll_periodically(polled), calls.run());
     }
 
-    async fn poll_again(&self, mut polled: Polled) {
+    async fn poll_periodically(&self, mut polled: PollOutcome) {
         loop {
             let periods = match polled {
-                Polled::Learned | Polled::Nothing | Polled::Failed => 1,
-                Polled::Refused(_) => PERIODS_AFTER_REFUSAL,
+                PollOutcome::Counted | PollOutcome::NoCounts | PollOutcome::Failed => 1,
+                PollOutcome::Denied(_) => PERIODS_AFTER_DENIAL,
             };
             // As kube-apiserver spreads its own.
             let time = self.period * periods;
             tokio::time::sleep(time + time.mul_f64(fastrand::f64() * 0.2)).await;
             let before = std::mem::replace(&mut polled, self.poll().await);
             if before != polled {
-                tell(polled);
+                log_outcome(polled);
             }
         }
     }
 
-    async fn poll(&self) -> Polled {
+    async fn poll(&self) -> PollOutcome {
         let mut metrics = ResourceMetrics::default();
-        let mut left = MOST_BYTES;
-        let path = PathAndQuery::from_static(METRICS);
+        let mut left = MAX_BYTES;
+        let path = PathAndQuery::from_static(METRICS_PATH);
         let asked = self.calls.stream(path, None, |piece| {
             metrics.feed(piece);
             left = left.saturating_sub(piece.len());
@@ -94,40 +94,40 @@ impl ObjectCountPolls {
         });
         match asked.await {
             Ok((StatusCode::OK, ControlFlow::Continue(()))) => {
-                self.controller.learn_counted(&metrics);
-                if metrics.counted().next().is_some() {
-                    Polled::Learned
+                self.controller.record_server_counts(&metrics);
+                if metrics.counts().next().is_some() {
+                    PollOutcome::Counted
                 } else {
-                    Polled::Nothing
+                    PollOutcome::NoCounts
                 }
             }
             Ok((
                 code @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND),
                 _,
-            )) => Polled::Refused(code),
+            )) => PollOutcome::Denied(code),
             Ok((code, _)) => {
                 debug!(%code, "the API server's metrics cannot be read");
-                Polled::Failed
+                PollOutcome::Failed
             }
             Err(why) => {
                 debug!(%why, "the API server's metrics cannot be read");
-                Polled::Failed
+                PollOutcome::Failed
             }
         }
     }
 }
 
-fn tell(polled: Polled) {
+fn log_outcome(polled: PollOutcome) {
     match polled {
-        Polled::Learned => info!("seats are estimated by the API server's own object counts"),
-        Polled::Refused(code) => info!(
+        PollOutcome::Counted => info!("seats are estimated by the API server's own object counts"),
+        PollOutcome::Denied(code) => info!(
             %code,
             "may not read the API server's metrics (nonResourceURLs /metrics, get): seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
         ),
-        Polled::Nothing => info!(
+        PollOutcome::NoCounts => info!(
             "the API server's metrics have no object counts: seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
         ),
-        Polled::Failed => warn!(
+        PollOutcome::Failed => warn!(
             "cannot read the API server's metrics: seats are estimated by the lists and watches that pass through, and by lists of one object where weir may list"
         ),
     }

@@ -3,34 +3,34 @@
 use std::sync::Arc;
 
 use crate::app::StartError;
-use crate::config::Telling;
+use crate::config::ReportingConfig;
 use crate::metrics::Registry;
 use crate::observe::audit;
 use crate::observe::audit::AuditLog;
 use crate::observe::request_log::AccessLog;
 use crate::observe::request_log::RejectionLog;
 use crate::observe::spans;
-use crate::observe::spans::Spans;
-use crate::pipeline::record::Witness;
-use crate::pipeline::record::Witnesses;
+use crate::observe::spans::SpanProcessor;
+use crate::pipeline::record::RequestObserver;
+use crate::pipeline::record::RequestObservers;
 use crate::pipeline::traced::Sampler;
 
 /// The logs of requests, and their traces.
 #[derive(Clone, Debug)]
-pub(super) struct Onlookers {
+pub(super) struct Observers {
     audit_log: Option<Arc<AuditLog>>,
     rejections: Arc<RejectionLog>,
-    spans: Option<Arc<Spans>>,
+    spans: Option<Arc<SpanProcessor>>,
     /// Which requests are traced, if any are.
     pub(super) sampler: Option<Sampler>,
     /// `--explain-responses`.
-    pub(super) explains: bool,
+    pub(super) explain_responses: bool,
 }
 
-impl Onlookers {
+impl Observers {
     /// Opens the logs that there are to be; their metrics are there in any case.
-    pub(super) fn start(telling: Telling, registry: &Registry) -> Result<Self, StartError> {
-        let Telling {
+    pub(super) fn start(telling: ReportingConfig, registry: &Registry) -> Result<Self, StartError> {
+        let ReportingConfig {
             audit,
             explain,
             spans: tracing,
@@ -38,10 +38,10 @@ impl Onlookers {
         } = telling;
         dropped_lines.register(registry);
         let (auditing, tracings) = (
-            audit::Metrics::register(registry),
-            spans::Metrics::register(registry),
+            audit::AuditMetrics::register(registry),
+            spans::SpanMetrics::register(registry),
         );
-        let open = |config: audit::Config| {
+        let open = |config: audit::AuditConfig| {
             let path = match &config.file {
                 Some(file) => file.path.display().to_string(),
                 None => "-".to_owned(),
@@ -54,26 +54,33 @@ impl Onlookers {
             rejections: Arc::default(),
             sampler: tracing
                 .as_ref()
-                .map(|tracing| Sampler::new(tracing.rate_per_million)),
-            spans: tracing.map(|tracing| Arc::new(Spans::start(tracing, tracings))),
-            explains: explain,
+                .map(|tracing| Sampler::new(tracing.sampling_rate_per_million)),
+            spans: tracing.map(|tracing| Arc::new(SpanProcessor::start(tracing, tracings))),
+            explain_responses: explain,
         })
     }
 
     /// Those of one worker: `others` and the logs.
-    pub(super) fn witnesses(&self, others: [Arc<dyn Witness>; 2]) -> Witnesses {
-        let rejections: Arc<dyn Witness> = Arc::<RejectionLog>::clone(&self.rejections);
+    pub(super) fn request_observers(
+        &self,
+        others: [Arc<dyn RequestObserver>; 2],
+    ) -> RequestObservers {
+        let rejections: Arc<dyn RequestObserver> = Arc::<RejectionLog>::clone(&self.rejections);
         let mut all = Vec::from(others);
         all.extend([rejections, Arc::new(AccessLog)]);
         let audit_log = self.audit_log.as_ref();
-        all.extend(audit_log.map(|log| -> Arc<dyn Witness> { Arc::<AuditLog>::clone(log) }));
+        all.extend(
+            audit_log.map(|log| -> Arc<dyn RequestObserver> { Arc::<AuditLog>::clone(log) }),
+        );
         let spans = self.spans.as_ref();
-        all.extend(spans.map(|spans| -> Arc<dyn Witness> { Arc::<Spans>::clone(spans) }));
+        all.extend(
+            spans.map(|spans| -> Arc<dyn RequestObserver> { Arc::<SpanProcessor>::clone(spans) }),
+        );
         all.into()
     }
 
     /// Whether there is an audit log.
-    pub(super) const fn audits(&self) -> bool {
+    pub(super) const fn has_audit_log(&self) -> bool {
         self.audit_log.is_some()
     }
 
@@ -84,7 +91,7 @@ impl Onlookers {
 
     /// Writes and sends what is still to be, if that does not take long.
     pub(super) async fn finish(self) {
-        self.rejections.sum_up();
+        self.rejections.log_summaries();
         if let Some(log) = self.audit_log {
             log.finish().await;
         }

@@ -14,15 +14,15 @@ use tracing::debug;
 use tracing::warn;
 
 use crate::config::Config;
-use crate::identity::remote::ApiServer;
-use crate::identity::remote::Call;
-use crate::identity::remote::Reply;
+use crate::identity::remote::ApiTransport;
+use crate::identity::remote::RemoteRequest;
+use crate::identity::remote::RemoteResponse;
 
 /// Where the API server says what who asks may do.
-const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+const SELF_ACCESS_REVIEWS_PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// An API server that does not answer is asked again after this long.
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 const DELEGATOR: &str = "the ClusterRole system:auth-delegator";
 const ISSUER_DISCOVERY: &str = "the ClusterRole system:service-account-issuer-discovery";
@@ -33,23 +33,23 @@ const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
 /// A right that weir needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Right {
+struct Permission {
     verb: &'static str,
     /// The API group; none where `what` is a path.
     group: Option<&'static str>,
     /// The resource or the path.
-    what: &'static str,
+    resource: &'static str,
     /// Empty as a rule.
     subresource: &'static str,
     /// What gives it.
-    given_by: &'static str,
+    granted_by: &'static str,
     /// What follows if it is missing.
-    without: &'static str,
+    consequence: &'static str,
 }
 
-impl fmt::Display for Right {
+impl fmt::Display for Permission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.verb, self.what)?;
+        write!(f, "{} {}", self.verb, self.resource)?;
         if let Some(group) = self.group.filter(|group| !group.is_empty()) {
             write!(f, ".{group}")?;
         }
@@ -60,15 +60,15 @@ impl fmt::Display for Right {
     }
 }
 
-impl Right {
-    fn call(&self) -> Call {
+impl Permission {
+    fn to_review(&self) -> RemoteRequest {
         let Self {
             verb,
-            what,
+            resource: what,
             subresource,
             ..
         } = self;
-        review(&match self.group {
+        self_access_review(&match self.group {
             None => json!({"nonResourceAttributes": {"verb": verb, "path": what}}),
             Some(group) => json!({"resourceAttributes": {
                 "verb": verb, "group": group, "resource": what, "subresource": subresource,
@@ -78,100 +78,100 @@ impl Right {
 }
 
 /// The question whether weir may do what `spec` says.
-pub(super) fn review(spec: &Value) -> Call {
+pub(super) fn self_access_review(spec: &Value) -> RemoteRequest {
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
         "spec": spec,
     });
-    Call {
-        path: PATH,
+    RemoteRequest {
+        path: SELF_ACCESS_REVIEWS_PATH,
         body: Some(Bytes::from(review.to_string())),
     }
 }
 
 /// What an answer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum SelfAccessDecision {
     Allowed,
     Denied,
     /// Nothing, and asking again will not help.
     NotServed(StatusCode),
     /// Nothing yet.
-    Unanswered,
+    NoDecision,
 }
 
 /// What the answer to a review says.
-pub(super) fn verdict(reply: &Reply) -> Verdict {
+pub(super) fn parse_decision(reply: &RemoteResponse) -> SelfAccessDecision {
     match reply.status {
         StatusCode::OK | StatusCode::CREATED => {}
         code @ (StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => {
-            return Verdict::NotServed(code);
+            return SelfAccessDecision::NotServed(code);
         }
-        _ => return Verdict::Unanswered,
+        _ => return SelfAccessDecision::NoDecision,
     }
     #[derive(Deserialize)]
-    struct Review {
+    struct SelfAccessReview {
         status: Value,
     }
-    let review = serde_json::from_slice::<Review>(&reply.body);
+    let review = serde_json::from_slice::<SelfAccessReview>(&reply.body);
     let allowed = review
         .ok()
         .and_then(|review| review.status.get("allowed")?.as_bool());
     match allowed {
-        Some(true) => Verdict::Allowed,
-        Some(false) => Verdict::Denied,
-        None => Verdict::Unanswered,
+        Some(true) => SelfAccessDecision::Allowed,
+        Some(false) => SelfAccessDecision::Denied,
+        None => SelfAccessDecision::NoDecision,
     }
 }
 
 /// The rights that a configuration needs, and whom to ask about them.
 #[derive(Debug)]
-pub(super) struct OwnRights {
-    needed: Vec<Right>,
+pub(super) struct SelfAccess {
+    required: Vec<Permission>,
 }
 
-impl OwnRights {
+impl SelfAccess {
     /// Those of `config`; none where weir does not ask about itself.
-    pub(super) fn of(config: &Config) -> Self {
+    pub(super) fn from_config(config: &Config) -> Self {
         let verification = &config.identity.verification;
         let mut needed = Vec::new();
-        if config.admin.self_checks.is_none() {
-            return Self { needed };
+        if config.admin.self_check_interval.is_none() {
+            return Self { required: needed };
         }
         if verification.reviews_per_second > 0 {
-            needed.push(Right {
+            needed.push(Permission {
                 verb: "create",
                 group: Some("authentication.k8s.io"),
-                what: "tokenreviews",
+                resource: "tokenreviews",
                 subresource: "",
-                given_by: DELEGATOR,
-                without: "tokens that weir cannot verify by their signature count as system:anonymous",
+                granted_by: DELEGATOR,
+                consequence: "tokens that weir cannot verify by their signature count as system:anonymous",
             });
         }
-        if config.identity.impersonation.classify || config.impersonate {
-            needed.push(Right {
+        if config.identity.impersonation.classify || config.assert_by_impersonation {
+            needed.push(Permission {
                 verb: "create",
                 group: Some("authorization.k8s.io"),
-                what: "subjectaccessreviews",
+                resource: "subjectaccessreviews",
                 subresource: "",
-                given_by: DELEGATOR,
-                without: "nobody may impersonate as far as weir is concerned",
+                granted_by: DELEGATOR,
+                consequence: "nobody may impersonate as far as weir is concerned",
             });
         }
-        if verification.account_keys.is_none() {
+        if verification.service_account_keys.is_none() {
             needed.extend(
-                ["/.well-known/openid-configuration", "/openid/v1/jwks"].map(|what| Right {
+                ["/.well-known/openid-configuration", "/openid/v1/jwks"].map(|what| Permission {
                     verb: "get",
                     group: None,
-                    what,
+                    resource: what,
                     subresource: "",
-                    given_by: ISSUER_DISCOVERY,
-                    without: "every token is reviewed, also those of service accounts",
+                    granted_by: ISSUER_DISCOVERY,
+                    consequence: "every token is reviewed, also those of service accounts",
                 }),
             );
         }
-        if config.impersonate {
+        if config.assert_by_impersonation {
             let kinds = [
                 ("", "users", ""),
                 ("", "groups", ""),
@@ -179,42 +179,42 @@ impl OwnRights {
                 ("authentication.k8s.io", "uids", ""),
                 ("authentication.k8s.io", "userextras", CREDENTIAL_ID),
             ];
-            needed.extend(kinds.map(|(group, what, subresource)| Right {
+            needed.extend(kinds.map(|(group, what, subresource)| Permission {
                 verb: "impersonate",
                 group: Some(group),
-                what,
+                resource: what,
                 subresource,
-                given_by: IMPERSONATOR,
-                without: "requests of clients with certificates are answered 403",
+                granted_by: IMPERSONATOR,
+                consequence: "requests of clients with certificates are answered 403",
             }));
         }
-        Self { needed }
+        Self { required: needed }
     }
 
     /// Asks about each, until it is answered, and warns of those that are missing.
-    pub(super) async fn check(self, server: Arc<dyn ApiServer>) {
-        for right in self.needed {
+    pub(super) async fn check(self, server: Arc<dyn ApiTransport>) {
+        for right in self.required {
             let verdict = loop {
-                let verdict = match server.ask(right.call()).await {
-                    Ok(reply) => verdict(&reply),
-                    Err(_) => Verdict::Unanswered,
+                let verdict = match server.send(right.to_review()).await {
+                    Ok(reply) => parse_decision(&reply),
+                    Err(_) => SelfAccessDecision::NoDecision,
                 };
-                if verdict != Verdict::Unanswered {
+                if verdict != SelfAccessDecision::NoDecision {
                     break verdict;
                 }
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             };
             match verdict {
-                Verdict::Denied => warn!(
+                SelfAccessDecision::Denied => warn!(
                     %right,
                     "weir's own credential lacks a right, which {} gives: until then {}",
-                    right.given_by, right.without
+                    right.granted_by, right.consequence
                 ),
-                Verdict::NotServed(code) => {
+                SelfAccessDecision::NotServed(code) => {
                     debug!(%code, "the API server does not tell what weir's own credential may do");
                     return;
                 }
-                Verdict::Allowed | Verdict::Unanswered => {}
+                SelfAccessDecision::Allowed | SelfAccessDecision::NoDecision => {}
             }
         }
     }
@@ -225,24 +225,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_clear_word_is_one() {
+    fn only_an_explicit_decision_counts() {
         let told = |code: u16, body: &'static str| {
-            verdict(&Reply {
+            parse_decision(&RemoteResponse {
                 status: StatusCode::from_u16(code).unwrap(),
                 body: Bytes::from_static(body.as_bytes()),
             })
         };
         assert_eq!(
             told(201, r#"{"status":{"allowed":true}}"#),
-            Verdict::Allowed
+            SelfAccessDecision::Allowed
         );
         assert_eq!(
             told(201, r#"{"status":{"allowed":false}}"#),
-            Verdict::Denied
+            SelfAccessDecision::Denied
         );
         for (code, body) in [(201, "{}"), (201, ""), (401, "{}"), (429, "{}"), (503, "")] {
-            assert_eq!(told(code, body), Verdict::Unanswered, "{code} {body}");
+            assert_eq!(
+                told(code, body),
+                SelfAccessDecision::NoDecision,
+                "{code} {body}"
+            );
         }
-        assert_eq!(told(404, ""), Verdict::NotServed(StatusCode::NOT_FOUND));
+        assert_eq!(
+            told(404, ""),
+            SelfAccessDecision::NotServed(StatusCode::NOT_FOUND)
+        );
     }
 }

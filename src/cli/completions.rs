@@ -7,7 +7,7 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::cli::flags::Cli;
-use crate::cli::print;
+use crate::cli::print_stdout;
 
 /// `weir completions`.
 #[derive(Args, Clone, Copy, Debug)]
@@ -19,7 +19,7 @@ pub struct CompletionsArgs {
 
 /// Runs the command.
 pub(super) fn run(args: CompletionsArgs) -> ExitCode {
-    print(&render(args.shell))
+    print_stdout(&render(args.shell))
 }
 
 /// Into memory, because `clap_complete` panics where it cannot write.

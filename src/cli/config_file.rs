@@ -16,9 +16,9 @@ use serde_json::Value;
 use crate::cli::given;
 use crate::document;
 use crate::document::Content;
-use crate::document::Faults;
+use crate::document::Diagnostics;
 use crate::document::Node;
-use crate::document::Place;
+use crate::document::SourceLocation;
 
 /// What stands in the file only.
 pub(super) const CLIENT_LIMITS: &str = "clientLimits";
@@ -26,11 +26,11 @@ pub(super) const AUTHENTICATION: &str = "authentication";
 
 /// What a file has.
 #[derive(Debug, Default)]
-pub(super) struct Settings {
+pub(super) struct ConfigFile {
     /// The flags that its entries stand for, without those that were typed.
     pub(super) flags: Vec<OsString>,
     /// Where each of them stands, by the flag's name.
-    pub(super) places: BTreeMap<String, Place>,
+    pub(super) locations: BTreeMap<String, SourceLocation>,
     /// What has no flag.
     pub(super) file_only: Vec<(String, Value)>,
 }
@@ -41,49 +41,51 @@ pub(super) fn read(
     text: &str,
     command: &Command,
     typed: &ArgMatches,
-    faults: &mut Faults,
-) -> Settings {
+    faults: &mut Diagnostics,
+) -> ConfigFile {
     let documents = document::parse_all(file, text, faults);
-    let mut settings = Settings::default();
+    let mut settings = ConfigFile::default();
     for (n, document) in documents.iter().enumerate() {
         if n > 0 {
-            faults.error(
-                &document.place,
+            faults.report_error(
+                &document.location,
                 "",
                 "one document is expected, this is another",
             );
             continue;
         }
         let Content::Mapping(entries) = &document.content else {
-            faults.error(
-                &document.place,
+            faults.report_error(
+                &document.location,
                 "",
                 "settings are expected here, such as securePort: 6443",
             );
             continue;
         };
-        let mut seen: Vec<(String, &Place)> = Vec::new();
+        let mut seen: Vec<(String, &SourceLocation)> = Vec::new();
         for entry in entries {
             let key = entry.name.as_str();
             let name = flag_name(key);
             if let Some((_, first)) = seen.iter().find(|(seen, _)| *seen == name) {
-                faults.error(
-                    &entry.place,
+                faults.report_error(
+                    &entry.location,
                     key,
                     format!("this setting stands in line {} already", first.line),
                 );
                 continue;
             }
-            seen.push((name.clone(), &entry.place));
+            seen.push((name.clone(), &entry.location));
             if key == CLIENT_LIMITS || key == AUTHENTICATION {
                 settings
                     .file_only
-                    .push((key.to_owned(), given::json(&entry.value)));
+                    .push((key.to_owned(), given::node_to_json(&entry.value)));
                 continue; // no flag's: `settings` reads it
             }
-            let flags = flag(key, &name, &entry.value, command, typed, faults);
+            let flags = entry_flags(key, &name, &entry.value, command, typed, faults);
             if !flags.is_empty() {
-                settings.places.insert(name, entry.value.place.clone());
+                settings
+                    .locations
+                    .insert(name, entry.value.location.clone());
             }
             settings.flags.extend(flags);
         }
@@ -110,13 +112,13 @@ pub(super) fn flag_name(key: &str) -> String {
     name
 }
 
-fn flag(
+fn entry_flags(
     key: &str,
     name: &str,
     value: &Node,
     command: &Command,
     typed: &ArgMatches,
-    faults: &mut Faults,
+    faults: &mut Diagnostics,
 ) -> Vec<OsString> {
     let argument = command
         .get_arguments()
@@ -124,9 +126,9 @@ fn flag(
     let Some(argument) =
         argument.filter(|a| matches!(a.get_action(), ArgAction::Set | ArgAction::Append))
     else {
-        let near = nearest(name, command);
+        let near = closest_flag(name, command);
         let hint = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
-        faults.error(&value.place, key, format!("unknown setting{hint}"));
+        faults.report_error(&value.location, key, format!("unknown setting{hint}"));
         return Vec::new();
     };
     if value.is_null() {
@@ -141,8 +143,8 @@ fn flag(
         Content::Sequence(_) | Content::Mapping(_) => None,
     };
     let Some(texts) = texts else {
-        faults.error(
-            &value.place,
+        faults.report_error(
+            &value.location,
             key,
             format!("a single value is expected, got {}", value.kind()),
         );
@@ -163,7 +165,7 @@ fn flag(
         .arg(alone)
         .try_get_matches_from(&flags)
     {
-        faults.error(&value.place, key, reason(&fault));
+        faults.report_error(&value.location, key, clap_message(&fault));
         return Vec::new();
     }
     if typed.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine) {
@@ -173,14 +175,14 @@ fn flag(
 }
 
 /// What the parser says, without how to call the program.
-pub(super) fn reason(fault: &clap::Error) -> String {
+pub(super) fn clap_message(fault: &clap::Error) -> String {
     let text = fault.to_string();
     let sentence = text.split("\n\n").next().unwrap_or_default();
     sentence.trim_start_matches("error: ").replace('\n', " ")
 }
 
 /// The setting whose name looks most like `name`, if one looks like it at all.
-fn nearest(name: &str, command: &Command) -> Option<String> {
+fn closest_flag(name: &str, command: &Command) -> Option<String> {
     let flags = command
         .get_arguments()
         .filter_map(Arg::get_long)
@@ -207,13 +209,13 @@ mod tests {
             command.find_subcommand("serve").unwrap(),
             matches.subcommand().unwrap().1,
         );
-        let mut faults = Faults::default();
+        let mut faults = Diagnostics::default();
         let settings = super::read("weir.yaml", text, serve, typed, &mut faults);
         (settings.flags, faults.to_string())
     }
 
     #[test]
-    fn a_setting_is_its_flag_in_either_spelling() {
+    fn a_setting_maps_to_its_flag_in_either_spelling() {
         for (key, name) in [
             ("maxRequestsInflight", "max-requests-inflight"),
             ("max-requests-inflight", "max-requests-inflight"),
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_told_with_its_line_and_field() {
+    fn every_error_has_its_line_and_field() {
         let text = "maxRequestInflight: 7\nrequestTimeout: 30\nsecurePort: 1\nsecure-port: 2\nbindAddress: [a]\n";
         let (_, faults) = read(text, &[]);
         let lines: Vec<_> = faults.lines().collect();

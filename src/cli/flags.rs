@@ -15,8 +15,8 @@ use clap::ValueEnum;
 use http::HeaderName;
 use ipnet::IpNet;
 
-use crate::cli::given::Given;
-use crate::limits::upgrades::UPGRADES_PER_SECOND;
+use crate::cli::given::ConfigOrigin;
+use crate::limits::upgrades::DEFAULT_UPGRADES_PER_SECOND;
 use crate::request_info::go_duration;
 
 /// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
@@ -117,13 +117,13 @@ pub struct ProxyArgs {
     pub limits: LimitArgs,
     /// What is told of requests.
     #[command(flatten)]
-    pub telling: TellingArgs,
+    pub reporting: ReportingArgs,
     /// The rest.
     #[command(flatten)]
     pub operation: OperationArgs,
     /// Where all of it stands, and what it comes to.
     #[arg(skip)]
-    pub given: Given,
+    pub origin: ConfigOrigin,
 }
 
 /// Towards clients.
@@ -149,11 +149,11 @@ pub struct ServingArgs {
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub http2_max_streams_per_connection: u32,
     /// Probability (0 to 0.02) that an HTTP/2 request gets its client a GOAWAY, so that it reconnects, perhaps to another weir.
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = goaway_chance)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = parse_goaway_chance)]
     pub goaway_chance: f64,
     /// How long the head of a request may take from its first byte (408; on HTTP/2 the connection ends). Idle connections are none
     /// of its concern. 0 is no limit.
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
     pub request_header_timeout: Duration,
     /// Most requests a second that a client may cancel on an HTTP/2 connection, and four times as many at once; more, and the
     /// connection ends with GOAWAY (ENHANCE_YOUR_CALM). 0 is no limit.
@@ -202,7 +202,7 @@ pub struct IdentityArgs {
     #[arg(long, value_name = "FILE")]
     pub authentication_config: Option<PathBuf>,
     /// How long the API server's word about a token (TokenReview) is good for.
-    #[arg(long, value_name = "DURATION", default_value = "2m0s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "2m0s", value_parser = parse_duration)]
     pub authentication_token_webhook_cache_ttl: Duration,
     /// Most TokenReviews a second that the API server is asked for, where weir has credentials of its own; 0 asks for none.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
@@ -295,7 +295,7 @@ pub struct LimitArgs {
     /// With priority and fairness: how often the API server is asked, with weir's own credentials, how many objects there are and
     /// how large (GET /metrics); 0s not at all. Where it does not tell, weir counts by lists of one object (?limit=1) what is
     /// listed through it, as far as it may list, and otherwise by the lists and watches that pass through.
-    #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = parse_duration)]
     pub object_count_poll_period: Duration,
     /// API Priority and Fairness: requests queue by flow, and the two limits above are only added up to its total. With
     /// false they hold by themselves.
@@ -339,11 +339,11 @@ pub struct LimitArgs {
     )]
     pub event_rate_limit_retry_after: bool,
     /// Longest that a request may take, unless it is a long-running one; more than 0s.
-    #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = request_timeout)]
+    #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = parse_request_timeout)]
     pub request_timeout: Duration,
     /// A client that comes back before its Retry-After is over gets its next 429 or 503 only when that time is over, or after
     /// this long; 0 sends all of them at once. At most 1m.
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = rejection_hold)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_rejection_hold)]
     pub rejection_hold: Duration,
     /// How much of a request's body is awaited before the request takes a seat, in bytes: a client that does not send its body
     /// holds nothing. 0 awaits none (but that of GET, HEAD and upgrades). At most 3 MiB.
@@ -354,12 +354,12 @@ pub struct LimitArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 1024)]
     pub min_transfer_rate: u32,
     /// How far a transfer may fall behind --min-transfer-rate.
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = positive_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive_duration)]
     pub min_transfer_rate_grace: Duration,
     /// Most requests a second of one address (of IPv6 a /64) that may ask for another protocol (Upgrade: exec, attach, port-forward)
     /// without a credential that the API server has accepted, and five times as many at once; 429 beyond. Each costs the API
     /// server a TLS handshake. 0 is no limit.
-    #[arg(long, value_name = "N", default_value_t = UPGRADES_PER_SECOND, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_UPGRADES_PER_SECOND, value_parser = clap::value_parser!(u32).range(..=100_000))]
     pub unproven_upgrades_per_second: u32,
     /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential, for requests that end;
     /// watches have others, as many as they need (at most a quarter of the open-file limit, with all else that lasts).
@@ -390,7 +390,7 @@ pub enum EventGroups {
 /// What is told of requests.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Audit")]
-pub struct TellingArgs {
+pub struct ReportingArgs {
     /// Write an audit log to this file, an event (audit.k8s.io/v1) a line; - is the standard output. Events that are not
     /// written fast enough are dropped and counted: no request waits for the log.
     #[arg(long, value_name = "FILE")]
@@ -427,11 +427,11 @@ pub struct TellingArgs {
 #[command(next_help_heading = "Operation")]
 pub struct OperationArgs {
     /// How long weir keeps serving after SIGTERM with only /readyz failing, so that load balancers can take it out of rotation.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pub shutdown_delay_duration: Duration,
     /// The longest time over which open watches are ended after SIGTERM (200 a second, if that is sooner). 0 ends all at once, and
     /// their clients come back together.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     pub shutdown_watch_termination_grace_period: Duration,
     /// Where /livez, /readyz, /metrics, the status page and /debug are served, in plain HTTP and without authentication: whoever
     /// reaches it sees users' names, so keep it on the loopback. On any other address nothing can be changed: PUT of the log
@@ -478,7 +478,7 @@ pub enum LoggingFormat {
 }
 
 /// A duration as Go writes it: `1m30s`, `500ms`.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     let nanos = go_duration::parse(text.as_bytes())
         .map_err(|why| format!("{why}; give it as 30s, 1m30s or 500ms"))?;
     u64::try_from(nanos)
@@ -486,8 +486,8 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         .map_err(|_| "it must not be negative".to_owned())
 }
 
-fn positive_duration(text: &str) -> Result<Duration, String> {
-    let duration = duration(text)?;
+fn parse_positive_duration(text: &str) -> Result<Duration, String> {
+    let duration = parse_duration(text)?;
     if duration.is_zero() {
         return Err("it must be longer than 0s".to_owned());
     }
@@ -495,8 +495,8 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Zero would answer every request 504.
-fn request_timeout(text: &str) -> Result<Duration, String> {
-    let limit = duration(text)?;
+fn parse_request_timeout(text: &str) -> Result<Duration, String> {
+    let limit = parse_duration(text)?;
     if limit.is_zero() {
         return Err("it must be more than 0s: every request would be answered 504".to_owned());
     }
@@ -504,17 +504,17 @@ fn request_timeout(text: &str) -> Result<Duration, String> {
 }
 
 /// Longer ones would outlast the time that clients give a request.
-const LONGEST_HOLD: Duration = Duration::from_secs(60);
+const MAX_REJECTION_HOLD: Duration = Duration::from_secs(60);
 
-fn rejection_hold(text: &str) -> Result<Duration, String> {
-    let hold = duration(text)?;
-    if hold > LONGEST_HOLD {
+fn parse_rejection_hold(text: &str) -> Result<Duration, String> {
+    let hold = parse_duration(text)?;
+    if hold > MAX_REJECTION_HOLD {
         return Err("it must not be longer than 1m".to_owned());
     }
     Ok(hold)
 }
 
-fn goaway_chance(text: &str) -> Result<f64, String> {
+fn parse_goaway_chance(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(chance) if (0.0..=0.02).contains(&chance) => Ok(chance),
         // kube-apiserver's own wording.

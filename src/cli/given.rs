@@ -10,29 +10,29 @@ use serde_json::Value;
 
 use crate::document::Content;
 use crate::document::Node;
-use crate::document::Place;
-use crate::document::Resolved;
-use crate::observe::zpages::Effective;
+use crate::document::ResolvedScalar;
+use crate::document::SourceLocation;
+use crate::observe::zpages::EffectiveConfig;
 
 /// What was given besides the flags' values.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct ConfigOrigin {
     /// Where the settings of the `--config` file stand that are in force, by their flags.
-    pub(super) places: BTreeMap<String, Place>,
+    pub(super) locations: BTreeMap<String, SourceLocation>,
     /// What `/configz` and `/flagz` show.
-    pub(super) effective: Effective,
+    pub(super) effective: EffectiveConfig,
 }
 
-impl Given {
+impl ConfigOrigin {
     /// Of a command's flags as they were parsed in the end; `places` are those of the `--config` file, and `file_only` what stands
     /// there without a flag.
-    pub(super) fn of(
+    pub(super) fn from_matches(
         command: &Command,
         matches: &ArgMatches,
-        places: BTreeMap<String, Place>,
+        places: BTreeMap<String, SourceLocation>,
         file_only: Vec<(String, Value)>,
     ) -> Self {
-        let mut effective = Effective::default();
+        let mut effective = EffectiveConfig::default();
         for argument in command.get_arguments() {
             let Some(name) = argument.get_long().filter(|name| *name != "help") else {
                 continue;
@@ -51,7 +51,7 @@ impl Given {
             let value = match (argument.get_action(), &*values) {
                 (_, []) => None,
                 (ArgAction::Append, all) => Some(all.into()),
-                (_, [first, ..]) => Some(scalar(first)),
+                (_, [first, ..]) => Some(scalar_value(first)),
             };
             if let Some(value) = value {
                 effective.settings.insert(camel_case(name), value);
@@ -59,7 +59,10 @@ impl Given {
             effective.flags.insert(name.to_owned(), values.join(","));
         }
         effective.settings.extend(file_only);
-        Self { places, effective }
+        Self {
+            locations: places,
+            effective,
+        }
     }
 }
 
@@ -75,7 +78,7 @@ pub(super) fn camel_case(name: &str) -> String {
     all
 }
 
-fn scalar(text: &str) -> Value {
+fn scalar_value(text: &str) -> Value {
     match text {
         "true" => true.into(),
         "false" => false.into(),
@@ -86,21 +89,21 @@ fn scalar(text: &str) -> Value {
 }
 
 /// A part of a document as JSON.
-pub(super) fn json(node: &Node) -> Value {
+pub(super) fn node_to_json(node: &Node) -> Value {
     match &node.content {
         Content::Mapping(entries) => {
             let fields = entries.iter();
-            let fields = fields.map(|entry| (entry.name.clone(), json(&entry.value)));
+            let fields = fields.map(|entry| (entry.name.clone(), node_to_json(&entry.value)));
             Value::Object(fields.collect())
         }
-        Content::Sequence(items) => items.iter().map(json).collect(),
-        Content::Scalar(scalar) => match scalar.resolved {
-            Resolved::Null => Value::Null,
-            Resolved::Bool(value) => value.into(),
-            Resolved::Integer(_) | Resolved::Float(_) => {
+        Content::Sequence(items) => items.iter().map(node_to_json).collect(),
+        Content::Scalar(scalar) => match scalar.value {
+            ResolvedScalar::Null => Value::Null,
+            ResolvedScalar::Bool(value) => value.into(),
+            ResolvedScalar::Integer(_) | ResolvedScalar::Float(_) => {
                 serde_json::from_str(&scalar.text).unwrap_or_else(|_| scalar.text.clone().into())
             }
-            Resolved::Text => scalar.text.clone().into(),
+            ResolvedScalar::String => scalar.text.clone().into(),
         },
     }
 }
@@ -114,7 +117,7 @@ mod tests {
     use crate::cli::flags::Cli;
 
     #[test]
-    fn settings_have_their_kinds_and_flags_are_texts() {
+    fn settings_keep_their_types_and_flags_are_strings() {
         let command = Cli::command();
         let line = [
             "weir",
@@ -126,7 +129,7 @@ mod tests {
         let serve = command.find_subcommand("serve").unwrap();
         let chosen = matches.subcommand().unwrap().1;
         let limits = vec![("clientLimits".to_owned(), json!([]))];
-        let given = Given::of(serve, chosen, BTreeMap::new(), limits).effective;
+        let given = ConfigOrigin::from_matches(serve, chosen, BTreeMap::new(), limits).effective;
         for (name, value) in [
             ("workers", json!(2)),
             ("enablePriorityAndFairness", json!(true)),
@@ -142,12 +145,12 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_file_is_the_same_in_json() {
-        let mut faults = crate::document::Faults::default();
+    fn a_yaml_node_converts_to_the_same_json() {
+        let mut faults = crate::document::Diagnostics::default();
         let text = "a: [1, 2.5, x, true, null, '1']\nb: {c: off}\n";
         let nodes = crate::document::parse_all("f", text, &mut faults);
         assert_eq!(
-            json(&nodes[0]),
+            node_to_json(&nodes[0]),
             json!({"a": [1, 2.5, "x", true, null, "1"], "b": {"c": false}})
         );
     }

@@ -10,25 +10,25 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::Failure;
+use crate::cli::CommandError;
 use crate::cli::flags::LoggingFormat;
 use crate::cli::flags::OperationArgs;
 use crate::config::Config;
 use crate::observe::log_level;
 use crate::observe::log_level::LogLevel;
-use crate::observe::log_lines::LogLines;
+use crate::observe::log_lines::NonBlockingWriter;
 
 /// A log that has begun. Dropping it writes what was logged last, if that does not take long; no more is logged then.
 pub(super) struct Logging {
     level: Arc<LogLevel>,
-    lines: LogLines,
+    lines: NonBlockingWriter,
 }
 
 impl Logging {
     /// The admin listener shows it, and changes what is logged.
-    pub(super) fn show_in(&self, config: &mut Config) {
+    pub(super) fn attach_to(&self, config: &mut Config) {
         config.admin.log_level = Some(Arc::clone(&self.level));
-        config.telling.dropped_lines = self.lines.dropped();
+        config.reporting.dropped_lines = self.lines.dropped_lines();
     }
 }
 
@@ -42,13 +42,13 @@ impl Drop for Logging {
 ///
 /// # Errors
 /// If the filter cannot be read, or there is no thread to be had.
-pub(super) fn begin(operation: &OperationArgs) -> Result<Logging, Failure> {
+pub(super) fn start(operation: &OperationArgs) -> Result<Logging, CommandError> {
     let written = &operation.log_level;
-    let filter =
-        log_level::parse(written).map_err(|why| Failure::Misuse(format!("--log-level: {why}")))?;
+    let filter = log_level::parse_filter(written)
+        .map_err(|why| CommandError::Usage(format!("--log-level: {why}")))?;
     let (filter, handle) = reload::Layer::new(filter);
-    let lines = LogLines::start(io::stderr())
-        .map_err(|why| Failure::Start(format!("the log has no thread: {why}")))?;
+    let lines = NonBlockingWriter::start(io::stderr())
+        .map_err(|why| CommandError::Startup(format!("the log has no thread: {why}")))?;
     let layer = fmt::layer()
         .with_ansi(io::stderr().is_terminal())
         .with_writer(lines.clone());

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Args;
 use clap::CommandFactory;
 
-use crate::cli::failure;
+use crate::cli::exit_with_failure;
 use crate::cli::flags::Cli;
 use crate::cli::flags::LoggingFormat;
 
@@ -23,17 +23,17 @@ pub struct ManArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &ManArgs) -> ExitCode {
-    match write(&args.dir) {
+    match write_pages(&args.dir) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             let why = format!("cannot write manual pages to {}: {why}", args.dir.display());
-            failure(&why, LoggingFormat::Text)
+            exit_with_failure(&why, LoggingFormat::Text)
         }
     }
 }
 
 /// Files of an earlier version are overwritten; nothing is removed.
-fn write(dir: &Path) -> io::Result<()> {
+fn write_pages(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     clap_mangen::generate_to(Cli::command(), dir)
 }
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn each_command_has_a_page_that_names_each_of_its_flags() {
         let dir = tempfile::tempdir().unwrap();
-        write(&dir.path().join("man1")).unwrap();
+        write_pages(&dir.path().join("man1")).unwrap();
         let read = |name: &str| fs::read_to_string(dir.path().join("man1").join(name)).unwrap();
         let front = read("weir.1");
         for subcommand in Cli::command().get_subcommands() {
@@ -65,10 +65,10 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_an_error() {
+    fn a_folder_that_cannot_be_created_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(write(&file.join("man1")).is_err());
+        assert!(write_pages(&file.join("man1")).is_err());
     }
 }

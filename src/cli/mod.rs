@@ -29,11 +29,11 @@ use serde_json::json;
 use crate::cli::flags::Cli;
 use crate::cli::flags::Command;
 use crate::cli::flags::LoggingFormat;
-use crate::cli::given::Given;
+use crate::cli::given::ConfigOrigin;
 use crate::clock::Clock;
 
 /// The exit code of a misuse: bad flags, a bad file (as `clap` and most programs have it).
-const USAGE: u8 = 2;
+const EXIT_USAGE: u8 = 2;
 
 /// Runs the program: 0 for a run that ended in order, 1 for one that failed, 2 for a misuse.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -55,20 +55,22 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Parses the command line and the `--config` file that it names, if it names one.
 fn parse(typed: Vec<OsString>) -> Result<Cli, ExitCode> {
     let command = Cli::command();
-    let (matches, tokens, mut said) = typed::parse(&command, typed);
+    let (matches, tokens, mut said) = typed::parse_collecting_errors(&command, typed);
     let (Some(matches), true) = (matches, said.iter().all(clap::Error::use_stderr)) else {
         // Help, the version, or no command at all.
-        return Err(said.pop().map_or_else(|| ExitCode::from(USAGE), report));
+        return Err(said
+            .pop()
+            .map_or_else(|| ExitCode::from(EXIT_USAGE), report_clap_error));
     };
     let Some((name, chosen)) = matches.subcommand() else {
-        return Err(ExitCode::from(USAGE));
+        return Err(ExitCode::from(EXIT_USAGE));
     };
-    let mut faults = typed::Faults::of(&said);
+    let mut faults = typed::CommandLineErrors::from_clap(&said);
     let subcommand = command.find_subcommand(name);
     let file = chosen.try_get_one::<PathBuf>("config").ok().flatten();
     let file = match (file, subcommand) {
-        (Some(file), Some(subcommand)) => faults.settings(file, subcommand, chosen),
-        _ => config_file::Settings::default(),
+        (Some(file), Some(subcommand)) => faults.read_config_file(file, subcommand, chosen),
+        _ => config_file::ConfigFile::default(),
     };
     // The program's name and the command come first; the file's flags go between them and what was typed.
     let (front, rest) = tokens.split_at_checked(2).unwrap_or((&tokens, &[]));
@@ -82,53 +84,57 @@ fn parse(typed: Vec<OsString>) -> Result<Cli, ExitCode> {
         Ok(parsed) => parsed,
         Err(why) => {
             faults.add(&why);
-            return Err(misuse(&faults.to_string(), format));
+            return Err(exit_with_usage_error(&faults.to_string(), format));
         }
     };
     if let (Some(subcommand), Some((_, chosen))) = (subcommand, matches.subcommand()) {
-        cli.command
-            .take(Given::of(subcommand, chosen, file.places, file.file_only));
+        cli.command.set_origin(ConfigOrigin::from_matches(
+            subcommand,
+            chosen,
+            file.locations,
+            file.file_only,
+        ));
     }
     match (faults.is_empty(), said.pop(), format) {
         (true, ..) => Ok(cli),
         (false, said, format) => {
             if let Command::Serve(args) = cli.command {
-                faults.meant(*args);
+                faults.add_resolve_errors(*args);
             }
             // One thing alone is told as the parser does, which shows how it is called.
-            match said.filter(|_| faults.is_one() && format == LoggingFormat::Text) {
-                Some(said) => Err(report(said)),
-                None => Err(misuse(&faults.to_string(), format)),
+            match said.filter(|_| faults.is_single() && format == LoggingFormat::Text) {
+                Some(said) => Err(report_clap_error(said)),
+                None => Err(exit_with_usage_error(&faults.to_string(), format)),
             }
         }
     }
 }
 
 impl Command {
-    fn take(&mut self, given: Given) {
+    fn set_origin(&mut self, given: ConfigOrigin) {
         match self {
-            Self::Serve(args) => args.proxy.given = given,
+            Self::Serve(args) => args.proxy.origin = given,
             Self::Top(_) | Self::Version(_) | Self::Completions(_) | Self::Man(_) => {}
             #[cfg(feature = "playground")]
-            Self::Playground(args) => args.proxy.given = given,
+            Self::Playground(args) => args.proxy.origin = given,
         }
     }
 }
 
 /// Prints what the parser says: help and the version to the standard output, faults to the standard error.
-fn report(said: clap::Error) -> ExitCode {
-    let code = u8::try_from(said.exit_code()).unwrap_or(USAGE);
+fn report_clap_error(said: clap::Error) -> ExitCode {
+    let code = u8::try_from(said.exit_code()).unwrap_or(EXIT_USAGE);
     let _ = said.print(); // there is nobody else to tell
     ExitCode::from(code)
 }
 
 /// Writes `bytes` to the standard output. A reader that closes a pipe early (`| head`) is no failure.
-fn print(bytes: &[u8]) -> ExitCode {
+fn print_stdout(bytes: &[u8]) -> ExitCode {
     let mut output = io::stdout().lock();
     match output.write_all(bytes).and_then(|()| output.flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) if why.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(why) => failure(
+        Err(why) => exit_with_failure(
             &format!("cannot write to the standard output: {why}"),
             LoggingFormat::Text,
         ),
@@ -136,36 +142,36 @@ fn print(bytes: &[u8]) -> ExitCode {
 }
 
 /// Why a command did not do what it was to do.
-enum Failure {
+enum CommandError {
     /// What the operator gave it is wrong.
-    Misuse(String),
+    Usage(String),
     /// Something that it needs cannot be had.
-    Start(String),
+    Startup(String),
 }
 
-impl Failure {
+impl CommandError {
     fn report(self, format: LoggingFormat) -> ExitCode {
         match self {
-            Self::Misuse(why) => misuse(&why, format),
-            Self::Start(why) => failure(&why, format),
+            Self::Usage(why) => exit_with_usage_error(&why, format),
+            Self::Startup(why) => exit_with_failure(&why, format),
         }
     }
 }
 
-fn misuse(what: &str, format: LoggingFormat) -> ExitCode {
+fn exit_with_usage_error(what: &str, format: LoggingFormat) -> ExitCode {
     for line in what.lines() {
-        complain(line, format);
+        print_error_line(line, format);
     }
-    ExitCode::from(USAGE)
+    ExitCode::from(EXIT_USAGE)
 }
 
-fn failure(what: &impl std::fmt::Display, format: LoggingFormat) -> ExitCode {
-    complain(&what.to_string(), format);
+fn exit_with_failure(what: &impl std::fmt::Display, format: LoggingFormat) -> ExitCode {
+    print_error_line(&what.to_string(), format);
     ExitCode::FAILURE
 }
 
 /// A line about the end, as the log's lines are.
-fn complain(line: &str, format: LoggingFormat) {
+fn print_error_line(line: &str, format: LoggingFormat) {
     match format {
         LoggingFormat::Text => eprintln!("weir: {line}"),
         LoggingFormat::Json => {

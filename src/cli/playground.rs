@@ -25,7 +25,7 @@ use clap::Args;
 use tokio::sync::oneshot;
 
 use crate::app::App;
-use crate::cli::Failure;
+use crate::cli::CommandError;
 use crate::cli::flags;
 use crate::cli::flags::ProxyArgs;
 use crate::cli::flags::ServeArgs;
@@ -35,11 +35,11 @@ use crate::cli::logging::Logging;
 use crate::cli::playground::fairness::ServerFairness;
 use crate::cli::serve;
 use crate::cli::settings;
-use crate::playground::ApiServer;
 use crate::playground::Certificates;
 use crate::playground::Fairness;
 use crate::playground::ISSUER;
-use crate::playground::Settings;
+use crate::playground::PlaygroundServer;
+use crate::playground::PlaygroundSettings;
 use crate::playground::kubeconfig;
 use crate::server::accept;
 
@@ -78,7 +78,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "N")]
     pub capacity: Option<NonZeroUsize>,
     /// How long the API server takes to serve a request at full speed.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::parse_duration)]
     pub service_time: Duration,
     /// The API server's own limit of requests in flight, for comparisons; refuses as kube-apiserver does.
     #[arg(long, value_name = "N")]
@@ -89,21 +89,21 @@ pub struct ServerArgs {
     #[arg(long, value_name = "SEATS", conflicts_with = "max_in_flight")]
     pub apiserver_concurrency_limit: Option<NonZeroU32>,
     /// CPU time that the API server burns for each answer.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::parse_duration)]
     pub service_cpu: Duration,
     /// CPU time that the API server burns for each refusal of its own.
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::parse_duration)]
     pub refusal_cpu: Duration,
 }
 
 /// Runs the command.
 pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
     let format = args.proxy.operation.logging_format;
-    let logging = match logging::begin(&args.proxy.operation) {
+    let logging = match logging::start(&args.proxy.operation) {
         Ok(logging) => logging,
         Err(why) => return why.report(format),
     };
-    serve::raise_open_files();
+    serve::raise_open_file_limit();
     let PlaygroundArgs { server, mut proxy } = args;
     // Its tokens are for everybody who reads the folder: not for the network, unless it is asked for.
     let address = *proxy
@@ -113,42 +113,43 @@ pub(super) fn run(args: PlaygroundArgs) -> ExitCode {
     let address = SocketAddr::new(address, proxy.serving.secure_port);
     let ended = prepare(&server).and_then(|made| {
         if server.apiserver_only {
-            alone(made, address)
+            run_api_server_only(made, address)
         } else {
-            behind_weir(made, proxy, &logging)
+            run_with_weir(made, proxy, &logging)
         }
     });
     drop(logging); // what was logged comes before what is said of the end
     ended.unwrap_or_else(|why| why.report(format))
 }
 
-impl Failure {
-    fn start(what: &str) -> impl Fn(&dyn fmt::Display) -> Self {
-        move |why| Self::Start(format!("{what}: {why}"))
+impl CommandError {
+    fn startup_error(what: &str) -> impl Fn(&dyn fmt::Display) -> Self {
+        move |why| Self::Startup(format!("{what}: {why}"))
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandError {
     fn from(why: io::Error) -> Self {
-        Self::Start(why.to_string())
+        Self::Startup(why.to_string())
     }
 }
 
 /// The folder, what is in it, and the API server, not yet running.
-struct Made {
+struct PreparedPlayground {
     folder: PathBuf,
     certificates: Certificates,
-    server: ApiServer,
+    server: PlaygroundServer,
     /// CPU time of an answer and of a refusal.
-    work: [Duration; 2],
+    cpu_times: [Duration; 2],
 }
 
-fn prepare(args: &ServerArgs) -> Result<Made, Failure> {
+fn prepare(args: &ServerArgs) -> Result<PreparedPlayground, CommandError> {
     let folder = match &args.dir {
         Some(folder) => folder.clone(),
         None => std::env::temp_dir().join(format!("weir-playground-{:08x}", fastrand::u32(..))),
     };
-    let cannot = |why: io::Error| Failure::Start(format!("cannot use {}: {why}", folder.display()));
+    let cannot =
+        |why: io::Error| CommandError::Startup(format!("cannot use {}: {why}", folder.display()));
     match &args.dir {
         Some(folder) => fs::create_dir_all(folder),
         // In a folder that everybody may write to: one that is there already is somebody else's.
@@ -165,43 +166,43 @@ fn prepare(args: &ServerArgs) -> Result<Made, Failure> {
         Some(certificates) => certificates,
         None => {
             let made = Certificates::generate()
-                .map_err(|why| Failure::start("cannot make certificates")(&why))?;
+                .map_err(|why| CommandError::startup_error("cannot make certificates")(&why))?;
             made.write_to(&folder).map_err(cannot)?;
             made
         }
     };
-    let settings = Settings {
+    let settings = PlaygroundSettings {
         nodes: args.nodes,
         pods: args.pods,
         capacity: args.capacity,
         service_time: args.service_time,
         max_in_flight: args.max_in_flight,
         service_cpu: args.service_cpu,
-        refusal_cpu: args.refusal_cpu,
-        ..Settings::default()
+        rejection_cpu: args.refusal_cpu,
+        ..PlaygroundSettings::default()
     };
     let fairness = args.apiserver_concurrency_limit.map(|seats| {
         let fairness: Arc<dyn Fairness> = Arc::new(ServerFairness::new(seats));
         fairness
     });
-    let server = ApiServer::with_fairness(settings, &certificates, fairness)
-        .map_err(|why| Failure::start("cannot make the API server")(&why))?;
-    Ok(Made {
+    let server = PlaygroundServer::with_fairness(settings, &certificates, fairness)
+        .map_err(|why| CommandError::startup_error("cannot make the API server")(&why))?;
+    Ok(PreparedPlayground {
         folder,
         certificates,
         server,
-        work: [args.service_cpu, args.refusal_cpu],
+        cpu_times: [args.service_cpu, args.refusal_cpu],
     })
 }
 
-impl Made {
+impl PreparedPlayground {
     /// Tells where it is served: for people, and in files for programs. `ready` comes last.
     fn announce(&self, address: SocketAddr, admin: Option<SocketAddr>) -> io::Result<()> {
         let Self {
             folder,
             certificates,
             server: _,
-            work: [answer, refusal],
+            cpu_times: [answer, refusal],
         } = self;
         let url = format!("https://{address}");
         kubeconfig::write(&folder.join("kubeconfig"), &url, certificates)?;
@@ -233,14 +234,17 @@ impl Made {
     }
 
     /// Nothing is served any more; whoever starts here again waits for a new `ready`.
-    fn gone(&self) {
+    fn remove_ready_file(&self) {
         // What cannot be removed is removed at the next start, or told there.
         let _ = fs::remove_file(self.folder.join("ready"));
     }
 }
 
 /// The API server with nothing in front.
-fn alone(made: Made, address: SocketAddr) -> Result<ExitCode, Failure> {
+fn run_api_server_only(
+    made: PreparedPlayground,
+    address: SocketAddr,
+) -> Result<ExitCode, CommandError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
@@ -248,22 +252,26 @@ fn alone(made: Made, address: SocketAddr) -> Result<ExitCode, Failure> {
         serve::ignore_other_signals();
         let listener = accept::bind(address)
             .and_then(tokio::net::TcpListener::from_std)
-            .map_err(|why| Failure::Start(format!("cannot listen on {address}: {why}")))?;
-        let stop = serve::stop();
+            .map_err(|why| CommandError::Startup(format!("cannot listen on {address}: {why}")))?;
+        let stop = serve::stop_signal();
         made.announce(listener.local_addr()?, None)?;
         made.server.run(listener, stop).await;
-        made.gone();
+        made.remove_ready_file();
         Ok(ExitCode::SUCCESS)
     })
 }
 
 /// The API server on a runtime of its own and weir in front of it, each as if the other were far away.
-fn behind_weir(made: Made, proxy: ProxyArgs, logging: &Logging) -> Result<ExitCode, Failure> {
+fn run_with_weir(
+    made: PreparedPlayground,
+    proxy: ProxyArgs,
+    logging: &Logging,
+) -> Result<ExitCode, CommandError> {
     let listener = accept::bind(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0))?;
-    let args = front(&made.folder, listener.local_addr()?, proxy);
+    let args = serve_args(&made.folder, listener.local_addr()?, proxy);
     let mut config =
-        settings::resolve(args).map_err(|faults| Failure::Misuse(faults.to_string()))?;
-    logging.show_in(&mut config);
+        settings::resolve(args).map_err(|faults| CommandError::Usage(faults.to_string()))?;
+    logging.attach_to(&mut config);
 
     let server = made.server.clone();
     let (end, ended) = oneshot::channel::<()>();
@@ -289,23 +297,25 @@ fn behind_weir(made: Made, proxy: ProxyArgs, logging: &Logging) -> Result<ExitCo
         serve::ignore_other_signals();
         let app = App::bind(config)
             .await
-            .map_err(|why| Failure::Start(why.to_string()))?;
+            .map_err(|why| CommandError::Startup(why.to_string()))?;
         let addresses = app.addresses();
-        let (stop, at_once) = (serve::stop(), serve::stop_again());
+        let (stop, at_once) = (serve::stop_signal(), serve::second_stop_signal());
         made.announce(addresses.clients, Some(addresses.admin))?;
         let ended = app.run(stop, at_once).await;
-        made.gone();
-        Ok::<_, Failure>(ended)
+        made.remove_ready_file();
+        Ok::<_, CommandError>(ended)
     });
     drop(end);
     if serving.join().is_err() {
-        return Err(Failure::Start("the API server ended in a panic".to_owned()));
+        return Err(CommandError::Startup(
+            "the API server ended in a panic".to_owned(),
+        ));
     }
     code.map(serve::exit_code)
 }
 
 /// The flags of a weir that stands in front of the API server at `upstream`, as an operator would give them.
-fn front(folder: &Path, upstream: SocketAddr, mut proxy: ProxyArgs) -> ServeArgs {
+fn serve_args(folder: &Path, upstream: SocketAddr, mut proxy: ProxyArgs) -> ServeArgs {
     let file = |name: &str| folder.join(name);
     let (serving, identity) = (&mut proxy.serving, &mut proxy.identity);
     if serving.tls_cert_file.is_none() && serving.tls_private_key_file.is_none() {

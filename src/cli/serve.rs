@@ -10,19 +10,19 @@ use tracing::warn;
 
 use crate::api::flowcontrol::Object;
 use crate::app::App;
-use crate::app::Ended;
-use crate::cli::Failure;
+use crate::app::ShutdownOutcome;
+use crate::cli::CommandError;
 use crate::cli::flags::ServeArgs;
 use crate::cli::logging;
 use crate::cli::logging::Logging;
 use crate::cli::settings;
-use crate::config::Limits;
+use crate::config::AdmissionConfig;
 use crate::limits::max_in_flight::InFlightLimit;
 
 /// Runs the command.
 pub(super) fn run(args: ServeArgs) -> ExitCode {
     let format = args.proxy.operation.logging_format;
-    let logging = match logging::begin(&args.proxy.operation) {
+    let logging = match logging::start(&args.proxy.operation) {
         Ok(logging) => logging,
         Err(why) => return why.report(format),
     };
@@ -31,12 +31,12 @@ pub(super) fn run(args: ServeArgs) -> ExitCode {
     ended.unwrap_or_else(|why| why.report(format))
 }
 
-fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, Failure> {
-    raise_open_files();
+fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, CommandError> {
+    raise_open_file_limit();
     let token_file = args.proxy.identity.token_auth_file.is_some();
     let mut config =
-        settings::resolve(args).map_err(|faults| Failure::Misuse(faults.to_string()))?;
-    logging.show_in(&mut config);
+        settings::resolve(args).map_err(|faults| CommandError::Usage(faults.to_string()))?;
+    logging.attach_to(&mut config);
     if !config.verifies_tokens() {
         let which = if token_file {
             "bearer tokens that are not in --token-auth-file"
@@ -51,14 +51,14 @@ fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|why| Failure::Start(why.to_string()))?;
+        .map_err(|why| CommandError::Startup(why.to_string()))?;
     runtime.block_on(async {
         ignore_other_signals();
-        let upstream = config.upstream.target.authority.clone();
-        let (seats, levels) = seats_and_levels(&config.limits);
+        let upstream = config.upstream.address.authority.clone();
+        let (seats, levels) = seats_and_levels(&config.admission);
         let app = App::bind(config)
             .await
-            .map_err(|why| Failure::Start(why.to_string()))?;
+            .map_err(|why| CommandError::Startup(why.to_string()))?;
         let addresses = app.addresses();
         info!(
             clients = %addresses.clients,
@@ -70,21 +70,23 @@ fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, Failure> {
             levels,
             "serving"
         );
-        Ok(exit_code(app.run(stop(), stop_again()).await))
+        Ok(exit_code(
+            app.run(stop_signal(), second_stop_signal()).await,
+        ))
     })
 }
 
 /// The seats of all priority levels and how many levels there are; with max-in-flight the sum of its two limits, and no level.
-fn seats_and_levels(limits: &Limits) -> (u64, usize) {
+fn seats_and_levels(limits: &AdmissionConfig) -> (u64, usize) {
     match limits {
-        Limits::Fairness { config, objects } => {
+        AdmissionConfig::Fairness { config, objects } => {
             let levels = objects.iter();
             let levels = levels.filter(|o| matches!(o, Object::PriorityLevelConfiguration(_)));
             (config.server_concurrency_limit.into(), levels.count())
         }
-        Limits::MaxInFlight(config) => {
+        AdmissionConfig::MaxInFlight(config) => {
             let limits = [config.read_only, config.mutating].map(|limit| match limit {
-                InFlightLimit::AtMost(most) => u64::from(most.get()),
+                InFlightLimit::Limited(most) => u64::from(most.get()),
                 InFlightLimit::Unlimited => 0,
             });
             (limits.into_iter().sum(), 0)
@@ -93,21 +95,21 @@ fn seats_and_levels(limits: &Limits) -> (u64, usize) {
 }
 
 /// 0 where everything had its end, 1 where it was cut short.
-pub(super) fn exit_code(ended: Ended) -> ExitCode {
+pub(super) fn exit_code(ended: ShutdownOutcome) -> ExitCode {
     match ended {
-        Ended::Drained => ExitCode::SUCCESS,
-        Ended::CutOff | Ended::AtOnce => ExitCode::FAILURE,
+        ShutdownOutcome::Drained => ExitCode::SUCCESS,
+        ShutdownOutcome::CutOff | ShutdownOutcome::Forced => ExitCode::FAILURE,
     }
 }
 
 /// Comes with the first SIGTERM or SIGINT.
-pub(super) fn stop() -> impl Future<Output = ()> {
-    signals(1)
+pub(super) fn stop_signal() -> impl Future<Output = ()> {
+    nth_stop_signal(1)
 }
 
 /// Comes with the second.
-pub(super) fn stop_again() -> impl Future<Output = ()> {
-    signals(2)
+pub(super) fn second_stop_signal() -> impl Future<Output = ()> {
+    nth_stop_signal(2)
 }
 
 /// Logs SIGHUP, SIGUSR1 and SIGUSR2 from now on, and does nothing else about them: their default action ends a process.
@@ -135,7 +137,7 @@ pub(super) fn ignore_other_signals() {
 }
 
 /// Counts from when it is called, not from when it is first polled: no signal is missed.
-fn signals(count: usize) -> impl Future<Output = ()> {
+fn nth_stop_signal(count: usize) -> impl Future<Output = ()> {
     let both = (
         signal(SignalKind::terminate()),
         signal(SignalKind::interrupt()),
@@ -155,7 +157,7 @@ fn signals(count: usize) -> impl Future<Output = ()> {
 }
 
 /// Each client's connection is an open file, and the usual limit of 1024 is for programs of another kind.
-pub(super) fn raise_open_files() {
+pub(super) fn raise_open_file_limit() {
     match rlimit::increase_nofile_limit(u64::MAX) {
         Ok(limit) => info!(limit, "open-file limit raised as far as allowed"),
         Err(why) => warn!(%why, "the open-file limit stays as it is"),

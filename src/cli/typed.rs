@@ -21,7 +21,7 @@ use crate::document;
 
 /// Parses `tokens` without those that cannot be taken. What is there in the end (nothing, if there is no command), and a fault for
 /// each token that was left out.
-pub(super) fn parse(
+pub(super) fn parse_collecting_errors(
     command: &Command,
     mut tokens: Vec<OsString>,
 ) -> (Option<ArgMatches>, Vec<OsString>, Vec<Error>) {
@@ -33,7 +33,7 @@ pub(super) fn parse(
         };
         let without = said
             .use_stderr()
-            .then(|| without_culprit(&tokens, &said))
+            .then(|| without_invalid_argument(&tokens, &said))
             .flatten();
         faults.push(said);
         match without {
@@ -44,7 +44,7 @@ pub(super) fn parse(
 }
 
 /// The flag (or other word) that a fault is about.
-fn culprit(said: &Error) -> Option<&str> {
+fn invalid_argument(said: &Error) -> Option<&str> {
     let value = said.get(ContextKind::InvalidArg)?;
     let name = if let ContextValue::Strings(names) = value {
         names.first()?
@@ -57,8 +57,8 @@ fn culprit(said: &Error) -> Option<&str> {
 }
 
 /// Never without the program's name and the command; always fewer than before.
-fn without_culprit(tokens: &[OsString], said: &Error) -> Option<Vec<OsString>> {
-    let name = culprit(said)?;
+fn without_invalid_argument(tokens: &[OsString], said: &Error) -> Option<Vec<OsString>> {
+    let name = invalid_argument(said)?;
     let is_it = |token: &OsString| {
         let text = token.to_string_lossy();
         text == name
@@ -101,15 +101,15 @@ pub(super) fn logging_format(tokens: &[&OsString]) -> LoggingFormat {
 
 /// All that is wrong, a line each.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
+pub(super) struct CommandLineErrors {
     lines: Vec<String>,
     /// The flags that have a line already, by their names.
-    flags: Vec<String>,
+    reported_flags: Vec<String>,
 }
 
-impl Faults {
+impl CommandLineErrors {
     /// What the parser does not take.
-    pub(super) fn of(said: &[Error]) -> Self {
+    pub(super) fn from_clap(said: &[Error]) -> Self {
         let mut faults = Self::default();
         for said in said {
             faults.add(said);
@@ -118,9 +118,10 @@ impl Faults {
     }
 
     pub(super) fn add(&mut self, said: &Error) {
-        let name = culprit(said).unwrap_or_default();
-        self.flags.push(name.trim_start_matches('-').to_owned());
-        let mut line = config_file::reason(said);
+        let name = invalid_argument(said).unwrap_or_default();
+        self.reported_flags
+            .push(name.trim_start_matches('-').to_owned());
+        let mut line = config_file::clap_message(said);
         // Help shows a boolean flag as --FLAG[=BOOL], and kube-apiserver takes its value no other way either.
         if said.kind() == ErrorKind::UnknownArgument && ["true", "false"].contains(&name) {
             line.push_str(": a boolean flag takes its value as in --explain-responses=");
@@ -130,39 +131,40 @@ impl Faults {
     }
 
     /// What is in the `--config` file, as far as it is good.
-    pub(super) fn settings(
+    pub(super) fn read_config_file(
         &mut self,
         file: &Path,
         command: &Command,
         typed: &ArgMatches,
-    ) -> config_file::Settings {
+    ) -> config_file::ConfigFile {
         let shown = file.display().to_string();
         let text = match fs::read_to_string(file) {
             Ok(text) => text,
             Err(why) => {
-                self.flags.push("config".to_owned());
+                self.reported_flags.push("config".to_owned());
                 self.lines
                     .push(format!("--config: cannot read {shown}: {why}"));
-                return config_file::Settings::default();
+                return config_file::ConfigFile::default();
             }
         };
-        let mut faults = document::Faults::default();
+        let mut faults = document::Diagnostics::default();
         let settings = config_file::read(&shown, &text, command, typed, &mut faults);
         for warning in faults.warnings() {
             eprintln!("weir: warning: {warning}");
         }
         for fault in faults.errors() {
-            self.flags.push(config_file::flag_name(&fault.field));
+            self.reported_flags
+                .push(config_file::flag_name(&fault.field));
             self.lines.push(fault.to_string());
         }
         settings
     }
 
     /// What is wrong with what the rest means.
-    pub(super) fn meant(&mut self, args: ServeArgs) {
+    pub(super) fn add_resolve_errors(&mut self, args: ServeArgs) {
         if let Err(more) = settings::resolve(args) {
             let known = self.lines.clone();
-            let more = more.but_of(&self.flags);
+            let more = more.excluding(&self.reported_flags);
             // The file as a whole may be told of twice.
             let new = more.filter(|line| !known.iter().any(|known| line.contains(known.as_str())));
             self.lines.extend(new.cloned());
@@ -173,12 +175,12 @@ impl Faults {
         self.lines.is_empty()
     }
 
-    pub(super) fn is_one(&self) -> bool {
+    pub(super) fn is_single(&self) -> bool {
         self.lines.len() == 1
     }
 }
 
-impl fmt::Display for Faults {
+impl fmt::Display for CommandLineErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.lines.join("\n"))
     }
@@ -191,18 +193,22 @@ mod tests {
     use super::*;
     use crate::cli::flags::Cli;
 
-    fn parsed(line: &[&str]) -> (Vec<String>, Vec<String>) {
+    fn parse_line(line: &[&str]) -> (Vec<String>, Vec<String>) {
         let line = ["weir", "serve"].iter().chain(line);
-        let (_, tokens, said) = parse(&Cli::command(), line.map(OsString::from).collect());
+        let (_, tokens, said) =
+            parse_collecting_errors(&Cli::command(), line.map(OsString::from).collect());
         let tokens = tokens
             .iter()
             .map(|token| token.to_string_lossy().into_owned());
-        (tokens.skip(2).collect(), Faults::of(&said).lines)
+        (
+            tokens.skip(2).collect(),
+            CommandLineErrors::from_clap(&said).lines,
+        )
     }
 
     #[test]
-    fn each_fault_of_what_was_typed_is_told_and_the_rest_is_kept() {
-        let (rest, faults) = parsed(&[
+    fn each_invalid_argument_is_reported_and_the_rest_is_kept() {
+        let (rest, faults) = parse_line(&[
             "--request-timeout",
             "60",
             "--workers=2",

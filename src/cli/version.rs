@@ -7,7 +7,7 @@ use clap::Args;
 use clap::ValueEnum;
 use serde_json::json;
 
-use crate::cli::print;
+use crate::cli::print_stdout;
 
 /// The Kubernetes release whose kube-apiserver weir follows.
 const KUBERNETES: &str = "1.36";
@@ -16,13 +16,13 @@ const KUBERNETES: &str = "1.36";
 #[derive(Args, Clone, Copy, Debug)]
 pub struct VersionArgs {
     /// How to print it.
-    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = Output::Text)]
-    output: Output,
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = VersionFormat::Text)]
+    output: VersionFormat,
 }
 
 /// How the version is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum VersionFormat {
     /// Lines for people; the first is that of `weir --version`.
     Text,
     /// One JSON object on one line.
@@ -31,19 +31,19 @@ enum Output {
 
 /// Runs the command.
 pub(super) fn run(args: VersionArgs) -> ExitCode {
-    print(render(args.output).as_bytes())
+    print_stdout(render(args.output).as_bytes())
 }
 
-fn render(output: Output) -> String {
+fn render(output: VersionFormat) -> String {
     let version = env!("CARGO_PKG_VERSION");
     let features = features();
     let platform = format!("{}/{}", consts::OS, consts::ARCH);
     match output {
-        Output::Text => format!(
+        VersionFormat::Text => format!(
             "weir {version}\nkubernetes: {KUBERNETES}\nplatform: {platform}\nfeatures: {}\n",
             features.join(" ")
         ),
-        Output::Json => {
+        VersionFormat::Json => {
             let object = json!({
                 "version": version,
                 "kubernetes": KUBERNETES,
@@ -73,10 +73,10 @@ mod tests {
 
     #[test]
     fn both_formats_name_the_version_and_each_enabled_feature() {
-        let text = render(Output::Text);
+        let text = render(VersionFormat::Text);
         let first = text.lines().next().unwrap();
         assert_eq!(first, concat!("weir ", env!("CARGO_PKG_VERSION")));
-        let object: Value = serde_json::from_str(&render(Output::Json)).unwrap();
+        let object: Value = serde_json::from_str(&render(VersionFormat::Json)).unwrap();
         assert_eq!(object["version"], env!("CARGO_PKG_VERSION"));
         let listed = text
             .lines()

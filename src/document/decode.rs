@@ -8,15 +8,15 @@ use std::collections::HashSet;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use super::faults::Fault;
-use super::faults::Faults;
+use super::faults::Diagnostic;
+use super::faults::Diagnostics;
 use super::faults::Severity;
 use super::node::Content;
-use super::node::Entry;
+use super::node::MappingEntry;
 use super::node::Node;
-use super::node::Place;
-use super::node::find;
-use super::resolve::Resolved;
+use super::node::SourceLocation;
+use super::node::find_entry;
+use super::resolve::ResolvedScalar;
 
 /// What becomes of fields that the reader does not know, and of fields given twice (the last of
 /// which counts).
@@ -46,26 +46,26 @@ impl Node {
     /// `None`, and a fault, if it is no mapping.
     pub fn decode<T>(
         &self,
-        faults: &mut Faults,
+        faults: &mut Diagnostics,
         field: &str,
         strictness: Strictness,
-        read: impl FnOnce(&mut Fields<'_>) -> T,
+        read: impl FnOnce(&mut MappingDecoder<'_>) -> T,
     ) -> Option<T> {
-        self.cursor(faults, field, strictness).object(read)
+        self.decoder(faults, field, strictness).object(read)
     }
 
     /// This value as a [`Value`] with the path `field`, to be read as something else than a
     /// mapping.
-    pub fn cursor<'a>(
+    pub fn decoder<'a>(
         &'a self,
-        faults: &'a mut Faults,
+        faults: &'a mut Diagnostics,
         field: &str,
         strictness: Strictness,
-    ) -> Value<'a> {
-        Value {
+    ) -> ValueDecoder<'a> {
+        ValueDecoder {
             node: self,
             path: field.to_owned(),
-            faults,
+            diagnostics: faults,
             strictness,
         }
     }
@@ -73,32 +73,32 @@ impl Node {
 
 /// The fields of a mapping that is being read.
 #[derive(Debug)]
-pub struct Fields<'a> {
+pub struct MappingDecoder<'a> {
     node: &'a Node,
-    entries: &'a [Entry],
+    entries: &'a [MappingEntry],
     path: String,
-    asked: Vec<&'static str>,
-    faults: &'a mut Faults,
+    known_fields: Vec<&'static str>,
+    diagnostics: &'a mut Diagnostics,
     strictness: Strictness,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> MappingDecoder<'a> {
     /// The field, unless absent or null.
-    pub fn value(&mut self, name: &'static str) -> Option<Value<'_>> {
+    pub fn value(&mut self, name: &'static str) -> Option<ValueDecoder<'_>> {
         let node = self.node(name)?;
         let path = self.path(name);
-        Some(Value {
+        Some(ValueDecoder {
             node,
             path,
-            faults: self.faults,
+            diagnostics: self.diagnostics,
             strictness: self.strictness,
         })
     }
 
     /// The field as it was parsed, unless absent or null.
     pub fn node(&mut self, name: &'static str) -> Option<&'a Node> {
-        self.known(&[name]);
-        find(self.entries, name)
+        self.mark_known(&[name]);
+        find_entry(self.entries, name)
             .map(|entry| &entry.value)
             .filter(|node| !node.is_null())
     }
@@ -109,12 +109,12 @@ impl<'a> Fields<'a> {
     }
 
     /// A string that means something else, which `parse` finds out.
-    pub fn parsed<T, E: Display>(
+    pub fn parse<T, E: Display>(
         &mut self,
         name: &'static str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
-        self.value(name)?.parsed(parse)
+        self.value(name)?.parse(parse)
     }
 
     /// A boolean.
@@ -139,7 +139,7 @@ impl<'a> Fields<'a> {
     pub fn object<T>(
         &mut self,
         name: &'static str,
-        read: impl FnOnce(&mut Fields<'_>) -> T,
+        read: impl FnOnce(&mut MappingDecoder<'_>) -> T,
     ) -> Option<T> {
         self.value(name)?.object(read)
     }
@@ -148,7 +148,7 @@ impl<'a> Fields<'a> {
     pub fn list<T>(
         &mut self,
         name: &'static str,
-        read: impl FnMut(Value<'_>) -> Option<T>,
+        read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
     ) -> Option<Vec<T>> {
         self.value(name)?.list(read)
     }
@@ -157,7 +157,7 @@ impl<'a> Fields<'a> {
     pub fn objects<T>(
         &mut self,
         name: &'static str,
-        mut read: impl FnMut(&mut Fields<'_>) -> T,
+        mut read: impl FnMut(&mut MappingDecoder<'_>) -> T,
     ) -> Option<Vec<T>> {
         self.list(name, |item| item.object(&mut read))
     }
@@ -172,7 +172,7 @@ impl<'a> Fields<'a> {
     pub fn map<T>(
         &mut self,
         name: &'static str,
-        read: impl FnMut(Value<'_>) -> Option<T>,
+        read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
     ) -> Option<Vec<(String, T)>> {
         self.value(name)?.map(read)
     }
@@ -181,38 +181,38 @@ impl<'a> Fields<'a> {
     pub fn require(&mut self, names: &[&'static str]) {
         for &name in names {
             if self.node(name).is_none() {
-                self.error(name, "required, but not given");
+                self.report_error(name, "required, but not given");
             }
         }
     }
 
     /// Takes note that fields may be there, without reading them.
-    pub fn known(&mut self, names: &[&'static str]) {
+    pub fn mark_known(&mut self, names: &[&'static str]) {
         for &name in names {
-            if !self.asked.contains(&name) {
-                self.asked.push(name);
+            if !self.known_fields.contains(&name) {
+                self.known_fields.push(name);
             }
         }
     }
 
     /// Reports an error of the field, at its place if it is there; of the mapping itself if `name`
     /// is empty.
-    pub fn error(&mut self, name: &str, message: impl Into<String>) {
-        let (place, path) = (self.place(name).clone(), self.path(name));
-        self.faults.error(&place, &path, message);
+    pub fn report_error(&mut self, name: &str, message: impl Into<String>) {
+        let (place, path) = (self.location(name).clone(), self.path(name));
+        self.diagnostics.report_error(&place, &path, message);
     }
 
     /// Reports a warning likewise.
-    pub fn warning(&mut self, name: &str, message: impl Into<String>) {
-        let (place, path) = (self.place(name).clone(), self.path(name));
-        self.faults.warning(&place, &path, message);
+    pub fn report_warning(&mut self, name: &str, message: impl Into<String>) {
+        let (place, path) = (self.location(name).clone(), self.path(name));
+        self.diagnostics.report_warning(&place, &path, message);
     }
 
     /// Where the field's value stands; where the mapping does, if the field is absent or `name`
     /// empty.
     #[must_use]
-    pub fn place(&self, name: &str) -> &'a Place {
-        find(self.entries, name).map_or(&self.node.place, |entry| &entry.value.place)
+    pub fn location(&self, name: &str) -> &'a SourceLocation {
+        find_entry(self.entries, name).map_or(&self.node.location, |entry| &entry.value.location)
     }
 
     /// The path of the field; that of the mapping itself if `name` is empty.
@@ -225,11 +225,14 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn unknown(&self) -> String {
-        if self.asked.is_empty() {
+    fn unknown_field_message(&self) -> String {
+        if self.known_fields.is_empty() {
             return "unknown field; none is known here".to_owned();
         }
-        format!("unknown field; known here: {}", self.asked.join(", "))
+        format!(
+            "unknown field; known here: {}",
+            self.known_fields.join(", ")
+        )
     }
 
     /// Reports unknown fields and fields given twice, each once, as Go does.
@@ -239,8 +242,13 @@ impl<'a> Fields<'a> {
         };
         let mut seen = HashSet::new();
         let mut told = HashSet::new();
-        for Entry { name, place, .. } in self.entries {
-            let known = self.asked.contains(&name.as_str());
+        for MappingEntry {
+            name,
+            location: place,
+            ..
+        } in self.entries
+        {
+            let known = self.known_fields.contains(&name.as_str());
             let again = !seen.insert(name);
             if known != again || !told.insert(name) {
                 continue;
@@ -248,11 +256,11 @@ impl<'a> Fields<'a> {
             let message = if known {
                 "given twice; the last one counts".to_owned()
             } else {
-                self.unknown()
+                self.unknown_field_message()
             };
             let (place, field) = (place.clone(), self.path(name));
-            self.faults.push(Fault {
-                place,
+            self.diagnostics.push(Diagnostic {
+                location: place,
                 severity,
                 field,
                 message,
@@ -263,14 +271,14 @@ impl<'a> Fields<'a> {
 
 /// One value that is being read.
 #[derive(Debug)]
-pub struct Value<'a> {
+pub struct ValueDecoder<'a> {
     node: &'a Node,
     path: String,
-    faults: &'a mut Faults,
+    diagnostics: &'a mut Diagnostics,
     strictness: Strictness,
 }
 
-impl<'a> Value<'a> {
+impl<'a> ValueDecoder<'a> {
     /// The value as it was parsed.
     #[must_use]
     pub fn node(&self) -> &'a Node {
@@ -284,41 +292,42 @@ impl<'a> Value<'a> {
     }
 
     /// Where faults go, for a reader that works on the node itself.
-    pub fn faults(&mut self) -> &mut Faults {
-        self.faults
+    pub fn diagnostics(&mut self) -> &mut Diagnostics {
+        self.diagnostics
     }
 
     /// A string.
     pub fn string(self) -> Option<String> {
-        if self.blank() {
+        if self.is_zero_value() {
             return Some(String::new());
         }
         match self.node.as_str() {
             Some(text) => Some(text.to_owned()),
-            None => self.expected("a string"),
+            None => self.report_expected("a string"),
         }
     }
 
     /// A string that means something else, which `parse` finds out; its error is reported with the
     /// string that it did not understand.
-    pub fn parsed<T, E: Display>(self, parse: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
+    pub fn parse<T, E: Display>(self, parse: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
         let Some(text) = self.node.as_str() else {
-            return self.expected("a string");
+            return self.report_expected("a string");
         };
         parse(text)
             .map_err(|e| {
                 let message = format!("{e}, got {}", self.node.describe());
-                self.faults.error(&self.node.place, &self.path, message);
+                self.diagnostics
+                    .report_error(&self.node.location, &self.path, message);
             })
             .ok()
     }
 
     /// A boolean.
     pub fn boolean(self) -> Option<bool> {
-        match self.resolved() {
-            Some(Resolved::Bool(value)) => Some(value),
-            _ if self.blank() => Some(false),
-            _ => self.expected("true or false"),
+        match self.resolved_scalar() {
+            Some(ResolvedScalar::Bool(value)) => Some(value),
+            _ if self.is_zero_value() => Some(false),
+            _ => self.report_expected("true or false"),
         }
     }
 
@@ -327,14 +336,14 @@ impl<'a> Value<'a> {
     where
         T: Copy + Display + PartialOrd + TryFrom<i128>,
     {
-        let value = match self.resolved() {
-            Some(Resolved::Integer(value)) => T::try_from(value).ok(),
-            _ if self.blank() => T::try_from(0).ok(),
+        let value = match self.resolved_scalar() {
+            Some(ResolvedScalar::Integer(value)) => T::try_from(value).ok(),
+            _ if self.is_zero_value() => T::try_from(0).ok(),
             _ => None,
         };
         match value.filter(|value| range.contains(value)) {
             Some(value) => Some(value),
-            None => self.expected(&format!(
+            None => self.report_expected(&format!(
                 "a whole number from {} to {}",
                 range.start(),
                 range.end()
@@ -344,40 +353,40 @@ impl<'a> Value<'a> {
 
     /// A finite number.
     pub fn number(self) -> Option<f64> {
-        let value = match self.resolved() {
-            Some(Resolved::Float(value)) => Some(value),
+        let value = match self.resolved_scalar() {
+            Some(ResolvedScalar::Float(value)) => Some(value),
             // Through text, which rounds as a decimal would; a cast may not say so.
-            Some(Resolved::Integer(value)) => value.to_string().parse().ok(),
-            _ if self.blank() => Some(0.0),
+            Some(ResolvedScalar::Integer(value)) => value.to_string().parse().ok(),
+            _ if self.is_zero_value() => Some(0.0),
             _ => None,
         };
         match value.filter(|value: &f64| value.is_finite()) {
             Some(value) => Some(value),
-            None => self.expected("a number"),
+            None => self.report_expected("a number"),
         }
     }
 
     /// A mapping, whose fields `read` takes.
-    pub fn object<T>(self, read: impl FnOnce(&mut Fields<'_>) -> T) -> Option<T> {
-        let entries: &[Entry] = match &self.node.content {
+    pub fn object<T>(self, read: impl FnOnce(&mut MappingDecoder<'_>) -> T) -> Option<T> {
+        let entries: &[MappingEntry] = match &self.node.content {
             Content::Mapping(entries) => entries,
-            Content::Scalar(_) if self.blank() => &[],
+            Content::Scalar(_) if self.is_zero_value() => &[],
             Content::Scalar(_) | Content::Sequence(_) => {
-                return self.expected_collection("a mapping");
+                return self.report_expected_collection("a mapping");
             }
         };
         let Self {
             node,
             path,
-            faults,
+            diagnostics: faults,
             strictness,
         } = self;
-        let mut fields = Fields {
+        let mut fields = MappingDecoder {
             node,
             entries,
             path,
-            asked: Vec::new(),
-            faults,
+            known_fields: Vec::new(),
+            diagnostics: faults,
             strictness,
         };
         let value = read(&mut fields);
@@ -386,24 +395,26 @@ impl<'a> Value<'a> {
     }
 
     /// A list, whose items `read` takes one by one; items that it cannot read are left out.
-    pub fn list<T>(self, mut read: impl FnMut(Value<'_>) -> Option<T>) -> Option<Vec<T>> {
+    pub fn list<T>(self, mut read: impl FnMut(ValueDecoder<'_>) -> Option<T>) -> Option<Vec<T>> {
         let items: &[Node] = match &self.node.content {
             Content::Sequence(items) => items,
-            Content::Scalar(_) if self.blank() => &[],
-            Content::Mapping(_) | Content::Scalar(_) => return self.expected_collection("a list"),
+            Content::Scalar(_) if self.is_zero_value() => &[],
+            Content::Mapping(_) | Content::Scalar(_) => {
+                return self.report_expected_collection("a list");
+            }
         };
         let Self {
             path,
-            faults,
+            diagnostics: faults,
             strictness,
             ..
         } = self;
         let read_one = |(n, node)| {
             let path = format!("{path}[{n}]");
-            read(Value {
+            read(ValueDecoder {
                 node,
                 path,
-                faults: &mut *faults,
+                diagnostics: &mut *faults,
                 strictness,
             })
         };
@@ -412,41 +423,44 @@ impl<'a> Value<'a> {
 
     /// A mapping from names that are not known beforehand, in the order written, the last of equal
     /// names kept. Values that `read` cannot read are left out.
-    pub fn map<T>(self, mut read: impl FnMut(Value<'_>) -> Option<T>) -> Option<Vec<(String, T)>> {
-        let entries: &[Entry] = match &self.node.content {
+    pub fn map<T>(
+        self,
+        mut read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
+    ) -> Option<Vec<(String, T)>> {
+        let entries: &[MappingEntry] = match &self.node.content {
             Content::Mapping(entries) => entries,
-            Content::Scalar(_) if self.blank() => &[],
+            Content::Scalar(_) if self.is_zero_value() => &[],
             Content::Scalar(_) | Content::Sequence(_) => {
-                return self.expected_collection("a mapping");
+                return self.report_expected_collection("a mapping");
             }
         };
         let Self {
             path,
-            faults,
+            diagnostics: faults,
             strictness,
             ..
         } = self;
         let mut seen = HashSet::new();
         let mut values = Vec::new();
-        for Entry {
+        for MappingEntry {
             name,
-            place,
+            location: place,
             value: node,
         } in entries.iter().rev()
         {
             let path = format!("{path}[{name}]");
             if seen.insert(name) {
-                let value = Value {
+                let value = ValueDecoder {
                     node,
                     path,
-                    faults: &mut *faults,
+                    diagnostics: &mut *faults,
                     strictness,
                 };
                 values.extend(read(value).map(|value| (name.clone(), value)));
             } else if let Some(severity) = strictness.severity() {
                 let message = "given twice; the last one counts".to_owned();
-                faults.push(Fault {
-                    place: place.clone(),
+                faults.push(Diagnostic {
+                    location: place.clone(),
                     severity,
                     field: path,
                     message,
@@ -458,28 +472,30 @@ impl<'a> Value<'a> {
     }
 
     /// Reports that the value should have been `what`, without quoting it.
-    fn expected_collection<T>(self, what: &str) -> Option<T> {
+    fn report_expected_collection<T>(self, what: &str) -> Option<T> {
         let message = format!("expected {what}, got {}", self.node.kind());
-        self.faults.error(&self.node.place, &self.path, message);
+        self.diagnostics
+            .report_error(&self.node.location, &self.path, message);
         None
     }
 
     /// Reports that the value should have been `what`. For values that are no secrets: it is quoted.
-    pub fn expected<T>(self, what: &str) -> Option<T> {
+    pub fn report_expected<T>(self, what: &str) -> Option<T> {
         let message = format!("expected {what}, got {}", self.node.describe());
-        self.faults.error(&self.node.place, &self.path, message);
+        self.diagnostics
+            .report_error(&self.node.location, &self.path, message);
         None
     }
 
-    fn resolved(&self) -> Option<Resolved> {
+    fn resolved_scalar(&self) -> Option<ResolvedScalar> {
         match &self.node.content {
-            Content::Scalar(scalar) => Some(scalar.resolved),
+            Content::Scalar(scalar) => Some(scalar.value),
             Content::Mapping(_) | Content::Sequence(_) => None,
         }
     }
 
     /// A null that Go would leave at its zero value.
-    fn blank(&self) -> bool {
+    fn is_zero_value(&self) -> bool {
         self.strictness != Strictness::Strict && self.node.is_null()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::node::Place;
+use super::node::SourceLocation;
 
 /// How bad a fault is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +15,9 @@ pub enum Severity {
 
 /// One thing wrong at one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct Diagnostic {
     /// Where.
-    pub place: Place,
+    pub location: SourceLocation,
     /// Whether the document can still be used.
     pub severity: Severity,
     /// The path of the field, as `spec.rules[0].verbs`; empty where no field is at fault.
@@ -26,10 +26,10 @@ pub struct Fault {
     pub message: String,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for Diagnostic {
     /// `FILE:LINE:COL: FIELD: MESSAGE`, with `warning: ` before the field of a warning.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.place)?;
+        write!(f, "{}: ", self.location)?;
         if self.severity == Severity::Warning {
             f.write_str("warning: ")?;
         }
@@ -42,29 +42,39 @@ impl fmt::Display for Fault {
 
 /// All that is wrong, in the order in which it was found. Displayed one fault a line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Faults(Vec<Fault>);
+pub struct Diagnostics(Vec<Diagnostic>);
 
-impl Faults {
+impl Diagnostics {
     /// Adds a fault.
-    pub fn push(&mut self, fault: Fault) {
+    pub fn push(&mut self, fault: Diagnostic) {
         self.0.push(fault);
     }
 
     /// Adds an error at `place`.
-    pub fn error(&mut self, place: &Place, field: &str, message: impl Into<String>) {
-        self.add(Severity::Error, place, field, message.into());
+    pub fn report_error(
+        &mut self,
+        place: &SourceLocation,
+        field: &str,
+        message: impl Into<String>,
+    ) {
+        self.report(Severity::Error, place, field, message.into());
     }
 
     /// Adds a warning at `place`.
-    pub fn warning(&mut self, place: &Place, field: &str, message: impl Into<String>) {
-        self.add(Severity::Warning, place, field, message.into());
+    pub fn report_warning(
+        &mut self,
+        place: &SourceLocation,
+        field: &str,
+        message: impl Into<String>,
+    ) {
+        self.report(Severity::Warning, place, field, message.into());
     }
 
-    fn add(&mut self, severity: Severity, place: &Place, field: &str, message: String) {
+    fn report(&mut self, severity: Severity, place: &SourceLocation, field: &str, message: String) {
         let place = place.clone();
         let field = field.to_owned();
-        self.push(Fault {
-            place,
+        self.push(Diagnostic {
+            location: place,
             severity,
             field,
             message,
@@ -72,14 +82,14 @@ impl Faults {
     }
 
     /// The faults that make the document unusable.
-    pub fn errors(&self) -> impl Iterator<Item = &Fault> {
+    pub fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
         self.0
             .iter()
             .filter(|fault| fault.severity == Severity::Error)
     }
 
     /// The faults that do not.
-    pub fn warnings(&self) -> impl Iterator<Item = &Fault> {
+    pub fn warnings(&self) -> impl Iterator<Item = &Diagnostic> {
         self.0
             .iter()
             .filter(|fault| fault.severity == Severity::Warning)
@@ -98,15 +108,15 @@ impl Faults {
     }
 
     /// All, errors and warnings.
-    pub fn iter(&self) -> std::slice::Iter<'_, Fault> {
+    pub fn iter(&self) -> std::slice::Iter<'_, Diagnostic> {
         self.0.iter()
     }
 
     /// Puts the faults behind the first `kept` in the order of their places, which is that in which Go's decoders
     /// come upon them.
-    pub fn sort_behind(&mut self, kept: usize) {
+    pub fn sort_from(&mut self, kept: usize) {
         let added = self.0.get_mut(kept..).unwrap_or_default();
-        added.sort_by_key(|fault| (fault.place.line, fault.place.column));
+        added.sort_by_key(|fault| (fault.location.line, fault.location.column));
     }
 
     /// Adds those of another list behind these.
@@ -115,7 +125,7 @@ impl Faults {
     }
 }
 
-impl fmt::Display for Faults {
+impl fmt::Display for Diagnostics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, fault) in self.0.iter().enumerate() {
             if n > 0 {
@@ -127,11 +137,11 @@ impl fmt::Display for Faults {
     }
 }
 
-impl std::error::Error for Faults {}
+impl std::error::Error for Diagnostics {}
 
-impl<'a> IntoIterator for &'a Faults {
-    type Item = &'a Fault;
-    type IntoIter = std::slice::Iter<'a, Fault>;
+impl<'a> IntoIterator for &'a Diagnostics {
+    type Item = &'a Diagnostic;
+    type IntoIter = std::slice::Iter<'a, Diagnostic>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.0.iter()

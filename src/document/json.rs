@@ -11,40 +11,40 @@ use std::str::Chars;
 
 /// What stands at a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Token<'t> {
+pub(super) enum JsonToken<'t> {
     /// A number, a boolean or null, as written.
-    Bare(&'t str),
+    Primitive(&'t str),
     /// `]` or `}`.
-    End,
+    CollectionEnd,
     /// `{`
-    Mapping,
+    ObjectStart,
     /// `[`
-    Sequence,
+    ArrayStart,
     /// A string, unescaped.
-    Text(String),
+    String(String),
 }
 
 /// The tokens of a text with their line and column, both from 1. Colons and commas are passed over:
 /// the order says it all.
-pub(super) struct Tokens<'t> {
+pub(super) struct JsonTokenizer<'t> {
     text: &'t str,
-    rest: Peekable<CharIndices<'t>>,
+    chars: Peekable<CharIndices<'t>>,
     line: u32,
     column: u32,
 }
 
-impl<'t> Tokens<'t> {
-    pub(super) fn of(text: &'t str) -> Self {
+impl<'t> JsonTokenizer<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
         Self {
             text,
-            rest: text.char_indices().peekable(),
+            chars: text.char_indices().peekable(),
             line: 1,
             column: 1,
         }
     }
 
-    fn step(&mut self) -> Option<(usize, char)> {
-        let (at, c) = self.rest.next()?;
+    fn advance(&mut self) -> Option<(usize, char)> {
+        let (at, c) = self.chars.next()?;
         if c == '\n' {
             (self.line, self.column) = (self.line.saturating_add(1), 1);
         } else {
@@ -54,45 +54,47 @@ impl<'t> Tokens<'t> {
     }
 
     /// The text from `start` up to what comes next.
-    fn since(&mut self, start: usize) -> &'t str {
-        let end = self.rest.peek().map_or(self.text.len(), |(at, _)| *at);
+    fn text_since(&mut self, start: usize) -> &'t str {
+        let end = self.chars.peek().map_or(self.text.len(), |(at, _)| *at);
         self.text.get(start..end).unwrap_or_default()
     }
 
-    fn string(&mut self) -> String {
-        let start = self.rest.peek().map_or(self.text.len(), |(at, _)| *at);
-        while self.rest.peek().is_some_and(|(_, c)| *c != '"') {
-            if matches!(self.step(), Some((_, '\\'))) {
-                self.step();
+    fn read_string(&mut self) -> String {
+        let start = self.chars.peek().map_or(self.text.len(), |(at, _)| *at);
+        while self.chars.peek().is_some_and(|(_, c)| *c != '"') {
+            if matches!(self.advance(), Some((_, '\\'))) {
+                self.advance();
             }
         }
-        let text = unescape(self.since(start));
-        self.step();
+        let text = unescape(self.text_since(start));
+        self.advance();
         text
     }
 
-    fn bare(&mut self, start: usize) -> &'t str {
+    fn read_primitive(&mut self, start: usize) -> &'t str {
         let part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
-        while self.rest.peek().is_some_and(|(_, c)| part(*c)) {
-            self.step();
+        while self.chars.peek().is_some_and(|(_, c)| part(*c)) {
+            self.advance();
         }
-        self.since(start)
+        self.text_since(start)
     }
 }
 
-impl<'t> Iterator for Tokens<'t> {
-    type Item = (u32, u32, Token<'t>);
+impl<'t> Iterator for JsonTokenizer<'t> {
+    type Item = (u32, u32, JsonToken<'t>);
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let (line, column) = (self.line, self.column);
-            let (start, c) = self.step()?;
+            let (start, c) = self.advance()?;
             let token = match c {
-                '{' => Token::Mapping,
-                '[' => Token::Sequence,
-                '}' | ']' => Token::End,
-                '"' => Token::Text(self.string()),
-                c if c.is_ascii_alphanumeric() || c == '-' => Token::Bare(self.bare(start)),
+                '{' => JsonToken::ObjectStart,
+                '[' => JsonToken::ArrayStart,
+                '}' | ']' => JsonToken::CollectionEnd,
+                '"' => JsonToken::String(self.read_string()),
+                c if c.is_ascii_alphanumeric() || c == '-' => {
+                    JsonToken::Primitive(self.read_primitive(start))
+                }
                 _ => continue,
             };
             return Some((line, column, token));
@@ -108,7 +110,11 @@ fn unescape(text: &str) -> String {
     let mut units = Vec::with_capacity(text.len());
     let mut rest = text.chars();
     while let Some(c) = rest.next() {
-        let c = if c == '\\' { escaped(&mut rest) } else { Ok(c) };
+        let c = if c == '\\' {
+            read_escape(&mut rest)
+        } else {
+            Ok(c)
+        };
         match c {
             Ok(c) => units.extend_from_slice(c.encode_utf16(&mut [0; 2])),
             Err(unit) => units.push(unit),
@@ -118,7 +124,7 @@ fn unescape(text: &str) -> String {
 }
 
 /// What an escape stands for: a character, or half of one.
-fn escaped(rest: &mut Chars<'_>) -> Result<char, u16> {
+fn read_escape(rest: &mut Chars<'_>) -> Result<char, u16> {
     match rest.next() {
         Some('b') => Ok('\u{8}'),
         Some('f') => Ok('\u{c}'),

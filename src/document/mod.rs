@@ -30,24 +30,24 @@ mod node;
 mod parse;
 mod resolve;
 
-pub use decode::Fields;
+pub use decode::MappingDecoder;
 pub use decode::Strictness;
-pub use decode::Value;
-pub use faults::Fault;
-pub use faults::Faults;
+pub use decode::ValueDecoder;
+pub use faults::Diagnostic;
+pub use faults::Diagnostics;
 pub use faults::Severity;
 pub use node::Content;
-pub use node::Entry;
+pub use node::MappingEntry;
 pub use node::Node;
-pub use node::Place;
-pub use node::Scalar;
-pub use node::Style;
-pub use parse::First;
+pub use node::QuotingStyle;
+pub use node::ScalarNode;
+pub use node::SourceLocation;
+pub use parse::FirstDocument;
 pub use parse::parse_all;
 pub use parse::parse_first;
-pub use parse::parse_first_within;
+pub use parse::parse_first_bounded;
 pub use parse::parse_json;
-pub use resolve::Resolved;
+pub use resolve::ResolvedScalar;
 
 #[cfg(test)]
 mod tests;

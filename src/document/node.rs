@@ -6,11 +6,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::resolve::Resolved;
+use super::resolve::ResolvedScalar;
 
 /// Where something stands in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceLocation {
     /// The file's name, as the reader of a fault knows it.
     pub file: Arc<str>,
     /// The line, from 1; 0 for the file as a whole.
@@ -19,10 +19,10 @@ pub struct Place {
     pub column: u32,
 }
 
-impl Place {
+impl SourceLocation {
     /// The file as a whole.
     #[must_use]
-    pub fn whole(file: &str) -> Self {
+    pub fn whole_file(file: &str) -> Self {
         Self {
             file: file.into(),
             line: 0,
@@ -31,7 +31,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.file)?;
         if self.line > 0 {
@@ -45,7 +45,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// Where the value begins.
-    pub place: Place,
+    pub location: SourceLocation,
     /// The value.
     pub content: Content,
 }
@@ -54,38 +54,38 @@ pub struct Node {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
     /// Keys and values in the order written, duplicates included.
-    Mapping(Vec<Entry>),
+    Mapping(Vec<MappingEntry>),
     /// Null, boolean, number or text.
-    Scalar(Scalar),
+    Scalar(ScalarNode),
     /// Values in order.
     Sequence(Vec<Node>),
 }
 
 /// A key and its value.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct MappingEntry {
     /// The key as JSON would have it: an unquoted `yes` is `true`.
     pub name: String,
     /// Where the key stands.
-    pub place: Place,
+    pub location: SourceLocation,
     /// The value.
     pub value: Node,
 }
 
 /// A scalar as written and as understood.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scalar {
+pub struct ScalarNode {
     /// The text, unescaped.
     pub text: String,
     /// How it was written.
-    pub style: Style,
+    pub style: QuotingStyle,
     /// What it means.
-    pub resolved: Resolved,
+    pub value: ResolvedScalar,
 }
 
 /// How a scalar was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
+pub enum QuotingStyle {
     /// As a block behind `|` or `>`: always text.
     Literal,
     /// Bare: its form decides what it is.
@@ -98,14 +98,14 @@ impl Node {
     /// Whether it is null, written or left out.
     #[must_use]
     pub fn is_null(&self) -> bool {
-        matches!(&self.content, Content::Scalar(scalar) if scalar.resolved == Resolved::Null)
+        matches!(&self.content, Content::Scalar(scalar) if scalar.value == ResolvedScalar::Null)
     }
 
     /// The text, if it is a string.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         match &self.content {
-            Content::Scalar(scalar) if scalar.resolved == Resolved::Text => Some(&scalar.text),
+            Content::Scalar(scalar) if scalar.value == ResolvedScalar::String => Some(&scalar.text),
             Content::Mapping(_) | Content::Scalar(_) | Content::Sequence(_) => None,
         }
     }
@@ -114,7 +114,7 @@ impl Node {
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&Self> {
         match &self.content {
-            Content::Mapping(entries) => find(entries, name).map(|entry| &entry.value),
+            Content::Mapping(entries) => find_entry(entries, name).map(|entry| &entry.value),
             Content::Scalar(_) | Content::Sequence(_) => None,
         }
     }
@@ -122,19 +122,19 @@ impl Node {
     /// The place of the field at `path` (`spec.rules[0].verbs[1]`), or of the innermost value on
     /// the way to it that is there.
     #[must_use]
-    pub fn locate(&self, path: &str) -> &Place {
+    pub fn locate(&self, path: &str) -> &SourceLocation {
         let mut here = self;
         for step in path.split(['.', '[']) {
             let step = step.strip_suffix(']').unwrap_or(step);
             let next = match &here.content {
-                Content::Mapping(entries) => find(entries, step).map(|entry| &entry.value),
+                Content::Mapping(entries) => find_entry(entries, step).map(|entry| &entry.value),
                 Content::Sequence(items) => step.parse().ok().and_then(|n: usize| items.get(n)),
                 Content::Scalar(_) => None,
             };
             let Some(next) = next else { break };
             here = next;
         }
-        &here.place
+        &here.location
     }
 
     /// What kind of value it is, in words that follow "got", without a word of the value itself: text where a mapping or
@@ -144,11 +144,11 @@ impl Node {
         match &self.content {
             Content::Mapping(_) => "a mapping",
             Content::Sequence(_) => "a list",
-            Content::Scalar(scalar) => match scalar.resolved {
-                Resolved::Null => "nothing",
-                Resolved::Bool(_) => "a boolean",
-                Resolved::Float(_) | Resolved::Integer(_) => "a number",
-                Resolved::Text => "a string",
+            Content::Scalar(scalar) => match scalar.value {
+                ResolvedScalar::Null => "nothing",
+                ResolvedScalar::Bool(_) => "a boolean",
+                ResolvedScalar::Float(_) | ResolvedScalar::Integer(_) => "a number",
+                ResolvedScalar::String => "a string",
             },
         }
     }
@@ -161,31 +161,33 @@ impl Node {
             Content::Sequence(_) => return "a list".to_owned(),
             Content::Scalar(scalar) => scalar,
         };
-        match scalar.resolved {
-            Resolved::Null => "nothing".to_owned(),
-            Resolved::Bool(value) if scalar.text == value.to_string() => {
+        match scalar.value {
+            ResolvedScalar::Null => "nothing".to_owned(),
+            ResolvedScalar::Bool(value) if scalar.text == value.to_string() => {
                 format!("the boolean {value}")
             }
-            Resolved::Bool(value) => {
+            ResolvedScalar::Bool(value) => {
                 format!("the boolean {value} (unquoted {} is one)", scalar.text)
             }
-            Resolved::Float(_) | Resolved::Integer(_) => format!("the number {}", scalar.text),
-            Resolved::Text => format!("the string {:?}", shortened(&scalar.text)),
+            ResolvedScalar::Float(_) | ResolvedScalar::Integer(_) => {
+                format!("the number {}", scalar.text)
+            }
+            ResolvedScalar::String => format!("the string {:?}", truncate(&scalar.text)),
         }
     }
 }
 
 /// The last entry of that name: the one that counts, as in Go's decoders.
-pub(super) fn find<'a>(entries: &'a [Entry], name: &str) -> Option<&'a Entry> {
+pub(super) fn find_entry<'a>(entries: &'a [MappingEntry], name: &str) -> Option<&'a MappingEntry> {
     entries.iter().rev().find(|entry| entry.name == name)
 }
 
 /// As much of a text as a message can bear.
-fn shortened(text: &str) -> String {
-    const ENOUGH: usize = 80;
-    if text.chars().count() <= ENOUGH {
+fn truncate(text: &str) -> String {
+    const MAX_CHARS: usize = 80;
+    if text.chars().count() <= MAX_CHARS {
         return text.to_owned();
     }
-    let start: String = text.chars().take(ENOUGH).collect();
+    let start: String = text.chars().take(MAX_CHARS).collect();
     format!("{start}…")
 }

@@ -15,17 +15,17 @@ use saphyr_parser::Span;
 use saphyr_parser::Tag;
 use serde::de::IgnoredAny;
 
-use super::faults::Faults;
-use super::json::Token;
-use super::json::Tokens;
+use super::faults::Diagnostics;
+use super::json::JsonToken;
+use super::json::JsonTokenizer;
 use super::node::Content;
-use super::node::Entry;
+use super::node::MappingEntry;
 use super::node::Node;
-use super::node::Place;
-use super::node::Scalar;
-use super::node::Style;
+use super::node::QuotingStyle;
+use super::node::ScalarNode;
+use super::node::SourceLocation;
 use super::resolve;
-use super::resolve::Resolved;
+use super::resolve::ResolvedScalar;
 
 /// How deep values may nest, aliases expanded. Kubernetes' own objects stay below twenty
 /// (managedFields included).
@@ -39,70 +39,70 @@ pub(super) const MAX_EXPANSION: usize = 1 << 20;
 /// Documents without content are passed over; a document that cannot be read is a fault, and not in
 /// the result.
 #[must_use]
-pub fn parse_all(file: &str, text: &str, faults: &mut Faults) -> Vec<Node> {
+pub fn parse_all(file: &str, text: &str, faults: &mut Diagnostics) -> Vec<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut reading = Reading::new(file, MAX_EXPANSION);
+    let mut reading = NodeBuilder::new(file, MAX_EXPANSION);
     let result = if serde_json::from_str::<IgnoredAny>(text).is_ok() {
-        reading.read_json(text, resolve::json)
+        reading.read_json(text, resolve::resolve_json)
     } else {
         reading.read_yaml(text)
     };
     if let Err((place, message)) = result {
-        faults.error(&place, "", message);
+        faults.report_error(&place, "", message);
     }
     reading.roots
 }
 
 /// The first document of a YAML stream.
 #[derive(Debug, Default, PartialEq)]
-pub struct First {
+pub struct FirstDocument {
     /// What it holds; `None` if it is empty, or there is none.
     pub document: Option<Node>,
     /// Where more follows, which nobody has looked at.
-    pub further: Option<Place>,
+    pub trailing: Option<SourceLocation>,
 }
 
 /// Reads the first document of a YAML stream, as sigs.k8s.io/yaml does: what follows may be
 /// anything, and a text that is JSON as well is still read by YAML's rules (`3.0` is whole, and
 /// escapes are YAML's). `None`, and a fault, if it cannot be read.
-pub fn parse_first(file: &str, text: &str, faults: &mut Faults) -> Option<First> {
-    parse_first_within(file, text, MAX_EXPANSION, faults)
+pub fn parse_first(file: &str, text: &str, faults: &mut Diagnostics) -> Option<FirstDocument> {
+    parse_first_bounded(file, text, MAX_EXPANSION, faults)
 }
 
 /// Likewise, of a text that anybody may have sent: no more than `most` is copied for its anchors,
 /// aliases and `<<`, in the measure of [`MAX_EXPANSION`].
-pub fn parse_first_within(
+pub fn parse_first_bounded(
     file: &str,
     text: &str,
     most: usize,
-    faults: &mut Faults,
-) -> Option<First> {
+    faults: &mut Diagnostics,
+) -> Option<FirstDocument> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut reading = Reading::new(file, most);
-    let result = if !text.chars().all(is_yaml) {
+    let mut reading = NodeBuilder::new(file, most);
+    let result = if !text.chars().all(is_yaml_char) {
         let message = "the text holds a control character".to_owned();
-        Err((Place::whole(file), message))
+        Err((SourceLocation::whole_file(file), message))
     } else if text.trim_start_matches([' ', '\n', '\r']).starts_with('\t') {
         let message = "a tab cannot stand before the first value".to_owned();
-        Err((Place::whole(file), message))
+        Err((SourceLocation::whole_file(file), message))
     } else if is_flow_json(text) {
-        let read = reading.read_json(text, resolve::yaml);
-        if has_json_escape(text) {
+        let read = reading.read_json(text, resolve::resolve_yaml);
+        if has_json_only_escape(text) {
             let message = "YAML has neither surrogates nor the escape \\/".to_owned();
-            Err((Place::whole(file), message))
+            Err((SourceLocation::whole_file(file), message))
         } else {
             read.map(|()| None)
         }
     } else {
-        reading.read_first(text)
+        reading.read_first_document(text)
     };
     match result {
-        Ok(further) => Some(First {
+        Ok(further) => Some(FirstDocument {
             document: reading.roots.pop(),
-            further,
+            trailing: further,
         }),
         Err((place, message)) => {
-            faults.error(&place, "", message);
+            faults.report_error(&place, "", message);
             None
         }
     }
@@ -110,12 +110,12 @@ pub fn parse_first_within(
 
 /// Reads a text that has to be one JSON value and nothing besides. `None`, and a fault, if it is
 /// not, or null.
-pub fn parse_json(file: &str, text: &str, faults: &mut Faults) -> Option<Node> {
-    let mut reading = Reading::new(file, MAX_EXPANSION);
+pub fn parse_json(file: &str, text: &str, faults: &mut Diagnostics) -> Option<Node> {
+    let mut reading = NodeBuilder::new(file, MAX_EXPANSION);
     let result = match serde_json::from_str::<IgnoredAny>(text) {
-        Ok(IgnoredAny) => reading.read_json(text, resolve::json),
+        Ok(IgnoredAny) => reading.read_json(text, resolve::resolve_json),
         Err(e) => {
-            let place = Place {
+            let place = SourceLocation {
                 file: file.into(),
                 line: u32::try_from(e.line()).unwrap_or(u32::MAX),
                 column: u32::try_from(e.column()).unwrap_or(u32::MAX),
@@ -127,14 +127,14 @@ pub fn parse_json(file: &str, text: &str, faults: &mut Faults) -> Option<Node> {
         }
     };
     if let Err((place, message)) = result {
-        faults.error(&place, "", message);
+        faults.report_error(&place, "", message);
         return None;
     }
     reading.roots.pop()
 }
 
 /// What go-yaml takes in a text at all.
-const fn is_yaml(c: char) -> bool {
+const fn is_yaml_char(c: char) -> bool {
     matches!(c, '\t' | '\n' | '\r' | ' '..='~' | '\u{85}' | '\u{a0}'..='\u{fffd}' | '\u{10000}'..)
 }
 
@@ -145,7 +145,7 @@ fn is_flow_json(text: &str) -> bool {
 }
 
 /// Whether a JSON text has an escape that go-yaml refuses: half a surrogate pair, or `\/`.
-fn has_json_escape(text: &str) -> bool {
+fn has_json_only_escape(text: &str) -> bool {
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
         if byte != b'\\' {
@@ -167,61 +167,61 @@ fn has_json_escape(text: &str) -> bool {
 }
 
 /// The tags of values that faults name.
-const TAGS: [&str; 7] = ["binary", "bool", "float", "int", "null", "str", "timestamp"];
+const REPORTED_TAGS: [&str; 7] = ["binary", "bool", "float", "int", "null", "str", "timestamp"];
 
 /// What ends the reading, and where.
-type Fatal = (Place, String);
+type ParseError = (SourceLocation, String);
 
 /// What saphyr-parser gives a value that has no anchor.
 const NO_ANCHOR: usize = 0;
 
-struct Reading {
+struct NodeBuilder {
     file: Arc<str>,
     /// Collections begun and not ended, outermost first.
-    open: Vec<Open>,
+    open_collections: Vec<OpenCollection>,
     /// Anchored values by the parser's number for them; they may be used until their document ends.
-    anchors: HashMap<usize, Anchored>,
+    anchors: HashMap<usize, AnchoredNode>,
     /// What may still be copied, in the measure of [`MAX_EXPANSION`].
-    left: usize,
+    copy_budget: usize,
     roots: Vec<Node>,
 }
 
-struct Anchored {
+struct AnchoredNode {
     node: Node,
-    size: Size,
+    cost: NodeCost,
 }
 
 /// What a value costs.
 #[derive(Clone, Copy, Default)]
-struct Size {
+struct NodeCost {
     depth: usize,
     weight: usize,
 }
 
-struct Open {
-    place: Place,
+struct OpenCollection {
+    location: SourceLocation,
     anchor: usize,
-    content: Partial,
-    size: Size,
+    content: PartialContent,
+    cost: NodeCost,
 }
 
-enum Partial {
+enum PartialContent {
     Mapping {
-        entries: Vec<Entry>,
-        key: Option<(Key, Place)>,
+        entries: Vec<MappingEntry>,
+        key: Option<(MappingKey, SourceLocation)>,
         merged: Vec<Node>,
     },
     Sequence(Vec<Node>),
 }
 
-enum Key {
+enum MappingKey {
     /// `<<`
     Merge,
     Name(String),
 }
 
-impl Partial {
-    fn mapping() -> Self {
+impl PartialContent {
+    fn empty_mapping() -> Self {
         Self::Mapping {
             entries: Vec::new(),
             key: None,
@@ -230,64 +230,72 @@ impl Partial {
     }
 }
 
-impl Reading {
+impl NodeBuilder {
     fn new(file: &str, most: usize) -> Self {
         Self {
             file: file.into(),
-            open: Vec::new(),
+            open_collections: Vec::new(),
             anchors: HashMap::new(),
-            left: most,
+            copy_budget: most,
             roots: Vec::new(),
         }
     }
 
     /// Reads a text that is JSON, whose unquoted scalars mean what `resolve` says.
-    fn read_json(&mut self, text: &str, resolve: fn(&str) -> Resolved) -> Result<(), Fatal> {
-        for (line, column, token) in Tokens::of(text) {
-            let place = Place {
+    fn read_json(
+        &mut self,
+        text: &str,
+        resolve: fn(&str) -> ResolvedScalar,
+    ) -> Result<(), ParseError> {
+        for (line, column, token) in JsonTokenizer::new(text) {
+            let place = SourceLocation {
                 file: Arc::clone(&self.file),
                 line,
                 column,
             };
             match token {
-                Token::End => self.end()?,
-                Token::Mapping => self.begin(place, NO_ANCHOR, Partial::mapping())?,
-                Token::Sequence => self.begin(place, NO_ANCHOR, Partial::Sequence(Vec::new()))?,
-                Token::Bare(text) => {
-                    let resolved = resolve(text);
-                    let scalar = Scalar {
-                        text: text.to_owned(),
-                        style: Style::Plain,
-                        resolved,
-                    };
-                    self.finished_scalar(place, scalar, NO_ANCHOR)?;
+                JsonToken::CollectionEnd => self.end_collection()?,
+                JsonToken::ObjectStart => {
+                    self.begin_collection(place, NO_ANCHOR, PartialContent::empty_mapping())?
                 }
-                Token::Text(text) => {
-                    let scalar = Scalar {
-                        text,
-                        style: Style::Quoted,
-                        resolved: Resolved::Text,
+                JsonToken::ArrayStart => {
+                    self.begin_collection(place, NO_ANCHOR, PartialContent::Sequence(Vec::new()))?
+                }
+                JsonToken::Primitive(text) => {
+                    let resolved = resolve(text);
+                    let scalar = ScalarNode {
+                        text: text.to_owned(),
+                        style: QuotingStyle::Plain,
+                        value: resolved,
                     };
-                    self.finished_scalar(place, scalar, NO_ANCHOR)?;
+                    self.finish_scalar(place, scalar, NO_ANCHOR)?;
+                }
+                JsonToken::String(text) => {
+                    let scalar = ScalarNode {
+                        text,
+                        style: QuotingStyle::Quoted,
+                        value: ResolvedScalar::String,
+                    };
+                    self.finish_scalar(place, scalar, NO_ANCHOR)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn read_yaml(&mut self, text: &str) -> Result<(), Fatal> {
+    fn read_yaml(&mut self, text: &str) -> Result<(), ParseError> {
         let mut parser = Parser::new_from_str(text);
         while let Some(event) = parser.next_event() {
             match event {
-                Ok((event, span)) => self.take(event, span)?,
-                Err(e) => return Err((self.place(*e.marker()), e.info().to_owned())),
+                Ok((event, span)) => self.handle_event(event, span)?,
+                Err(e) => return Err((self.location(*e.marker()), e.info().to_owned())),
             }
         }
         Ok(())
     }
 
     /// Reads up to the end of the first document, and finds out where more follows.
-    fn read_first(&mut self, text: &str) -> Result<Option<Place>, Fatal> {
+    fn read_first_document(&mut self, text: &str) -> Result<Option<SourceLocation>, ParseError> {
         let mut parser = Parser::new_from_str(text);
         let mut over = false;
         while let Some(event) = parser.next_event() {
@@ -295,44 +303,44 @@ impl Reading {
                 Ok((Event::DocumentEnd, _)) => over = true,
                 Ok((Event::DocumentStart(_) | Event::StreamEnd, _)) if over => {}
                 Ok((Event::Scalar(text, ScalarStyle::Plain, ..), _))
-                    if over && resolve::yaml(&text) == Resolved::Null => {}
-                Ok((_, span)) if over => return Ok(Some(self.place(span.start))),
-                Err(e) if over => return Ok(Some(self.place(*e.marker()))),
-                Ok((event, span)) => self.take(event, span)?,
-                Err(e) => return Err((self.place(*e.marker()), e.info().to_owned())),
+                    if over && resolve::resolve_yaml(&text) == ResolvedScalar::Null => {}
+                Ok((_, span)) if over => return Ok(Some(self.location(span.start))),
+                Err(e) if over => return Ok(Some(self.location(*e.marker()))),
+                Ok((event, span)) => self.handle_event(event, span)?,
+                Err(e) => return Err((self.location(*e.marker()), e.info().to_owned())),
             }
         }
         Ok(None)
     }
 
-    fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), Fatal> {
-        let place = self.place(span.start);
+    fn handle_event(&mut self, event: Event<'_>, span: Span) -> Result<(), ParseError> {
+        let place = self.location(span.start);
         match event {
             Event::DocumentStart(_) => self.anchors.clear(),
             Event::Alias(anchor) => {
-                let (node, size) = self.expand(anchor, &place)?;
-                self.add(node, size)?;
+                let (node, size) = self.expand_alias(anchor, &place)?;
+                self.attach(node, size)?;
             }
             Event::Scalar(text, style, anchor, tag) => {
-                let scalar = scalar(text.into_owned(), style, tag.as_deref(), &place)?;
-                self.finished_scalar(place, scalar, anchor)?;
+                let scalar = build_scalar(text.into_owned(), style, tag.as_deref(), &place)?;
+                self.finish_scalar(place, scalar, anchor)?;
             }
             Event::SequenceStart(anchor, tag) => {
                 check_tag(tag.as_deref(), "seq", &place)?;
-                self.begin(place, anchor, Partial::Sequence(Vec::new()))?;
+                self.begin_collection(place, anchor, PartialContent::Sequence(Vec::new()))?;
             }
             Event::MappingStart(anchor, tag) => {
                 check_tag(tag.as_deref(), "map", &place)?;
-                self.begin(place, anchor, Partial::mapping())?;
+                self.begin_collection(place, anchor, PartialContent::empty_mapping())?;
             }
-            Event::SequenceEnd | Event::MappingEnd => self.end()?,
+            Event::SequenceEnd | Event::MappingEnd => self.end_collection()?,
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => {}
         }
         Ok(())
     }
 
-    fn place(&self, at: saphyr_parser::Marker) -> Place {
-        Place {
+    fn location(&self, at: saphyr_parser::Marker) -> SourceLocation {
+        SourceLocation {
             file: Arc::clone(&self.file),
             line: u32::try_from(at.line()).unwrap_or(u32::MAX),
             column: u32::try_from(at.col())
@@ -341,19 +349,19 @@ impl Reading {
         }
     }
 
-    fn finished_scalar(
+    fn finish_scalar(
         &mut self,
-        place: Place,
-        scalar: Scalar,
+        place: SourceLocation,
+        scalar: ScalarNode,
         anchor: usize,
-    ) -> Result<(), Fatal> {
-        let size = Size {
+    ) -> Result<(), ParseError> {
+        let size = NodeCost {
             depth: 1,
             weight: scalar.text.len().saturating_add(1),
         };
-        self.finished(
+        self.finish_node(
             Node {
-                place,
+                location: place,
                 content: Content::Scalar(scalar),
             },
             anchor,
@@ -361,15 +369,20 @@ impl Reading {
         )
     }
 
-    fn begin(&mut self, place: Place, anchor: usize, content: Partial) -> Result<(), Fatal> {
-        if self.open.len() >= MAX_DEPTH {
+    fn begin_collection(
+        &mut self,
+        place: SourceLocation,
+        anchor: usize,
+        content: PartialContent,
+    ) -> Result<(), ParseError> {
+        if self.open_collections.len() >= MAX_DEPTH {
             return Err((place, format!("values nest deeper than {MAX_DEPTH}")));
         }
-        self.open.push(Open {
-            place,
+        self.open_collections.push(OpenCollection {
+            location: place,
             anchor,
             content,
-            size: Size {
+            cost: NodeCost {
                 depth: 1,
                 weight: 1,
             },
@@ -377,55 +390,66 @@ impl Reading {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), Fatal> {
-        let Some(Open {
-            place,
+    fn end_collection(&mut self) -> Result<(), ParseError> {
+        let Some(OpenCollection {
+            location: place,
             anchor,
             content,
-            size,
-        }) = self.open.pop()
+            cost: size,
+        }) = self.open_collections.pop()
         else {
             return Ok(());
         };
         let content = match content {
-            Partial::Sequence(items) => Content::Sequence(items),
-            Partial::Mapping {
+            PartialContent::Sequence(items) => Content::Sequence(items),
+            PartialContent::Mapping {
                 entries, merged, ..
             } => Content::Mapping(if merged.is_empty() {
                 entries
             } else {
                 // One within the other, each moves all that those within it did.
-                copied(&mut self.left, size, &place)?;
-                merge(entries, merged)?
+                charge_copy(&mut self.copy_budget, size, &place)?;
+                merge_entries(entries, merged)?
             }),
         };
-        self.finished(Node { place, content }, anchor, size)
+        self.finish_node(
+            Node {
+                location: place,
+                content,
+            },
+            anchor,
+            size,
+        )
     }
 
-    fn finished(&mut self, node: Node, anchor: usize, size: Size) -> Result<(), Fatal> {
+    fn finish_node(&mut self, node: Node, anchor: usize, size: NodeCost) -> Result<(), ParseError> {
         if anchor != NO_ANCHOR {
             // Whether or not an alias ever uses it; and one anchor may stand within another.
-            copied(&mut self.left, size, &node.place)?;
+            charge_copy(&mut self.copy_budget, size, &node.location)?;
             self.anchors.insert(
                 anchor,
-                Anchored {
+                AnchoredNode {
                     node: node.clone(),
-                    size,
+                    cost: size,
                 },
             );
         }
-        self.add(node, size)
+        self.attach(node, size)
     }
 
-    fn expand(&mut self, anchor: usize, place: &Place) -> Result<(Node, Size), Fatal> {
-        let Some(Anchored { node, size }) = self.anchors.get(&anchor) else {
+    fn expand_alias(
+        &mut self,
+        anchor: usize,
+        place: &SourceLocation,
+    ) -> Result<(Node, NodeCost), ParseError> {
+        let Some(AnchoredNode { node, cost: size }) = self.anchors.get(&anchor) else {
             return Err((
                 place.clone(),
                 "an alias to the value that it is part of".to_owned(),
             ));
         };
-        copied(&mut self.left, *size, place)?;
-        if self.open.len().saturating_add(size.depth) > MAX_DEPTH {
+        charge_copy(&mut self.copy_budget, *size, place)?;
+        if self.open_collections.len().saturating_add(size.depth) > MAX_DEPTH {
             return Err((
                 place.clone(),
                 format!("values nest deeper than {MAX_DEPTH}"),
@@ -436,27 +460,27 @@ impl Reading {
 
     /// Puts a finished value where it belongs: at the root, in a list, or as the key or value that
     /// is next in a mapping.
-    fn add(&mut self, node: Node, size: Size) -> Result<(), Fatal> {
-        let Some(parent) = self.open.last_mut() else {
+    fn attach(&mut self, node: Node, size: NodeCost) -> Result<(), ParseError> {
+        let Some(parent) = self.open_collections.last_mut() else {
             if !node.is_null() {
                 self.roots.push(node);
             }
             return Ok(());
         };
-        parent.size.depth = parent.size.depth.max(size.depth.saturating_add(1));
-        parent.size.weight = parent.size.weight.saturating_add(size.weight);
+        parent.cost.depth = parent.cost.depth.max(size.depth.saturating_add(1));
+        parent.cost.weight = parent.cost.weight.saturating_add(size.weight);
         match &mut parent.content {
-            Partial::Sequence(items) => items.push(node),
-            Partial::Mapping {
+            PartialContent::Sequence(items) => items.push(node),
+            PartialContent::Mapping {
                 entries,
                 key,
                 merged,
             } => match key.take() {
-                None => *key = Some((name(&node)?, node.place)),
-                Some((Key::Merge, _)) => merged.push(node),
-                Some((Key::Name(name), place)) => entries.push(Entry {
+                None => *key = Some((mapping_key(&node)?, node.location)),
+                Some((MappingKey::Merge, _)) => merged.push(node),
+                Some((MappingKey::Name(name), place)) => entries.push(MappingEntry {
                     name,
-                    place,
+                    location: place,
                     value: node,
                 }),
             },
@@ -466,7 +490,7 @@ impl Reading {
 }
 
 /// Counts what is about to be copied for the value at `place`.
-fn copied(left: &mut usize, size: Size, place: &Place) -> Result<(), Fatal> {
+fn charge_copy(left: &mut usize, size: NodeCost, place: &SourceLocation) -> Result<(), ParseError> {
     match left.checked_sub(size.weight) {
         Some(less) => *left = less,
         None => {
@@ -477,66 +501,71 @@ fn copied(left: &mut usize, size: Size, place: &Place) -> Result<(), Fatal> {
     Ok(())
 }
 
-fn scalar(
+fn build_scalar(
     text: String,
     style: ScalarStyle,
     tag: Option<&Tag>,
-    place: &Place,
-) -> Result<Scalar, Fatal> {
+    place: &SourceLocation,
+) -> Result<ScalarNode, ParseError> {
     let style = match style {
-        ScalarStyle::Plain => Style::Plain,
-        ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => Style::Quoted,
-        ScalarStyle::Literal | ScalarStyle::Folded => Style::Literal,
+        ScalarStyle::Plain => QuotingStyle::Plain,
+        ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => QuotingStyle::Quoted,
+        ScalarStyle::Literal | ScalarStyle::Folded => QuotingStyle::Literal,
     };
-    let plain = resolve::yaml(&text);
-    let resolved = match (tag.map(core), plain) {
-        (None, _) if style == Style::Plain => plain,
-        (None | Some(Some("" | "str")), _) => Resolved::Text,
-        (Some(Some("bool")), Resolved::Bool(_))
-        | (Some(Some("null")), Resolved::Null)
-        | (Some(Some("int")), Resolved::Integer(_))
-        | (Some(Some("float")), Resolved::Float(_) | Resolved::Integer(_)) => plain,
+    let plain = resolve::resolve_yaml(&text);
+    let resolved = match (tag.map(core_tag_name), plain) {
+        (None, _) if style == QuotingStyle::Plain => plain,
+        (None | Some(Some("" | "str")), _) => ResolvedScalar::String,
+        (Some(Some("bool")), ResolvedScalar::Bool(_))
+        | (Some(Some("null")), ResolvedScalar::Null)
+        | (Some(Some("int")), ResolvedScalar::Integer(_))
+        | (Some(Some("float")), ResolvedScalar::Float(_) | ResolvedScalar::Integer(_)) => plain,
         (Some(name), _) => {
             // The value may be a secret, and so may what looks like a tag: a password may begin with `!`.
             let tag = match name {
-                Some(name) if TAGS.contains(&name) => format!("the tag {name}"),
+                Some(name) if REPORTED_TAGS.contains(&name) => format!("the tag {name}"),
                 Some(_) | None => "a tag of its own; quote what begins with !".to_owned(),
             };
             return Err((place.clone(), format!("the value cannot have {tag}")));
         }
     };
-    Ok(Scalar {
+    Ok(ScalarNode {
         text,
         style,
-        resolved,
+        value: resolved,
     })
 }
 
 /// A key as JSON would have it.
-fn name(node: &Node) -> Result<Key, Fatal> {
+fn mapping_key(node: &Node) -> Result<MappingKey, ParseError> {
     let Content::Scalar(scalar) = &node.content else {
         return Err((
-            node.place.clone(),
+            node.location.clone(),
             format!("a key must be a string, not {}", node.kind()),
         ));
     };
-    Ok(match scalar.resolved {
-        Resolved::Bool(value) => Key::Name(value.to_string()),
-        Resolved::Integer(value) => Key::Name(value.to_string()),
-        Resolved::Null => {
+    Ok(match scalar.value {
+        ResolvedScalar::Bool(value) => MappingKey::Name(value.to_string()),
+        ResolvedScalar::Integer(value) => MappingKey::Name(value.to_string()),
+        ResolvedScalar::Null => {
             return Err((
-                node.place.clone(),
+                node.location.clone(),
                 "a key must not be empty; quote it".to_owned(),
             ));
         }
-        Resolved::Text if scalar.text == "<<" && scalar.style == Style::Plain => Key::Merge,
-        Resolved::Float(_) | Resolved::Text => Key::Name(scalar.text.clone()),
+        ResolvedScalar::String if scalar.text == "<<" && scalar.style == QuotingStyle::Plain => {
+            MappingKey::Merge
+        }
+        ResolvedScalar::Float(_) | ResolvedScalar::String => MappingKey::Name(scalar.text.clone()),
     })
 }
 
 /// Adds what `<<` brings: a key that is there already stays as it is, and of several mappings the
 /// first counts.
-fn merge(mut entries: Vec<Entry>, merged: Vec<Node>) -> Result<Vec<Entry>, Fatal> {
+fn merge_entries(
+    mut entries: Vec<MappingEntry>,
+    merged: Vec<Node>,
+) -> Result<Vec<MappingEntry>, ParseError> {
     let mut known: HashSet<String> = entries.iter().map(|entry| entry.name.clone()).collect();
     let sources = merged.into_iter().flat_map(|node| match node.content {
         Content::Sequence(items) => items,
@@ -548,7 +577,7 @@ fn merge(mut entries: Vec<Entry>, merged: Vec<Node>) -> Result<Vec<Entry>, Fatal
                 "<< takes a mapping or a list of them, not {}",
                 source.kind()
             );
-            return Err((source.place, message));
+            return Err((source.location, message));
         };
         let new: Vec<_> = added
             .into_iter()
@@ -562,7 +591,7 @@ fn merge(mut entries: Vec<Entry>, merged: Vec<Node>) -> Result<Vec<Entry>, Fatal
 
 /// The name of one of YAML's own tags; empty for the lone `!`, which means "text, whatever it looks
 /// like".
-fn core(tag: &Tag) -> Option<&str> {
+fn core_tag_name(tag: &Tag) -> Option<&str> {
     if tag.is_yaml_core_schema() {
         return Some(&tag.suffix);
     }
@@ -570,12 +599,14 @@ fn core(tag: &Tag) -> Option<&str> {
         .then_some("")
 }
 
-fn check_tag(tag: Option<&Tag>, allowed: &str, place: &Place) -> Result<(), Fatal> {
+fn check_tag(tag: Option<&Tag>, allowed: &str, place: &SourceLocation) -> Result<(), ParseError> {
     match tag {
-        Some(tag) if core(tag).is_none_or(|name| !name.is_empty() && name != allowed) => Err((
-            place.clone(),
-            format!("only the tag {allowed} can stand here"),
-        )),
+        Some(tag) if core_tag_name(tag).is_none_or(|name| !name.is_empty() && name != allowed) => {
+            Err((
+                place.clone(),
+                format!("only the tag {allowed} can stand here"),
+            ))
+        }
         _ => Ok(()),
     }
 }

@@ -6,7 +6,7 @@
 
 /// The kind of a scalar; the text itself stands beside it in [`Scalar`](super::Scalar).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Resolved {
+pub enum ResolvedScalar {
     /// A boolean.
     Bool(bool),
     /// A number that is not whole, not finite, or in JSON written with point or exponent.
@@ -17,28 +17,28 @@ pub enum Resolved {
     /// No value.
     Null,
     /// A string.
-    Text,
+    String,
 }
 
 /// Resolves an unquoted scalar of a YAML document.
-pub(super) fn yaml(text: &str) -> Resolved {
+pub(super) fn resolve_yaml(text: &str) -> ResolvedScalar {
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => return Resolved::Null,
+        "" | "~" | "null" | "Null" | "NULL" => return ResolvedScalar::Null,
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
-            return Resolved::Bool(true);
+            return ResolvedScalar::Bool(true);
         }
         "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
-            return Resolved::Bool(false);
+            return ResolvedScalar::Bool(false);
         }
-        ".nan" | ".NaN" | ".NAN" => return Resolved::Float(f64::NAN),
+        ".nan" | ".NaN" | ".NAN" => return ResolvedScalar::Float(f64::NAN),
         ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => {
-            return Resolved::Float(f64::INFINITY);
+            return ResolvedScalar::Float(f64::INFINITY);
         }
-        "-.inf" | "-.Inf" | "-.INF" => return Resolved::Float(f64::NEG_INFINITY),
+        "-.inf" | "-.Inf" | "-.INF" => return ResolvedScalar::Float(f64::NEG_INFINITY),
         _ => {}
     }
     if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
-        return Resolved::Text;
+        return ResolvedScalar::String;
     }
     // A number that begins with a point may not be broken up by underscores: go-yaml tries it as it
     // stands.
@@ -47,31 +47,33 @@ pub(super) fn yaml(text: &str) -> Resolved {
     } else {
         text.replace('_', "")
     };
-    if let Some(value) = whole(&plain) {
-        return Resolved::Integer(value);
+    if let Some(value) = parse_integer(&plain) {
+        return ResolvedScalar::Integer(value);
     }
-    match decimal(&plain) {
-        Some(value) => through_json(value),
-        None => Resolved::Text,
+    match parse_float(&plain) {
+        Some(value) => round_trip_json(value),
+        None => ResolvedScalar::String,
     }
 }
 
 /// Resolves an unquoted scalar of a JSON document.
-pub(super) fn json(text: &str) -> Resolved {
+pub(super) fn resolve_json(text: &str) -> ResolvedScalar {
     match text {
-        "null" => Resolved::Null,
-        "true" => Resolved::Bool(true),
-        "false" => Resolved::Bool(false),
+        "null" => ResolvedScalar::Null,
+        "true" => ResolvedScalar::Bool(true),
+        "false" => ResolvedScalar::Bool(false),
         _ => match text.parse() {
-            Ok(value) => Resolved::Integer(value),
-            Err(_) => text.parse().map_or(Resolved::Text, Resolved::Float),
+            Ok(value) => ResolvedScalar::Integer(value),
+            Err(_) => text
+                .parse()
+                .map_or(ResolvedScalar::String, ResolvedScalar::Float),
         },
     }
 }
 
 /// Go's `strconv.ParseInt` and `ParseUint` with base 0: the prefix tells the base, and 64 bits must
 /// hold it.
-fn whole(text: &str) -> Option<i128> {
+fn parse_integer(text: &str) -> Option<i128> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),
         None => (1, text.strip_prefix('+').unwrap_or(text)),
@@ -96,7 +98,7 @@ fn whole(text: &str) -> Option<i128> {
 }
 
 /// A decimal fraction in go-yaml's form, so that neither `inf` nor `1.2.3` is one.
-fn decimal(text: &str) -> Option<f64> {
+fn parse_float(text: &str) -> Option<f64> {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     let formed = unsigned
         .chars()
@@ -110,19 +112,19 @@ fn decimal(text: &str) -> Option<f64> {
 
 /// Go writes a float64 without point where it is whole and below 1e21, and reads that back as an
 /// integer.
-fn through_json(value: f64) -> Resolved {
+fn round_trip_json(value: f64) -> ResolvedScalar {
     let whole = value.fract() == 0.0 && value.abs() < 1e21;
     let integer = whole.then(|| format!("{value:.0}").parse().ok()).flatten();
-    integer.map_or(Resolved::Float(value), Resolved::Integer)
+    integer.map_or(ResolvedScalar::Float(value), ResolvedScalar::Integer)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Resolved::{Bool, Float, Integer, Null, Text};
-    use super::{json, yaml};
+    use super::ResolvedScalar::{Bool, Float, Integer, Null, String};
+    use super::{resolve_json, resolve_yaml};
 
     #[test]
-    fn unquoted_yaml_means_what_it_means_to_kubernetes() {
+    fn unquoted_yaml_resolves_as_in_kubernetes() {
         let cases = [
             ("", Null),
             ("~", Null),
@@ -131,8 +133,8 @@ mod tests {
             ("On", Bool(true)),
             ("NO", Bool(false)),
             ("off", Bool(false)),
-            ("yEs", Text),
-            ("nil", Text),
+            ("yEs", String),
+            ("nil", String),
             ("0", Integer(0)),
             ("-12", Integer(-12)),
             ("+12", Integer(12)),
@@ -150,29 +152,29 @@ mod tests {
             ("5.", Integer(5)),
             ("18446744073709551615", Integer(u64::MAX.into())),
             (".inf", Float(f64::INFINITY)),
-            ("1.2.3", Text),
-            ("10.0.0.1", Text),
-            ("--1", Text),
-            ("+-1", Text),
-            ("-", Text),
-            (".", Text),
-            ("1h", Text),
-            ("1E400", Text),
-            ("inf", Text),
-            ("NaN", Text),
-            ("-inf", Text),
-            ("2001-01-01", Text),
-            ("0x", Text),
-            ("0xG", Text),
-            ("<<", Text),
+            ("1.2.3", String),
+            ("10.0.0.1", String),
+            ("--1", String),
+            ("+-1", String),
+            ("-", String),
+            (".", String),
+            ("1h", String),
+            ("1E400", String),
+            ("inf", String),
+            ("NaN", String),
+            ("-inf", String),
+            ("2001-01-01", String),
+            ("0x", String),
+            ("0xG", String),
+            ("<<", String),
         ];
         for (text, expected) in cases {
-            assert_eq!(yaml(text), expected, "{text:?}");
+            assert_eq!(resolve_yaml(text), expected, "{text:?}");
         }
     }
 
     #[test]
-    fn unquoted_json_means_what_json_says() {
+    fn unquoted_json_resolves_by_the_rules_of_json() {
         let cases = [
             ("null", Null),
             ("true", Bool(true)),
@@ -182,7 +184,7 @@ mod tests {
             ("1e3", Float(1000.0)),
         ];
         for (text, expected) in cases {
-            assert_eq!(json(text), expected, "{text:?}");
+            assert_eq!(resolve_json(text), expected, "{text:?}");
         }
     }
 }

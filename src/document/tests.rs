@@ -1,21 +1,21 @@
 //! Documents as operators and kubectl write them, and as nobody should.
 
 use super::Content;
-use super::Fault;
-use super::Faults;
-use super::Fields;
+use super::Diagnostic;
+use super::Diagnostics;
+use super::MappingDecoder;
 use super::Node;
-use super::Place;
+use super::QuotingStyle;
+use super::SourceLocation;
 use super::Strictness;
-use super::Style;
-use super::Value;
+use super::ValueDecoder;
 use super::parse::MAX_DEPTH;
 use super::parse::MAX_EXPANSION;
 use super::parse_all;
-use super::parse_first_within;
+use super::parse_first_bounded;
 
-fn parsed(text: &str) -> Node {
-    let mut faults = Faults::default();
+fn parse(text: &str) -> Node {
+    let mut faults = Diagnostics::default();
     let mut nodes = parse_all("f", text, &mut faults);
     assert_eq!(faults.to_string(), "", "{text}");
     assert_eq!(nodes.len(), 1, "{text}");
@@ -23,45 +23,48 @@ fn parsed(text: &str) -> Node {
 }
 
 /// What reading a text that cannot be parsed reports.
-fn refused(text: &str) -> String {
-    let mut faults = Faults::default();
+fn parse_error(text: &str) -> String {
+    let mut faults = Diagnostics::default();
     assert_eq!(parse_all("f", text, &mut faults), [], "{text}");
     faults.to_string()
 }
 
 /// What comes of reading a text as a mapping, and what is reported.
-fn decoded<T>(
+fn decode<T>(
     text: &str,
     strictness: Strictness,
-    read: impl FnOnce(&mut Fields<'_>) -> T,
+    read: impl FnOnce(&mut MappingDecoder<'_>) -> T,
 ) -> (Option<T>, String) {
-    let mut faults = Faults::default();
-    let value = parsed(text).decode(&mut faults, "", strictness, read);
+    let mut faults = Diagnostics::default();
+    let value = parse(text).decode(&mut faults, "", strictness, read);
     (value, faults.to_string())
 }
 
-fn place(node: &Node) -> (u32, u32) {
-    (node.place.line, node.place.column)
+fn line_and_column(node: &Node) -> (u32, u32) {
+    (node.location.line, node.location.column)
 }
 
 #[test]
-fn every_value_knows_its_place() {
+fn every_value_has_its_location() {
     let yaml = "# first\na: 1\nb:\n  - x\n  - c: 'y'\n    d: |\n      text\n";
     let json = "\n{\"a\": 1,\n\"b\":\n   [\"x\",\n    {\"c\":\"y\",\n     \"d\": \"text\\n\"}]}";
     for text in [yaml, json] {
-        let node = parsed(text);
+        let node = parse(text);
         let b = node.field("b").unwrap();
         let Content::Sequence(items) = &b.content else {
             panic!("{b:?}")
         };
         assert_eq!(items[1].field("d").unwrap().as_str(), Some("text\n"));
     }
-    let (yaml, json) = (parsed(yaml), parsed(json));
+    let (yaml, json) = (parse(yaml), parse(json));
     let at = |node: &Node, path: &str| {
         let place = node.locate(path);
         (place.line, place.column)
     };
-    assert_eq!((place(&yaml), place(&json)), ((2, 1), (2, 1)));
+    assert_eq!(
+        (line_and_column(&yaml), line_and_column(&json)),
+        ((2, 1), (2, 1))
+    );
     assert_eq!((at(&yaml, "a"), at(&json, "a")), ((2, 4), (2, 7)));
     assert_eq!((at(&yaml, "b[0]"), at(&json, "b[0]")), ((4, 5), (4, 5)));
     assert_eq!(
@@ -77,16 +80,16 @@ fn every_value_knows_its_place() {
 }
 
 #[test]
-fn faults_are_shown_one_a_line_with_what_they_have() {
-    let mut faults = Faults::default();
-    let place = Place {
+fn diagnostics_are_displayed_one_per_line() {
+    let mut faults = Diagnostics::default();
+    let place = SourceLocation {
         file: "f".into(),
         line: 2,
         column: 3,
     };
-    faults.error(&place, "a.b", "wrong");
-    faults.warning(&place, "a", "odd");
-    faults.error(&Place::whole("g"), "", "not there");
+    faults.report_error(&place, "a.b", "wrong");
+    faults.report_warning(&place, "a", "odd");
+    faults.report_error(&SourceLocation::whole_file("g"), "", "not there");
     assert_eq!(
         faults.to_string(),
         "f:2:3: a.b: wrong\nf:2:3: warning: a: odd\ng: not there"
@@ -96,46 +99,46 @@ fn faults_are_shown_one_a_line_with_what_they_have() {
 }
 
 #[test]
-fn a_stream_gives_its_documents_up_to_the_first_mistake() {
-    let mut faults = Faults::default();
+fn a_stream_yields_its_documents_up_to_the_first_syntax_error() {
+    let mut faults = Diagnostics::default();
     let nodes = parse_all(
         "f",
         "# none\n---\n---\na: 1\n--- ~\n--- x\n---\nb: [\n",
         &mut faults,
     );
     assert_eq!(
-        nodes.iter().map(place).collect::<Vec<_>>(),
+        nodes.iter().map(line_and_column).collect::<Vec<_>>(),
         [(4, 1), (6, 5)]
     );
-    let fault: Vec<&Fault> = faults.errors().collect();
-    assert_eq!((fault.len(), fault[0].place.line), (1, 9));
+    let fault: Vec<&Diagnostic> = faults.errors().collect();
+    assert_eq!((fault.len(), fault[0].location.line), (1, 9));
 }
 
 #[test]
-fn mistakes_are_told_with_their_line() {
-    assert!(refused("a: 1\nb:\n\t- x\n").starts_with("f:3:2: tabs disallowed"));
-    assert!(refused("a: 'x\n").starts_with("f:1:4: "));
+fn syntax_errors_are_reported_with_their_line() {
+    assert!(parse_error("a: 1\nb:\n\t- x\n").starts_with("f:3:2: tabs disallowed"));
+    assert!(parse_error("a: 'x\n").starts_with("f:1:4: "));
     assert_eq!(
-        refused("? [a]\n: 1"),
+        parse_error("? [a]\n: 1"),
         "f:1:3: a key must be a string, not a list"
     );
     assert_eq!(
-        refused("a: 1\n~: 2"),
+        parse_error("a: 1\n~: 2"),
         "f:2:1: a key must not be empty; quote it"
     );
-    assert!(refused("a: *x").starts_with("f:1:4: "));
+    assert!(parse_error("a: *x").starts_with("f:1:4: "));
     assert_eq!(
-        refused("a: !!int x"),
+        parse_error("a: !!int x"),
         "f:1:4: the value cannot have the tag int"
     );
     assert_eq!(
-        refused("a: !!map [x]"),
+        parse_error("a: !!map [x]"),
         "f:1:4: only the tag seq can stand here"
     );
 }
 
 #[test]
-fn what_may_be_a_secret_is_never_quoted() {
+fn text_that_may_be_a_secret_is_never_quoted() {
     for text in [
         "token: !!binary hunter2",
         "token: !!int hunter2",
@@ -151,12 +154,12 @@ fn what_may_be_a_secret_is_never_quoted() {
         "token: {hunter2",
         "? [hunter2]\n: 1",
     ] {
-        let fault = refused(text);
+        let fault = parse_error(text);
         assert!(!fault.contains("hunter2"), "{text}: {fault}");
     }
     // The space that is missing behind the colon makes text of a mapping.
     let text = "user: token:hunter2\nargs: hunter2\nenv: 12345\n";
-    let (_, faults) = decoded(text, Strictness::Strict, |f| {
+    let (_, faults) = decode(text, Strictness::Strict, |f| {
         f.object("user", |_| ());
         f.strings("args");
         f.map("env", |value| value.string());
@@ -172,18 +175,18 @@ fn what_may_be_a_secret_is_never_quoted() {
 #[test]
 fn json_is_read_as_json() {
     let text = "{\"a\"\t:\t\"\\ud83d\\ude00 \\ud83d \\/\\u003c\\t\",\n\t\"b\" :\n1e3 ,\"<<\":{\"c\":null}}\n";
-    let node = parsed(text);
+    let node = parse(text);
     assert_eq!(node.field("a").unwrap().as_str(), Some("😀 \u{fffd} /<\t"));
-    assert_eq!(place(node.field("b").unwrap()), (3, 1));
+    assert_eq!(line_and_column(node.field("b").unwrap()), (3, 1));
     assert_eq!(node.field("b").unwrap().describe(), "the number 1e3");
     assert!(node.field("<<").unwrap().field("c").unwrap().is_null());
-    let (value, faults) = decoded(text, Strictness::Lenient, |f| f.integer("b", 0..=9999_i32));
+    let (value, faults) = decode(text, Strictness::Lenient, |f| f.integer("b", 0..=9999_i32));
     assert_eq!(value, Some(None));
     assert_eq!(
         faults,
         "f:3:1: b: expected a whole number from 0 to 9999, got the number 1e3"
     );
-    let (value, _) = decoded("b: 1e3", Strictness::Lenient, |f| {
+    let (value, _) = decode("b: 1e3", Strictness::Lenient, |f| {
         f.integer("b", 0..=9999_i32)
     });
     assert_eq!(
@@ -192,21 +195,21 @@ fn json_is_read_as_json() {
         "in YAML it is whole, as for Kubernetes"
     );
     assert_eq!(
-        place(parsed("\u{feff}{\"a\": 1}").field("a").unwrap()),
+        line_and_column(parse("\u{feff}{\"a\": 1}").field("a").unwrap()),
         (1, 7)
     );
 }
 
 #[test]
-fn quotes_make_text() {
-    let node = parsed("a: '1'\nb: \"no\"\nc: no\nd: !!str 1\ne: !!int '7'\nf: ! 8\ng: >\n  1\n");
+fn a_quoted_scalar_is_a_string() {
+    let node = parse("a: '1'\nb: \"no\"\nc: no\nd: !!str 1\ne: !!int '7'\nf: ! 8\ng: >\n  1\n");
     let scalar = |name| match &node.field(name).unwrap().content {
         Content::Scalar(scalar) => scalar,
         Content::Mapping(_) | Content::Sequence(_) => panic!("{name}"),
     };
     assert_eq!(
         (scalar("a").style, scalar("g").style),
-        (Style::Quoted, Style::Literal)
+        (QuotingStyle::Quoted, QuotingStyle::Literal)
     );
     for name in ["a", "b", "d", "f", "g"] {
         assert!(node.field(name).unwrap().as_str().is_some(), "{name}");
@@ -217,25 +220,25 @@ fn quotes_make_text() {
 }
 
 #[test]
-fn an_alias_is_a_copy_with_the_place_of_its_anchor() {
-    let node = parsed("a: &x {k: 1}\nb: [*x, *x]\n");
+fn an_alias_is_a_copy_with_the_location_of_its_anchor() {
+    let node = parse("a: &x {k: 1}\nb: [*x, *x]\n");
     let Content::Sequence(items) = &node.field("b").unwrap().content else {
         panic!()
     };
     assert_eq!(
-        items.iter().map(place).collect::<Vec<_>>(),
+        items.iter().map(line_and_column).collect::<Vec<_>>(),
         [(1, 4), (1, 4)]
     );
-    assert_eq!(place(items[1].field("k").unwrap()), (1, 11));
+    assert_eq!(line_and_column(items[1].field("k").unwrap()), (1, 11));
     assert_eq!(
-        refused("a: &x [1, *x]"),
+        parse_error("a: &x [1, *x]"),
         "f:1:11: an alias to the value that it is part of"
     );
 }
 
 #[test]
-fn merged_keys_yield_to_those_given_and_to_those_merged_before() {
-    let node = parsed(
+fn explicit_and_earlier_merged_keys_take_precedence_over_merged_keys() {
+    let node = parse(
         "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2}\n\
          z:\n  <<: [*x, *y]\n  a: 0\nw: {\"<<\": 3}\nv: {a: 5, <<: *x}\n",
     );
@@ -249,66 +252,72 @@ fn merged_keys_yield_to_those_given_and_to_those_merged_before() {
         "quoted, it is a key like any other"
     );
     assert_eq!(get("v", "a").unwrap(), "the number 5");
-    let wrong = refused("x: {<<: 3}");
+    let wrong = parse_error("x: {<<: 3}");
     assert_eq!(
         wrong,
         "f:1:9: << takes a mapping or a list of them, not a number"
     );
 }
 
-const TOO_MUCH: &str = "the anchors, aliases and << up to here copy too much";
+const COPY_LIMIT_MESSAGE: &str = "the anchors, aliases and << up to here copy too much";
 
 #[test]
-fn what_aliases_expand_to_is_bounded() {
+fn alias_expansion_is_bounded() {
     let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for n in 1..12 {
         let list = vec![format!("*a{}", n - 1); 10].join(", ");
         text += &format!("a{n}: &a{n} [{list}]\n");
     }
-    assert!(refused(&text).ends_with(TOO_MUCH));
+    assert!(parse_error(&text).ends_with(COPY_LIMIT_MESSAGE));
     // The anchored value itself is one of the copies.
     let long = "x".repeat(MAX_EXPANSION / 4 - 1);
     let text = |n: usize| format!("a: &a {long}\nb: [{}]\n", "*a, ".repeat(n));
-    assert!(parsed(&text(3)).field("b").is_some());
-    assert!(refused(&text(4)).ends_with(TOO_MUCH));
+    assert!(parse(&text(3)).field("b").is_some());
+    assert!(parse_error(&text(4)).ends_with(COPY_LIMIT_MESSAGE));
 }
 
 #[test]
-fn anchors_within_anchors_and_merges_within_merges_are_bounded_without_an_alias() {
+fn nested_anchors_and_merges_are_bounded_without_an_alias() {
     let nested = |begin: &str, levels: usize, inner: &str, end: &str| {
         begin.repeat(levels) + inner + &end.repeat(levels)
     };
     let list = |text: usize| format!("[{}]", vec!["~"; text].join(", "));
-    parsed(&nested("[&a ", 90, &list(5_000), "]"));
-    let fault = refused(&nested("[&a ", 90, &list(6_000), "]"));
+    parse(&nested("[&a ", 90, &list(5_000), "]"));
+    let fault = parse_error(&nested("[&a ", 90, &list(6_000), "]"));
     // 87 times what is inside was no more than a MiB.
-    assert_eq!(fault, format!("f:1:10: {TOO_MUCH}"));
+    assert_eq!(fault, format!("f:1:10: {COPY_LIMIT_MESSAGE}"));
     let keys = |count: usize| {
         let keys: Vec<_> = (0..count).map(|n| format!("k{n:04}: ")).collect();
         format!("{{{}}}", keys.join(", "))
     };
-    let merged = parsed(&nested("{<<: ", 90, &keys(1_000), "}"));
+    let merged = parse(&nested("{<<: ", 90, &keys(1_000), "}"));
     assert!(merged.field("k0999").is_some());
-    assert!(refused(&nested("{<<: ", 90, &keys(2_000), "}")).ends_with(TOO_MUCH));
+    assert!(parse_error(&nested("{<<: ", 90, &keys(2_000), "}")).ends_with(COPY_LIMIT_MESSAGE));
 }
 
 #[test]
-fn a_stranger_s_text_is_read_with_a_bound_of_its_own() {
+fn untrusted_text_is_parsed_with_a_bound_of_its_own() {
     let read = |text: &str, most: usize| {
-        let mut faults = Faults::default();
-        let first = parse_first_within("f", text, most, &mut faults);
+        let mut faults = Diagnostics::default();
+        let first = parse_first_bounded("f", text, most, &mut faults);
         (first.is_some(), faults.to_string())
     };
     let text = "a: &a {k: v}\nb: *a\n"; // the mapping, its key and its value: 1 + 2 + 2, twice
     assert_eq!(read(text, 10), (true, String::new()));
-    assert_eq!(read(text, 9), (false, format!("f:2:4: {TOO_MUCH}")));
-    assert_eq!(read(text, 4), (false, format!("f:1:4: {TOO_MUCH}")));
+    assert_eq!(
+        read(text, 9),
+        (false, format!("f:2:4: {COPY_LIMIT_MESSAGE}"))
+    );
+    assert_eq!(
+        read(text, 4),
+        (false, format!("f:1:4: {COPY_LIMIT_MESSAGE}"))
+    );
 }
 
 #[test]
 fn values_nest_no_deeper_than_the_bound() {
     let lists = |n: usize| "[".repeat(n) + &"]".repeat(n);
-    parsed(&lists(MAX_DEPTH));
+    parse(&lists(MAX_DEPTH));
     let deeper = format!("values nest deeper than {MAX_DEPTH}");
     for text in [
         lists(MAX_DEPTH + 1),
@@ -316,7 +325,7 @@ fn values_nest_no_deeper_than_the_bound() {
         "{\"a\":".repeat(5000),
         "- ".repeat(5000),
     ] {
-        let fault = refused(&text);
+        let fault = parse_error(&text);
         assert!(
             fault.ends_with(&deeper) || fault.ends_with("recursion limit exceeded"),
             "{fault}"
@@ -329,13 +338,13 @@ fn values_nest_no_deeper_than_the_bound() {
         "[".repeat(60),
         "]".repeat(60)
     );
-    assert!(refused(&text).ends_with(&deeper));
+    assert!(parse_error(&text).ends_with(&deeper));
 }
 
 #[test]
-fn what_does_not_fit_is_told_with_what_would() {
+fn a_type_mismatch_is_reported_with_the_expected_type() {
     let text = "s: 5\nq: yes\nb: 'true'\ni: 70000\nj: '1'\nd: x\no: [1]\nl: {}\nt: [a, 1, [b]]\nm: {k: 1}\np: five\n";
-    let (_, faults) = decoded(text, Strictness::Strict, |f| {
+    let (_, faults) = decode(text, Strictness::Strict, |f| {
         f.require(&["s", "gone"]);
         f.string("s");
         f.string("q");
@@ -347,7 +356,7 @@ fn what_does_not_fit_is_told_with_what_would() {
         f.list("l", |item| item.string());
         f.strings("t");
         f.map("m", |value| value.string());
-        f.parsed("p", |_| Err::<(), _>("expected a number of goats"));
+        f.parse("p", |_| Err::<(), _>("expected a number of goats"));
     });
     let expected = [
         "f:1:1: gone: required, but not given",
@@ -368,10 +377,10 @@ fn what_does_not_fit_is_told_with_what_would() {
 }
 
 #[test]
-fn what_fits_is_given() {
+fn values_of_the_expected_type_are_decoded() {
     let text =
         "s: x\nb: off\ni: 010\nf: 2.5\nw: 3\nm: {a: x, b: w, a: z}\nl: [{k: 1}, {k: 2}]\nz: ~\n";
-    let (value, faults) = decoded(text, Strictness::Lenient, |f| {
+    let (value, faults) = decode(text, Strictness::Lenient, |f| {
         assert_eq!(f.string("s").as_deref(), Some("x"));
         assert_eq!(f.boolean("b"), Some(false));
         assert_eq!(f.integer("i", i64::MIN..=i64::MAX), Some(8));
@@ -396,8 +405,8 @@ fn what_fits_is_given() {
 #[test]
 fn unknown_and_repeated_fields_follow_the_strictness() {
     let text = "a: 1\nspec:\n  x: 1\n  v: 2\n  x: 3\n  z: 4\n";
-    let read = |f: &mut Fields<'_>| {
-        f.known(&["a"]);
+    let read = |f: &mut MappingDecoder<'_>| {
+        f.mark_known(&["a"]);
         f.object("spec", |f| {
             (f.integer("x", 0..=9_u8), f.integer("w", 0..=9_u8))
         })
@@ -411,21 +420,21 @@ fn unknown_and_repeated_fields_follow_the_strictness() {
         (Strictness::Warn, found.replace("{}", "warning: ")),
     ] {
         let value = Some(Some((Some(3), None)));
-        assert_eq!(decoded(text, strictness, read), (value, faults));
+        assert_eq!(decode(text, strictness, read), (value, faults));
     }
 }
 
 #[test]
 fn a_null_in_a_list_is_an_empty_item_unless_strict() {
-    let read = |f: &mut Fields<'_>| {
+    let read = |f: &mut MappingDecoder<'_>| {
         let objects = f.objects("o", |f| f.string("k")).map(|list| list.len());
         (f.strings("s"), objects)
     };
     let text = "s: [a, ~]\no: [{k: x}, ~]\n";
     let items = vec!["a".to_owned(), String::new()];
-    let lenient = decoded(text, Strictness::Warn, read);
+    let lenient = decode(text, Strictness::Warn, read);
     assert_eq!(lenient, (Some((Some(items), Some(2))), String::new()));
-    let (_, faults) = decoded(text, Strictness::Strict, read);
+    let (_, faults) = decode(text, Strictness::Strict, read);
     assert_eq!(
         faults,
         "f:2:13: o[1]: expected a mapping, got nothing\n\
@@ -434,13 +443,13 @@ fn a_null_in_a_list_is_an_empty_item_unless_strict() {
 }
 
 #[test]
-fn own_faults_stand_where_the_field_does() {
-    let (_, faults) = decoded("a:\n  b: 1\n", Strictness::Strict, |f| {
+fn errors_that_the_caller_reports_have_the_location_of_the_field() {
+    let (_, faults) = decode("a:\n  b: 1\n", Strictness::Strict, |f| {
         f.object("a", |f| {
-            f.known(&["b"]);
-            f.error("b", "is odd");
-            f.warning("c", "is missed");
-            f.error("", "is wrong as a whole");
+            f.mark_known(&["b"]);
+            f.report_error("b", "is odd");
+            f.report_warning("c", "is missed");
+            f.report_error("", "is wrong as a whole");
         });
     });
     assert_eq!(
@@ -450,13 +459,13 @@ fn own_faults_stand_where_the_field_does() {
 }
 
 /// Reads whatever is there by every means.
-fn read_everything(value: Value<'_>) -> Option<()> {
+fn read_everything(value: ValueDecoder<'_>) -> Option<()> {
     let node = value.node();
     assert!(!node.describe().is_empty());
-    let mut faults = Faults::default();
+    let mut faults = Diagnostics::default();
     for strictness in [Strictness::Lenient, Strictness::Strict, Strictness::Warn] {
         let mut read =
-            |read: fn(Value<'_>) -> bool| read(node.cursor(&mut faults, "x", strictness));
+            |read: fn(ValueDecoder<'_>) -> bool| read(node.decoder(&mut faults, "x", strictness));
         read(|value| value.string().is_some());
         read(|value| value.boolean().is_some());
         read(|value| value.number().is_some());
@@ -464,16 +473,16 @@ fn read_everything(value: Value<'_>) -> Option<()> {
         read(|value| value.integer(i64::MIN..=i64::MAX).is_some());
         read(|value| value.object(|fields| fields.string("a")).is_some());
     }
-    node.cursor(&mut faults, "x", Strictness::Warn)
+    node.decoder(&mut faults, "x", Strictness::Warn)
         .list(read_everything);
-    node.cursor(&mut faults, "x", Strictness::Warn)
+    node.decoder(&mut faults, "x", Strictness::Warn)
         .map(read_everything);
-    assert!(faults.iter().all(|fault| fault.place.line > 0));
+    assert!(faults.iter().all(|fault| fault.location.line > 0));
     Some(())
 }
 
 #[test]
-fn no_mangled_document_panics() {
+fn a_mangled_document_causes_no_panic() {
     let samples = [
         "a: &x {k: [1, 2.5, yes, ~]}\nb:\n- *x\n- <<: *x\n  c: |\n    text\n--- 'q'\n",
         "{\"a\":{\"b\":[1,-2.5e3,true,null,\"x\\u0041\\n\"]},\"c\":\"\\ud83d\\ude00\"}",
@@ -500,11 +509,11 @@ fn no_mangled_document_panics() {
             }
         }
         let text: String = text.into_iter().collect();
-        let mut faults = Faults::default();
+        let mut faults = Diagnostics::default();
         for node in parse_all("f", &text, &mut faults) {
-            node.cursor(&mut Faults::default(), "", Strictness::Warn)
+            node.decoder(&mut Diagnostics::default(), "", Strictness::Warn)
                 .list(read_everything);
-            node.cursor(&mut Faults::default(), "", Strictness::Warn)
+            node.decoder(&mut Diagnostics::default(), "", Strictness::Warn)
                 .map(read_everything);
             let _ = node.locate("a.k[1].b");
         }

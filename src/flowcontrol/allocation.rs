@@ -25,7 +25,7 @@ const EPSILON: f64 = 1e-7;
 
 /// One of those among whom the sum is divided.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Class {
+pub struct AllocationClass {
     /// The least it gets; not negative.
     pub lower_bound: f64,
     /// The most it gets; not less than the lower bound.
@@ -76,10 +76,10 @@ pub enum AllocationError {
 }
 
 /// A value of p at which a class begins (at its lower bound) or ceases (at its upper) to follow it.
-struct Bend {
+struct Breakpoint {
     proportion: f64,
     target: f64,
-    begins: bool,
+    is_lower_bound: bool,
 }
 
 /// Divides `required_sum` among the `classes`.
@@ -88,12 +88,15 @@ struct Bend {
 ///
 /// If the classes contradict themselves, or no division satisfies all bounds.
 #[expect(clippy::as_conversions, reason = "a number of seats is far below 2^53")]
-pub fn allocate(required_sum: i64, classes: &[Class]) -> Result<Allocation, AllocationError> {
+pub fn allocate(
+    required_sum: i64,
+    classes: &[AllocationClass],
+) -> Result<Allocation, AllocationError> {
     if required_sum < 0 {
         return Err(AllocationError::NegativeSum);
     }
     for (index, class) in classes.iter().enumerate() {
-        check(index, class)?;
+        validate(index, class)?;
     }
     let required = required_sum as f64;
     let lower_bounds = sum(classes, |class| class.lower_bound);
@@ -111,38 +114,46 @@ pub fn allocate(required_sum: i64, classes: &[Class]) -> Result<Allocation, Allo
         });
     }
     if required_sum == 0 {
-        return Ok(give(classes, 0.0, |_| 0.0));
+        return Ok(build_allocation(classes, 0.0, |_| 0.0));
     }
     let lowest = classes
         .iter()
-        .map(Class::relative_lower)
+        .map(AllocationClass::relative_lower)
         .fold(f64::INFINITY, f64::min);
     let highest = classes
         .iter()
-        .map(Class::relative_upper)
+        .map(AllocationClass::relative_upper)
         .fold(0.0, f64::max);
     if required - lower_bounds <= EPSILON {
-        return Ok(give(classes, lowest, |class| class.lower_bound));
+        return Ok(build_allocation(classes, lowest, |class| class.lower_bound));
     }
     if upper_bounds - required <= EPSILON {
-        return Ok(give(classes, highest, |class| class.upper_bound));
+        return Ok(build_allocation(classes, highest, |class| {
+            class.upper_bound
+        }));
     }
-    let p = required / sum(classes, Class::floored_target);
+    let p = required / sum(classes, AllocationClass::floored_target);
     let unbound = classes
         .iter()
         .all(|c| c.relative_lower() <= p && p <= c.relative_upper());
     if unbound {
-        return Ok(give(classes, p, |class| class.floored_target() * p));
+        return Ok(build_allocation(classes, p, |class| {
+            class.floored_target() * p
+        }));
     }
     let p = find_proportion(required, lower_bounds, lowest, classes);
-    Ok(give(classes, p, |class| {
+    Ok(build_allocation(classes, p, |class| {
         (p * class.floored_target())
             .min(class.upper_bound)
             .max(class.lower_bound)
     }))
 }
 
-fn give(classes: &[Class], fair_proportion: f64, share: impl Fn(&Class) -> f64) -> Allocation {
+fn build_allocation(
+    classes: &[AllocationClass],
+    fair_proportion: f64,
+    share: impl Fn(&AllocationClass) -> f64,
+) -> Allocation {
     Allocation {
         allocations: classes.iter().map(share).collect(),
         fair_proportion,
@@ -150,21 +161,26 @@ fn give(classes: &[Class], fair_proportion: f64, share: impl Fn(&Class) -> f64) 
 }
 
 /// Follows the sum of the allocations as p grows, bend by bend, to where it is `required`.
-fn find_proportion(required: f64, lower_bounds: f64, lowest: f64, classes: &[Class]) -> f64 {
-    let mut bends: Vec<Bend> = classes
+fn find_proportion(
+    required: f64,
+    lower_bounds: f64,
+    lowest: f64,
+    classes: &[AllocationClass],
+) -> f64 {
+    let mut bends: Vec<Breakpoint> = classes
         .iter()
         .flat_map(|class| {
             let target = class.floored_target();
             [
-                Bend {
+                Breakpoint {
                     proportion: class.relative_lower(),
                     target,
-                    begins: true,
+                    is_lower_bound: true,
                 },
-                Bend {
+                Breakpoint {
                     proportion: class.relative_upper(),
                     target,
-                    begins: false,
+                    is_lower_bound: false,
                 },
             ]
         })
@@ -188,7 +204,7 @@ fn find_proportion(required: f64, lower_bounds: f64, lowest: f64, classes: &[Cla
             }
             p = bend.proportion;
         }
-        if bend.begins {
+        if bend.is_lower_bound {
             slope += bend.target;
             following += 1;
         } else {
@@ -199,8 +215,8 @@ fn find_proportion(required: f64, lower_bounds: f64, lowest: f64, classes: &[Cla
     p
 }
 
-fn check(index: usize, class: &Class) -> Result<(), AllocationError> {
-    let &Class {
+fn validate(index: usize, class: &AllocationClass) -> Result<(), AllocationError> {
+    let &AllocationClass {
         lower_bound,
         upper_bound,
         target,
@@ -229,11 +245,11 @@ fn check(index: usize, class: &Class) -> Result<(), AllocationError> {
 }
 
 /// From the first class to the last, so that the rounding is upstream's.
-fn sum(classes: &[Class], of: impl Fn(&Class) -> f64) -> f64 {
+fn sum(classes: &[AllocationClass], of: impl Fn(&AllocationClass) -> f64) -> f64 {
     classes.iter().map(of).fold(0.0, |sum, term| sum + term)
 }
 
-impl Class {
+impl AllocationClass {
     const fn floored_target(&self) -> f64 {
         self.target.max(MIN_TARGET)
     }
@@ -256,7 +272,7 @@ impl fmt::Display for AllocationError {
             Self::NegativeLowerBound { class, lower_bound } => write!(
                 f,
                 "lower bound {class} is {} but negative lower bounds are not allowed",
-                shown(*lower_bound)
+                format_go_float(*lower_bound)
             ),
             Self::TargetBelowLowerBound {
                 class,
@@ -265,8 +281,8 @@ impl fmt::Display for AllocationError {
             } => write!(
                 f,
                 "target {class} is {}, which is below its lower bound of {}",
-                shown(*target),
-                shown(*lower_bound)
+                format_go_float(*target),
+                format_go_float(*lower_bound)
             ),
             Self::UpperBelowLowerBound {
                 class,
@@ -275,8 +291,8 @@ impl fmt::Display for AllocationError {
             } => write!(
                 f,
                 "upper bound {class} is {} but should not be less than the lower bound {}",
-                shown(*upper_bound),
-                shown(*lower_bound)
+                format_go_float(*upper_bound),
+                format_go_float(*lower_bound)
             ),
             Self::SumTooLow {
                 lower_bounds,
@@ -284,7 +300,7 @@ impl fmt::Display for AllocationError {
             } => write!(
                 f,
                 "lower bounds sum to {}, which is higher than the required sum of {required_sum}",
-                shown(*lower_bounds)
+                format_go_float(*lower_bounds)
             ),
             Self::SumTooHigh {
                 upper_bounds,
@@ -292,14 +308,14 @@ impl fmt::Display for AllocationError {
             } => write!(
                 f,
                 "upper bounds sum to {}, which is lower than the required sum of {required_sum}",
-                shown(*upper_bounds)
+                format_go_float(*upper_bounds)
             ),
         }
     }
 }
 
 /// As Go's `%v` shows a number: with an exponent of two digits or more below 1e-4 and from 1e6 on, as its shortest `%g` has it.
-fn shown(value: f64) -> String {
+fn format_go_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let parts = scientific.split_once('e');
     let exponent = parts.and_then(|(mantissa, e)| Some((mantissa, e.parse::<i32>().ok()?)));
@@ -318,9 +334,9 @@ impl std::error::Error for AllocationError {}
 mod tests {
     use super::*;
 
-    fn class(lower_bound: u32, target: u32, upper_bound: u32) -> Class {
+    fn class(lower_bound: u32, target: u32, upper_bound: u32) -> AllocationClass {
         let [lower_bound, target, upper_bound] = [lower_bound, target, upper_bound].map(f64::from);
-        Class {
+        AllocationClass {
             lower_bound,
             upper_bound,
             target,
@@ -328,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn without_bounds_everyone_gets_the_same_part_of_the_target() {
+    fn without_bounds_all_classes_get_the_same_fraction_of_their_targets() {
         let made = allocate(30, &[class(0, 10, 99), class(0, 50, 99)]).unwrap();
         assert_eq!(
             made,
@@ -340,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_bounds_keep_from_one_the_others_share() {
+    fn seats_above_an_upper_bound_go_to_the_other_classes() {
         let made = allocate(100, &[class(0, 10, 5), class(60, 60, 99), class(0, 20, 99)]).unwrap();
         let allocations = vec![5.0, 71.25, 23.75];
         assert_eq!(
@@ -353,13 +369,13 @@ mod tests {
     }
 
     #[test]
-    fn classes_that_want_nothing_share_alike() {
+    fn classes_with_zero_targets_get_equal_allocations() {
         let made = allocate(9, &[class(0, 0, 99), class(0, 0, 99), class(0, 0, 1)]).unwrap();
         assert_eq!(made.allocations, [4.0, 4.0, 1.0]);
     }
 
     #[test]
-    fn a_sum_outside_the_bounds_is_refused() {
+    fn a_sum_outside_the_bounds_is_rejected() {
         let classes = [class(3, 3, 4), class(2, 5, 6)];
         assert_eq!(
             allocate(4, &classes),
@@ -379,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_shown_as_go_shows_them() {
+    fn numbers_are_formatted_as_go_formats_them() {
         for (number, text) in [
             (0.0, "0"),
             (10.0000005, "10.0000005"),
@@ -391,7 +407,7 @@ mod tests {
             (0.0001, "0.0001"),
             (-0.00001, "-1e-05"),
         ] {
-            assert_eq!(shown(number), text);
+            assert_eq!(format_go_float(number), text);
         }
         let error = AllocationError::NegativeLowerBound {
             class: 0,
@@ -405,7 +421,7 @@ mod tests {
 
     /// The properties in the header, for a grid of problems.
     #[test]
-    fn the_whole_sum_is_given_at_one_proportion_within_bounds() {
+    fn the_whole_sum_is_allocated_at_one_proportion_within_the_bounds() {
         let sizes = [
             (0, 0, 7),
             (2, 3, 3),
@@ -415,7 +431,7 @@ mod tests {
             (0, 17, 20),
         ];
         for mask in 1_usize..64 {
-            let classes: Vec<Class> = sizes
+            let classes: Vec<AllocationClass> = sizes
                 .iter()
                 .enumerate()
                 .filter(|(bit, _)| mask & (1 << bit) != 0)

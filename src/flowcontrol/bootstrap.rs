@@ -12,7 +12,7 @@ use crate::api::flowcontrol::mandatory;
 
 /// Whether a cluster can be without the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum BootstrapClass {
     /// It always exists, with a spec that is fixed.
     Mandatory,
     /// It is made anew when it is missing, but an operator may change it.
@@ -20,22 +20,22 @@ pub enum Class {
 }
 
 static SUGGESTED: LazyLock<Vec<Object>> =
-    LazyLock::new(|| mandatory::embedded("suggested.yaml", include_str!("suggested.yaml")));
+    LazyLock::new(|| mandatory::decode_embedded("suggested.yaml", include_str!("suggested.yaml")));
 
 /// The objects of a class.
 #[must_use]
-pub fn objects(class: Class) -> &'static [Object] {
+pub fn objects(class: BootstrapClass) -> &'static [Object] {
     match class {
-        Class::Mandatory => mandatory::objects(),
-        Class::Suggested => &SUGGESTED,
+        BootstrapClass::Mandatory => mandatory::objects(),
+        BootstrapClass::Suggested => &SUGGESTED,
     }
 }
 
 /// What a cluster has whose operator has given it `objects`: those, and the built-in ones of other names.
 #[must_use]
-pub fn complete(given: Vec<Object>) -> Vec<Object> {
+pub fn add_missing(given: Vec<Object>) -> Vec<Object> {
     let mut all = given;
-    for class in [Class::Mandatory, Class::Suggested] {
+    for class in [BootstrapClass::Mandatory, BootstrapClass::Suggested] {
         for object in objects(class) {
             let same = |other: &Object| {
                 other.kind() == object.kind() && other.metadata().name == object.metadata().name
@@ -50,17 +50,17 @@ pub fn complete(given: Vec<Object>) -> Vec<Object> {
 
 #[cfg(test)]
 mod tests {
-    use super::Class;
-    use super::complete;
+    use super::BootstrapClass;
+    use super::add_missing;
     use super::objects;
     use crate::api::flowcontrol;
     use crate::api::flowcontrol::Object;
     use crate::document;
-    use crate::document::Faults;
+    use crate::document::Diagnostics;
 
     #[test]
-    fn the_built_in_texts_are_read_whole_and_are_valid() {
-        let mut faults = Faults::default();
+    fn the_built_in_manifests_are_complete_and_valid() {
+        let mut faults = Diagnostics::default();
         let mut documents = document::parse_all(
             "suggested.yaml",
             include_str!("suggested.yaml"),
@@ -74,13 +74,14 @@ mod tests {
         ));
         assert_eq!(flowcontrol::read(&documents, &mut faults).len(), 19);
         assert_eq!(faults.to_string(), "");
-        assert_eq!(objects(Class::Mandatory).len(), 4);
-        assert_eq!(objects(Class::Suggested).len(), 15);
+        assert_eq!(objects(BootstrapClass::Mandatory).len(), 4);
+        assert_eq!(objects(BootstrapClass::Suggested).len(), 15);
     }
 
     #[test]
-    fn what_is_given_stands_beside_the_built_in_objects_and_in_their_place() {
-        let Some(Object::PriorityLevelConfiguration(built_in)) = objects(Class::Suggested).first()
+    fn configured_objects_replace_built_in_objects_of_the_same_name() {
+        let Some(Object::PriorityLevelConfiguration(built_in)) =
+            objects(BootstrapClass::Suggested).first()
         else {
             panic!("levels come first");
         };
@@ -88,8 +89,8 @@ mod tests {
         own.metadata.uid = "given".to_owned();
         let mut other = own.clone();
         other.metadata.name = "other".to_owned();
-        let all = complete([own, other].map(Object::PriorityLevelConfiguration).into());
-        assert_eq!((all.len(), complete(Vec::new()).len()), (20, 19));
+        let all = add_missing([own, other].map(Object::PriorityLevelConfiguration).into());
+        assert_eq!((all.len(), add_missing(Vec::new()).len()), (20, 19));
         assert_eq!(all[0].metadata().uid, "given");
     }
 
@@ -103,9 +104,9 @@ mod tests {
                 .map(|limited| limited.nominal_concurrency_shares),
             Object::FlowSchema(_) => None,
         };
-        let all = objects(Class::Mandatory)
+        let all = objects(BootstrapClass::Mandatory)
             .iter()
-            .chain(objects(Class::Suggested));
+            .chain(objects(BootstrapClass::Suggested));
         assert_eq!(all.filter_map(shares).sum::<i32>(), 245);
     }
 }

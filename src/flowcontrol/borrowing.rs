@@ -8,26 +8,26 @@
 //! One call is one adjustment, and has no memory; demand is smoothed in
 //! [`demand`](crate::flowcontrol::demand).
 
+use crate::flowcontrol::allocation::AllocationClass;
 use crate::flowcontrol::allocation::AllocationError;
-use crate::flowcontrol::allocation::Class;
 use crate::flowcontrol::allocation::allocate;
 use crate::flowcontrol::demand::SmoothedDemand;
-use crate::flowcontrol::shares::Limits;
+use crate::flowcontrol::shares::LevelLimits;
 
 /// What a level brings to an adjustment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Claim {
+pub struct BorrowingInput {
     /// Whether the level is exempt.
     pub exempt: bool,
     /// Its limits by configuration.
-    pub limits: Limits,
+    pub limits: LevelLimits,
     /// What it wants.
     pub demand: SmoothedDemand,
 }
 
 /// What one level takes away from an adjustment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Share {
+pub struct SeatAllocation {
     /// `minCurrentCL`: what it needs of its own seats now.
     pub min_current: u32,
     /// What it would have if seats could be had without limit.
@@ -40,7 +40,7 @@ pub struct Share {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adjustment {
     /// One for each claim, in their order.
-    pub shares: Vec<Share>,
+    pub allocations: Vec<SeatAllocation>,
     /// The part of its target that an unbounded level got; 0 when seats were too scarce to share.
     pub fair_fraction: f64,
     /// Why the limited levels keep what they have: their configuration leaves no way to divide the
@@ -50,8 +50,11 @@ pub struct Adjustment {
 
 /// Divides the seats anew.
 #[must_use]
-pub fn divide(claims: &[Claim]) -> Adjustment {
-    let mut shares: Vec<Share> = claims.iter().map(Claim::share).collect();
+pub fn compute_adjustment(claims: &[BorrowingInput]) -> Adjustment {
+    let mut shares: Vec<SeatAllocation> = claims
+        .iter()
+        .map(BorrowingInput::initial_allocation)
+        .collect();
     let nominal: i64 = claims
         .iter()
         .map(|claim| i64::from(claim.limits.nominal))
@@ -66,7 +69,7 @@ pub fn divide(claims: &[Claim]) -> Adjustment {
         }
     }
     let mut adjustment = Adjustment {
-        shares: Vec::new(),
+        allocations: Vec::new(),
         fair_fraction: 0.0,
         error: None,
     };
@@ -78,11 +81,11 @@ pub fn divide(claims: &[Claim]) -> Adjustment {
         limited.for_each(|(claim, share)| share.current = Some(claim.limits.lower));
     } else if remaining <= needed {
         let part = ratio(remaining - lower, needed - lower);
-        limited.for_each(|(claim, share)| share.current = Some(claim.cut(share, part)));
+        limited.for_each(|(claim, share)| share.current = Some(claim.scale_down(share, part)));
     } else {
         // Of all the nominal seats, although an exempt level may be using some: so it is upstream.
-        let (classes, limited): (Vec<Class>, Vec<&mut Share>) = limited
-            .map(|(claim, share)| (claim.class(share), share))
+        let (classes, limited): (Vec<AllocationClass>, Vec<&mut SeatAllocation>) = limited
+            .map(|(claim, share)| (claim.allocation_class(share), share))
             .unzip();
         match allocate(nominal, &classes) {
             Ok(allocation) => {
@@ -94,13 +97,13 @@ pub fn divide(claims: &[Claim]) -> Adjustment {
             Err(error) => adjustment.error = Some(error),
         }
     }
-    adjustment.shares = shares;
+    adjustment.allocations = shares;
     adjustment
 }
 
-impl Claim {
+impl BorrowingInput {
     /// What the level needs and wants. An exempt one has what it needs at once.
-    fn share(&self) -> Share {
+    fn initial_allocation(&self) -> SeatAllocation {
         let Self {
             exempt,
             limits,
@@ -108,15 +111,15 @@ impl Claim {
         } = *self;
         let own = if exempt { u32::MAX } else { limits.nominal };
         let min_current = demand.high_watermark.min(own).max(limits.lower);
-        Share {
+        SeatAllocation {
             min_current,
             target: f64::from(min_current).max(demand.smoothed),
             current: exempt.then_some(min_current),
         }
     }
 
-    fn class(&self, share: &Share) -> Class {
-        Class {
+    fn allocation_class(&self, share: &SeatAllocation) -> AllocationClass {
+        AllocationClass {
             lower_bound: f64::from(share.min_current),
             upper_bound: f64::from(self.limits.upper),
             target: share.target,
@@ -124,7 +127,7 @@ impl Claim {
     }
 
     /// What it never lends, and a part of what it needs beyond.
-    fn cut(&self, share: &Share, part: f64) -> u32 {
+    fn scale_down(&self, share: &SeatAllocation, part: f64) -> u32 {
         let lower = self.limits.lower;
         lower + round(f64::from(share.min_current - lower) * part)
     }
@@ -148,11 +151,11 @@ fn round(seats: f64) -> u32 {
 mod tests {
     use super::*;
 
-    fn claim(exempt: bool, nominal: u32, lower: u32, high_watermark: u32) -> Claim {
+    fn input(exempt: bool, nominal: u32, lower: u32, high_watermark: u32) -> BorrowingInput {
         let smoothed = f64::from(high_watermark);
-        Claim {
+        BorrowingInput {
             exempt,
-            limits: Limits {
+            limits: LevelLimits {
                 nominal,
                 lower,
                 upper: nominal + 870,
@@ -166,32 +169,32 @@ mod tests {
     }
 
     /// `workload-high`, `workload-low`, `catch-all` and `exempt` of a server with 870 seats.
-    fn levels(high: u32, low: u32, catch_all: u32, exempt: u32) -> [Claim; 4] {
+    fn levels(high: u32, low: u32, catch_all: u32, exempt: u32) -> [BorrowingInput; 4] {
         [
-            claim(false, 240, 120, high),
-            claim(false, 600, 60, low),
-            claim(false, 30, 30, catch_all),
-            claim(true, 0, 0, exempt),
+            input(false, 240, 120, high),
+            input(false, 600, 60, low),
+            input(false, 30, 30, catch_all),
+            input(true, 0, 0, exempt),
         ]
     }
 
-    fn current(claims: &[Claim]) -> Vec<Option<u32>> {
-        divide(claims)
-            .shares
+    fn current(claims: &[BorrowingInput]) -> Vec<Option<u32>> {
+        compute_adjustment(claims)
+            .allocations
             .iter()
             .map(|share| share.current)
             .collect()
     }
 
     #[test]
-    fn levels_keep_what_they_never_lend_whatever_is_exempt() {
+    fn levels_keep_their_lower_limits_whatever_exempt_levels_use() {
         let claims = levels(970, 970, 970, 970);
         assert_eq!(current(&claims), [Some(120), Some(60), Some(30), Some(970)]);
-        assert_eq!(divide(&claims).fair_fraction, 0.0);
+        assert_eq!(compute_adjustment(&claims).fair_fraction, 0.0);
     }
 
     #[test]
-    fn what_is_too_little_for_all_needs_is_cut_evenly() {
+    fn seats_short_of_all_needs_are_reduced_in_proportion() {
         let halfway = 870 - (180 + 330 + 30);
         let claims = levels(970, 970, 970, halfway);
         assert_eq!(
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_that_needs_nothing_lends_what_it_may() {
+    fn a_level_without_demand_lends_all_lendable_seats() {
         assert_eq!(
             current(&levels(970, 1, 970, 540)),
             [Some(240), Some(60), Some(30), Some(540)]
@@ -209,9 +212,9 @@ mod tests {
     }
 
     #[test]
-    fn demand_is_shared_in_proportion() {
-        let claims = [claim(false, 100, 10, 300), claim(false, 100, 10, 20)];
-        let divided = divide(&claims);
+    fn seats_are_divided_in_proportion_to_demand() {
+        let claims = [input(false, 100, 10, 300), input(false, 100, 10, 20)];
+        let divided = compute_adjustment(&claims);
         assert_eq!(divided.fair_fraction, 0.6);
         assert_eq!(
             current(&claims),
@@ -221,12 +224,12 @@ mod tests {
     }
 
     #[test]
-    fn seats_that_nobody_may_borrow_change_nothing() {
-        let mut claims = [claim(false, 100, 100, 0), claim(true, 50, 0, 0)];
+    fn seats_that_no_level_may_borrow_change_nothing() {
+        let mut claims = [input(false, 100, 100, 0), input(true, 50, 0, 0)];
         claims[0].limits.upper = 100;
-        let divided = divide(&claims);
-        assert_eq!(divided.shares[0].current, None);
-        assert_eq!(divided.shares[1].current, Some(0));
+        let divided = compute_adjustment(&claims);
+        assert_eq!(divided.allocations[0].current, None);
+        assert_eq!(divided.allocations[1].current, Some(0));
         assert!(matches!(
             divided.error,
             Some(AllocationError::SumTooHigh { .. })

@@ -11,13 +11,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::flowcontrol::allocation::AllocationError;
-use crate::flowcontrol::borrowing::Claim;
-use crate::flowcontrol::borrowing::divide;
-use crate::flowcontrol::demand::Period;
+use crate::flowcontrol::borrowing::BorrowingInput;
+use crate::flowcontrol::borrowing::compute_adjustment;
+use crate::flowcontrol::demand::DemandPeriod;
 use crate::flowcontrol::demand::SmoothedDemand;
 use crate::flowcontrol::queue_set::Queuing;
+use crate::flowcontrol::shares::LevelLimits;
 use crate::flowcontrol::shares::LevelSpec;
-use crate::flowcontrol::shares::Limits;
 use crate::flowcontrol::shares::max_seats;
 
 /// How long levels keep what they have borrowed: `borrowingAdjustmentPeriod`.
@@ -25,19 +25,19 @@ pub const BORROWING_ADJUSTMENT_PERIOD: Duration = Duration::from_secs(10);
 
 /// How the seats of one server stand divided.
 #[derive(Clone, Debug)]
-pub struct Concurrency {
+pub struct ConcurrencyLimits {
     server_concurrency_limit: u32,
-    levels: Vec<Level>,
+    levels: Vec<LevelSeats>,
     fair_fraction: f64,
 }
 
 /// One level's part.
 #[derive(Clone, Debug)]
-pub struct Level {
+pub struct LevelSeats {
     /// What was configured.
     pub spec: LevelSpec,
     /// What follows from that and all other levels' shares.
-    pub limits: Limits,
+    pub limits: LevelLimits,
     /// The most seats that one of its requests may be estimated at, if that is bounded. A level
     /// that ceases to queue keeps the bound it had: so it is upstream.
     pub max_seats: Option<u32>,
@@ -51,7 +51,7 @@ pub struct Level {
     pub current_limit: u32,
 }
 
-impl Concurrency {
+impl ConcurrencyLimits {
     /// Of a server with so many seats, and no levels yet.
     #[must_use]
     pub const fn new(server_concurrency_limit: u32) -> Self {
@@ -78,9 +78,9 @@ impl Concurrency {
     pub fn configure(
         &mut self,
         specs: Vec<LevelSpec>,
-        demand: impl FnMut(&str) -> Period,
+        demand: impl FnMut(&str) -> DemandPeriod,
     ) -> Result<(), AllocationError> {
-        let mut before: HashMap<String, Level> = self
+        let mut before: HashMap<String, LevelSeats> = self
             .levels
             .drain(..)
             .map(|level| (level.spec.name.clone(), level))
@@ -92,10 +92,11 @@ impl Concurrency {
         self.levels = specs
             .into_iter()
             .map(|spec| {
-                let limits = Limits::of(&spec, share_sum, self.server_concurrency_limit);
+                let limits =
+                    LevelLimits::from_spec(&spec, share_sum, self.server_concurrency_limit);
                 match before.remove(&spec.name) {
-                    Some(level) => level.respecified(spec, limits),
-                    None => Level::new(spec, limits),
+                    Some(level) => level.with_spec(spec, limits),
+                    None => LevelSeats::new(spec, limits),
                 }
             })
             .collect();
@@ -111,14 +112,18 @@ impl Concurrency {
     /// they have.
     pub fn adjust(
         &mut self,
-        mut demand: impl FnMut(&str) -> Period,
+        mut demand: impl FnMut(&str) -> DemandPeriod,
     ) -> Result<(), AllocationError> {
         for level in &mut self.levels {
             level.demand.update(demand(&level.spec.name));
         }
-        let claims: Vec<Claim> = self.levels.iter().map(Level::claim).collect();
-        let adjustment = divide(&claims);
-        for (level, share) in self.levels.iter_mut().zip(adjustment.shares) {
+        let claims: Vec<BorrowingInput> = self
+            .levels
+            .iter()
+            .map(LevelSeats::borrowing_input)
+            .collect();
+        let adjustment = compute_adjustment(&claims);
+        for (level, share) in self.levels.iter_mut().zip(adjustment.allocations) {
             level.min_current_limit = share.min_current;
             level.target = share.target;
             level.current_limit = share.current.unwrap_or(level.current_limit);
@@ -129,7 +134,7 @@ impl Concurrency {
 
     /// The levels, in the order in which they were given.
     #[must_use]
-    pub fn levels(&self) -> &[Level] {
+    pub fn levels(&self) -> &[LevelSeats] {
         &self.levels
     }
 
@@ -151,7 +156,7 @@ impl Concurrency {
     /// What the ratio metrics of a level divide by: its current limit, or a tenth of the server's
     /// if it has none.
     #[must_use]
-    pub fn denominator(&self, level: &Level) -> u32 {
+    pub fn utilization_denominator(&self, level: &LevelSeats) -> u32 {
         if level.current_limit > 0 {
             return level.current_limit;
         }
@@ -159,8 +164,8 @@ impl Concurrency {
     }
 }
 
-impl Level {
-    fn new(spec: LevelSpec, limits: Limits) -> Self {
+impl LevelSeats {
+    fn new(spec: LevelSpec, limits: LevelLimits) -> Self {
         let lendable = limits.nominal - limits.lower;
         Self {
             max_seats: max_seats(spec.queuing, limits.nominal),
@@ -173,7 +178,7 @@ impl Level {
         }
     }
 
-    fn respecified(self, spec: LevelSpec, limits: Limits) -> Self {
+    fn with_spec(self, spec: LevelSpec, limits: LevelLimits) -> Self {
         let max_seats = max_seats(spec.queuing, limits.nominal).or(self.max_seats);
         Self {
             spec,
@@ -183,8 +188,8 @@ impl Level {
         }
     }
 
-    fn claim(&self) -> Claim {
-        Claim {
+    fn borrowing_input(&self) -> BorrowingInput {
+        BorrowingInput {
             exempt: self.spec.queuing == Queuing::Exempt,
             limits: self.limits,
             demand: self.demand,
@@ -215,12 +220,12 @@ mod tests {
         }
     }
 
-    fn steady(seats: f64) -> Period {
+    fn constant_demand(seats: f64) -> DemandPeriod {
         let moments = Some(Moments {
             average: seats,
             deviation: 0.0,
         });
-        Period {
+        DemandPeriod {
             seconds: 10.0,
             min: seats,
             max: seats,
@@ -228,7 +233,7 @@ mod tests {
         }
     }
 
-    fn named<'a>(concurrency: &'a Concurrency, name: &str) -> &'a Level {
+    fn level_named<'a>(concurrency: &'a ConcurrencyLimits, name: &str) -> &'a LevelSeats {
         concurrency
             .levels()
             .iter()
@@ -238,37 +243,39 @@ mod tests {
 
     #[test]
     fn seats_go_where_the_demand_is_and_come_back() {
-        let mut concurrency = Concurrency::new(100);
+        let mut concurrency = ConcurrencyLimits::new(100);
         let specs = vec![
             spec("busy", 50, 50, queues()),
             spec("idle", 50, 80, queues()),
             spec("exempt", 0, 0, Queuing::Exempt),
         ];
-        concurrency.configure(specs, |_| steady(0.0)).unwrap();
-        assert_eq!(concurrency.nominal_limit_sum(), 100);
-        assert_eq!(named(&concurrency, "busy").current_limit, 71);
-        let ask = |name: &str| steady(if name == "busy" { 400.0 } else { 2.0 });
-        concurrency.adjust(ask).unwrap();
-        assert_eq!(named(&concurrency, "busy").current_limit, 90);
-        assert_eq!(named(&concurrency, "idle").current_limit, 10);
-        assert_eq!(named(&concurrency, "exempt").current_limit, 2);
         concurrency
-            .adjust(|name| steady(if name == "idle" { 50.0 } else { 0.0 }))
+            .configure(specs, |_| constant_demand(0.0))
             .unwrap();
-        assert_eq!(named(&concurrency, "idle").current_limit, 50);
+        assert_eq!(concurrency.nominal_limit_sum(), 100);
+        assert_eq!(level_named(&concurrency, "busy").current_limit, 71);
+        let ask = |name: &str| constant_demand(if name == "busy" { 400.0 } else { 2.0 });
+        concurrency.adjust(ask).unwrap();
+        assert_eq!(level_named(&concurrency, "busy").current_limit, 90);
+        assert_eq!(level_named(&concurrency, "idle").current_limit, 10);
+        assert_eq!(level_named(&concurrency, "exempt").current_limit, 2);
+        concurrency
+            .adjust(|name| constant_demand(if name == "idle" { 50.0 } else { 0.0 }))
+            .unwrap();
+        assert_eq!(level_named(&concurrency, "idle").current_limit, 50);
     }
 
     #[test]
-    fn a_level_keeps_its_memory_through_a_reconfiguration() {
-        let mut concurrency = Concurrency::new(100);
+    fn a_level_keeps_its_demand_statistics_across_a_reconfiguration() {
+        let mut concurrency = ConcurrencyLimits::new(100);
         let specs = |queuing| vec![spec("a", 1, 0, queuing), spec("b", 1, 0, queues())];
         concurrency
-            .configure(specs(queues()), |_| steady(40.0))
+            .configure(specs(queues()), |_| constant_demand(40.0))
             .unwrap();
         concurrency
-            .configure(specs(Queuing::Reject), |_| steady(0.0))
+            .configure(specs(Queuing::Reject), |_| constant_demand(0.0))
             .unwrap();
-        let level = named(&concurrency, "a");
+        let level = level_named(&concurrency, "a");
         assert!(level.demand.smoothed > 39.0);
         assert_eq!(
             level.max_seats,
@@ -276,12 +283,12 @@ mod tests {
             "what the level allowed when it had queues"
         );
         concurrency
-            .configure(vec![spec("b", 1, 0, queues())], |_| steady(0.0))
+            .configure(vec![spec("b", 1, 0, queues())], |_| constant_demand(0.0))
             .unwrap();
         concurrency
-            .configure(specs(Queuing::Reject), |_| steady(0.0))
+            .configure(specs(Queuing::Reject), |_| constant_demand(0.0))
             .unwrap();
-        let level = named(&concurrency, "a");
+        let level = level_named(&concurrency, "a");
         assert_eq!(
             (level.demand.smoothed, level.max_seats),
             (0.0, None),
@@ -290,14 +297,22 @@ mod tests {
     }
 
     #[test]
-    fn ratios_have_something_to_divide_by_even_without_seats() {
-        let mut concurrency = Concurrency::new(100);
+    fn the_utilization_denominator_is_positive_even_without_seats() {
+        let mut concurrency = ConcurrencyLimits::new(100);
         let specs = vec![
             spec("a", 1, 0, queues()),
             spec("exempt", 0, 0, Queuing::Exempt),
         ];
-        concurrency.configure(specs, |_| steady(0.0)).unwrap();
-        assert_eq!(concurrency.denominator(named(&concurrency, "a")), 100);
-        assert_eq!(concurrency.denominator(named(&concurrency, "exempt")), 10);
+        concurrency
+            .configure(specs, |_| constant_demand(0.0))
+            .unwrap();
+        assert_eq!(
+            concurrency.utilization_denominator(level_named(&concurrency, "a")),
+            100
+        );
+        assert_eq!(
+            concurrency.utilization_denominator(level_named(&concurrency, "exempt")),
+            10
+        );
     }
 }

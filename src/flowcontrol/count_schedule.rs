@@ -21,40 +21,40 @@ use crate::request_info::RequestInfo;
 mod tests;
 
 /// There is at most one call in this time, of reviews and lists together.
-const CALL_EVERY: Duration = Duration::from_secs(1);
+const MIN_CALL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long to wait where no call is due: counts get old without notice.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_INTERVAL: Duration = Duration::from_secs(10);
 /// A resource that was not listed for so long is not counted.
-const LISTED_WITHIN: Duration = Duration::from_secs(10 * 60);
+const LISTED_TTL: Duration = Duration::from_secs(10 * 60);
 /// How long a review serves, whatever it said.
-const REVIEW_HOLDS: Duration = Duration::from_secs(10 * 60);
+const REVIEW_TTL: Duration = Duration::from_secs(10 * 60);
 /// A resource whose list does not tell a count is tried again after this time.
-const UNCOUNTABLE_FOR: Duration = Duration::from_secs(60 * 60);
+const UNCOUNTABLE_RETRY_INTERVAL: Duration = Duration::from_secs(60 * 60);
 /// The first wait after a failure of a resource. Each further failure doubles it.
-const FIRST_BACKOFF: Duration = Duration::from_secs(30);
-const LONGEST_BACKOFF: Duration = Duration::from_secs(60 * 60);
+const INITIAL_BACKOFF: Duration = Duration::from_secs(30);
+const MAX_BACKOFF: Duration = Duration::from_secs(60 * 60);
 /// The same for all resources together: the API server may be overloaded or down.
-const FIRST_PAUSE: Duration = Duration::from_secs(2);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5 * 60);
+const INITIAL_GLOBAL_BACKOFF: Duration = Duration::from_secs(2);
+const MAX_GLOBAL_BACKOFF: Duration = Duration::from_secs(5 * 60);
 /// The resource that was longest not listed makes room. Names come from clients' requests, as far as
 /// the API server answers them 200.
-const MOST_RESOURCES: usize = 256;
+const MAX_RESOURCES: usize = 256;
 /// A DNS subdomain, the longest name of a group or a resource.
-const LONGEST_NAME: usize = 253;
+const MAX_NAME_LENGTH: usize = 253;
 
 /// Resources whose names contain one of these hold credentials, or have them for names. Metadata are
 /// no safer: annotations keep what was applied, and `oauthaccesstokens` are named by the token. weir
 /// never lists them, whatever it may.
-const CREDENTIALS: [&str; 4] = ["secret", "token", "credential", "password"];
+const CREDENTIAL_TERMS: [&str; 4] = ["secret", "token", "credential", "password"];
 /// Each list of these asks all control plane components for their health.
 const COMPONENT_STATUSES: &str = "componentstatuses";
 /// Groups that end like this are computed for each list (`metrics.k8s.io` and its relatives). The
 /// API server stores none of them.
-const COMPUTED: &str = "metrics.k8s.io";
+const COMPUTED_GROUP_SUFFIX: &str = "metrics.k8s.io";
 
 /// A resource that may be counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Countable {
+pub struct CountableResource {
     /// Empty for the core group.
     pub group: Box<str>,
     /// The version that was last listed.
@@ -63,12 +63,12 @@ pub struct Countable {
     pub resource: Box<str>,
 }
 
-impl Countable {
+impl CountableResource {
     /// The resource of a request, unless it must not be listed by weir.
-    fn of(list: &RequestInfo<'_>) -> Option<Self> {
+    fn from_request(list: &RequestInfo<'_>) -> Option<Self> {
         let text = |bytes| {
             let text = str::from_utf8(bytes).ok()?;
-            let is_name = text.len() <= LONGEST_NAME
+            let is_name = text.len() <= MAX_NAME_LENGTH
                 && text.bytes().all(|byte| {
                     byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte)
                 });
@@ -81,9 +81,9 @@ impl Countable {
         let is_segment = |text: &str| text.starts_with(|first: char| first.is_ascii_alphanumeric());
         let is_path =
             is_segment(version) && is_segment(resource) && (group.is_empty() || is_segment(group));
-        let is_forbidden = CREDENTIALS.iter().any(|word| resource.contains(word))
+        let is_forbidden = CREDENTIAL_TERMS.iter().any(|word| resource.contains(word))
             || (group.is_empty() && resource == COMPONENT_STATUSES)
-            || group.ends_with(COMPUTED);
+            || group.ends_with(COMPUTED_GROUP_SUFFIX);
         (is_path && !is_forbidden).then(|| Self {
             group: group.into(),
             version: version.into(),
@@ -109,25 +109,25 @@ impl Countable {
 
 /// A call to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum CountCall {
     /// Whether weir may list the resource in all namespaces.
-    Review(Countable),
+    Review(CountableResource),
     /// The list of one object.
-    List(Countable),
+    List(CountableResource),
 }
 
 /// What is to be done now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextCountCall {
     /// This call. [`CountSchedule::ended`] is to follow.
-    Call(Call),
+    Call(CountCall),
     /// Nothing until then, or until another resource is listed.
     Wait(Instant),
 }
 
 /// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CountOutcome {
     /// The review allows the list.
     Allowed,
     /// The review denies the list, or the list was forbidden.
@@ -143,9 +143,9 @@ pub enum Outcome {
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
-    of: Countable,
-    listed: Instant,
+struct ScheduleEntry {
+    resource: CountableResource,
+    last_listed: Instant,
     /// Nothing is done before. The entry that is due for the longest time comes first.
     due: Instant,
     allowed_until: Option<Instant>,
@@ -156,7 +156,7 @@ struct Entry {
 #[derive(Debug)]
 pub struct CountSchedule {
     /// By `group/resource`.
-    entries: HashMap<Box<[u8]>, Entry>,
+    entries: HashMap<Box<[u8]>, ScheduleEntry>,
     /// No call before.
     not_before: Instant,
     /// In a row, of any resource.
@@ -178,26 +178,26 @@ impl CountSchedule {
     }
 
     /// Notes that a resource was listed, with success. Returns whether it is a new one.
-    pub fn listed(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
-        self.look_up(list.api_group(), list.resource());
+    pub fn record_list(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
+        self.set_key(list.api_group(), list.resource());
         if let Some(entry) = self.entries.get_mut(&*self.key) {
-            entry.listed = now;
-            if entry.of.version.as_bytes() != list.api_version()
-                && let Some(of) = Countable::of(list)
+            entry.last_listed = now;
+            if entry.resource.version.as_bytes() != list.api_version()
+                && let Some(of) = CountableResource::from_request(list)
             {
-                entry.of = of;
+                entry.resource = of;
             }
             return false;
         }
-        let Some(of) = Countable::of(list) else {
+        let Some(of) = CountableResource::from_request(list) else {
             return false;
         };
-        if self.entries.len() >= MOST_RESOURCES {
-            self.make_room();
+        if self.entries.len() >= MAX_RESOURCES {
+            self.evict_oldest();
         }
-        let entry = Entry {
-            of,
-            listed: now,
+        let entry = ScheduleEntry {
+            resource: of,
+            last_listed: now,
             due: now,
             allowed_until: None,
             failures: 0,
@@ -207,79 +207,89 @@ impl CountSchedule {
     }
 
     /// What to do now. `wanted` says whether a resource needs a count.
-    pub fn next(&mut self, now: Instant, mut wanted: impl FnMut(&Countable) -> bool) -> Next {
+    pub fn next(
+        &mut self,
+        now: Instant,
+        mut wanted: impl FnMut(&CountableResource) -> bool,
+    ) -> NextCountCall {
         if now < self.not_before {
-            return Next::Wait(self.not_before);
+            return NextCountCall::Wait(self.not_before);
         }
         let due = self
             .entries
             .values()
             .filter(|entry| {
-                entry.due <= now && now.saturating_duration_since(entry.listed) < LISTED_WITHIN
+                entry.due <= now && now.saturating_duration_since(entry.last_listed) < LISTED_TTL
             })
-            .filter(|entry| wanted(&entry.of))
-            .min_by(|a, b| (a.due, &a.of.resource).cmp(&(b.due, &b.of.resource)));
+            .filter(|entry| wanted(&entry.resource))
+            .min_by(|a, b| (a.due, &a.resource.resource).cmp(&(b.due, &b.resource.resource)));
         let Some(entry) = due else {
-            return Next::Wait(now + IDLE);
+            return NextCountCall::Wait(now + IDLE_INTERVAL);
         };
-        self.not_before = now + CALL_EVERY;
+        self.not_before = now + MIN_CALL_INTERVAL;
         let allowed = entry.allowed_until.is_some_and(|until| now < until);
-        let of = entry.of.clone();
-        Next::Call(if allowed {
-            Call::List(of)
+        let of = entry.resource.clone();
+        NextCountCall::Call(if allowed {
+            CountCall::List(of)
         } else {
-            Call::Review(of)
+            CountCall::Review(of)
         })
     }
 
     /// Takes in how a call ended.
-    pub fn ended(&mut self, now: Instant, call: &Call, outcome: Outcome) {
+    pub fn record_outcome(&mut self, now: Instant, call: &CountCall, outcome: CountOutcome) {
         let pause = match outcome {
-            Outcome::Failed => {
+            CountOutcome::Failed => {
                 self.failures = self.failures.saturating_add(1);
-                backoff(self.failures, FIRST_PAUSE, LONGEST_PAUSE)
+                backoff(self.failures, INITIAL_GLOBAL_BACKOFF, MAX_GLOBAL_BACKOFF)
             }
-            Outcome::NoReviews => REVIEW_HOLDS,
-            Outcome::Allowed | Outcome::Denied | Outcome::Counted | Outcome::Uncountable => {
+            CountOutcome::NoReviews => REVIEW_TTL,
+            CountOutcome::Allowed
+            | CountOutcome::Denied
+            | CountOutcome::Counted
+            | CountOutcome::Uncountable => {
                 self.failures = 0;
                 Duration::ZERO
             }
         };
         self.not_before = self.not_before.max(now + pause);
-        let (Call::Review(of) | Call::List(of)) = call;
-        self.look_up(of.group.as_bytes(), of.resource.as_bytes());
+        let (CountCall::Review(of) | CountCall::List(of)) = call;
+        self.set_key(of.group.as_bytes(), of.resource.as_bytes());
         let Some(entry) = self.entries.get_mut(&*self.key) else {
             return; // it made room
         };
-        if outcome == Outcome::Failed {
+        if outcome == CountOutcome::Failed {
             entry.failures = entry.failures.saturating_add(1);
         } else {
             entry.failures = 0;
         }
         match outcome {
             // It keeps its turn: the list comes next.
-            Outcome::Allowed => entry.allowed_until = Some(now + REVIEW_HOLDS),
-            Outcome::Denied | Outcome::NoReviews => {
+            CountOutcome::Allowed => entry.allowed_until = Some(now + REVIEW_TTL),
+            CountOutcome::Denied | CountOutcome::NoReviews => {
                 entry.allowed_until = None;
-                entry.due = now + REVIEW_HOLDS;
+                entry.due = now + REVIEW_TTL;
             }
-            Outcome::Counted => entry.due = now,
-            Outcome::Uncountable => entry.due = now + UNCOUNTABLE_FOR,
-            Outcome::Failed => {
-                entry.due = now + backoff(entry.failures, FIRST_BACKOFF, LONGEST_BACKOFF);
+            CountOutcome::Counted => entry.due = now,
+            CountOutcome::Uncountable => entry.due = now + UNCOUNTABLE_RETRY_INTERVAL,
+            CountOutcome::Failed => {
+                entry.due = now + backoff(entry.failures, INITIAL_BACKOFF, MAX_BACKOFF);
             }
         }
     }
 
-    fn look_up(&mut self, group: &[u8], resource: &[u8]) {
+    fn set_key(&mut self, group: &[u8], resource: &[u8]) {
         self.key.clear();
         self.key.extend_from_slice(group);
         self.key.push(b'/');
         self.key.extend_from_slice(resource);
     }
 
-    fn make_room(&mut self) {
-        let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.listed);
+    fn evict_oldest(&mut self) {
+        let oldest = self
+            .entries
+            .iter()
+            .min_by_key(|(_, entry)| entry.last_listed);
         if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
             self.entries.remove(&oldest);
         }

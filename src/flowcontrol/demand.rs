@@ -15,7 +15,7 @@ use std::time::Instant;
 const DECAY: f64 = 0.977;
 
 /// The rest, for the new one. Written out, since 1 - 0.977 is not this number in floating point.
-const RENEWAL: f64 = 0.023;
+const DECAY_COMPLEMENT: f64 = 0.023;
 
 /// Integrates a level's seat demand over the time since the last reset.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ struct Integral {
 
 /// The demand over one period.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Period {
+pub struct DemandPeriod {
     /// Its length in seconds.
     pub seconds: f64,
     /// The least demand.
@@ -92,7 +92,7 @@ impl SeatDemand {
     }
 
     /// The statistics since the last reset, as of `now`.
-    pub fn read(&mut self, now: Instant) -> Period {
+    pub fn read(&mut self, now: Instant) -> DemandPeriod {
         self.advance(now);
         let Integral { t, x, xx } = self.integral;
         let moments = (t > 0.0).then(|| {
@@ -103,7 +103,7 @@ impl SeatDemand {
                 deviation: variance.max(0.0).sqrt(),
             }
         });
-        Period {
+        DemandPeriod {
             seconds: t,
             min: self.min,
             max: self.max,
@@ -112,7 +112,7 @@ impl SeatDemand {
     }
 
     /// The same, and a new period begins with the demand of now.
-    pub fn reset(&mut self, now: Instant) -> Period {
+    pub fn reset(&mut self, now: Instant) -> DemandPeriod {
         let period = self.read(now);
         self.integral = Integral::default();
         (self.min, self.max) = (self.seats, self.seats);
@@ -134,7 +134,7 @@ impl SmoothedDemand {
         clippy::as_conversions,
         reason = "saturates; the demand is a number of seats"
     )]
-    pub fn update(&mut self, period: Period) {
+    pub fn update(&mut self, period: DemandPeriod) {
         self.high_watermark = period.max.round() as u32;
         let Some(Moments { average, deviation }) = period.moments else {
             return;
@@ -142,7 +142,7 @@ impl SmoothedDemand {
         let envelope = average + deviation;
         self.average = average;
         self.deviation = deviation;
-        self.smoothed = envelope.max(DECAY * self.smoothed + RENEWAL * envelope);
+        self.smoothed = envelope.max(DECAY * self.smoothed + DECAY_COMPLEMENT * envelope);
     }
 }
 
@@ -159,8 +159,8 @@ mod tests {
         Instant::now()
     }
 
-    fn period(average: f64, deviation: f64, max: f64) -> Period {
-        Period {
+    fn period(average: f64, deviation: f64, max: f64) -> DemandPeriod {
+        DemandPeriod {
             seconds: 10.0,
             min: 0.0,
             max,
@@ -178,7 +178,7 @@ mod tests {
             average: 2.0,
             deviation: 4.0,
         });
-        let expected = Period {
+        let expected = DemandPeriod {
             seconds: 10.0,
             min: 0.0,
             max: 10.0,
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn demand_rises_at_once_and_is_forgotten_slowly() {
+    fn demand_rises_at_once_and_decays_slowly() {
         let mut demand = SmoothedDemand::default();
         demand.update(period(80.0, 20.0, 150.4));
         assert_eq!((demand.smoothed, demand.high_watermark), (100.0, 150));
@@ -229,11 +229,11 @@ mod tests {
     }
 
     #[test]
-    fn a_period_of_no_length_only_tells_the_watermark() {
+    fn a_zero_length_period_only_updates_the_high_watermark() {
         let mut demand = SmoothedDemand::default();
         demand.update(period(8.0, 2.0, 12.0));
         let before = demand;
-        demand.update(Period {
+        demand.update(DemandPeriod {
             seconds: 0.0,
             min: 5.0,
             max: 5.0,

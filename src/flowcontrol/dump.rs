@@ -13,8 +13,8 @@ use jiff::Timestamp;
 
 use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::level::Part;
-use crate::flowcontrol::level::Shown;
+use crate::flowcontrol::level::DetailColumn;
+use crate::flowcontrol::level::DumpedRequest;
 use crate::request_info::go_duration;
 
 const PRIORITY_LEVEL_COLUMNS: &[&str] = &[
@@ -67,26 +67,26 @@ const DETAIL_COLUMNS: &[&str] = &[
 ];
 
 /// What these columns are filled with.
-const DETAILS: [Part; 8] = [
-    Part::UserName,
-    Part::Verb,
-    Part::ApiPath,
-    Part::Namespace,
-    Part::Name,
-    Part::ApiVersion,
-    Part::Resource,
-    Part::SubResource,
+const DETAIL_CELLS: [DetailColumn; 8] = [
+    DetailColumn::UserName,
+    DetailColumn::Verb,
+    DetailColumn::ApiPath,
+    DetailColumn::Namespace,
+    DetailColumn::Name,
+    DetailColumn::ApiVersion,
+    DetailColumn::Resource,
+    DetailColumn::SubResource,
 ];
 
 /// Go's `time.Time{}`.
-const NEVER: &str = "0001-01-01T00:00:00Z";
+const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
 /// The least width of a column.
 const MIN_WIDTH: usize = 8;
 
 /// What connects the clock by which levels go with the date.
 #[derive(Clone, Copy)]
-struct Today {
+struct WallClockAnchor {
     now: Instant,
     wall: SystemTime,
 }
@@ -96,7 +96,7 @@ impl Controller {
     #[must_use]
     pub fn dump_priority_levels(&self) -> String {
         let lines = self.levels().into_iter().map(|level| {
-            let shown = level.overview();
+            let shown = level.dump();
             let totals = shown.totals;
             vec![
                 level.name().to_owned(),
@@ -111,14 +111,14 @@ impl Controller {
                 totals.cancelled.to_string(),
             ]
         });
-        table(PRIORITY_LEVEL_COLUMNS.iter(), lines.collect())
+        format_table(PRIORITY_LEVEL_COLUMNS.iter(), lines.collect())
     }
 
     /// `dump_queues`: one line a queue; levels without queues have none.
     #[must_use]
     pub fn dump_queues(&self) -> String {
         let lines = self.levels().into_iter().flat_map(|level| {
-            let queues = level.queues().into_iter();
+            let queues = level.dump_queues().into_iter();
             queues.map(move |queue| {
                 vec![
                     level.name().to_owned(),
@@ -133,38 +133,38 @@ impl Controller {
                 ]
             })
         });
-        table(QUEUE_COLUMNS.iter(), lines.collect())
+        format_table(QUEUE_COLUMNS.iter(), lines.collect())
     }
 
     /// `dump_requests`: one line a request that waits or runs, with `includeRequestDetails` or
     /// without.
     #[must_use]
     pub fn dump_requests(&self, details: bool) -> String {
-        let today = Today {
+        let today = WallClockAnchor {
             now: Clock.now(),
             wall: Clock.wall(),
         };
-        self.dump_requests_of(today, details)
+        self.dump_requests_at(today, details)
     }
 
-    fn dump_requests_of(&self, today: Today, details: bool) -> String {
+    fn dump_requests_at(&self, today: WallClockAnchor, details: bool) -> String {
         let columns: &[&str] = if details { DETAIL_COLUMNS } else { &[] };
         let lines = self.levels().into_iter().flat_map(|level| {
-            let requests = level.requests().into_iter();
+            let requests = level.dump_requests().into_iter();
             requests.map(move |request| {
-                let mut line = line(level.name(), &request, today);
-                let more = columns.iter().zip(DETAILS);
-                line.extend(more.map(|(_, part)| text(request.details.part(part))));
+                let mut line = request_row(level.name(), &request, today);
+                let more = columns.iter().zip(DETAIL_CELLS);
+                line.extend(more.map(|(_, part)| escape(request.details.column(part))));
                 line
             })
         });
-        table(REQUEST_COLUMNS.iter().chain(columns), lines.collect())
+        format_table(REQUEST_COLUMNS.iter().chain(columns), lines.collect())
     }
 }
 
-impl Today {
+impl WallClockAnchor {
     /// RFC 3339 in UTC, to the nanosecond if need be.
-    fn date(self, then: Instant) -> String {
+    fn format_time(self, then: Instant) -> String {
         let ago = self.now.saturating_duration_since(then);
         let ahead = then.saturating_duration_since(self.now);
         let date = self
@@ -172,30 +172,33 @@ impl Today {
             .checked_sub(ago)
             .and_then(|date| date.checked_add(ahead));
         date.and_then(|date| Timestamp::try_from(date).ok())
-            .map_or_else(|| NEVER.to_owned(), |date| date.to_string())
+            .map_or_else(|| ZERO_TIME.to_owned(), |date| date.to_string())
     }
 }
 
-fn line(level: &str, request: &Shown, today: Today) -> Vec<String> {
+fn request_row(level: &str, request: &DumpedRequest, today: WallClockAnchor) -> Vec<String> {
     let index = |index: Option<usize>| index.map_or_else(|| "-1".to_owned(), |at| at.to_string());
-    let started = request.started.map(|at| today.date(at));
+    let started = request.started.map(|at| today.format_time(at));
     vec![
         level.to_owned(),
         request.flow_schema.clone(),
         index(request.queue),
         index(request.position),
-        text(request.details.part(Part::FlowDistinguisher)),
-        today.date(request.arrived),
+        escape(request.details.column(DetailColumn::FlowDistinguisher)),
+        today.format_time(request.arrived),
         request.work.initial_seats.to_string(),
         request.work.final_seats.to_string(),
         go_duration::format(request.work.additional_latency),
-        started.unwrap_or_else(|| NEVER.to_owned()),
+        started.unwrap_or_else(|| ZERO_TIME.to_owned()),
     ]
 }
 
 /// Lays out cells as upstream's tab writer does: each with its comma, padded by at least a blank to
 /// the width of its column, except for the last of a line.
-fn table<'c>(columns: impl Iterator<Item = &'c &'c str>, mut lines: Vec<Vec<String>>) -> String {
+fn format_table<'c>(
+    columns: impl Iterator<Item = &'c &'c str>,
+    mut lines: Vec<Vec<String>>,
+) -> String {
     lines.insert(0, columns.map(|&column| column.to_owned()).collect());
     let mut widths: Vec<usize> = Vec::new();
     for line in &lines {
@@ -219,7 +222,7 @@ fn table<'c>(columns: impl Iterator<Item = &'c &'c str>, mut lines: Vec<Vec<Stri
 }
 
 /// Bytes as text on one line.
-fn text(bytes: &[u8]) -> String {
+fn escape(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     if !text.contains(char::is_control) {
         return text.into_owned();
@@ -245,32 +248,32 @@ mod tests {
     use crate::flowcontrol::controller::tests::queue;
 
     /// As kube-apiserver 1.36 printed it.
-    const PRINTED: &str = "\
+    const UPSTREAM_DUMP: &str = "\
 PriorityLevelName, FlowSchemaName, QueueIndex, RequestIndexInQueue, FlowDistingsher, ArriveTime,                     InitialSeats, FinalSeats, AdditionalLatency, StartTime,                      UserName, Verb,   APIPath,                                        Namespace, Name,   APIVersion, Resource, SubResource
 exempt,            exempt,         -1,         -1,                  ,                2026-11-21T02:07:52.617114259Z, 1,            0,          0s,                2026-11-21T02:07:52.617114259Z, admin,    get,    /debug/api_priority_and_fairness/dump_requests, ,          ,       ,           ,         
 global-default,    global-default, 10,         0,                   loader,          2026-11-21T02:07:47.172654543Z, 8,            0,          0s,                0001-01-01T00:00:00Z,           loader,   list,   /api/v1/nodes,                                  ,          ,       v1,         nodes,    
 ";
 
     #[test]
-    fn tables_are_laid_out_as_upstreams() {
-        let mut lines = PRINTED.lines().map(|line| {
+    fn tables_have_the_layout_of_upstream() {
+        let mut lines = UPSTREAM_DUMP.lines().map(|line| {
             let cells = line.split(',').map(|cell| cell.trim().to_owned());
             cells.collect::<Vec<_>>()
         });
         let columns = lines.next().unwrap();
         let columns: Vec<_> = columns.iter().map(String::as_str).collect();
-        assert_eq!(table(columns.iter(), lines.collect()), PRINTED);
+        assert_eq!(format_table(columns.iter(), lines.collect()), UPSTREAM_DUMP);
     }
 
     #[test]
-    fn a_client_cannot_write_lines_of_its_own() {
-        assert_eq!(text(b"/a\nb\tc\xff\xc3\xa9"), "/a\\nb\\tc\u{fffd}é");
+    fn a_client_cannot_inject_lines() {
+        assert_eq!(escape(b"/a\nb\tc\xff\xc3\xa9"), "/a\\nb\\tc\u{fffd}é");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_dumps_show_who_waits_and_who_runs() {
+    async fn the_dumps_list_waiting_and_executing_requests() {
         let world = one_level(1, queue(2, 10));
-        let today = Today {
+        let today = WallClockAnchor {
             now: Clock.now(),
             wall: "2026-11-21T02:07:47.5Z"
                 .parse::<Timestamp>()
@@ -279,14 +282,14 @@ global-default,    global-default, 10,         0,                   loader,     
         };
         for _ in 0..10 {
             let mut watch = world.admit("w", "GET", WATCH).await.unwrap();
-            watch.initialized();
+            watch.mark_initialized();
             std::mem::forget(watch);
         }
         let held = world.admit("alice", "POST", PODS).await.unwrap();
         tokio::time::advance(MS / 4).await;
-        let waiting = world.get("bob").begin();
+        let waiting = world.get("bob").expect_pending();
         assert_eq!(
-            world.controller.dump_requests_of(today, true),
+            world.controller.dump_requests_at(today, true),
             "\
 PriorityLevelName, FlowSchemaName, QueueIndex, RequestIndexInQueue, FlowDistingsher, ArriveTime,                 InitialSeats, FinalSeats, AdditionalLatency, StartTime,              UserName, Verb,   APIPath,                     Namespace, Name,   APIVersion, Resource, SubResource
 work,              all,            0,          0,                   bob,             2026-11-21T02:07:47.50025Z, 1,            0,          0s,                0001-01-01T00:00:00Z,   bob,      get,    /api/v1/namespaces/a/pods/p, a,         p,      v1,         pods,     
@@ -303,7 +306,7 @@ work,              1,      0,               0,                 1,          0.005
 "
         );
         assert_eq!(
-            world.controller.dump_requests_of(today, false),
+            world.controller.dump_requests_at(today, false),
             "\
 PriorityLevelName, FlowSchemaName, QueueIndex, RequestIndexInQueue, FlowDistingsher, ArriveTime,                 InitialSeats, FinalSeats, AdditionalLatency, StartTime
 work,              all,            0,          0,                   bob,             2026-11-21T02:07:47.50025Z, 1,            0,          0s,                0001-01-01T00:00:00Z

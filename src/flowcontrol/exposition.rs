@@ -19,7 +19,7 @@ use crate::flowcontrol::histogram::Histogram;
 
 /// A metric as it is declared: all that does not change.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct MetricSpec {
     pub(super) name: &'static str,
     pub(super) kind: MetricType,
     /// In alphabetical order, as Kubernetes shows them.
@@ -30,12 +30,12 @@ pub(super) struct Shape {
 
 /// The metrics of one shape, as they are found.
 #[derive(Debug)]
-pub(super) struct Samples {
-    shape: Shape,
+pub(super) struct MetricSamples {
+    spec: MetricSpec,
     metrics: Vec<Metric>,
 }
 
-impl Shape {
+impl MetricSpec {
     #[expect(
         clippy::expect_used,
         reason = "names and labels are constants of this program; a test shows them all"
@@ -51,19 +51,19 @@ impl Shape {
         .expect("a metric's name and labels are well-formed")
     }
 
-    pub(super) const fn samples(self) -> Samples {
-        Samples {
-            shape: self,
+    pub(super) const fn samples(self) -> MetricSamples {
+        MetricSamples {
+            spec: self,
             metrics: Vec::new(),
         }
     }
 }
 
-impl Samples {
+impl MetricSamples {
     /// A counter or gauge, with the values of the labels in their order.
-    pub(super) fn number(&mut self, labels: &[&str], value: f64) {
-        let mut metric = self.labelled(labels);
-        if self.shape.kind == MetricType::COUNTER {
+    pub(super) fn add_value(&mut self, labels: &[&str], value: f64) {
+        let mut metric = self.new_metric(labels);
+        if self.spec.kind == MetricType::COUNTER {
             let mut counter = Counter::default();
             counter.set_value(value);
             metric.set_counter(counter);
@@ -76,7 +76,7 @@ impl Samples {
     }
 
     /// A histogram.
-    pub(super) fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
+    pub(super) fn add_histogram(&mut self, labels: &[&str], histogram: &Histogram) {
         let buckets = histogram.buckets().map(|(bound, count)| {
             let mut bucket = Bucket::default();
             bucket.set_upper_bound(bound);
@@ -87,22 +87,22 @@ impl Samples {
         shown.set_bucket(buckets.collect());
         shown.set_sample_count(histogram.count());
         shown.set_sample_sum(histogram.sum());
-        let mut metric = self.labelled(labels);
+        let mut metric = self.new_metric(labels);
         metric.set_histogram(shown);
         self.metrics.push(metric);
     }
 
-    pub(super) fn family(self) -> MetricFamily {
+    pub(super) fn into_family(self) -> MetricFamily {
         let mut family = MetricFamily::default();
-        family.set_name(self.shape.name.to_owned());
-        family.set_help(self.shape.help.to_owned());
-        family.set_field_type(self.shape.kind);
+        family.set_name(self.spec.name.to_owned());
+        family.set_help(self.spec.help.to_owned());
+        family.set_field_type(self.spec.kind);
         family.set_metric(self.metrics);
         family
     }
 
-    fn labelled(&self, values: &[&str]) -> Metric {
-        let pairs = self.shape.labels.iter().zip(values).map(|(name, value)| {
+    fn new_metric(&self, values: &[&str]) -> Metric {
+        let pairs = self.spec.labels.iter().zip(values).map(|(name, value)| {
             let mut pair = LabelPair::default();
             pair.set_name((*name).to_owned());
             pair.set_value((*value).to_owned());

@@ -4,8 +4,8 @@
 //! constant time and no memory; sums over the line are kept as it changes, since every arrival asks
 //! for the work that waits in each queue of its hand.
 
-use crate::flowcontrol::requests::Request;
-use crate::flowcontrol::requests::Requests;
+use crate::flowcontrol::requests::QueueSetRequest;
+use crate::flowcontrol::requests::RequestSlab;
 use crate::flowcontrol::seats::SeatSeconds;
 
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ impl Fifo {
     }
 
     /// Puts `slot` at the end of the line. It must not be in any line.
-    pub(super) fn push<T>(&mut self, requests: &mut Requests<T>, slot: usize) {
+    pub(super) fn push<T>(&mut self, requests: &mut RequestSlab<T>, slot: usize) {
         let request = requests.at_mut(slot);
         (request.older, request.newer) = (self.newest, None);
         self.len += 1;
@@ -60,7 +60,7 @@ impl Fifo {
     }
 
     /// Takes `slot` out of the line. It must be in this one, and its work as it was when it joined.
-    pub(super) fn remove<T>(&mut self, requests: &mut Requests<T>, slot: usize) {
+    pub(super) fn remove<T>(&mut self, requests: &mut RequestSlab<T>, slot: usize) {
         let request = requests.at_mut(slot);
         let (older, newer) = (request.older.take(), request.newer.take());
         self.len -= 1;
@@ -80,8 +80,8 @@ impl Fifo {
     /// The line, oldest first.
     pub(super) fn iter<'a, T>(
         &self,
-        requests: &'a Requests<T>,
-    ) -> impl Iterator<Item = (usize, &'a Request<T>)> {
+        requests: &'a RequestSlab<T>,
+    ) -> impl Iterator<Item = (usize, &'a QueueSetRequest<T>)> {
         std::iter::successors(self.oldest, |&slot| requests.at(slot).newer)
             .map(|slot| (slot, requests.at(slot)))
     }

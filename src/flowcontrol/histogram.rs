@@ -1,6 +1,6 @@
 //! Histograms as plain numbers, for who counts under a lock that is held anyway.
 //!
-//! A [`Histogram`] counts values in buckets. A [`TimingRatio`] is one that looks at a ratio at the
+//! A [`Histogram`] counts values in buckets. A [`TimingRatioHistogram`] is one that looks at a ratio at the
 //! end of every nanosecond: it is told when the numerator or the denominator changes, and gives the
 //! ratio that has held since the last change the weight of that time. Upstream:
 //! `TimingRatioHistogram` (Kubernetes 1.36, `component-base/metrics`).
@@ -20,7 +20,7 @@ pub struct Histogram {
 
 /// A histogram of a ratio over time.
 #[derive(Clone, Debug)]
-pub struct TimingRatio {
+pub struct TimingRatioHistogram {
     histogram: Histogram,
     numerator: f64,
     denominator: f64,
@@ -65,7 +65,7 @@ impl Histogram {
     }
 
     /// Counts all that another one of the same bounds has counted, too.
-    pub fn include(&mut self, other: &Self) {
+    pub fn merge(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count += more;
         }
@@ -82,14 +82,14 @@ impl Histogram {
     }
 }
 
-impl TimingRatio {
+impl TimingRatioHistogram {
     /// A ratio of nothing to `denominator`, from `now` on.
     #[must_use]
     pub fn new(bounds: &'static [f64], now: Instant, denominator: u64) -> Self {
         Self {
             histogram: Histogram::new(bounds),
             numerator: 0.0,
-            denominator: float(denominator),
+            denominator: to_f64(denominator),
             since: now,
         }
     }
@@ -97,13 +97,13 @@ impl TimingRatio {
     /// From `now` on the numerator is this.
     pub fn set(&mut self, now: Instant, numerator: u64) {
         self.advance(now);
-        self.numerator = float(numerator);
+        self.numerator = to_f64(numerator);
     }
 
     /// From `now` on the denominator is this.
     pub fn set_denominator(&mut self, now: Instant, denominator: u64) {
         self.advance(now);
-        self.denominator = float(denominator);
+        self.denominator = to_f64(denominator);
     }
 
     /// What has been seen up to `now`: counts are nanoseconds.
@@ -119,7 +119,7 @@ impl TimingRatio {
             self.since = now;
             let weight = u64::try_from(elapsed).unwrap_or(u64::MAX);
             let ratio = self.numerator / self.denominator;
-            self.histogram.add(ratio, weight, ratio * float(weight));
+            self.histogram.add(ratio, weight, ratio * to_f64(weight));
         }
     }
 }
@@ -128,7 +128,7 @@ impl TimingRatio {
     clippy::as_conversions,
     reason = "counts of seats and requests are exact, and nanoseconds need not be"
 )]
-const fn float(count: u64) -> f64 {
+const fn to_f64(count: u64) -> f64 {
     count as f64
 }
 
@@ -152,9 +152,9 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_weighs_as_much_as_it_lasts() {
+    fn a_ratio_is_weighted_by_its_duration() {
         let t0 = Instant::now();
-        let mut ratio = TimingRatio::new(&[0.0, 0.5, 1.0], t0, 4);
+        let mut ratio = TimingRatioHistogram::new(&[0.0, 0.5, 1.0], t0, 4);
         ratio.set(t0 + 10 * MS, 2);
         ratio.set(t0 + 15 * MS, 4);
         ratio.set(t0 + 15 * MS, 3);
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn a_clock_that_steps_back_stands_still() {
         let t0 = Instant::now();
-        let mut ratio = TimingRatio::new(&[1.0], t0 + MS, 1);
+        let mut ratio = TimingRatioHistogram::new(&[1.0], t0 + MS, 1);
         ratio.set(t0, 5);
         assert_eq!(ratio.read(t0 + 2 * MS).count(), 1_000_000);
         assert_eq!(ratio.read(t0 + 2 * MS).sum(), 5e6);

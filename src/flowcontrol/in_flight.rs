@@ -24,15 +24,15 @@ use prometheus::proto::MetricFamily;
 use prometheus::proto::MetricType;
 
 use crate::clock::Clock;
-use crate::flowcontrol::exposition::Shape;
-use crate::flowcontrol::histogram::TimingRatio;
+use crate::flowcontrol::exposition::MetricSpec;
+use crate::flowcontrol::histogram::TimingRatioHistogram;
 use crate::metrics::Registry;
 use crate::request_info::RequestKind;
 
 /// How often peaks are published (`inflightUsageMetricUpdatePeriod`).
-pub const PEAKS_EVERY: Duration = Duration::from_secs(1);
+pub const PEAK_UPDATE_PERIOD: Duration = Duration::from_secs(1);
 
-const READ_VS_WRITE: Shape = Shape {
+const READ_VS_WRITE: MetricSpec = MetricSpec {
     name: "apiserver_flowcontrol_read_vs_write_current_requests",
     kind: MetricType::HISTOGRAM,
     labels: &["phase", "request_kind"],
@@ -46,50 +46,50 @@ const READ_VS_WRITE_BOUNDS: &[f64] = &[
 
 /// Requests waiting and running, by kind.
 #[derive(Debug)]
-pub struct InFlight {
-    mutating: Mutex<Kind>,
-    read_only: Mutex<Kind>,
-    running_peaks: IntGaugeVec,
+pub struct InFlightMetrics {
+    mutating: Mutex<KindCounters>,
+    read_only: Mutex<KindCounters>,
+    executing_peaks: IntGaugeVec,
     waiting_peaks: IntGaugeVec,
 }
 
 /// What the requests of a kind are measured against. A phase without a limit is not shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct UtilizationLimits {
     /// For those that run.
-    pub running: Option<u64>,
+    pub executing: Option<u64>,
     /// For those that wait.
     pub waiting: Option<u64>,
 }
 
 /// Guarded by a lock of its own, held for a few additions; taken under the lock of a level, if there is one.
 #[derive(Debug, Default)]
-struct Kind {
-    running: Phase,
-    waiting: Phase,
+struct KindCounters {
+    executing: PhaseCounter,
+    waiting: PhaseCounter,
 }
 
 #[derive(Debug, Default)]
-struct Phase {
+struct PhaseCounter {
     requests: u64,
     peak: u64,
-    ratio: Option<TimingRatio>,
+    ratio: Option<TimingRatioHistogram>,
 }
 
 /// Shows [`READ_VS_WRITE`].
-struct ReadVsWrite {
+struct ReadVsWriteCollector {
     desc: Desc,
-    in_flight: Arc<InFlight>,
+    in_flight: Arc<InFlightMetrics>,
 }
 
-impl InFlight {
+impl InFlightMetrics {
     /// Nothing in flight, and no limits yet. Shows itself in `registry`.
     #[must_use]
     pub fn new(registry: &Registry) -> Arc<Self> {
         let in_flight = Arc::new(Self {
             mutating: Mutex::default(),
             read_only: Mutex::default(),
-            running_peaks: registry.gauges(
+            executing_peaks: registry.gauges(
                 "apiserver_current_inflight_requests",
                 "[STABLE] Most requests in flight at once in the last second, per request kind.",
                 &["request_kind"],
@@ -100,7 +100,7 @@ impl InFlight {
                 &["request_kind"],
             ),
         });
-        registry.collect_from(ReadVsWrite {
+        registry.register_collector(ReadVsWriteCollector {
             desc: READ_VS_WRITE.desc(),
             in_flight: Arc::clone(&in_flight),
         });
@@ -108,56 +108,59 @@ impl InFlight {
     }
 
     /// Measures a kind against these limits from `now` on.
-    pub fn set_limits(&self, kind: RequestKind, now: Instant, limits: Limits) {
-        let mut kind = self.kind(kind);
-        kind.running.set_limit(now, limits.running);
+    pub fn set_limits(&self, kind: RequestKind, now: Instant, limits: UtilizationLimits) {
+        let mut kind = self.lock_kind(kind);
+        kind.executing.set_limit(now, limits.executing);
         kind.waiting.set_limit(now, limits.waiting);
     }
 
     /// A request starts.
     pub fn start(&self, kind: RequestKind, now: Instant) {
-        self.kind(kind).running.enter(now);
+        self.lock_kind(kind).executing.increment(now);
     }
 
     /// A request starts at once that would have had to wait: it was in a queue for no time, which
     /// only the peak tells.
     pub fn start_through_queue(&self, kind: RequestKind, now: Instant) {
-        let mut kind = self.kind(kind);
+        let mut kind = self.lock_kind(kind);
         let passing = kind.waiting.requests + 1;
         kind.waiting.peak = kind.waiting.peak.max(passing);
-        kind.running.enter(now);
+        kind.executing.increment(now);
     }
 
     /// A request that waited starts.
     pub fn start_from_queue(&self, kind: RequestKind, now: Instant) {
-        let mut kind = self.kind(kind);
-        kind.waiting.exit(now);
-        kind.running.enter(now);
+        let mut kind = self.lock_kind(kind);
+        kind.waiting.decrement(now);
+        kind.executing.increment(now);
     }
 
     /// A running request ends.
     pub fn end(&self, kind: RequestKind, now: Instant) {
-        self.kind(kind).running.exit(now);
+        self.lock_kind(kind).executing.decrement(now);
     }
 
     /// A request begins to wait.
     pub fn enqueue(&self, kind: RequestKind, now: Instant) {
-        self.kind(kind).waiting.enter(now);
+        self.lock_kind(kind).waiting.increment(now);
     }
 
     /// A waiting request leaves.
     pub fn leave_queue(&self, kind: RequestKind, now: Instant) {
-        self.kind(kind).waiting.exit(now);
+        self.lock_kind(kind).waiting.decrement(now);
     }
 
     /// Publishes the peaks since the last call; to be called once a second.
     pub fn publish_peaks(&self) {
         for kind in RequestKind::ALL {
             let labels = [kind.label()];
-            let mut kind = self.kind(kind);
-            let Kind { running, waiting } = &mut *kind;
+            let mut kind = self.lock_kind(kind);
+            let KindCounters {
+                executing: running,
+                waiting,
+            } = &mut *kind;
             for (phase, gauges) in [
-                (running, &self.running_peaks),
+                (running, &self.executing_peaks),
                 (waiting, &self.waiting_peaks),
             ] {
                 if phase.ratio.is_some() {
@@ -170,7 +173,7 @@ impl InFlight {
         }
     }
 
-    fn kind(&self, kind: RequestKind) -> MutexGuard<'_, Kind> {
+    fn lock_kind(&self, kind: RequestKind) -> MutexGuard<'_, KindCounters> {
         let kind = match kind {
             RequestKind::Mutating => &self.mutating,
             RequestKind::ReadOnly => &self.read_only,
@@ -179,19 +182,19 @@ impl InFlight {
     }
 }
 
-impl Phase {
-    fn enter(&mut self, now: Instant) {
+impl PhaseCounter {
+    fn increment(&mut self, now: Instant) {
         self.requests += 1;
         self.peak = self.peak.max(self.requests);
-        self.changed(now);
+        self.update_ratio(now);
     }
 
-    fn exit(&mut self, now: Instant) {
+    fn decrement(&mut self, now: Instant) {
         self.requests -= 1;
-        self.changed(now);
+        self.update_ratio(now);
     }
 
-    fn changed(&mut self, now: Instant) {
+    fn update_ratio(&mut self, now: Instant) {
         if let Some(ratio) = &mut self.ratio {
             ratio.set(now, self.requests);
         }
@@ -203,14 +206,15 @@ impl Phase {
         match (&mut self.ratio, limit) {
             (Some(ratio), Some(limit)) => ratio.set_denominator(now, limit),
             (ratio, limit) => {
-                *ratio = limit.map(|limit| TimingRatio::new(READ_VS_WRITE_BOUNDS, now, limit));
-                self.changed(now);
+                *ratio =
+                    limit.map(|limit| TimingRatioHistogram::new(READ_VS_WRITE_BOUNDS, now, limit));
+                self.update_ratio(now);
             }
         }
     }
 }
 
-impl Collector for ReadVsWrite {
+impl Collector for ReadVsWriteCollector {
     fn desc(&self) -> Vec<&Desc> {
         vec![&self.desc]
     }
@@ -220,15 +224,18 @@ impl Collector for ReadVsWrite {
         let mut samples = READ_VS_WRITE.samples();
         for kind in RequestKind::ALL {
             let label = kind.label();
-            let mut kind = self.in_flight.kind(kind);
-            let Kind { running, waiting } = &mut *kind;
+            let mut kind = self.in_flight.lock_kind(kind);
+            let KindCounters {
+                executing: running,
+                waiting,
+            } = &mut *kind;
             for (name, phase) in [("executing", running), ("waiting", waiting)] {
                 if let Some(ratio) = &mut phase.ratio {
-                    samples.histogram(&[name, label], ratio.read(now));
+                    samples.add_histogram(&[name, label], ratio.read(now));
                 }
             }
         }
-        vec![samples.family()]
+        vec![samples.into_family()]
     }
 }
 
@@ -236,9 +243,9 @@ impl Collector for ReadVsWrite {
 mod tests {
     use super::*;
 
-    fn in_flight(limits: Limits) -> (Arc<InFlight>, Registry) {
+    fn in_flight(limits: UtilizationLimits) -> (Arc<InFlightMetrics>, Registry) {
         let registry = Registry::new();
-        let in_flight = InFlight::new(&registry);
+        let in_flight = InFlightMetrics::new(&registry);
         for kind in RequestKind::ALL {
             in_flight.set_limits(kind, Clock.now(), limits);
         }
@@ -246,9 +253,9 @@ mod tests {
     }
 
     #[test]
-    fn a_gauge_is_the_peak_of_the_last_second_and_falls_back_to_what_there_is() {
-        let limits = Limits {
-            running: Some(10),
+    fn a_gauge_is_the_peak_of_the_last_second_and_falls_back_to_the_current_value() {
+        let limits = UtilizationLimits {
+            executing: Some(10),
             waiting: Some(10),
         };
         let (in_flight, registry) = in_flight(limits);
@@ -275,9 +282,9 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_without_a_limit_is_not_shown() {
-        let limits = Limits {
-            running: Some(10),
+    fn a_phase_without_a_limit_is_not_exposed() {
+        let limits = UtilizationLimits {
+            executing: Some(10),
             waiting: None,
         };
         let (in_flight, registry) = in_flight(limits);

@@ -24,23 +24,23 @@ use tokio::sync::Notify;
 use tokio::task::yield_now;
 
 use crate::api::gunzip::Gunzip;
-use crate::api::list_scan::Coding;
 use crate::api::list_scan::ListScan;
-use crate::api::list_scan::Summary;
+use crate::api::list_scan::ListSummary;
+use crate::api::list_scan::MediaType;
 use crate::request_info::RequestInfo;
 
 /// What is copied of one answer: some 2 MiB of objects.
-const MOST_OF_ONE: usize = 256 << 10;
+const MAX_SAMPLE_BYTES: usize = 256 << 10;
 /// What is copied of all answers that are under way or wait.
-const MOST_OF_ALL: usize = 16 << 20;
+const MAX_TOTAL_BYTES: usize = 16 << 20;
 /// How many may wait.
-const MOST_WAITING: usize = 64;
+const MAX_QUEUED_SAMPLES: usize = 64;
 /// What is made of one.
-const MOST_INFLATED: usize = 8 << 20;
+const MAX_INFLATED_BYTES: usize = 8 << 20;
 /// So many compressed bytes are inflated before others of the runtime have their turn.
-const SLICE: usize = 16 << 10;
+const INFLATE_SLICE_BYTES: usize = 16 << 10;
 /// What is inflated in a second: a twentieth of a core.
-const INFLATED_PER_SECOND: u32 = 16 << 20;
+const INFLATED_BYTES_PER_SECOND: u32 = 16 << 20;
 
 /// A list that was asked for.
 #[derive(Clone, Debug)]
@@ -64,21 +64,21 @@ impl ListRequest {
 
 /// Copies of answers.
 #[derive(Debug, Default)]
-pub(super) struct Samples {
-    waiting: Mutex<VecDeque<Sample>>,
-    added: Notify,
-    taken: AtomicUsize,
+pub(super) struct ListSampleQueue {
+    queue: Mutex<VecDeque<ListSample>>,
+    sample_added: Notify,
+    reserved: AtomicUsize,
 }
 
 /// The beginning and the end of a compressed answer that goes by.
 #[derive(Debug)]
-pub struct Sampling {
-    samples: Arc<Samples>,
+pub struct ListSampleBuilder {
+    queue: Arc<ListSampleQueue>,
     list: ListRequest,
-    coding: Coding,
+    coding: MediaType,
     head: Vec<u8>,
     /// What was taken of the room for all.
-    taken: usize,
+    reserved: usize,
     /// Its last four bytes.
     tail: u32,
     length: usize,
@@ -86,17 +86,21 @@ pub struct Sampling {
 
 /// A compressed answer that is complete.
 #[derive(Debug)]
-pub(super) struct Sample(Sampling);
+pub(super) struct ListSample(ListSampleBuilder);
 
-impl Samples {
+impl ListSampleQueue {
     /// Begins a compressed answer.
-    pub(super) fn begin(self: &Arc<Self>, list: ListRequest, coding: Coding) -> Sampling {
-        Sampling {
-            samples: Arc::clone(self),
+    pub(super) fn start_sample(
+        self: &Arc<Self>,
+        list: ListRequest,
+        coding: MediaType,
+    ) -> ListSampleBuilder {
+        ListSampleBuilder {
+            queue: Arc::clone(self),
             list,
             coding,
             head: Vec::new(),
-            taken: 0,
+            reserved: 0,
             tail: 0,
             length: 0,
         }
@@ -106,41 +110,41 @@ impl Samples {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub(super) async fn next(&self) -> Sample {
+    pub(super) async fn next(&self) -> ListSample {
         loop {
-            if let Some(sample) = self.waiting().pop_front() {
+            if let Some(sample) = self.lock_queue().pop_front() {
                 return sample;
             }
-            self.added.notified().await;
+            self.sample_added.notified().await;
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Sample>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_queue(&self) -> MutexGuard<'_, VecDeque<ListSample>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, more: usize) -> bool {
+    fn try_reserve(&self, more: usize) -> bool {
         // Relaxed: a sum, which orders nothing else.
         let taken = self
-            .taken
+            .reserved
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
                 taken
                     .checked_add(more)
-                    .filter(|taken| *taken <= MOST_OF_ALL)
+                    .filter(|taken| *taken <= MAX_TOTAL_BYTES)
             });
         taken.is_ok()
     }
 }
 
-impl Sampling {
+impl ListSampleBuilder {
     /// Takes in the next part of the body, of any length.
     pub fn feed(&mut self, chunk: &[u8]) {
         // What was left out once has a gap behind it.
         let whole = self.head.len() == self.length;
-        let room = MOST_OF_ONE.saturating_sub(self.head.len());
+        let room = MAX_SAMPLE_BYTES.saturating_sub(self.head.len());
         let copied = chunk.get(..room).unwrap_or(chunk);
-        if whole && !copied.is_empty() && self.samples.take(copied.len()) {
-            self.taken = self.taken.saturating_add(copied.len());
+        if whole && !copied.is_empty() && self.queue.try_reserve(copied.len()) {
+            self.reserved = self.reserved.saturating_add(copied.len());
             self.head.extend_from_slice(copied);
         }
         self.length = self.length.saturating_add(chunk.len());
@@ -153,24 +157,26 @@ impl Sampling {
     }
 
     /// The body is complete.
-    pub fn ended(self) {
-        let samples = Arc::clone(&self.samples);
-        let mut waiting = samples.waiting();
-        if !self.head.is_empty() && waiting.len() < MOST_WAITING {
-            waiting.push_back(Sample(self));
+    pub fn finish(self) {
+        let samples = Arc::clone(&self.queue);
+        let mut waiting = samples.lock_queue();
+        if !self.head.is_empty() && waiting.len() < MAX_QUEUED_SAMPLES {
+            waiting.push_back(ListSample(self));
             drop(waiting);
-            samples.added.notify_one();
+            samples.sample_added.notify_one();
         }
     }
 }
 
-impl Drop for Sampling {
+impl Drop for ListSampleBuilder {
     fn drop(&mut self) {
-        self.samples.taken.fetch_sub(self.taken, Ordering::Relaxed);
+        self.queue
+            .reserved
+            .fetch_sub(self.reserved, Ordering::Relaxed);
     }
 }
 
-impl Sample {
+impl ListSample {
     pub(super) const fn list(&self) -> &ListRequest {
         &self.0.list
     }
@@ -179,39 +185,39 @@ impl Sample {
     ///
     /// # Cancel safety
     /// Nothing but the work is lost.
-    pub(super) async fn read(&self) -> (Option<Summary>, Duration) {
-        let mut gunzip = Gunzip::new(MOST_INFLATED);
+    pub(super) async fn scan(&self) -> (Option<ListSummary>, Duration) {
+        let mut gunzip = Gunzip::new(MAX_INFLATED_BYTES);
         let mut scan = ListScan::new(self.0.coding);
         let mut inflated = 0_usize;
-        for slice in self.0.head.chunks(SLICE) {
+        for slice in self.0.head.chunks(INFLATE_SLICE_BYTES) {
             gunzip.feed(slice, |piece| {
                 inflated = inflated.saturating_add(piece.len());
                 scan.feed(piece);
             });
             yield_now().await;
         }
-        let is_cut = self.0.head.len() < self.0.length && !gunzip.is_over();
-        let summary = if gunzip.has_ended() {
+        let is_cut = self.0.head.len() < self.0.length && !gunzip.is_done();
+        let summary = if gunzip.is_complete() {
             scan.finish()
-        } else if is_cut || inflated >= MOST_INFLATED {
-            self.extrapolated(scan, inflated)
+        } else if is_cut || inflated >= MAX_INFLATED_BYTES {
+            self.extrapolate(scan, inflated)
         } else {
             None // it is malformed
         };
         let inflated = u32::try_from(inflated).unwrap_or(u32::MAX);
-        let rest = Duration::from_secs(1) * inflated / INFLATED_PER_SECOND;
+        let rest = Duration::from_secs(1) * inflated / INFLATED_BYTES_PER_SECOND;
         (summary, rest)
     }
 
-    fn extrapolated(&self, scan: ListScan, inflated: usize) -> Option<Summary> {
+    fn extrapolate(&self, scan: ListScan, inflated: usize) -> Option<ListSummary> {
         // The length modulo 2³²: of longer lists nothing is learned but from their pages.
         let length = usize::try_from(self.0.tail).ok()?;
         if length < inflated.max(self.0.length) {
             return None;
         }
         let summary = scan.extrapolate(self.0.tail.into())?;
-        let items = self.limit().filter(|_| summary.continues);
-        Some(Summary {
+        let items = self.limit().filter(|_| summary.has_continue_token);
+        Some(ListSummary {
             // A page that others follow is full.
             items: items.unwrap_or(summary.items),
             ..summary
@@ -253,72 +259,72 @@ mod tests {
         (encoder.finish().unwrap(), list.len().try_into().unwrap())
     }
 
-    fn begin(samples: &Arc<Samples>, target: &'static str) -> Sampling {
+    fn start_sample(samples: &Arc<ListSampleQueue>, target: &'static str) -> ListSampleBuilder {
         let list = ListRequest {
             method: Method::GET,
             target: PathAndQuery::from_static(target),
             whole_objects: true,
         };
-        samples.begin(list, Coding::Json)
+        samples.start_sample(list, MediaType::Json)
     }
 
-    async fn read(target: &'static str, body: &[u8]) -> Option<Summary> {
-        let samples = Arc::<Samples>::default();
-        let mut sampling = begin(&samples, target);
+    async fn scan_body(target: &'static str, body: &[u8]) -> Option<ListSummary> {
+        let samples = Arc::<ListSampleQueue>::default();
+        let mut sampling = start_sample(&samples, target);
         body.chunks(10_001).for_each(|chunk| sampling.feed(chunk));
-        assert!(sampling.head.len() <= MOST_OF_ONE);
-        sampling.ended();
+        assert!(sampling.head.len() <= MAX_SAMPLE_BYTES);
+        sampling.finish();
         let sample = samples.next().await;
-        let summary = sample.read().await.0;
+        let summary = sample.scan().await.0;
         drop(sample);
-        assert_eq!(samples.taken.load(Ordering::Relaxed), 0);
+        assert_eq!(samples.reserved.load(Ordering::Relaxed), 0);
         summary
     }
 
     #[tokio::test]
-    async fn a_small_list_is_counted_and_of_a_large_one_the_rest_is_estimated() {
+    async fn a_small_list_is_counted_and_a_large_one_is_extrapolated() {
         let (body, bytes) = list(300, "");
-        assert!(body.len() < MOST_OF_ONE);
-        let summary = read("/api/v1/pods", &body).await.unwrap();
+        assert!(body.len() < MAX_SAMPLE_BYTES);
+        let summary = scan_body("/api/v1/pods", &body).await.unwrap();
         assert_eq!((summary.items, summary.bytes), (300, bytes));
 
         let (body, bytes) = list(3000, r#""remainingItemCount":70,"continue":"x""#);
-        assert!(body.len() > 3 * MOST_OF_ONE);
-        let summary = read("/api/v1/pods", &body).await.unwrap();
+        assert!(body.len() > 3 * MAX_SAMPLE_BYTES);
+        let summary = scan_body("/api/v1/pods", &body).await.unwrap();
         assert!(summary.items.abs_diff(3000) < 60, "{summary:?}");
         assert_eq!((summary.remaining_items, summary.bytes), (Some(70), bytes));
-        let page = read("/api/v1/pods?limit=3000", &body).await.unwrap();
+        let page = scan_body("/api/v1/pods?limit=3000", &body).await.unwrap();
         assert_eq!(page.items, 3000, "a page that others follow is full");
     }
 
     #[tokio::test]
-    async fn what_is_no_gzip_tells_nothing() {
-        assert_eq!(read("/api/v1/pods", b"{\"items\":[]}").await, None);
+    async fn a_malformed_gzip_body_yields_no_summary() {
+        assert_eq!(scan_body("/api/v1/pods", b"{\"items\":[]}").await, None);
         let (mut body, _) = list(300, "");
         body.truncate(body.len() / 2);
-        assert_eq!(read("/api/v1/pods", &body).await, None);
+        assert_eq!(scan_body("/api/v1/pods", &body).await, None);
     }
 
     #[test]
-    fn copies_are_bounded_together_and_in_number() {
-        let samples = Arc::<Samples>::default();
-        let all = MOST_OF_ALL / MOST_OF_ONE + 7;
+    fn samples_are_bounded_in_total_size_and_in_number() {
+        let samples = Arc::<ListSampleQueue>::default();
+        let all = MAX_TOTAL_BYTES / MAX_SAMPLE_BYTES + 7;
         let mut under_way = Vec::new();
         for _ in 0..all {
-            let mut sampling = begin(&samples, "/api/v1/pods");
+            let mut sampling = start_sample(&samples, "/api/v1/pods");
             (0..30).for_each(|_| sampling.feed(&[7; 20_000]));
-            assert!(sampling.head.len() <= MOST_OF_ONE);
+            assert!(sampling.head.len() <= MAX_SAMPLE_BYTES);
             under_way.push(sampling);
         }
         let copied: usize = under_way.iter().map(|sampling| sampling.head.len()).sum();
         assert!(
-            copied <= MOST_OF_ALL && copied > MOST_OF_ALL - 20_000,
+            copied <= MAX_TOTAL_BYTES && copied > MAX_TOTAL_BYTES - 20_000,
             "{copied}"
         );
-        assert_eq!(samples.taken.load(Ordering::Relaxed), copied);
-        under_way.into_iter().for_each(Sampling::ended);
-        assert_eq!(samples.waiting().len(), MOST_WAITING);
-        samples.waiting().clear();
-        assert_eq!(samples.taken.load(Ordering::Relaxed), 0);
+        assert_eq!(samples.reserved.load(Ordering::Relaxed), copied);
+        under_way.into_iter().for_each(ListSampleBuilder::finish);
+        assert_eq!(samples.lock_queue().len(), MAX_QUEUED_SAMPLES);
+        samples.lock_queue().clear();
+        assert_eq!(samples.reserved.load(Ordering::Relaxed), 0);
     }
 }

@@ -27,7 +27,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::flowcontrol::resource_metrics::CountedByServer;
+use crate::flowcontrol::resource_metrics::ServerCount;
 use crate::flowcontrol::work_estimate::ObjectStats;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
@@ -44,49 +44,49 @@ const EVENTS_GROUP: &[u8] = b"events.k8s.io";
 
 /// A size by a worse measure takes the place of a better one only when that is so old: objects' sizes
 /// drift slowly, and JSON is up to three times as long as what is stored.
-const BETTER_SIZE_HOLDS: Duration = Duration::from_secs(60 * 60);
+const BETTER_SIZE_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// What the server said holds for so long: as its own estimates do (`StorageObjectCountTracker`'s stale tolerance).
-const COUNTED_HOLDS: Duration = Duration::from_secs(3 * 60);
+const SERVER_COUNT_TTL: Duration = Duration::from_secs(3 * 60);
 
 /// A count that is so old is asked for again, of a resource that is still listed.
-const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(10 * 60);
+const POLL_INTERVAL: Duration = Duration::from_secs(10 * 60);
 
 /// As new as no other source of counts is: kube-apiserver's own are up to two minutes old.
-const JUST_NOW: Duration = Duration::from_secs(1);
+const FRESH_SIZE_TTL: Duration = Duration::from_secs(1);
 
 /// What kube-apiserver takes a count for that it cannot know (`workEstimator`: "infinite").
-const ENDLESS: u64 = 1_000_000_000;
+const INFINITE_COUNT: u64 = 1_000_000_000;
 
 /// What is known of all resources.
 #[derive(Debug, Default)]
 pub struct ObjectCounts {
-    resources: HashMap<Box<[u8]>, Counted>,
+    resources: HashMap<Box<[u8]>, ResourceCount>,
     /// When the server last told what it has counted: all that it knows.
-    counted_by_server: Option<Instant>,
+    server_counted_at: Option<Instant>,
     /// Holds one key at a time.
     key: Vec<u8>,
 }
 
 /// A successful answer to a list, or the initial events of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListAnswer {
+pub struct ListResponse {
     /// The number of its items.
     pub items: u64,
     /// Its `metadata.remainingItemCount`.
     pub remaining_items: Option<u64>,
     /// Whether it has a `metadata.continue`, so that there is more.
-    pub continues: bool,
+    pub has_continue: bool,
     /// The length of its items, as they were written.
     pub bytes: u64,
     /// How well that tells the length of the objects as they are stored.
-    pub measure: Measure,
+    pub accuracy: SizeAccuracy,
 }
 
 /// How well an answer's length tells how long the objects in it are as etcd has them. The better,
 /// the greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Measure {
+pub enum SizeAccuracy {
     /// Tables and lists of metadata: objects are at least about that long. It counts only as long
     /// as nothing else is known.
     Abridged,
@@ -100,54 +100,54 @@ pub enum Measure {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Counted {
+struct ResourceCount {
     /// None if the server's metrics name the resource, and nothing has told how many there are.
     count: Option<u64>,
     /// When that was told.
-    at: Instant,
-    size: Option<Size>,
+    counted_at: Instant,
+    size: Option<ObjectSize>,
     /// When the server's metrics last had a figure.
-    by_server: Option<Instant>,
+    server_counted_at: Option<Instant>,
     /// When they last named it, with a figure or without.
-    named: Option<Instant>,
+    server_named_at: Option<Instant>,
 }
 
 /// Where the count of a resource comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+enum CountSource {
     /// The API server's metrics.
     Metrics,
     /// None: the API server's metrics do not have the resource, so that its own estimates know none.
     NotStored,
     /// Answers: what passed by, or what weir asked for.
-    Answers,
+    Responses,
 }
 
 /// Of an object, on average.
 #[derive(Clone, Copy, Debug)]
-struct Size {
+struct ObjectSize {
     bytes: u64,
-    measure: Measure,
-    at: Instant,
+    accuracy: SizeAccuracy,
+    measured_at: Instant,
 }
 
-impl Size {
-    fn of(answer: ListAnswer, now: Instant) -> Option<Self> {
+impl ObjectSize {
+    fn from_response(answer: ListResponse, now: Instant) -> Option<Self> {
         Some(Self {
             bytes: answer.bytes.checked_div(answer.items)?,
-            measure: answer.measure,
-            at: now,
+            accuracy: answer.accuracy,
+            measured_at: now,
         })
     }
 
     /// The one to go by, of two.
-    fn or(self, known: Option<Self>) -> Self {
+    fn better_of(self, known: Option<Self>) -> Self {
         let holds = |known: &Self| {
-            known.measure > self.measure
-                && (self.measure == Measure::Abridged
-                    || self.at.saturating_duration_since(known.at) < BETTER_SIZE_HOLDS)
+            known.accuracy > self.accuracy
+                && (self.accuracy == SizeAccuracy::Abridged
+                    || self.measured_at.saturating_duration_since(known.measured_at) < BETTER_SIZE_TTL)
                 // That the server did not know it holds for as long as it says so.
-                && (known.bytes > 0 || holds(Some(known.at), self.at))
+                && (known.bytes > 0 || is_server_count_valid(Some(known.measured_at), self.measured_at))
         };
         known.filter(holds).unwrap_or(self)
     }
@@ -155,49 +155,49 @@ impl Size {
 
 impl ObjectCounts {
     /// Takes in the answer to `list`, if it tells how many objects there are.
-    pub fn learn(&mut self, now: Instant, list: &RequestInfo<'_>, answer: ListAnswer) {
-        let size = Size::of(answer, now);
-        let Some(count) = total(list, answer) else {
-            self.learn_part(list, size);
+    pub fn record_list(&mut self, now: Instant, list: &RequestInfo<'_>, answer: ListResponse) {
+        let size = ObjectSize::from_response(answer, now);
+        let Some(count) = total_count(list, answer) else {
+            self.record_partial_list(list, size);
             return;
         };
         if let Some(known) = self.find(list.api_group(), list.resource()) {
-            if holds(known.by_server, now) {
+            if is_server_count_valid(known.server_counted_at, now) {
                 // It may not have said how large they are.
-                known.size = size.map_or(known.size, |size| Some(size.or(known.size)));
+                known.size = size.map_or(known.size, |size| Some(size.better_of(known.size)));
                 return;
             }
-            *known = Counted {
-                count: Some(count.or_at_least(known.count.unwrap_or_default())),
+            *known = ResourceCount {
+                count: Some(count.resolve(known.count.unwrap_or_default())),
                 // An answer that does not tell it leaves the one that was known.
-                size: size.map_or(known.size, |size| Some(size.or(known.size))),
-                at: now,
-                by_server: None,
-                named: known.named,
+                size: size.map_or(known.size, |size| Some(size.better_of(known.size))),
+                counted_at: now,
+                server_counted_at: None,
+                server_named_at: known.server_named_at,
             };
             return;
         }
-        let counted = Counted {
-            count: Some(count.or_at_least(0)),
+        let counted = ResourceCount {
+            count: Some(count.resolve(0)),
             size,
-            at: now,
-            by_server: None,
-            named: None,
+            counted_at: now,
+            server_counted_at: None,
+            server_named_at: None,
         };
         self.insert(counted);
     }
 
     /// Takes in the size of a part of the objects: it counts as long as nothing else is known, where
     /// their number is.
-    fn learn_part(&mut self, list: &RequestInfo<'_>, size: Option<Size>) {
+    fn record_partial_list(&mut self, list: &RequestInfo<'_>, size: Option<ObjectSize>) {
         if let Some(known) = self.find(list.api_group(), list.resource())
             && known.count.is_some()
             && known.size.is_none()
         {
             known.size = size
-                .filter(|size| size.measure > Measure::Abridged)
-                .map(|size| Size {
-                    measure: Measure::Abridged,
+                .filter(|size| size.accuracy > SizeAccuracy::Abridged)
+                .map(|size| ObjectSize {
+                    accuracy: SizeAccuracy::Abridged,
                     ..size
                 });
         }
@@ -211,81 +211,89 @@ impl ObjectCounts {
     }
 
     /// Takes in how many objects a list of one of them told, which weir asked for.
-    pub fn learn_asked(&mut self, now: Instant, api_group: &[u8], resource: &[u8], count: u64) {
+    pub fn record_polled_count(
+        &mut self,
+        now: Instant,
+        api_group: &[u8],
+        resource: &[u8],
+        count: u64,
+    ) {
         let known = self.find(api_group, resource).copied();
-        if self.source(known, now) == Source::Metrics {
+        if self.source(known, now) == CountSource::Metrics {
             return; // they came meanwhile
         }
-        let counted = Counted {
+        let counted = ResourceCount {
             count: Some(count),
-            at: now,
+            counted_at: now,
             size: known.and_then(|known| known.size),
-            by_server: None,
-            named: known.and_then(|known| known.named),
+            server_counted_at: None,
+            server_named_at: known.and_then(|known| known.server_named_at),
         };
         self.insert(counted);
     }
 
     /// Whether a count of this resource is worth asking for: its seats go by answers, and none has
     /// told it for ten minutes.
-    pub fn wants_count(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> bool {
-        if is_other_events(api_group, resource) {
+    pub fn needs_count(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> bool {
+        if is_events_group_events(api_group, resource) {
             return false; // not found, whatever the count
         }
         let known = self.find(api_group, resource).copied();
-        self.source(known, now) == Source::Answers
+        self.source(known, now) == CountSource::Responses
             && known
                 .filter(|known| known.count.is_some())
-                .is_none_or(|known| now.saturating_duration_since(known.at) >= ASKED_AGAIN_AFTER)
+                .is_none_or(|known| {
+                    now.saturating_duration_since(known.counted_at) >= POLL_INTERVAL
+                })
     }
 
     /// Where the count of a resource comes from, of which that much is known.
-    fn source(&self, known: Option<Counted>, now: Instant) -> Source {
-        if known.is_some_and(|known| holds(known.by_server, now)) {
-            return Source::Metrics;
+    fn source(&self, known: Option<ResourceCount>, now: Instant) -> CountSource {
+        if known.is_some_and(|known| is_server_count_valid(known.server_counted_at, now)) {
+            return CountSource::Metrics;
         }
-        let named = known.is_some_and(|known| holds(known.named, now));
-        if holds(self.counted_by_server, now) && !named {
-            return Source::NotStored;
+        let named = known.is_some_and(|known| is_server_count_valid(known.server_named_at, now));
+        if is_server_count_valid(self.server_counted_at, now) && !named {
+            return CountSource::NotStored;
         }
-        Source::Answers
+        CountSource::Responses
     }
 
     /// Takes in what the server has counted of each `resource.group`. What it does not name it does
     /// not store, as those of aggregated API servers: of these it knows nothing.
-    pub fn learn_counted<'k>(
+    pub fn record_server_counts<'k>(
         &mut self,
         now: Instant,
-        counted: impl Iterator<Item = (&'k str, CountedByServer)>,
+        counted: impl Iterator<Item = (&'k str, ServerCount)>,
     ) {
         for (key, of) in counted {
-            self.counted_by_server = Some(now);
-            let size = of.average_size.map(|bytes| Size {
+            self.server_counted_at = Some(now);
+            let size = of.average_size.map(|bytes| ObjectSize {
                 bytes,
-                measure: Measure::Server,
-                at: now,
+                accuracy: SizeAccuracy::Server,
+                measured_at: now,
             });
             let known = self.resources.get(key.as_bytes());
             let size = size.or_else(|| known.and_then(|known| known.size));
             let counted = match (of.count, known) {
-                (Some(count), _) => Counted {
+                (Some(count), _) => ResourceCount {
                     count: Some(count),
                     size,
-                    at: now,
-                    by_server: Some(now),
-                    named: Some(now),
+                    counted_at: now,
+                    server_counted_at: Some(now),
+                    server_named_at: Some(now),
                 },
                 // It could not count them: what it said before holds for its time, as there.
-                (None, Some(known)) => Counted {
-                    named: Some(now),
+                (None, Some(known)) => ResourceCount {
+                    server_named_at: Some(now),
                     ..*known
                 },
-                (None, None) => Counted {
+                (None, None) => ResourceCount {
                     count: None,
                     size: None,
-                    at: now,
-                    by_server: None,
-                    named: Some(now),
+                    counted_at: now,
+                    server_counted_at: None,
+                    server_named_at: Some(now),
                 },
             };
             self.key.clear();
@@ -295,23 +303,25 @@ impl ObjectCounts {
     }
 
     /// Of the resource that was looked up last.
-    fn insert(&mut self, counted: Counted) {
+    fn insert(&mut self, counted: ResourceCount) {
         if self.resources.len() >= MAX_RESOURCES && !self.resources.contains_key(&*self.key) {
-            self.make_room();
+            self.evict_oldest();
         }
         self.resources.insert(self.key.as_slice().into(), counted);
     }
 
     /// Whether its size was measured within the last second, or by the server, so that another
     /// answer of now would tell nothing new.
-    pub fn has_just_learned(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
+    pub fn has_fresh_size(&mut self, now: Instant, list: &RequestInfo<'_>) -> bool {
         let Some(known) = self.find(list.api_group(), list.resource()) else {
             return false;
         };
-        known.size.is_some_and(|size| match size.measure {
-            Measure::Abridged => false,
-            Measure::Text | Measure::Protobuf => now.saturating_duration_since(size.at) < JUST_NOW,
-            Measure::Server => holds(known.by_server, now),
+        known.size.is_some_and(|size| match size.accuracy {
+            SizeAccuracy::Abridged => false,
+            SizeAccuracy::Text | SizeAccuracy::Protobuf => {
+                now.saturating_duration_since(size.measured_at) < FRESH_SIZE_TTL
+            }
+            SizeAccuracy::Server => is_server_count_valid(known.server_counted_at, now),
         })
     }
 
@@ -322,25 +332,25 @@ impl ObjectCounts {
     /// a count of them and no size. The registry behind both groups reports that count as that of
     /// core `events`, so that those of `events.k8s.io` are not found.
     pub fn stats(&mut self, now: Instant, api_group: &[u8], resource: &[u8]) -> ObjectStats {
-        if is_other_events(api_group, resource) {
+        if is_events_group_events(api_group, resource) {
             return ObjectStats::NotFound;
         }
         let is_core_events = resource == EVENTS && api_group.is_empty();
         let known = self.find(api_group, resource).copied();
-        if self.source(known, now) == Source::NotStored {
+        if self.source(known, now) == CountSource::NotStored {
             return ObjectStats::NotFound;
         }
         let counted = known.and_then(|known| known.count.map(|count| (count, known.size)));
         match counted {
-            Some((count, size)) => ObjectStats::Known {
+            Some((count, size)) => ObjectStats::Counted {
                 count,
                 average_size: size
                     // Unless they are in the watch cache after all (`--watch-cache-sizes`).
-                    .filter(|size| !is_core_events || size.measure == Measure::Server)
+                    .filter(|size| !is_core_events || size.accuracy == SizeAccuracy::Server)
                     .map_or(0, |size| size.bytes),
             },
-            None if is_core_events => ObjectStats::Known {
-                count: ENDLESS,
+            None if is_core_events => ObjectStats::Counted {
+                count: INFINITE_COUNT,
                 average_size: 0,
             },
             None => ObjectStats::NotFound,
@@ -348,19 +358,22 @@ impl ObjectCounts {
     }
 
     /// Looks up `resource.group`, as `GroupResource.String` writes it.
-    fn find(&mut self, api_group: &[u8], resource: &[u8]) -> Option<&mut Counted> {
+    fn find(&mut self, api_group: &[u8], resource: &[u8]) -> Option<&mut ResourceCount> {
         self.key.clear();
         self.key.extend_from_slice(resource);
         // The same events are in both groups.
-        if !api_group.is_empty() && !is_other_events(api_group, resource) {
+        if !api_group.is_empty() && !is_events_group_events(api_group, resource) {
             self.key.push(b'.');
             self.key.extend_from_slice(api_group);
         }
         self.resources.get_mut(&*self.key)
     }
 
-    fn make_room(&mut self) {
-        let oldest = self.resources.iter().min_by_key(|(_, known)| known.at);
+    fn evict_oldest(&mut self) {
+        let oldest = self
+            .resources
+            .iter()
+            .min_by_key(|(_, known)| known.counted_at);
         if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
             self.resources.remove(&oldest);
         }
@@ -368,24 +381,24 @@ impl ObjectCounts {
 }
 
 /// The events that are stored as core `events`, and counted as these.
-fn is_other_events(api_group: &[u8], resource: &[u8]) -> bool {
+fn is_events_group_events(api_group: &[u8], resource: &[u8]) -> bool {
     resource == EVENTS && api_group == EVENTS_GROUP
 }
 
-fn holds(counted: Option<Instant>, now: Instant) -> bool {
-    counted.is_some_and(|at| now.saturating_duration_since(at) < COUNTED_HOLDS)
+fn is_server_count_valid(counted: Option<Instant>, now: Instant) -> bool {
+    counted.is_some_and(|at| now.saturating_duration_since(at) < SERVER_COUNT_TTL)
 }
 
 /// Whether the answer to a list, or to a watch that begins with one, could tell how many objects
 /// there are of its resource: those of all namespaces, none left out.
 #[must_use]
-pub fn is_of_everything(list: &RequestInfo<'_>) -> bool {
+pub fn lists_all_objects(list: &RequestInfo<'_>) -> bool {
     let given = |key| {
         list.query()
             .first(key)
             .is_some_and(|value| !value.is_empty())
     };
-    is_of_objects(list)
+    lists_objects(list)
         && list.namespace().is_empty()
         && list.name().is_empty()
         && ![
@@ -400,7 +413,7 @@ pub fn is_of_everything(list: &RequestInfo<'_>) -> bool {
 
 /// Whether this is a list or a watch of a resource's objects, all of them or some.
 #[must_use]
-pub fn is_of_objects(list: &RequestInfo<'_>) -> bool {
+pub fn lists_objects(list: &RequestInfo<'_>) -> bool {
     matches!(list.verb(), Verb::List | Verb::Watch)
         && !list.resource().is_empty()
         && list.subresource().is_empty()
@@ -408,31 +421,31 @@ pub fn is_of_objects(list: &RequestInfo<'_>) -> bool {
 
 /// How many objects there are.
 #[derive(Clone, Copy)]
-enum Total {
-    Exactly(u64),
+enum TotalCount {
+    Exact(u64),
     AtLeast(u64),
 }
 
-impl Total {
-    fn or_at_least(self, known: u64) -> u64 {
+impl TotalCount {
+    fn resolve(self, known: u64) -> u64 {
         match self {
-            Self::Exactly(count) => count,
+            Self::Exact(count) => count,
             Self::AtLeast(count) => count.max(known),
         }
     }
 }
 
 /// How many objects there are, if the answer tells.
-fn total(list: &RequestInfo<'_>, answer: ListAnswer) -> Option<Total> {
-    if !is_of_everything(list) {
+fn total_count(list: &RequestInfo<'_>, answer: ListResponse) -> Option<TotalCount> {
+    if !lists_all_objects(list) {
         return None;
     }
     match answer.remaining_items {
-        Some(remaining) => answer.items.checked_add(remaining).map(Total::Exactly),
-        None if !answer.continues => Some(Total::Exactly(answer.items)),
+        Some(remaining) => answer.items.checked_add(remaining).map(TotalCount::Exact),
+        None if !answer.has_continue => Some(TotalCount::Exact(answer.items)),
         // The initial events of a watch that does not say where they end.
         None if *list.verb() == Verb::Watch && answer.items > 0 => {
-            Some(Total::AtLeast(answer.items))
+            Some(TotalCount::AtLeast(answer.items))
         }
         None => None,
     }

@@ -13,18 +13,18 @@ use crate::flowcontrol::seats::SeatSeconds;
 use crate::flowcontrol::seats::WorkEstimate;
 
 /// Slots kept for an idle level; beyond, the memory of a past flood is given back.
-const KEPT_SLOTS: usize = 128;
+const MAX_KEPT_SLOTS: usize = 128;
 
 /// Names one request of one level; worthless once it has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ticket {
+pub struct RequestKey {
     slot: usize,
     serial: u64,
 }
 
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum DispatchPhase {
     /// In its queue.
     Waiting,
     /// Running: it has its seats, and counts as a request.
@@ -37,9 +37,9 @@ pub enum Phase {
 }
 
 #[derive(Debug)]
-pub(super) struct Request<T> {
+pub(super) struct QueueSetRequest<T> {
     pub(super) payload: T,
-    pub(super) phase: Phase,
+    pub(super) phase: DispatchPhase,
     /// The queue it stands in, or is charged to while it has seats. None in a level without queues,
     /// and for a lingering request whose queue was removed.
     pub(super) queue: Option<usize>,
@@ -56,17 +56,17 @@ pub(super) struct Request<T> {
 }
 
 #[derive(Debug)]
-pub(super) struct Requests<T> {
-    slots: Vec<Option<Request<T>>>,
-    vacant: Vec<usize>,
-    serials: u64,
+pub(super) struct RequestSlab<T> {
+    slots: Vec<Option<QueueSetRequest<T>>>,
+    vacant_slots: Vec<usize>,
+    last_serial: u64,
 }
 
-impl<T> Request<T> {
+impl<T> QueueSetRequest<T> {
     pub(super) fn new(payload: T, work: WorkEstimate, now: Instant, r: SeatSeconds) -> Self {
         Self {
             payload,
-            phase: Phase::Waiting,
+            phase: DispatchPhase::Waiting,
             queue: None,
             work,
             total_work: work.total_work(),
@@ -83,23 +83,23 @@ impl<T> Request<T> {
     }
 
     pub(super) fn is_waiting(&self) -> bool {
-        self.phase == Phase::Waiting
+        self.phase == DispatchPhase::Waiting
     }
 }
 
-impl<T> Requests<T> {
+impl<T> RequestSlab<T> {
     pub(super) const fn new() -> Self {
         Self {
             slots: Vec::new(),
-            vacant: Vec::new(),
-            serials: 0,
+            vacant_slots: Vec::new(),
+            last_serial: 0,
         }
     }
 
-    pub(super) fn insert(&mut self, mut request: Request<T>) -> usize {
-        self.serials += 1;
-        request.serial = self.serials;
-        if let Some(slot) = self.vacant.pop() {
+    pub(super) fn insert(&mut self, mut request: QueueSetRequest<T>) -> usize {
+        self.last_serial += 1;
+        request.serial = self.last_serial;
+        if let Some(slot) = self.vacant_slots.pop() {
             *self.slot_mut(slot) = Some(request);
             slot
         } else {
@@ -108,32 +108,32 @@ impl<T> Requests<T> {
         }
     }
 
-    pub(super) fn remove(&mut self, slot: usize) -> Option<Request<T>> {
+    pub(super) fn remove(&mut self, slot: usize) -> Option<QueueSetRequest<T>> {
         let request = self.slot_mut(slot).take()?;
-        self.vacant.push(slot);
-        if self.is_empty() && self.slots.len() > KEPT_SLOTS {
-            (self.slots, self.vacant) = (Vec::new(), Vec::new());
+        self.vacant_slots.push(slot);
+        if self.is_empty() && self.slots.len() > MAX_KEPT_SLOTS {
+            (self.slots, self.vacant_slots) = (Vec::new(), Vec::new());
         }
         Some(request)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.slots.len() == self.vacant.len()
+        self.slots.len() == self.vacant_slots.len()
     }
 
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
-        self.slots.capacity() + self.vacant.capacity()
+        self.slots.capacity() + self.vacant_slots.capacity()
     }
 
     /// The slot of a ticket, if its request is still here.
-    pub(super) fn find(&self, ticket: Ticket) -> Option<usize> {
+    pub(super) fn find(&self, ticket: RequestKey) -> Option<usize> {
         let request = self.slots.get(ticket.slot)?.as_ref()?;
         (request.serial == ticket.serial).then_some(ticket.slot)
     }
 
-    pub(super) fn ticket(&self, slot: usize) -> Ticket {
-        Ticket {
+    pub(super) fn key(&self, slot: usize) -> RequestKey {
+        RequestKey {
             slot,
             serial: self.at(slot).serial,
         }
@@ -144,29 +144,29 @@ impl<T> Requests<T> {
         clippy::indexing_slicing,
         reason = "slots come from `insert`, `find` and the queues, which forget a slot before `remove`"
     )]
-    pub(super) fn at(&self, slot: usize) -> &Request<T> {
+    pub(super) fn at(&self, slot: usize) -> &QueueSetRequest<T> {
         self.slots[slot].as_ref().expect("a slot in use")
     }
 
     #[expect(clippy::expect_used, reason = "as for `at`")]
-    pub(super) fn at_mut(&mut self, slot: usize) -> &mut Request<T> {
+    pub(super) fn at_mut(&mut self, slot: usize) -> &mut QueueSetRequest<T> {
         self.slot_mut(slot).as_mut().expect("a slot in use")
     }
 
     /// All of them, in no order that means anything.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Request<T>)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &QueueSetRequest<T>)> {
         self.slots
             .iter()
             .enumerate()
             .filter_map(|(slot, held)| Some((slot, held.as_ref()?)))
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Request<T>> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueueSetRequest<T>> {
         self.slots.iter_mut().flatten()
     }
 
     #[expect(clippy::indexing_slicing, reason = "as for `at`")]
-    fn slot_mut(&mut self, slot: usize) -> &mut Option<Request<T>> {
+    fn slot_mut(&mut self, slot: usize) -> &mut Option<QueueSetRequest<T>> {
         &mut self.slots[slot]
     }
 }

@@ -13,17 +13,17 @@
 use std::collections::HashMap;
 
 /// The longest line of these that is read: names have up to 253 bytes each.
-const LONGEST_LINE: usize = 1024;
+const MAX_LINE_LENGTH: usize = 1024;
 /// More resources than any API server has.
-const MOST_RESOURCES: usize = 4096;
+const MAX_RESOURCES: usize = 4096;
 
-const OBJECTS: &str = "apiserver_resource_objects{";
-const SIZES: &str = "apiserver_resource_size_estimate_bytes{";
-const STORAGE_OBJECTS: &str = "apiserver_storage_objects{";
+const OBJECTS_PREFIX: &str = "apiserver_resource_objects{";
+const SIZES_PREFIX: &str = "apiserver_resource_size_estimate_bytes{";
+const STORAGE_OBJECTS_PREFIX: &str = "apiserver_storage_objects{";
 
 /// What kube-apiserver has counted of one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CountedByServer {
+pub struct ServerCount {
     /// How many there are; none if the server names the resource and could not count it.
     pub count: Option<u64>,
     /// Bytes, as stored; 0 if the server does not know, none if it does not say.
@@ -31,13 +31,13 @@ pub struct CountedByServer {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Series {
+struct ResourceSeries {
     count: Option<u64>,
-    size: Option<Size>,
+    size: Option<TotalSize>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Size {
+enum TotalSize {
     Unknown,
     Bytes(u64),
 }
@@ -46,10 +46,10 @@ enum Size {
 #[derive(Debug, Default)]
 pub struct ResourceMetrics {
     /// By `resource.group`, as `GroupResource.String` writes it.
-    resources: HashMap<Box<str>, Series>,
+    resources: HashMap<Box<str>, ResourceSeries>,
     line: Vec<u8>,
     /// The line is none of these.
-    skips: bool,
+    skips_line: bool,
 }
 
 impl ResourceMetrics {
@@ -61,24 +61,24 @@ impl ResourceMetrics {
                 Some(end) => (rest.get(..end), rest.get(end + 1..)),
                 None => (Some(rest), None),
             };
-            self.part(line.unwrap_or_default());
+            self.feed_line_part(line.unwrap_or_default());
             if after.is_some() {
-                self.line_ended();
+                self.finish_line();
             }
             rest = after.unwrap_or_default();
         }
     }
 
     /// What the server has counted, by `resource.group`.
-    pub fn counted(&self) -> impl Iterator<Item = (&str, CountedByServer)> {
+    pub fn counts(&self) -> impl Iterator<Item = (&str, ServerCount)> {
         self.resources.iter().map(|(key, series)| {
             let of = |count| {
                 move |size| match size {
-                    Size::Unknown => 0,
-                    Size::Bytes(bytes) => u64::checked_div(bytes, count).unwrap_or_default(),
+                    TotalSize::Unknown => 0,
+                    TotalSize::Bytes(bytes) => u64::checked_div(bytes, count).unwrap_or_default(),
                 }
             };
-            let counted = CountedByServer {
+            let counted = ServerCount {
                 count: series.count,
                 average_size: series.count.and_then(|count| series.size.map(of(count))),
             };
@@ -86,62 +86,66 @@ impl ResourceMetrics {
         })
     }
 
-    fn part(&mut self, part: &[u8]) {
-        if self.skips {
+    fn feed_line_part(&mut self, part: &[u8]) {
+        if self.skips_line {
             return;
         }
-        let room = LONGEST_LINE.saturating_sub(self.line.len());
+        let room = MAX_LINE_LENGTH.saturating_sub(self.line.len());
         self.line
             .extend_from_slice(part.get(..room).unwrap_or(part));
         let begins = |name: &str| {
             let length = name.len().min(self.line.len());
             self.line.get(..length) == name.as_bytes().get(..length)
         };
-        self.skips =
-            part.len() > room || ![OBJECTS, SIZES, STORAGE_OBJECTS].into_iter().any(begins);
-        if self.skips {
+        self.skips_line = part.len() > room
+            || ![OBJECTS_PREFIX, SIZES_PREFIX, STORAGE_OBJECTS_PREFIX]
+                .into_iter()
+                .any(begins);
+        if self.skips_line {
             self.line.clear();
         }
     }
 
-    fn line_ended(&mut self) {
+    fn finish_line(&mut self) {
         let line = std::mem::take(&mut self.line);
-        if !std::mem::take(&mut self.skips) {
-            let _ = str::from_utf8(&line).ok().and_then(|line| self.read(line));
+        if !std::mem::take(&mut self.skips_line) {
+            let _ = str::from_utf8(&line)
+                .ok()
+                .and_then(|line| self.parse_line(line));
         }
         self.line = line; // its memory
         self.line.clear();
     }
 
     /// None if it is not as it should be.
-    fn read(&mut self, line: &str) -> Option<()> {
+    fn parse_line(&mut self, line: &str) -> Option<()> {
         let (labels, value) = line.rsplit_once("} ")?;
         let value = value.split_ascii_whitespace().next()?;
         let value: f64 = value.parse().ok()?;
-        if let Some(labels) = labels.strip_prefix(STORAGE_OBJECTS) {
-            let (_, resource) = labels_of(labels)?;
-            let count = &mut self.series(resource.to_owned())?.count;
-            *count = count.or(whole(value));
+        if let Some(labels) = labels.strip_prefix(STORAGE_OBJECTS_PREFIX) {
+            let (_, resource) = parse_labels(labels)?;
+            let count = &mut self.series_mut(resource.to_owned())?.count;
+            *count = count.or(to_count(value));
             return Some(());
         }
-        let is_count = labels.starts_with(OBJECTS);
+        let is_count = labels.starts_with(OBJECTS_PREFIX);
         let labels = labels
-            .strip_prefix(OBJECTS)
-            .or_else(|| labels.strip_prefix(SIZES))?;
-        let (group, resource) = labels_of(labels)?;
+            .strip_prefix(OBJECTS_PREFIX)
+            .or_else(|| labels.strip_prefix(SIZES_PREFIX))?;
+        let (group, resource) = parse_labels(labels)?;
         let dot = if group.is_empty() { "" } else { "." };
-        let series = self.series(format!("{resource}{dot}{group}"))?;
+        let series = self.series_mut(format!("{resource}{dot}{group}"))?;
         if is_count {
-            series.count = whole(value);
+            series.count = to_count(value);
         } else {
-            series.size = Some(whole(value).map_or(Size::Unknown, Size::Bytes));
+            series.size = Some(to_count(value).map_or(TotalSize::Unknown, TotalSize::Bytes));
         }
         Some(())
     }
 
-    fn series(&mut self, key: String) -> Option<&mut Series> {
+    fn series_mut(&mut self, key: String) -> Option<&mut ResourceSeries> {
         let key = key.into_boxed_str();
-        if self.resources.len() >= MOST_RESOURCES && !self.resources.contains_key(&key) {
+        if self.resources.len() >= MAX_RESOURCES && !self.resources.contains_key(&key) {
             return None;
         }
         Some(self.resources.entry(key).or_default())
@@ -149,7 +153,7 @@ impl ResourceMetrics {
 }
 
 /// The group, if there is one, and the resource; none if there is no resource.
-fn labels_of(labels: &str) -> Option<(&str, &str)> {
+fn parse_labels(labels: &str) -> Option<(&str, &str)> {
     let (mut group, mut resource) = ("", None);
     for label in labels.split(',') {
         let (name, value) = label.split_once('=')?;
@@ -168,7 +172,7 @@ fn labels_of(labels: &str) -> Option<(&str, &str)> {
     clippy::as_conversions,
     reason = "there is no other conversion; it saturates, and what is negative was left out"
 )]
-fn whole(value: f64) -> Option<u64> {
+fn to_count(value: f64) -> Option<u64> {
     (value >= 0.0).then_some(value as u64)
 }
 
@@ -195,12 +199,12 @@ apiserver_storage_objects{other="x"} 9
 apiserver_request_total{code="200"} 3
 "#;
 
-    fn counted(chunks: &[&[u8]]) -> Vec<(String, Option<u64>, Option<u64>)> {
+    fn parse(chunks: &[&[u8]]) -> Vec<(String, Option<u64>, Option<u64>)> {
         let mut metrics = ResourceMetrics::default();
         for chunk in chunks {
             metrics.feed(chunk);
         }
-        let counted = metrics.counted();
+        let counted = metrics.counts();
         let mut counted: Vec<_> = counted
             .map(|(key, counted)| (key.to_owned(), counted.count, counted.average_size))
             .collect();
@@ -209,7 +213,7 @@ apiserver_request_total{code="200"} 3
     }
 
     #[test]
-    fn counts_and_sizes_are_found_wherever_the_exposition_is_cut() {
+    fn counts_and_sizes_are_parsed_wherever_the_exposition_is_split() {
         let expected = [
             ("daemonsets.apps", None, None),
             ("deployments.apps", Some(7), None),
@@ -220,23 +224,23 @@ apiserver_request_total{code="200"} 3
         .map(|(key, count, size)| (key.to_owned(), count, size));
         for at in 0..METRICS.len() {
             let (head, tail) = METRICS.as_bytes().split_at(at);
-            assert_eq!(counted(&[head, tail]), expected, "cut at {at}");
+            assert_eq!(parse(&[head, tail]), expected, "cut at {at}");
         }
         let bytes: Vec<_> = METRICS.as_bytes().chunks(1).collect();
-        assert_eq!(counted(&bytes), expected);
+        assert_eq!(parse(&bytes), expected);
     }
 
     #[test]
-    fn a_line_without_end_takes_no_memory() {
+    fn a_line_without_end_uses_bounded_memory() {
         let mut metrics = ResourceMetrics::default();
         metrics.feed(b"apiserver_resource_objects{group=\"");
         for _ in 0..1000 {
             metrics.feed(&[b'a'; 4096]);
         }
-        assert!(metrics.line.capacity() <= 2 * LONGEST_LINE);
+        assert!(metrics.line.capacity() <= 2 * MAX_LINE_LENGTH);
         metrics.feed(
             b"\",resource=\"x\"} 7\napiserver_resource_objects{group=\"\",resource=\"y\"} 7\n",
         );
-        assert_eq!(metrics.counted().count(), 1);
+        assert_eq!(metrics.counts().count(), 1);
     }
 }

@@ -19,45 +19,45 @@ const MAX_HISTORY: usize = 64;
 
 /// The drops of one priority level, and the `Retry-After` that follows from them.
 #[derive(Clone, Debug)]
-pub struct DroppedRequests {
+pub struct DroppedRequestsTracker {
     retry_after: i64,
     /// When it was last doubled.
-    doubled_at: i64,
-    current: Second,
+    last_doubled_at: i64,
+    current: DropsPerSecond,
     /// The seconds before `current` that had drops, oldest first.
-    history: VecDeque<Second>,
+    history: VecDeque<DropsPerSecond>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Second {
-    at: i64,
+struct DropsPerSecond {
+    unix_second: i64,
     drops: i64,
 }
 
-impl Default for DroppedRequests {
+impl Default for DroppedRequestsTracker {
     fn default() -> Self {
         Self {
             retry_after: 1,
-            doubled_at: 0,
-            current: Second::default(),
+            last_doubled_at: 0,
+            current: DropsPerSecond::default(),
             history: VecDeque::new(),
         }
     }
 }
 
-impl DroppedRequests {
+impl DroppedRequestsTracker {
     /// Notes that a request was dropped at `unix_second` (of the wall clock, as upstream) and
     /// returns the `Retry-After` of its answer.
     pub fn record(&mut self, unix_second: i64) -> i64 {
-        if unix_second == self.current.at {
+        if unix_second == self.current.unix_second {
             self.current.drops += 1;
         } else {
-            self.remember_current();
-            self.current = Second {
-                at: unix_second,
+            self.push_current();
+            self.current = DropsPerSecond {
+                unix_second,
                 drops: 1,
             };
-            self.adjust();
+            self.update_retry_after();
         }
         self.retry_after
     }
@@ -68,29 +68,30 @@ impl DroppedRequests {
         self.retry_after
     }
 
-    fn remember_current(&mut self) {
+    fn push_current(&mut self) {
         self.history.push_back(self.current);
         let longest = (2 * self.retry_after).min(MAX_RETRY_AFTER);
         while let Some(oldest) = self.history.front()
-            && (self.current.at - oldest.at > longest || self.history.len() > MAX_HISTORY)
+            && (self.current.unix_second - oldest.unix_second > longest
+                || self.history.len() > MAX_HISTORY)
         {
             self.history.pop_front();
         }
     }
 
-    fn adjust(&mut self) {
-        let now = self.current.at;
+    fn update_retry_after(&mut self) {
+        let now = self.current.unix_second;
         let dropped: i64 = self
             .history
             .iter()
             .rev()
-            .take_while(|second| second.at >= now - self.retry_after)
-            .filter(|second| second.at < now)
+            .take_while(|second| second.unix_second >= now - self.retry_after)
+            .filter(|second| second.unix_second < now)
             .map(|second| second.drops)
             .sum();
-        if now - self.doubled_at >= self.retry_after && dropped >= 3 * self.retry_after {
+        if now - self.last_doubled_at >= self.retry_after && dropped >= 3 * self.retry_after {
             self.retry_after = (2 * self.retry_after).min(MAX_RETRY_AFTER);
-            self.doubled_at = now;
+            self.last_doubled_at = now;
         } else if dropped < self.retry_after && self.retry_after > 1 {
             self.retry_after -= 1;
         }
@@ -101,13 +102,13 @@ impl DroppedRequests {
 mod tests {
     use super::*;
 
-    fn drop_at(tracker: &mut DroppedRequests, second: i64, times: usize) -> i64 {
+    fn drop_at(tracker: &mut DroppedRequestsTracker, second: i64, times: usize) -> i64 {
         (0..times).map(|_| tracker.record(second)).last().unwrap()
     }
 
     #[test]
-    fn a_flood_doubles_it_up_to_32_and_no_oftener_than_it_lasts() {
-        let mut tracker = DroppedRequests::default();
+    fn a_flood_doubles_retry_after_up_to_32_and_only_when_the_last_one_has_passed() {
+        let mut tracker = DroppedRequestsTracker::default();
         let told: Vec<_> = (1000..1100)
             .map(|second| drop_at(&mut tracker, second, 10))
             .collect();
@@ -117,8 +118,8 @@ mod tests {
     }
 
     #[test]
-    fn a_trickle_lowers_it_by_one_a_second() {
-        let mut tracker = DroppedRequests::default();
+    fn a_trickle_lowers_retry_after_by_one_a_second() {
+        let mut tracker = DroppedRequestsTracker::default();
         for second in 0..100 {
             drop_at(&mut tracker, 1000 + second, 10);
         }
@@ -129,8 +130,8 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_keeps_stepping_back_does_not_fill_the_memory() {
-        let mut tracker = DroppedRequests::default();
+    fn a_clock_that_keeps_stepping_back_leaves_the_history_bounded() {
+        let mut tracker = DroppedRequestsTracker::default();
         for second in (0..100_000).rev() {
             tracker.record(second);
         }

@@ -50,7 +50,7 @@ impl SeatSeconds {
         clippy::as_conversions,
         reason = "float and integer have no lossless conversion; upstream rounds in the same place"
     )]
-    pub fn of(seats: f64, span: Duration) -> Self {
+    pub fn from_seats(seats: f64, span: Duration) -> Self {
         Self((seats * span.as_nanos() as f64 / Self::NANOSECONDS_PER_UNIT).round() as u64)
     }
 
@@ -79,7 +79,7 @@ impl SeatSeconds {
         clippy::as_conversions,
         reason = "float and integer have no lossless conversion; upstream truncates in the same place"
     )]
-    pub fn per_seat(self, seats: u32) -> Duration {
+    pub fn duration_per_seat(self, seats: u32) -> Duration {
         let nanoseconds = self.0 as f64 / f64::from(seats) * Self::NANOSECONDS_PER_UNIT;
         Duration::from_nanos(nanoseconds as u64)
     }
@@ -130,13 +130,13 @@ impl WorkEstimate {
     /// The work after the answer.
     #[must_use]
     pub fn final_work(&self) -> SeatSeconds {
-        SeatSeconds::of(f64::from(self.final_seats), self.additional_latency)
+        SeatSeconds::from_seats(f64::from(self.final_seats), self.additional_latency)
     }
 
     /// The work in all, the main phase being taken to last [`ESTIMATED_SERVICE_DURATION`].
     #[must_use]
     pub fn total_work(&self) -> SeatSeconds {
-        SeatSeconds::of(f64::from(self.initial_seats), ESTIMATED_SERVICE_DURATION)
+        SeatSeconds::from_seats(f64::from(self.initial_seats), ESTIMATED_SERVICE_DURATION)
             .wrapping_add(self.final_work())
     }
 
@@ -149,7 +149,7 @@ impl WorkEstimate {
         Self {
             initial_seats: self.initial_seats,
             final_seats: limit,
-            additional_latency: self.final_work().per_seat(limit),
+            additional_latency: self.final_work().duration_per_seat(limit),
         }
     }
 }
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_seat_for_three_milliseconds_is_three_hundred_thousand_units() {
-        let work = SeatSeconds::of(1.0, ESTIMATED_SERVICE_DURATION);
+        let work = SeatSeconds::from_seats(1.0, ESTIMATED_SERVICE_DURATION);
         assert_eq!(work.units(), 300_000);
         assert_eq!(work.to_string(), "0.00300000ss");
         assert_eq!(
@@ -174,10 +174,22 @@ mod tests {
 
     #[test]
     fn halves_round_away_from_zero() {
-        assert_eq!(SeatSeconds::of(1.0, Duration::from_nanos(4)).units(), 0);
-        assert_eq!(SeatSeconds::of(1.0, Duration::from_nanos(5)).units(), 1);
-        assert_eq!(SeatSeconds::of(1.0, Duration::from_nanos(25)).units(), 3);
-        assert_eq!(SeatSeconds::of(0.5, Duration::from_nanos(30)).units(), 2);
+        assert_eq!(
+            SeatSeconds::from_seats(1.0, Duration::from_nanos(4)).units(),
+            0
+        );
+        assert_eq!(
+            SeatSeconds::from_seats(1.0, Duration::from_nanos(5)).units(),
+            1
+        );
+        assert_eq!(
+            SeatSeconds::from_seats(1.0, Duration::from_nanos(25)).units(),
+            3
+        );
+        assert_eq!(
+            SeatSeconds::from_seats(0.5, Duration::from_nanos(30)).units(),
+            2
+        );
     }
 
     #[test]

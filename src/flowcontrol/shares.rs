@@ -8,7 +8,7 @@
 use crate::flowcontrol::queue_set::Queuing;
 
 /// The part of a level's seats that one request may have, at most.
-const MAX_SEATS_PART: f64 = 0.15;
+const MAX_SEATS_FRACTION: f64 = 0.15;
 
 /// A priority level as far as seats are concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct LevelSpec {
 
 /// The seats that a level has by right, and how few and how many it may come to have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct LevelLimits {
     /// `nominalCL`.
     pub nominal: u32,
     /// `minCL`: what it keeps whatever others need.
@@ -37,10 +37,10 @@ pub struct Limits {
     pub upper: u32,
 }
 
-impl Limits {
+impl LevelLimits {
     /// The limits of a level with this spec when all levels together have `share_sum` shares.
     #[must_use]
-    pub fn of(spec: &LevelSpec, share_sum: u64, server_concurrency_limit: u32) -> Self {
+    pub fn from_spec(spec: &LevelSpec, share_sum: u64, server_concurrency_limit: u32) -> Self {
         let nominal = nominal_limit(spec, share_sum, server_concurrency_limit);
         let lendable = percentage(nominal, spec.lendable_percent);
         let borrowing = spec
@@ -67,7 +67,7 @@ pub fn max_seats(queuing: Queuing, nominal: u32) -> Option<u32> {
     let Queuing::Queue { dealer, .. } = queuing else {
         return None;
     };
-    let part = (f64::from(nominal) * MAX_SEATS_PART).ceil() as u32;
+    let part = (f64::from(nominal) * MAX_SEATS_FRACTION).ceil() as u32;
     // Wider, and one flow with a wide request in each queue of its hand would fill the level.
     Some(part.min(nominal / dealer.hand_size() as u32).max(1))
 }
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    fn limits(shares: u32, lendable: u32, borrowing: Option<u32>) -> Limits {
+    fn limits(shares: u32, lendable: u32, borrowing: Option<u32>) -> LevelLimits {
         let spec = LevelSpec {
             name: "any".to_owned(),
             queuing: queuing(6),
@@ -114,14 +114,14 @@ mod tests {
             lendable_percent: lendable,
             borrowing_limit_percent: borrowing,
         };
-        Limits::of(&spec, 245, 600)
+        LevelLimits::from_spec(&spec, 245, 600)
     }
 
     #[test]
     fn limits_follow_shares_and_percentages() {
         assert_eq!(
             limits(30, 33, None),
-            Limits {
+            LevelLimits {
                 nominal: 74,
                 lower: 50,
                 upper: 674
@@ -129,7 +129,7 @@ mod tests {
         );
         assert_eq!(
             limits(20, 50, None),
-            Limits {
+            LevelLimits {
                 nominal: 49,
                 lower: 24,
                 upper: 649
@@ -137,13 +137,13 @@ mod tests {
         );
         assert_eq!(
             limits(20, 50, Some(50)),
-            Limits {
+            LevelLimits {
                 nominal: 49,
                 lower: 24,
                 upper: 74
             }
         );
-        assert_eq!(limits(0, 0, Some(200)), Limits::default());
+        assert_eq!(limits(0, 0, Some(200)), LevelLimits::default());
     }
 
     #[test]

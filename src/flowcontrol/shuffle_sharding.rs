@@ -58,9 +58,9 @@ pub struct Hand {
 
 /// The hash of a schema's flows as far as they have it in common: what is hashed once.
 #[derive(Clone, Debug)]
-pub struct SchemaHash(Sha256);
+pub struct FlowHasher(Sha256);
 
-impl SchemaHash {
+impl FlowHasher {
     /// Of the flows of this schema.
     #[must_use]
     pub fn new(flow_schema: &str) -> Self {
@@ -70,7 +70,7 @@ impl SchemaHash {
 
     /// What stands for a flow: the first eight bytes, least first, of SHA-256 over both names.
     #[must_use]
-    pub fn flow(&self, flow_distinguisher: &[u8]) -> u64 {
+    pub fn flow_hash(&self, flow_distinguisher: &[u8]) -> u64 {
         let digest = self.0.clone().chain_update(flow_distinguisher).finalize();
         u64::from_le_bytes(digest.first_chunk().copied().unwrap_or_default())
     }
@@ -79,7 +79,7 @@ impl SchemaHash {
 /// What stands for the flow of these two names.
 #[must_use]
 pub fn flow_hash(flow_schema: &str, flow_distinguisher: &str) -> u64 {
-    SchemaHash::new(flow_schema).flow(flow_distinguisher.as_bytes())
+    FlowHasher::new(flow_schema).flow_hash(flow_distinguisher.as_bytes())
 }
 
 /// The bits of a hash that dealing `hand_size` of `deck_size` cards uses up, rounded up.
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hand_that_one_hash_cannot_hold_is_refused() {
+    fn a_hand_that_one_hash_cannot_hold_is_rejected() {
         assert!(Dealer::new(16, 15).is_ok());
         assert_eq!(
             Dealer::new(512, 8),

@@ -16,7 +16,7 @@ use crate::request_info::Verb;
 
 /// The resource of which watches are told apart by an index of the API server's watch cache, and
 /// the field that is indexed.
-const INDEXED: (&[u8], &str) = (b"pods", "spec.nodeName");
+const INDEXED_FIELD: (&[u8], &str) = (b"pods", "spec.nodeName");
 
 /// The watches that there are. It is as large as their number allows; nothing stays of those that
 /// ended.
@@ -52,7 +52,7 @@ impl WatchTracker {
     }
 
     /// Takes note of its end.
-    pub fn forget(&mut self, registration: Registration) {
+    pub fn unregister(&mut self, registration: Registration) {
         let Some(key) = registration.key else {
             return;
         };
@@ -95,7 +95,7 @@ impl WatchTracker {
 
 /// Whether the watch is about a part of the index only, and so is told of few changes.
 fn is_indexed(info: &RequestInfo<'_>) -> bool {
-    let (resource, field) = INDEXED;
+    let (resource, field) = INDEXED_FIELD;
     info.resource() == resource
         && info
             .requires_exact_match(field)
@@ -122,7 +122,7 @@ mod tests {
         RequestInfo::parse(method, target.as_bytes()).unwrap()
     }
 
-    fn watching(targets: &[&'static str]) -> (WatchTracker, Vec<Registration>) {
+    fn tracker_with(targets: &[&'static str]) -> (WatchTracker, Vec<Registration>) {
         let mut tracker = WatchTracker::default();
         let registrations = targets
             .iter()
@@ -132,8 +132,8 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_heard_by_those_who_watch_all_its_namespace_or_itself() {
-        let (mut tracker, _) = watching(&[
+    fn a_write_interests_watches_of_the_cluster_its_namespace_and_its_name() {
+        let (mut tracker, _) = tracker_with(&[
             "/api/v1/secrets?watch=1",
             "/api/v1/watch/secrets",
             "/api/v1/namespaces/a/secrets?watch=1&labelSelector=x%3Dy",
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_write_to_a_namespace_is_one_within_it() {
-        let (mut tracker, _) = watching(&[
+        let (mut tracker, _) = tracker_with(&[
             "/api/v1/namespaces?watch=1",
             "/api/v1/namespaces?watch=1&fieldSelector=metadata.name%3Da",
             "/api/v1/watch/namespaces/a",
@@ -165,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn who_watches_the_pods_of_a_node_is_not_counted() {
-        let (mut tracker, kubelets) = watching(&[
+    fn watches_of_the_pods_of_a_node_are_not_counted() {
+        let (mut tracker, kubelets) = tracker_with(&[
             "/api/v1/pods?watch=1&fieldSelector=spec.nodeName%3Dn1",
             "/api/v1/watch/pods?fieldSelector=spec.nodeName%3D%3Dn1,status.phase!%3Dx",
         ]);
         let write = info("PUT", "/api/v1/namespaces/a/pods/p");
         assert_eq!(tracker.interested_watches(&write), 0);
-        let (mut others, _) = watching(&[
+        let (mut others, _) = tracker_with(&[
             "/api/v1/pods?watch=1&fieldSelector=spec.nodeName%3D",
             "/api/v1/pods?watch=1&fieldSelector=spec.nodeName!%3Dn1",
             "/api/v1/pods?watch=1&fieldSelector=spec.nodeName%3Dn1&limit=x",
@@ -181,18 +181,18 @@ mod tests {
         ]);
         assert_eq!(others.interested_watches(&write), 5);
         for kubelet in kubelets {
-            tracker.forget(kubelet);
+            tracker.unregister(kubelet);
         }
     }
 
     #[test]
-    fn nothing_is_left_of_watches_that_ended() {
+    fn unregistered_watches_leave_no_entry() {
         let target = "/api/v1/namespaces/a/secrets?watch=1";
-        let (mut tracker, registrations) = watching(&[target; 3]);
+        let (mut tracker, registrations) = tracker_with(&[target; 3]);
         let write = info("POST", "/api/v1/namespaces/a/secrets");
         for (n, registration) in registrations.into_iter().enumerate() {
             assert_eq!(tracker.interested_watches(&write), 3 - n);
-            tracker.forget(registration);
+            tracker.unregister(registration);
         }
         assert_eq!(tracker.interested_watches(&write), 0);
         assert!(tracker.counts.is_empty());
@@ -200,8 +200,9 @@ mod tests {
     }
 
     #[test]
-    fn no_path_can_be_taken_for_another() {
-        let (mut tracker, _) = watching(&["/apis/a/v1/b%00c?watch=1", "/apis/a%00b/v1/c?watch=1"]);
+    fn different_paths_have_different_keys() {
+        let (mut tracker, _) =
+            tracker_with(&["/apis/a/v1/b%00c?watch=1", "/apis/a%00b/v1/c?watch=1"]);
         assert_eq!(
             tracker.interested_watches(&info("POST", "/apis/a/v1/b%00c")),
             1
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_comes_and_goes_a_recount_finds_the_same() {
+    fn the_counts_equal_a_recount_after_any_sequence() {
         let scopes = ["pods", "namespaces/a/pods", "namespaces/b/pods"];
         for seed in 0x5eed..0x5eed + 50 {
             let mut random = Rng::with_seed(seed);
@@ -218,7 +219,7 @@ mod tests {
                 let (scope, name) = (random.usize(..3), random.usize(..3));
                 if !live.is_empty() && random.u8(..3) == 0 {
                     let (_, registration) = live.swap_remove(random.usize(..live.len()));
-                    tracker.forget(registration);
+                    tracker.unregister(registration);
                 } else {
                     let selector = ["", "metadata.name%3Dx", "metadata.name%3Dy"][name];
                     let target =

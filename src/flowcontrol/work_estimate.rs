@@ -29,7 +29,7 @@ const MAX_MUTATING_SEATS: u32 = 10;
 const BYTES_PER_SEAT: u64 = 100_000;
 /// A list that kube-apiserver answers from its memory is encoded piece by piece, and never holds
 /// more: `cacheWithStreamingMaxMemoryUsage`.
-const MOST_BYTES_FROM_CACHE: u64 = 1_000_000;
+const MAX_BYTES_FROM_CACHE: u64 = 1_000_000;
 /// The size of an object of which nothing is known: what etcd takes at most.
 const MAX_OBJECT_SIZE: u64 = 1_500_000;
 /// So many watchers are told while one seat is held: `watchesPerSeat`. Fewer are not worth
@@ -48,7 +48,7 @@ const ONE_SEAT: WorkEstimate = WorkEstimate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectStats {
     /// They were counted.
-    Known {
+    Counted {
         /// How many there are, in all namespaces.
         count: u64,
         /// Bytes, as stored; 0 if nobody knows.
@@ -59,7 +59,7 @@ pub enum ObjectStats {
 }
 
 /// What the estimate depends on besides the request.
-pub trait Surroundings {
+pub trait EstimateContext {
     /// Whether kube-apiserver answers lists from its memory even if they must see every write: it
     /// does since 1.31 where etcd reports its progress.
     fn consistent_reads_from_cache(&self) -> bool;
@@ -78,7 +78,7 @@ pub trait Surroundings {
 pub fn estimate(
     info: &RequestInfo<'_>,
     max_seats: Option<u32>,
-    surroundings: &impl Surroundings,
+    surroundings: &impl EstimateContext,
 ) -> WorkEstimate {
     let at_most = |limit: u32| {
         max_seats
@@ -87,11 +87,11 @@ pub fn estimate(
     };
     match info.verb() {
         Verb::List | Verb::Watch => WorkEstimate {
-            initial_seats: list_seats(info, at_most(MAX_LIST_SEATS), surroundings),
+            initial_seats: estimate_list(info, at_most(MAX_LIST_SEATS), surroundings),
             ..ONE_SEAT
         },
         Verb::Create | Verb::Delete | Verb::Patch | Verb::Update => {
-            mutation(info, at_most(MAX_MUTATING_SEATS), surroundings)
+            estimate_mutation(info, at_most(MAX_MUTATING_SEATS), surroundings)
         }
         Verb::Connect
         | Verb::DeleteCollection
@@ -112,26 +112,26 @@ pub fn estimate(
 #[must_use]
 pub fn depends_on_count(info: &RequestInfo<'_>) -> bool {
     let is_watch = *info.verb() == Verb::Watch;
-    *info.verb() == Verb::List || is_watch && Options(info.query()).want_initial_events()
+    *info.verb() == Verb::List || is_watch && ListQuery(info.query()).wants_initial_events()
 }
 
 /// `listWorkEstimator.estimate`.
-fn list_seats(info: &RequestInfo<'_>, most: u32, surroundings: &impl Surroundings) -> u32 {
-    let options = Options(info.query());
+fn estimate_list(info: &RequestInfo<'_>, most: u32, surroundings: &impl EstimateContext) -> u32 {
+    let options = ListQuery(info.query());
     let Ok(limit) = options.decode_integers() else {
         return most; // it is going to fail, but where, and after how much work?
     };
     let is_watch = *info.verb() == Verb::Watch;
-    if is_watch && !options.want_initial_events() {
+    if is_watch && !options.wants_initial_events() {
         return MIN_SEATS;
     }
-    let from_cache = is_watch || !options.need_storage(limit, surroundings);
+    let from_cache = is_watch || !options.should_delegate_list(limit, surroundings);
     let (count, average_size) = match surroundings.object_stats(info.api_group(), info.resource()) {
-        ObjectStats::Known {
+        ObjectStats::Counted {
             count,
             average_size: 0,
         } if count > 0 => (count, MAX_OBJECT_SIZE),
-        ObjectStats::Known {
+        ObjectStats::Counted {
             count,
             average_size,
         } => (count, average_size),
@@ -140,7 +140,7 @@ fn list_seats(info: &RequestInfo<'_>, most: u32, surroundings: &impl Surrounding
     let limited = limit.filter(|&limit| limit < count).unwrap_or(count);
     let loaded = if !info.name().is_empty() {
         1
-    } else if !from_cache && options.select() {
+    } else if !from_cache && options.has_selector() {
         // Storage reads on until it has found enough; taken to be after half of all.
         limited.max(count / 2)
     } else {
@@ -148,7 +148,7 @@ fn list_seats(info: &RequestInfo<'_>, most: u32, surroundings: &impl Surrounding
     };
     let bytes = loaded.saturating_mul(average_size);
     let bytes = if from_cache {
-        bytes.min(MOST_BYTES_FROM_CACHE)
+        bytes.min(MAX_BYTES_FROM_CACHE)
     } else {
         bytes
     };
@@ -157,7 +157,11 @@ fn list_seats(info: &RequestInfo<'_>, most: u32, surroundings: &impl Surrounding
 }
 
 /// `mutatingWorkEstimator.estimate`.
-fn mutation(info: &RequestInfo<'_>, most: u32, surroundings: &impl Surroundings) -> WorkEstimate {
+fn estimate_mutation(
+    info: &RequestInfo<'_>,
+    most: u32,
+    surroundings: &impl EstimateContext,
+) -> WorkEstimate {
     // A token is made without anything being stored.
     if info.resource() == b"serviceaccounts" && info.subresource() == b"token" {
         return ONE_SEAT;
@@ -176,29 +180,29 @@ fn mutation(info: &RequestInfo<'_>, most: u32, surroundings: &impl Surroundings)
 
 /// The query of a list, as `metav1.ListOptions`. Selectors are not parsed.
 #[derive(Clone, Copy)]
-struct Options<'a>(Query<'a>);
+struct ListQuery<'a>(Query<'a>);
 
 /// An option that is a number is none.
-struct Undecodable;
+struct InvalidInteger;
 
-impl<'a> Options<'a> {
+impl<'a> ListQuery<'a> {
     /// What a parameter says; the same if it is empty or not there.
-    fn text(self, key: &str) -> Cow<'a, [u8]> {
+    fn get(self, key: &str) -> Cow<'a, [u8]> {
         self.0.first(key).unwrap_or_default()
     }
 
-    fn integer(self, key: &str) -> Result<Option<i64>, Undecodable> {
+    fn get_integer(self, key: &str) -> Result<Option<i64>, InvalidInteger> {
         let parse = |text: &[u8]| str::from_utf8(text).ok()?.parse().ok();
         self.0
             .first(key)
-            .map(|text| parse(&text).ok_or(Undecodable))
+            .map(|text| parse(&text).ok_or(InvalidInteger))
             .transpose()
     }
 
     /// The limit, if it is one.
-    fn decode_integers(self) -> Result<Option<u64>, Undecodable> {
-        let limit = self.integer("limit")?;
-        self.integer("timeoutSeconds")?;
+    fn decode_integers(self) -> Result<Option<u64>, InvalidInteger> {
+        let limit = self.get_integer("limit")?;
+        self.get_integer("timeoutSeconds")?;
         Ok(limit
             .and_then(|limit| u64::try_from(limit).ok())
             .filter(|&limit| limit > 0))
@@ -206,36 +210,36 @@ impl<'a> Options<'a> {
 
     /// Whether a watch begins with all that there is: because it says so, or because it does not
     /// say where to begin.
-    fn want_initial_events(self) -> bool {
+    fn wants_initial_events(self) -> bool {
         let asked = self
             .0
             .first("sendInitialEvents")
             .is_some_and(|text| is_true(&text));
-        asked || matches!(&*self.text("resourceVersion"), b"" | b"0")
+        asked || matches!(&*self.get("resourceVersion"), b"" | b"0")
     }
 
     /// Whether kube-apiserver has to ask etcd: `delegator.ShouldDelegateList`, apart from
     /// snapshots.
-    fn need_storage(self, limit: Option<u64>, surroundings: &impl Surroundings) -> bool {
-        match &*self.text("resourceVersionMatch") {
+    fn should_delegate_list(self, limit: Option<u64>, surroundings: &impl EstimateContext) -> bool {
+        match &*self.get("resourceVersionMatch") {
             b"" => {}
             b"NotOlderThan" => return false,
             _ => return true,
         }
-        if !self.text("continue").is_empty() {
+        if !self.get("continue").is_empty() {
             return true;
         }
-        match &*self.text("resourceVersion") {
+        match &*self.get("resourceVersion") {
             b"" => !surroundings.consistent_reads_from_cache(),
             b"0" => false,
             _ => limit.is_some(),
         }
     }
 
-    fn select(self) -> bool {
+    fn has_selector(self) -> bool {
         ["fieldSelector", "labelSelector"]
             .iter()
-            .any(|key| !self.text(key).is_empty())
+            .any(|key| !self.get(key).is_empty())
     }
 }
 

@@ -7,13 +7,13 @@
 use std::path::PathBuf;
 
 use crate::document::Content;
-use crate::document::Faults;
-use crate::document::Fields;
+use crate::document::Diagnostics;
+use crate::document::MappingDecoder;
 use crate::document::Node;
-use crate::document::Place;
+use crate::document::SourceLocation;
 use crate::document::Strictness;
 use crate::identity::jwt::ClaimMapping;
-use crate::identity::jwt::Issuer;
+use crate::identity::jwt::JwtIssuer;
 use crate::identity::jwt::RequiredClaim;
 
 const VERSIONS: [&str; 3] = [
@@ -22,25 +22,25 @@ const VERSIONS: [&str; 3] = [
     "apiserver.config.k8s.io/v1alpha1",
 ];
 const KIND: &str = "AuthenticationConfiguration";
-const BY_EXPRESSION: &str = "weir maps claims and computes no expressions; leave this issuer out, and the API server is \
+const EXPRESSIONS_UNSUPPORTED: &str = "weir maps claims and computes no expressions; leave this issuer out, and the API server is \
                              asked whose its tokens are";
 
 /// An issuer as it was configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfiguredIssuer {
     /// What its claims make of a user.
-    pub issuer: Issuer,
+    pub issuer: JwtIssuer,
     /// Where its keys are.
-    pub keys: KeysAt,
+    pub jwks_location: JwksLocation,
     /// Who vouches for where they are (PEM); the system's CAs where it is missing.
     pub certificate_authority: Option<String>,
     /// Where it stands in the file.
-    pub place: Place,
+    pub location: SourceLocation,
 }
 
 /// Where an issuer's keys are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KeysAt {
+pub enum JwksLocation {
     /// In this file.
     File(PathBuf),
     /// At this URL.
@@ -50,39 +50,44 @@ pub enum KeysAt {
 }
 
 /// The issuers of a file's documents.
-pub fn read(documents: &[Node], faults: &mut Faults) -> Vec<ConfiguredIssuer> {
+pub fn decode_documents(documents: &[Node], faults: &mut Diagnostics) -> Vec<ConfiguredIssuer> {
     let mut issuers = Vec::new();
     for document in documents.iter().filter(|document| !document.is_null()) {
         let read = document.decode(faults, "", Strictness::Strict, |fields| {
             fields.require(&["apiVersion", "kind"]);
-            configuration(fields)
+            decode_configuration(fields)
         });
         issuers.extend(read.into_iter().flatten().flatten());
     }
-    once_each(&issuers, faults);
+    reject_duplicates(&issuers, faults);
     issuers
 }
 
 /// The issuers of a section of another file, which stands at `field` there and may leave out what it is.
-pub fn section(node: &Node, field: &str, faults: &mut Faults) -> Vec<ConfiguredIssuer> {
-    let read = node.decode(faults, field, Strictness::Strict, configuration);
+pub fn decode_section(node: &Node, field: &str, faults: &mut Diagnostics) -> Vec<ConfiguredIssuer> {
+    let read = node.decode(faults, field, Strictness::Strict, decode_configuration);
     let issuers = read.into_iter().flatten().flatten().collect::<Vec<_>>();
-    once_each(&issuers, faults);
+    reject_duplicates(&issuers, faults);
     issuers
 }
 
-fn once_each(issuers: &[ConfiguredIssuer], faults: &mut Faults) {
+fn reject_duplicates(issuers: &[ConfiguredIssuer], faults: &mut Diagnostics) {
     let mut known: Vec<&str> = Vec::new();
-    for ConfiguredIssuer { issuer, place, .. } in issuers {
+    for ConfiguredIssuer {
+        issuer,
+        location: place,
+        ..
+    } in issuers
+    {
         if known.contains(&issuer.url.as_str()) {
             let message = format!("the issuer {} stands here twice", issuer.url);
-            faults.error(place, "jwt.issuer.url", message);
+            faults.report_error(place, "jwt.issuer.url", message);
         }
         known.push(&issuer.url);
     }
 }
 
-fn configuration(fields: &mut Fields<'_>) -> Vec<Option<ConfiguredIssuer>> {
+fn decode_configuration(fields: &mut MappingDecoder<'_>) -> Vec<Option<ConfiguredIssuer>> {
     let version = |text: &str| {
         if VERSIONS.contains(&text) {
             Ok(())
@@ -90,65 +95,69 @@ fn configuration(fields: &mut Fields<'_>) -> Vec<Option<ConfiguredIssuer>> {
             Err(format!("expected {}, got {text:?}", VERSIONS.join(" or ")))
         }
     };
-    fields.parsed("apiVersion", version);
-    fields.parsed("kind", |text| {
+    fields.parse("apiVersion", version);
+    fields.parse("kind", |text| {
         if text == KIND {
             Ok(())
         } else {
             Err(format!("expected {KIND}, got {text:?}"))
         }
     });
-    fields.known(&["anonymous"]); // the API server's to decide
-    fields.objects("jwt", authenticator).unwrap_or_default()
+    fields.mark_known(&["anonymous"]); // the API server's to decide
+    fields
+        .objects("jwt", decode_authenticator)
+        .unwrap_or_default()
 }
 
-fn authenticator(fields: &mut Fields<'_>) -> Option<ConfiguredIssuer> {
-    let place = fields.place("").clone();
+fn decode_authenticator(fields: &mut MappingDecoder<'_>) -> Option<ConfiguredIssuer> {
+    let place = fields.location("").clone();
     fields.require(&["issuer", "claimMappings"]);
-    if not_empty(fields, "userValidationRules") {
-        fields.error("userValidationRules", BY_EXPRESSION);
+    if is_not_empty(fields, "userValidationRules") {
+        fields.report_error("userValidationRules", EXPRESSIONS_UNSUPPORTED);
     }
-    let issuer = fields.object("issuer", issuer).flatten();
-    let mappings = fields.object("claimMappings", mappings).flatten();
+    let issuer = fields.object("issuer", decode_issuer).flatten();
+    let mappings = fields
+        .object("claimMappings", decode_claim_mappings)
+        .flatten();
     let required = fields
-        .objects("claimValidationRules", required)
+        .objects("claimValidationRules", decode_required_claim)
         .unwrap_or_default();
     let (url, audiences, keys, certificate_authority) = issuer?;
     let (username, groups, uid) = mappings?;
     Some(ConfiguredIssuer {
-        issuer: Issuer {
+        issuer: JwtIssuer {
             url,
             audiences,
             username,
             groups,
             uid,
-            required: required.into_iter().flatten().collect(),
+            required_claims: required.into_iter().flatten().collect(),
         },
-        keys,
+        jwks_location: keys,
         certificate_authority,
-        place,
+        location: place,
     })
 }
 
-type Whence = (String, Vec<String>, KeysAt, Option<String>);
+type IssuerFields = (String, Vec<String>, JwksLocation, Option<String>);
 
-fn issuer(fields: &mut Fields<'_>) -> Option<Whence> {
+fn decode_issuer(fields: &mut MappingDecoder<'_>) -> Option<IssuerFields> {
     fields.require(&["url", "audiences"]);
-    let url = fields.parsed("url", https);
-    let discovery = fields.parsed("discoveryURL", https);
+    let url = fields.parse("url", parse_https_url);
+    let discovery = fields.parse("discoveryURL", parse_https_url);
     let audiences = fields.strings("audiences").unwrap_or_default();
     if fields.node("audiences").is_some() && audiences.iter().all(String::is_empty) {
-        fields.error(
+        fields.report_error(
             "audiences",
             "one at least is needed: whom its tokens are meant for",
         );
     }
-    fields.parsed("audienceMatchPolicy", |text| match text {
+    fields.parse("audienceMatchPolicy", |text| match text {
         "" | "MatchAny" => Ok(()),
         other => Err(format!("expected MatchAny, got {other:?}")),
     });
     if fields.node("egressSelectorType").is_some() {
-        fields.error(
+        fields.report_error(
             "egressSelectorType",
             "weir has no egress selectors: it connects by itself",
         );
@@ -156,19 +165,19 @@ fn issuer(fields: &mut Fields<'_>) -> Option<Whence> {
     let certificate_authority = fields
         .string("certificateAuthority")
         .filter(|t| !t.is_empty());
-    let jwks_url = fields.parsed("jwksURL", https);
+    let jwks_url = fields.parse("jwksURL", parse_https_url);
     let jwks_file = fields.string("jwksFile").map(PathBuf::from);
     if jwks_url.is_some() && jwks_file.is_some() {
-        fields.error(
+        fields.report_error(
             "jwksFile",
             "not together with jwksURL: the keys are at one of them",
         );
     }
     let url = url?;
     let keys = match (jwks_file, jwks_url) {
-        (Some(file), _) => KeysAt::File(file),
-        (None, Some(url)) => KeysAt::Url(url),
-        (None, None) => KeysAt::Discovery(discovery.unwrap_or_else(|| {
+        (Some(file), _) => JwksLocation::File(file),
+        (None, Some(url)) => JwksLocation::Url(url),
+        (None, None) => JwksLocation::Discovery(discovery.unwrap_or_else(|| {
             format!(
                 "{}/.well-known/openid-configuration",
                 url.trim_end_matches('/')
@@ -178,32 +187,32 @@ fn issuer(fields: &mut Fields<'_>) -> Option<Whence> {
     Some((url, audiences, keys, certificate_authority))
 }
 
-type Mappings = (ClaimMapping, Option<ClaimMapping>, Option<String>);
+type ClaimMappings = (ClaimMapping, Option<ClaimMapping>, Option<String>);
 
-fn mappings(fields: &mut Fields<'_>) -> Option<Mappings> {
+fn decode_claim_mappings(fields: &mut MappingDecoder<'_>) -> Option<ClaimMappings> {
     fields.require(&["username"]);
-    let username = fields.object("username", mapping);
-    let groups = fields.object("groups", mapping);
+    let username = fields.object("username", decode_claim_mapping);
+    let groups = fields.object("groups", decode_claim_mapping);
     let uid = fields.object("uid", |fields| {
-        no_expression(fields);
+        reject_expression(fields);
         fields.string("claim").filter(|claim| !claim.is_empty())
     });
-    if not_empty(fields, "extra") {
-        fields.error("extra", BY_EXPRESSION);
+    if is_not_empty(fields, "extra") {
+        fields.report_error("extra", EXPRESSIONS_UNSUPPORTED);
     }
     Some((username.flatten()?, groups.flatten(), uid.flatten()))
 }
 
-fn mapping(fields: &mut Fields<'_>) -> Option<ClaimMapping> {
-    no_expression(fields);
+fn decode_claim_mapping(fields: &mut MappingDecoder<'_>) -> Option<ClaimMapping> {
+    reject_expression(fields);
     let claim = fields.string("claim").filter(|claim| !claim.is_empty());
     let prefix = fields.string("prefix");
     if claim.is_none() {
         if fields.node("expression").is_none() {
-            fields.error("claim", "required, but not given");
+            fields.report_error("claim", "required, but not given");
         }
     } else if prefix.is_none() {
-        fields.error(
+        fields.report_error(
             "prefix",
             "required with a claim, if only as \"\": what stands before the claim's value",
         );
@@ -214,13 +223,13 @@ fn mapping(fields: &mut Fields<'_>) -> Option<ClaimMapping> {
     })
 }
 
-fn required(fields: &mut Fields<'_>) -> Option<RequiredClaim> {
-    no_expression(fields);
-    fields.known(&["message"]);
+fn decode_required_claim(fields: &mut MappingDecoder<'_>) -> Option<RequiredClaim> {
+    reject_expression(fields);
+    fields.mark_known(&["message"]);
     let claim = fields.string("claim").filter(|claim| !claim.is_empty());
     let value = fields.string("requiredValue").unwrap_or_default();
     if claim.is_none() && fields.node("expression").is_none() {
-        fields.error("claim", "required, but not given");
+        fields.report_error("claim", "required, but not given");
     }
     Some(RequiredClaim {
         claim: claim?,
@@ -228,22 +237,22 @@ fn required(fields: &mut Fields<'_>) -> Option<RequiredClaim> {
     })
 }
 
-fn no_expression(fields: &mut Fields<'_>) {
+fn reject_expression(fields: &mut MappingDecoder<'_>) {
     if fields
         .string("expression")
         .is_some_and(|text| !text.is_empty())
     {
-        fields.error("expression", BY_EXPRESSION);
+        fields.report_error("expression", EXPRESSIONS_UNSUPPORTED);
     }
 }
 
-fn not_empty(fields: &mut Fields<'_>, name: &'static str) -> bool {
+fn is_not_empty(fields: &mut MappingDecoder<'_>, name: &'static str) -> bool {
     fields
         .node(name)
         .is_some_and(|node| !matches!(&node.content, Content::Sequence(items) if items.is_empty()))
 }
 
-fn https(text: &str) -> Result<String, &'static str> {
+fn parse_https_url(text: &str) -> Result<String, &'static str> {
     match text.strip_prefix("https://") {
         Some(rest) if !rest.is_empty() => Ok(text.to_owned()),
         _ => Err("expected https://HOST[:PORT][/PATH]"),
@@ -256,13 +265,13 @@ mod tests {
     use crate::document;
 
     fn parse(text: &str) -> (Vec<ConfiguredIssuer>, String) {
-        let mut faults = Faults::default();
+        let mut faults = Diagnostics::default();
         let nodes = document::parse_all("auth.yaml", text, &mut faults);
-        let issuers = read(&nodes, &mut faults);
+        let issuers = decode_documents(&nodes, &mut faults);
         (issuers, faults.to_string())
     }
 
-    const GOOD: &str = "
+    const VALID_CONFIG: &str = "
 apiVersion: apiserver.config.k8s.io/v1
 kind: AuthenticationConfiguration
 jwt:
@@ -282,27 +291,30 @@ jwt:
 ";
 
     #[test]
-    fn kube_apiserver_s_own_file_is_read() {
-        let (issuers, faults) = parse(GOOD);
+    fn a_configuration_file_of_kube_apiserver_is_accepted() {
+        let (issuers, faults) = parse(VALID_CONFIG);
         assert_eq!(faults, "");
         let [first, second] = &issuers[..] else {
             panic!("{issuers:?}")
         };
         assert_eq!(first.issuer.username.claim, "email");
         assert_eq!(first.issuer.groups.as_ref().unwrap().prefix, "oidc:");
-        assert_eq!(first.issuer.required[0].value, "example.com");
+        assert_eq!(first.issuer.required_claims[0].value, "example.com");
         assert_eq!(
-            first.keys,
-            KeysAt::Discovery(
+            first.jwks_location,
+            JwksLocation::Discovery(
                 "https://login.example/tenant/.well-known/openid-configuration".into()
             )
         );
-        assert_eq!(second.keys, KeysAt::Url("https://b.example/keys".into()));
+        assert_eq!(
+            second.jwks_location,
+            JwksLocation::Url("https://b.example/keys".into())
+        );
     }
 
     #[test]
-    fn whatever_weir_would_not_do_is_told_with_its_place() {
-        let text = GOOD
+    fn unsupported_fields_are_reported_with_their_path() {
+        let text = VALID_CONFIG
             .replace("claim: email, prefix: ''", "expression: claims.email")
             .replace("https://b.example,", "http://b.example,")
             .replace("prefix: 'b:'", "prefx: 'b:'");
@@ -318,13 +330,17 @@ jwt:
     }
 
     #[test]
-    fn a_section_of_another_file_need_not_say_what_it_is() {
-        let jwt = GOOD.split_once("jwt:").unwrap().1.replace('\n', "\n  ");
+    fn a_section_of_another_file_needs_no_api_version_and_kind() {
+        let jwt = VALID_CONFIG
+            .split_once("jwt:")
+            .unwrap()
+            .1
+            .replace('\n', "\n  ");
         let read = |text: &str| {
-            let mut faults = Faults::default();
+            let mut faults = Diagnostics::default();
             let nodes = document::parse_all("weir.yaml", text, &mut faults);
             let given = nodes[0].field("authentication").unwrap();
-            let issuers = section(given, "authentication", &mut faults);
+            let issuers = decode_section(given, "authentication", &mut faults);
             (issuers, faults.to_string())
         };
         let text = format!("authentication:\n  jwt:{jwt}");
@@ -343,8 +359,8 @@ jwt:
     }
 
     #[test]
-    fn an_issuer_that_stands_there_twice_is_an_error() {
-        let text = GOOD.replace("https://b.example,", "https://login.example/tenant,");
+    fn a_duplicate_issuer_is_an_error() {
+        let text = VALID_CONFIG.replace("https://b.example,", "https://login.example/tenant,");
         assert!(parse(&text).1.contains("stands here twice"));
     }
 }

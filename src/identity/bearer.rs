@@ -17,10 +17,10 @@ use http::header::SEC_WEBSOCKET_PROTOCOL;
 
 /// What begins a WebSocket subprotocol that carries a bearer token
 /// (`authentication/request/websocket/protocol.go`, 1.36).
-pub const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
+pub const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// Go's `base64.RawURLEncoding`: no padding, and the bits that the last character has to spare may be any.
-pub(super) const RAW_URL: GeneralPurpose = GeneralPurpose::new(
+pub(super) const BASE64_RAW_URL: GeneralPurpose = GeneralPurpose::new(
     &alphabet::URL_SAFE,
     GeneralPurposeConfig::new()
         .with_encode_padding(false)
@@ -30,31 +30,36 @@ pub(super) const RAW_URL: GeneralPurpose = GeneralPurpose::new(
 
 /// What a request says besides its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bearer<'a> {
+pub enum BearerCredential<'a> {
     /// Nothing.
     None,
     /// Some credential whose form weir does not read: another scheme, a subprotocol that is no token.
-    Other,
+    Unrecognized,
     /// A token.
     Token(Cow<'a, [u8]>),
     /// A token in `Authorization` and another one in a subprotocol, which counts where the first proves nothing.
-    Tokens([Cow<'a, [u8]>; 2]),
+    TwoTokens([Cow<'a, [u8]>; 2]),
 }
 
 /// The token of a request with `headers` that asks for a change to the protocol `upgrade`, if to any. A subprotocol says something
 /// where a WebSocket is asked for only.
 #[must_use]
-pub fn bearer<'a>(headers: &'a HeaderMap, upgrade: Option<&HeaderValue>) -> Bearer<'a> {
+pub fn bearer_credential<'a>(
+    headers: &'a HeaderMap,
+    upgrade: Option<&HeaderValue>,
+) -> BearerCredential<'a> {
     let authorization = headers.get(AUTHORIZATION);
-    let first = authorization.and_then(|value| in_authorization(value.as_bytes()));
+    let first = authorization.and_then(|value| authorization_token(value.as_bytes()));
     let second = match upgrade {
-        Some(protocol) if is_websocket(protocol) => in_protocol(headers),
-        Some(_) | None => Bearer::None,
+        Some(protocol) if is_websocket(protocol) => subprotocol_token(headers),
+        Some(_) | None => BearerCredential::None,
     };
     match (first.map(Cow::Borrowed), second) {
-        (Some(first), Bearer::Token(second)) => Bearer::Tokens([first, second]),
-        (Some(first), _) => Bearer::Token(first),
-        (None, Bearer::None) if authorization.is_some() => Bearer::Other,
+        (Some(first), BearerCredential::Token(second)) => {
+            BearerCredential::TwoTokens([first, second])
+        }
+        (Some(first), _) => BearerCredential::Token(first),
+        (None, BearerCredential::None) if authorization.is_some() => BearerCredential::Unrecognized,
         (None, second) => second,
     }
 }
@@ -72,8 +77,8 @@ fn is_websocket(protocol: &HeaderValue) -> bool {
 }
 
 /// The scheme in any case, the token up to the next space; two spaces are an empty token, which is none.
-fn in_authorization(value: &[u8]) -> Option<&[u8]> {
-    let mut words = trimmed(value).splitn(3, |byte| *byte == b' ');
+fn authorization_token(value: &[u8]) -> Option<&[u8]> {
+    let mut words = trim_unicode(value).splitn(3, |byte| *byte == b' ');
     let scheme = words.next().unwrap_or_default();
     words
         .next()
@@ -81,7 +86,7 @@ fn in_authorization(value: &[u8]) -> Option<&[u8]> {
 }
 
 /// Without the space around it, as Go's `strings.TrimSpace` has it: that of Unicode, too.
-fn trimmed(mut value: &[u8]) -> &[u8] {
+fn trim_unicode(mut value: &[u8]) -> &[u8] {
     let space = |bytes: &&[u8]| {
         str::from_utf8(bytes).is_ok_and(|text| {
             let mut letters = text.chars();
@@ -102,12 +107,12 @@ fn trimmed(mut value: &[u8]) -> &[u8] {
 }
 
 /// One token, beside at least one protocol that is meant.
-fn in_protocol(headers: &HeaderMap) -> Bearer<'static> {
+fn subprotocol_token(headers: &HeaderMap) -> BearerCredential<'static> {
     let mut encoded = None;
     let (mut tokens, mut others) = (0, 0);
     for value in headers.get_all(SEC_WEBSOCKET_PROTOCOL) {
         for protocol in value.as_bytes().split(|byte| *byte == b',') {
-            match trimmed(protocol).strip_prefix(WEBSOCKET_BEARER.as_bytes()) {
+            match trim_unicode(protocol).strip_prefix(WEBSOCKET_BEARER_PREFIX.as_bytes()) {
                 Some(token) => {
                     tokens += 1;
                     encoded = Some(token);
@@ -117,15 +122,15 @@ fn in_protocol(headers: &HeaderMap) -> Bearer<'static> {
         }
     }
     let Some(encoded) = encoded else {
-        return Bearer::None;
+        return BearerCredential::None;
     };
-    match RAW_URL.decode(encoded) {
+    match BASE64_RAW_URL.decode(encoded) {
         Ok(token)
             if tokens == 1 && others > 0 && !token.is_empty() && str::from_utf8(&token).is_ok() =>
         {
-            Bearer::Token(Cow::Owned(token))
+            BearerCredential::Token(Cow::Owned(token))
         }
-        _ => Bearer::Other,
+        _ => BearerCredential::Unrecognized,
     }
 }
 
@@ -147,34 +152,48 @@ mod tests {
         headers
     }
 
-    fn token(text: &str) -> Bearer<'_> {
-        Bearer::Token(Cow::Borrowed(text.as_bytes()))
+    fn token(text: &str) -> BearerCredential<'_> {
+        BearerCredential::Token(Cow::Borrowed(text.as_bytes()))
     }
 
     const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
 
     /// Of a request that asks for a WebSocket.
-    fn bearer(headers: &HeaderMap) -> Bearer<'_> {
-        super::bearer(headers, Some(&WEBSOCKET))
+    fn websocket_credential(headers: &HeaderMap) -> BearerCredential<'_> {
+        bearer_credential(headers, Some(&WEBSOCKET))
     }
 
     #[test]
-    fn a_token_is_read_whatever_the_scheme_s_case_and_up_to_a_space() {
+    fn the_scheme_is_case_insensitive_and_the_token_ends_at_a_space() {
         for header in ["Bearer secret", "bearer secret", " BEARER secret trailing"] {
-            assert_eq!(bearer(&authorization(header)), token("secret"), "{header}");
+            assert_eq!(
+                websocket_credential(&authorization(header)),
+                token("secret"),
+                "{header}"
+            );
         }
         for header in ["Bearer", "Bearer ", "Bearer  secret", "Basic c2VjcmV0", ""] {
-            assert_eq!(bearer(&authorization(header)), Bearer::Other, "{header}");
+            assert_eq!(
+                websocket_credential(&authorization(header)),
+                BearerCredential::Unrecognized,
+                "{header}"
+            );
         }
-        assert_eq!(bearer(&HeaderMap::new()), Bearer::None);
+        assert_eq!(
+            websocket_credential(&HeaderMap::new()),
+            BearerCredential::None
+        );
     }
 
     #[test]
-    fn a_token_in_a_websocket_s_protocol_needs_another_protocol_beside_it() {
+    fn a_token_in_a_websocket_subprotocol_needs_another_subprotocol() {
         const TOKEN: &str = "base64url.bearer.authorization.k8s.io.c2VjcmV0";
         let beside = "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0";
-        assert_eq!(bearer(&protocols(&[beside])), token("secret"));
-        assert_eq!(bearer(&protocols(&["v4", TOKEN])), token("secret"));
+        assert_eq!(websocket_credential(&protocols(&[beside])), token("secret"));
+        assert_eq!(
+            websocket_credential(&protocols(&["v4", TOKEN])),
+            token("secret")
+        );
         for bad in [
             &[TOKEN][..],
             &["v4", TOKEN, TOKEN],
@@ -182,50 +201,63 @@ mod tests {
             &["v4", "base64url.bearer.authorization.k8s.io.!!"],
             &["v4", "base64url.bearer.authorization.k8s.io."],
         ] {
-            assert_eq!(bearer(&protocols(bad)), Bearer::Other, "{bad:?}");
+            assert_eq!(
+                websocket_credential(&protocols(bad)),
+                BearerCredential::Unrecognized,
+                "{bad:?}"
+            );
         }
-        assert_eq!(bearer(&protocols(&["v4.channel.k8s.io"])), Bearer::None);
+        assert_eq!(
+            websocket_credential(&protocols(&["v4.channel.k8s.io"])),
+            BearerCredential::None
+        );
     }
 
     #[test]
-    fn authorization_goes_before_the_protocol_which_counts_where_that_proves_nothing() {
+    fn authorization_precedes_the_subprotocol_which_is_the_fallback() {
         let mut headers = protocols(&["v4, base64url.bearer.authorization.k8s.io.b3RoZXI"]);
-        assert_eq!(bearer(&headers), token("other"));
+        assert_eq!(websocket_credential(&headers), token("other"));
         headers.insert(AUTHORIZATION, HeaderValue::from_static("Basic YTpi"));
-        assert_eq!(bearer(&headers), token("other"));
+        assert_eq!(websocket_credential(&headers), token("other"));
         headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer secret"));
         let both = [&b"secret"[..], b"other"].map(Cow::Borrowed);
-        assert_eq!(bearer(&headers), Bearer::Tokens(both));
-        assert_eq!(super::bearer(&headers, None), token("secret"));
+        assert_eq!(
+            websocket_credential(&headers),
+            BearerCredential::TwoTokens(both)
+        );
+        assert_eq!(bearer_credential(&headers, None), token("secret"));
     }
 
     #[test]
-    fn a_protocol_says_something_where_a_websocket_is_asked_for_only() {
+    fn a_subprotocol_is_read_only_for_a_websocket_upgrade() {
         let headers = protocols(&["v4, base64url.bearer.authorization.k8s.io.c2VjcmV0"]);
         for websocket in ["websocket", "WebSocket", "web\u{17f}oc\u{212a}et"] {
             let upgrade = HeaderValue::from_bytes(websocket.as_bytes()).unwrap();
-            let found = super::bearer(&headers, Some(&upgrade));
+            let found = bearer_credential(&headers, Some(&upgrade));
             assert_eq!(found, token("secret"), "{websocket}");
         }
         for other in ["SPDY/3.1", "websocket, h2c", "websocket2", ""] {
             let upgrade = HeaderValue::from_static(other);
-            let found = super::bearer(&headers, Some(&upgrade));
-            assert_eq!(found, Bearer::None, "{other}");
+            let found = bearer_credential(&headers, Some(&upgrade));
+            assert_eq!(found, BearerCredential::None, "{other}");
         }
         let latin1 = HeaderValue::from_bytes(b"web\xffsocket").unwrap();
-        assert_eq!(super::bearer(&headers, Some(&latin1)), Bearer::None);
-        assert_eq!(super::bearer(&headers, None), Bearer::None);
+        assert_eq!(
+            bearer_credential(&headers, Some(&latin1)),
+            BearerCredential::None
+        );
+        assert_eq!(bearer_credential(&headers, None), BearerCredential::None);
     }
 
     #[test]
-    fn space_of_any_script_around_a_credential_is_none_of_it() {
+    fn unicode_whitespace_around_a_credential_is_trimmed() {
         const SPACE: [char; 8] = [
             '\t', '\u{85}', '\u{a0}', '\u{1680}', '\u{2003}', '\u{2028}', '\u{202f}', '\u{3000}',
         ];
         let found = |text: &str| {
             let value = HeaderValue::from_bytes(text.as_bytes()).unwrap();
             let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
-            bearer(&headers) == token("secret")
+            websocket_credential(&headers) == token("secret")
         };
         for space in SPACE {
             assert!(found(&format!("{space}Bearer secret")), "{space:?}");
@@ -239,24 +271,28 @@ mod tests {
                 format!("v4,{space}base64url.bearer.authorization.k8s.io.c2VjcmV0{space}");
             let value = HeaderValue::from_bytes(protocol.as_bytes()).unwrap();
             let headers = HeaderMap::from_iter([(SEC_WEBSOCKET_PROTOCOL, value)]);
-            assert_eq!(bearer(&headers), token("secret"), "{space:?}");
+            assert_eq!(websocket_credential(&headers), token("secret"), "{space:?}");
         }
         for other in ["\u{200b}Bearer secret", "\u{feff}Bearer secret"] {
             assert!(!found(other), "{other:?} is no space in Unicode");
         }
         // Half a character is none, and stays.
-        assert_eq!(trimmed(b"\xa0 a\xc2"), b"\xa0 a\xc2");
-        assert_eq!(trimmed(b"\xc2\xa0\xe3\x80\x80"), b"");
-        assert_eq!(trimmed(b""), b"");
+        assert_eq!(trim_unicode(b"\xa0 a\xc2"), b"\xa0 a\xc2");
+        assert_eq!(trim_unicode(b"\xc2\xa0\xe3\x80\x80"), b"");
+        assert_eq!(trim_unicode(b""), b"");
     }
 
     #[test]
-    fn the_bits_that_a_last_character_has_to_spare_may_be_any() {
+    fn trailing_bits_of_base64_are_ignored() {
         for spelling in ["c2VjcmV0cw", "c2VjcmV0cx", "c2VjcmV0c_"] {
-            let protocol = format!("v4, {WEBSOCKET_BEARER}{spelling}");
+            let protocol = format!("v4, {WEBSOCKET_BEARER_PREFIX}{spelling}");
             let value = HeaderValue::from_str(&protocol).unwrap();
             let headers = HeaderMap::from_iter([(SEC_WEBSOCKET_PROTOCOL, value)]);
-            assert_eq!(bearer(&headers), token("secrets"), "{spelling}");
+            assert_eq!(
+                websocket_credential(&headers),
+                token("secrets"),
+                "{spelling}"
+            );
         }
     }
 }

@@ -30,8 +30,8 @@ use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
 
 use crate::api::UserInfo;
-use crate::identity::subject::Subject;
-use crate::identity::subject::Unreadable;
+use crate::identity::subject::CertificateSubject;
+use crate::identity::subject::SubjectError;
 
 /// The extra key under which upstream notes which certificate it was.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
@@ -42,11 +42,11 @@ const ANY_PURPOSE: KeyPurposeId<'static> = KeyPurposeId::new(&[0x55, 0x1d, 0x25,
 
 /// How long a certificate that is not of its time is not looked at again: verifying takes a tenth of a millisecond, and clients
 /// ask by the thousand.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why a certificate names nobody.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CertificateFault {
+pub enum CertificateError {
     /// It could not be read.
     Malformed(String),
     /// Its subject has no common name.
@@ -54,16 +54,16 @@ pub enum CertificateFault {
     /// It is a front proxy's of a name that is not in `--requestheader-allowed-names`.
     NotAllowed(String),
     /// It is a front proxy's, and what that says of a user is no UTF-8.
-    Proxied,
+    InvalidProxyHeaders,
     /// The client CA does not vouch for it, or not now, or not for this use.
     Untrusted(String),
     /// Its subject has no uid that can be told.
-    Uid(String),
+    InvalidUid(String),
     /// This part of its subject cannot be read as kube-apiserver reads it.
-    Unreadable(&'static str),
+    UnreadableSubject(&'static str),
 }
 
-impl fmt::Display for CertificateFault {
+impl fmt::Display for CertificateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Malformed(why) => write!(f, "the client certificate cannot be read: {why}"),
@@ -72,13 +72,13 @@ impl fmt::Display for CertificateFault {
                 f,
                 "x509: subject with cn={name} is not in the allowed list (--requestheader-allowed-names)"
             ),
-            Self::Proxied => write!(
+            Self::InvalidProxyHeaders => write!(
                 f,
                 "the front proxy's headers that name a user are not UTF-8"
             ),
             Self::Untrusted(why) => write!(f, "the client certificate is not trusted: {why}"),
-            Self::Uid(why) => write!(f, "the client certificate's uid: {why}"),
-            Self::Unreadable(part) => write!(
+            Self::InvalidUid(why) => write!(f, "the client certificate's uid: {why}"),
+            Self::UnreadableSubject(part) => write!(
                 f,
                 "the client certificate's subject: its {part} is of a string type or an encoding that cannot be read"
             ),
@@ -88,18 +88,18 @@ impl fmt::Display for CertificateFault {
 
 /// An authority that vouches for certificates of clients: the client CA (`--client-ca-file`), or that of front proxies
 /// (`--requestheader-client-ca-file`).
-pub struct ClientCertificates {
+pub struct CertificateVerifier {
     roots: RootCertStore,
     provider: Arc<CryptoProvider>,
 }
 
-impl fmt::Debug for ClientCertificates {
+impl fmt::Debug for CertificateVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ClientCertificates({} roots)", self.roots.len())
     }
 }
 
-impl ClientCertificates {
+impl CertificateVerifier {
     /// Trusts what `roots` vouch for.
     ///
     /// # Errors
@@ -118,24 +118,27 @@ impl ClientCertificates {
         &self,
         chain: &[CertificateDer<'static>],
         wall: SystemTime,
-    ) -> Result<Verified, Fault> {
-        let (own, parsed, expires) = self.holds(chain, wall)?;
-        Ok(Verified {
-            user: Arc::new(user(&parsed, own)?),
-            expires,
-            ends: not_after(&parsed),
+    ) -> Result<VerifiedCertificate, CachedCertificateError> {
+        let (own, parsed, expires) = self.verify_chain(chain, wall)?;
+        Ok(VerifiedCertificate {
+            user: Arc::new(user_from_certificate(&parsed, own)?),
+            chain_not_after: expires,
+            not_after: not_after(&parsed),
         })
     }
 
     /// The certificate of the client itself and the end of its chain, if this authority vouches for it.
-    fn holds<'c>(
+    fn verify_chain<'c>(
         &self,
         chain: &'c [CertificateDer<'static>],
         wall: SystemTime,
-    ) -> Result<(&'c CertificateDer<'static>, X509Certificate<'c>, SystemTime), Fault> {
+    ) -> Result<
+        (&'c CertificateDer<'static>, X509Certificate<'c>, SystemTime),
+        CachedCertificateError,
+    > {
         let (own, intermediates) = chain
             .split_first()
-            .ok_or_else(|| CertificateFault::Malformed("there is none".to_owned()))?;
+            .ok_or_else(|| CertificateError::Malformed("there is none".to_owned()))?;
         let since_epoch = wall
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
@@ -146,20 +149,20 @@ impl ClientCertificates {
                     &self.roots.roots,
                     intermediates,
                     UnixTime::since_unix_epoch(since_epoch),
-                    ForClients,
+                    ClientAuthUsage,
                     None,
                     None,
                 );
                 path.map(|_| ())
             })
-            .map_err(|why| Fault {
-                again: is_of_its_time(&why).then_some(wall),
-                fault: CertificateFault::Untrusted(why.to_string()),
+            .map_err(|why| CachedCertificateError {
+                found_at: is_validity_period_error(&why).then_some(wall),
+                error: CertificateError::Untrusted(why.to_string()),
             })?;
-        let parsed = parse(own)?;
+        let parsed = parse_certificate(own)?;
         let mut expires = not_after(&parsed);
         for certificate in intermediates {
-            let end = not_after(&parse(certificate)?);
+            let end = not_after(&parse_certificate(certificate)?);
             // It holds without one that is over already.
             if end >= wall {
                 expires = expires.min(end);
@@ -173,41 +176,44 @@ impl ClientCertificates {
 pub struct PeerCertificate {
     chain: Vec<CertificateDer<'static>>,
     /// The last verdict. Guarded so that a connection's requests share it; nothing is awaited under the lock.
-    verdict: Mutex<Option<Result<Verified, Fault>>>,
+    user_outcome: Mutex<Option<Result<VerifiedCertificate, CachedCertificateError>>>,
     /// Likewise, on whether it is a front proxy's: until when it is.
-    front_proxy: Mutex<Option<Result<SystemTime, Fault>>>,
+    front_proxy_outcome: Mutex<Option<Result<SystemTime, CachedCertificateError>>>,
 }
 
 /// A fault, and when it was found if time may mend it.
 #[derive(Clone, Debug)]
-struct Fault {
-    fault: CertificateFault,
-    again: Option<SystemTime>,
+struct CachedCertificateError {
+    error: CertificateError,
+    found_at: Option<SystemTime>,
 }
 
-impl From<CertificateFault> for Fault {
-    fn from(fault: CertificateFault) -> Self {
-        Self { fault, again: None }
+impl From<CertificateError> for CachedCertificateError {
+    fn from(fault: CertificateError) -> Self {
+        Self {
+            error: fault,
+            found_at: None,
+        }
     }
 }
 
-impl Fault {
+impl CachedCertificateError {
     /// Whether it is still believed at `wall`. A calendar that is set back is a reason to look again.
-    fn holds(&self, wall: SystemTime) -> bool {
-        self.again.is_none_or(|found| {
+    fn is_current(&self, wall: SystemTime) -> bool {
+        self.found_at.is_none_or(|found| {
             wall.duration_since(found)
-                .is_ok_and(|since| since < LOOK_AGAIN)
+                .is_ok_and(|since| since < RECHECK_INTERVAL)
         })
     }
 }
 
 #[derive(Clone)]
-struct Verified {
+struct VerifiedCertificate {
     user: Arc<UserInfo>,
     /// With the first of the chain.
-    expires: SystemTime,
+    chain_not_after: SystemTime,
     /// By itself.
-    ends: SystemTime,
+    not_after: SystemTime,
 }
 
 impl PeerCertificate {
@@ -217,67 +223,73 @@ impl PeerCertificate {
         let chain: Vec<_> = chain?.iter().map(|c| c.clone().into_owned()).collect();
         (!chain.is_empty()).then_some(Self {
             chain,
-            verdict: Mutex::new(None),
-            front_proxy: Mutex::new(None),
+            user_outcome: Mutex::new(None),
+            front_proxy_outcome: Mutex::new(None),
         })
     }
 
     /// Whether it is that of a front proxy whom `authority` vouches for and whose common name is `allowed`.
-    pub(super) fn front_proxy(
+    pub(super) fn verify_front_proxy(
         &self,
-        authority: &ClientCertificates,
+        authority: &CertificateVerifier,
         wall: SystemTime,
         allowed: impl Fn(&str) -> bool,
-    ) -> Result<(), CertificateFault> {
+    ) -> Result<(), CertificateError> {
         let mut verdict = self
-            .front_proxy
+            .front_proxy_outcome
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         match &*verdict {
             Some(Ok(expires)) if wall <= *expires => return Ok(()),
-            Some(Err(fault)) if fault.holds(wall) => return Err(fault.fault.clone()),
+            Some(Err(fault)) if fault.is_current(wall) => return Err(fault.error.clone()),
             Some(_) | None => {}
         }
         let fresh = authority
-            .holds(&self.chain, wall)
+            .verify_chain(&self.chain, wall)
             .and_then(|(_, parsed, expires)| {
-                let name = subject(&parsed)?.common_name;
+                let name = parse_subject(&parsed)?.common_name;
                 if allowed(&name) {
                     Ok(expires)
                 } else {
-                    Err(CertificateFault::NotAllowed(name.into_owned()).into())
+                    Err(CertificateError::NotAllowed(name.into_owned()).into())
                 }
             });
         *verdict = Some(fresh.clone());
-        fresh.map(|_| ()).map_err(|fault| fault.fault)
+        fresh.map(|_| ()).map_err(|fault| fault.error)
     }
 
     /// When the client's own certificate ends, if it named a user.
     #[must_use]
-    pub fn ends(&self) -> Option<SystemTime> {
-        let verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn not_after(&self) -> Option<SystemTime> {
+        let verdict = self
+            .user_outcome
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let verified = verdict.as_ref()?.as_ref().ok()?;
-        Some(verified.ends)
+        Some(verified.not_after)
     }
 
     pub(super) fn user(
         &self,
-        authority: &ClientCertificates,
+        authority: &CertificateVerifier,
         wall: SystemTime,
-    ) -> Result<Arc<UserInfo>, CertificateFault> {
-        let mut verdict = self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+    ) -> Result<Arc<UserInfo>, CertificateError> {
+        let mut verdict = self
+            .user_outcome
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         match &*verdict {
-            Some(Ok(verified)) if wall <= verified.expires => {
+            Some(Ok(verified)) if wall <= verified.chain_not_after => {
                 return Ok(Arc::clone(&verified.user));
             }
-            Some(Err(fault)) if fault.holds(wall) => return Err(fault.fault.clone()),
+            Some(Err(fault)) if fault.is_current(wall) => return Err(fault.error.clone()),
             Some(_) | None => {}
         }
         let fresh = authority.verify(&self.chain, wall);
         *verdict = Some(fresh.clone());
         fresh
             .map(|verified| verified.user)
-            .map_err(|fault| fault.fault)
+            .map_err(|fault| fault.error)
     }
 }
 
@@ -288,7 +300,7 @@ impl fmt::Debug for PeerCertificate {
 }
 
 /// Whether a certificate was met before its time or after it.
-const fn is_of_its_time(why: &webpki::Error) -> bool {
+const fn is_validity_period_error(why: &webpki::Error) -> bool {
     matches!(
         why,
         webpki::Error::CertExpired { .. } | webpki::Error::CertNotValidYet { .. }
@@ -296,9 +308,9 @@ const fn is_of_its_time(why: &webpki::Error) -> bool {
 }
 
 /// What a certificate may be for: clients, anything, or it does not say (`ExtKeyUsageClientAuth` of Go's `crypto/x509`).
-struct ForClients;
+struct ClientAuthUsage;
 
-impl ExtendedKeyUsageValidator for ForClients {
+impl ExtendedKeyUsageValidator for ClientAuthUsage {
     fn validate(&self, purposes: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
         let mut present = Vec::new();
         for purpose in purposes {
@@ -317,10 +329,12 @@ impl ExtendedKeyUsageValidator for ForClients {
     }
 }
 
-fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, CertificateFault> {
+fn parse_certificate<'a>(
+    der: &'a CertificateDer<'_>,
+) -> Result<X509Certificate<'a>, CertificateError> {
     X509Certificate::from_der(der)
         .map(|(_, certificate)| certificate)
-        .map_err(|why| CertificateFault::Malformed(why.to_string()))
+        .map_err(|why| CertificateError::Malformed(why.to_string()))
 }
 
 fn not_after(certificate: &X509Certificate<'_>) -> SystemTime {
@@ -328,18 +342,20 @@ fn not_after(certificate: &X509Certificate<'_>) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
-fn subject<'c>(certificate: &'c X509Certificate<'_>) -> Result<Subject<'c>, CertificateFault> {
-    Subject::read(certificate.subject().as_raw())
-        .map_err(|Unreadable(part)| CertificateFault::Unreadable(part))
+fn parse_subject<'c>(
+    certificate: &'c X509Certificate<'_>,
+) -> Result<CertificateSubject<'c>, CertificateError> {
+    CertificateSubject::parse(certificate.subject().as_raw())
+        .map_err(|SubjectError(part)| CertificateError::UnreadableSubject(part))
 }
 
-fn user(
+fn user_from_certificate(
     certificate: &X509Certificate<'_>,
     der: &CertificateDer<'_>,
-) -> Result<UserInfo, CertificateFault> {
-    let subject = subject(certificate)?;
+) -> Result<UserInfo, CertificateError> {
+    let subject = parse_subject(certificate)?;
     if subject.common_name.is_empty() {
-        return Err(CertificateFault::NoCommonName);
+        return Err(CertificateError::NoCommonName);
     }
     let fingerprint = Sha256::digest(der.as_ref());
     let hex: String = fingerprint
@@ -347,7 +363,7 @@ fn user(
         .map(|byte| format!("{byte:02x}"))
         .collect();
     let user = UserInfo {
-        uid: uid(&subject)?,
+        uid: uid_from_subject(&subject)?,
         name: subject.common_name.into_owned(),
         groups: subject
             .organizations
@@ -356,15 +372,17 @@ fn user(
             .collect(),
         extra: vec![(CREDENTIAL_ID.to_owned(), vec![format!("X509SHA256={hex}")])],
     };
-    Ok(user.authenticated())
+    Ok(user.with_authenticated_group())
 }
 
-fn uid(subject: &Subject<'_>) -> Result<String, CertificateFault> {
+fn uid_from_subject(subject: &CertificateSubject<'_>) -> Result<String, CertificateError> {
     match &*subject.uids {
         [] => Ok(String::new()),
         [Some(text)] if !text.is_empty() => Ok(text.clone().into_owned()),
-        [_] => Err(CertificateFault::Uid("it is empty or no string".to_owned())),
-        [_, _, ..] => Err(CertificateFault::Uid(
+        [_] => Err(CertificateError::InvalidUid(
+            "it is empty or no string".to_owned(),
+        )),
+        [_, _, ..] => Err(CertificateError::InvalidUid(
             "expected one, found several".to_owned(),
         )),
     }

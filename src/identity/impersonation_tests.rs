@@ -11,17 +11,19 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
     headers
 }
 
-fn read(pairs: &[(&'static str, &str)]) -> Result<Option<Wish>, Unclear> {
-    wish(&headers(pairs))
+fn parse(
+    pairs: &[(&'static str, &str)],
+) -> Result<Option<ImpersonationTarget>, InvalidImpersonation> {
+    impersonation_target(&headers(pairs))
 }
 
-fn wanted(pairs: &[(&'static str, &str)]) -> Wish {
-    read(pairs).unwrap().unwrap()
+fn target(pairs: &[(&'static str, &str)]) -> ImpersonationTarget {
+    parse(pairs).unwrap().unwrap()
 }
 
-fn asked(wish: &Wish) -> Vec<String> {
-    let said = |right: &Right| {
-        let Right {
+fn permissions(wish: &ImpersonationTarget) -> Vec<String> {
+    let said = |right: &ImpersonationPermission| {
+        let ImpersonationPermission {
             group,
             resource,
             subresource,
@@ -30,12 +32,12 @@ fn asked(wish: &Wish) -> Vec<String> {
         } = right;
         format!("{group}/{resource}/{subresource} {namespace}/{name}")
     };
-    wish.rights.iter().map(said).collect()
+    wish.required_permissions.iter().map(said).collect()
 }
 
 #[test]
-fn everything_that_is_impersonated_takes_a_right_in_the_api_server_s_order() {
-    let wish = wanted(&[
+fn every_impersonated_value_requires_a_permission_in_the_api_server_s_order() {
+    let wish = target(&[
         ("impersonate-extra-scopes%2fof", "a"),
         ("impersonate-group", "dev"),
         ("Impersonate-Uid", "u-1"),
@@ -44,7 +46,7 @@ fn everything_that_is_impersonated_takes_a_right_in_the_api_server_s_order() {
         ("impersonate-extra-scopes%2Fof", "b"),
     ]);
     assert_eq!(
-        asked(&wish),
+        permissions(&wish),
         [
             "/users/ /carol",
             "authentication.k8s.io/uids/ /u-1",
@@ -103,14 +105,14 @@ fn groups_are_added_as_the_api_server_adds_them() {
     ] {
         let mut pairs = vec![("impersonate-user", name)];
         pairs.extend(groups.iter().map(|group| ("impersonate-group", *group)));
-        assert_eq!(wanted(&pairs).user.groups, expected, "{name} {groups:?}");
+        assert_eq!(target(&pairs).user.groups, expected, "{name} {groups:?}");
     }
 }
 
 #[test]
-fn a_service_account_is_asked_for_as_one_if_its_name_is_one() {
-    let account = wanted(&[("impersonate-user", "system:serviceaccount:team:a.b-c")]);
-    assert_eq!(asked(&account), ["/serviceaccounts/ team/a.b-c"]);
+fn a_valid_service_account_name_requires_a_service_account_permission() {
+    let account = target(&[("impersonate-user", "system:serviceaccount:team:a.b-c")]);
+    assert_eq!(permissions(&account), ["/serviceaccounts/ team/a.b-c"]);
     for name in [
         "system:serviceaccount:team",
         "system:serviceaccount:team:a:b",
@@ -121,21 +123,21 @@ fn a_service_account_is_asked_for_as_one_if_its_name_is_one() {
         "system:serviceaccount:team:-a",
         "system:serviceaccount:team:a..b",
     ] {
-        let wish = wanted(&[("impersonate-user", name)]);
-        assert_eq!(asked(&wish), [format!("/users/ /{name}")]);
+        let wish = target(&[("impersonate-user", name)]);
+        assert_eq!(permissions(&wish), [format!("/users/ /{name}")]);
         assert_eq!(wish.user.groups, ["system:authenticated"]);
     }
 }
 
 #[test]
-fn who_names_nobody_is_who_he_is() {
+fn without_a_user_name_there_is_no_target_or_an_error() {
     for pairs in [
         &[][..],
         &[("impersonate-user", "")],
         &[("impersonate-uid", "")],
         &[("x-impersonate-user", "carol")],
     ] {
-        assert_eq!(read(pairs), Ok(None), "{pairs:?}");
+        assert_eq!(parse(pairs), Ok(None), "{pairs:?}");
     }
     for pairs in [
         &[("impersonate-group", "dev")][..],
@@ -143,12 +145,16 @@ fn who_names_nobody_is_who_he_is() {
         &[("impersonate-uid", "u")],
         &[("impersonate-extra-a", "b"), ("impersonate-user", "")],
     ] {
-        assert_eq!(read(pairs), Err(Unclear::NoUser), "{pairs:?}");
+        assert_eq!(
+            parse(pairs),
+            Err(InvalidImpersonation::MissingUser),
+            "{pairs:?}"
+        );
     }
 }
 
 #[test]
-fn what_can_be_read_in_two_ways_is_not_read() {
+fn ambiguous_headers_are_rejected() {
     let carol = ("impersonate-user", "carol");
     for (other, name) in [
         (("impersonate_user", "admin"), "unknown"),
@@ -168,46 +174,49 @@ fn what_can_be_read_in_two_ways_is_not_read() {
         (("impersonate-extra-%ff", "a"), "key"),
         (("impersonate-extra-a%0a", "a"), "key"),
     ] {
-        let unclear = read(&[carol, other]).unwrap_err();
+        let unclear = parse(&[carol, other]).unwrap_err();
         let told = match unclear {
-            Unclear::Unknown(_) => "unknown",
-            Unclear::Repeated(_) => "repeated",
-            Unclear::Value(_) => "value",
-            Unclear::Key(_) => "key",
-            Unclear::NoUser | Unclear::TooMany => "other",
+            InvalidImpersonation::UnknownHeader(_) => "unknown",
+            InvalidImpersonation::Repeated(_) => "repeated",
+            InvalidImpersonation::InvalidValue(_) => "value",
+            InvalidImpersonation::InvalidExtraKey(_) => "key",
+            InvalidImpersonation::MissingUser | InvalidImpersonation::TooMany => "other",
         };
         assert_eq!(told, name, "{other:?}");
     }
     let mut bytes = headers(&[]);
-    bytes.append(USER, HeaderValue::from_bytes(b"caf\xe9").unwrap());
-    assert!(matches!(wish(&bytes), Err(Unclear::Value(_))));
+    bytes.append(USER_HEADER, HeaderValue::from_bytes(b"caf\xe9").unwrap());
+    assert!(matches!(
+        impersonation_target(&bytes),
+        Err(InvalidImpersonation::InvalidValue(_))
+    ));
 }
 
 #[test]
-fn hundreds_of_groups_are_taken_and_thousands_are_not() {
+fn hundreds_of_groups_are_accepted_and_thousands_are_rejected() {
     let with = |groups: usize| {
         let mut headers = headers(&[("impersonate-user", "carol")]);
         for n in 0..groups {
-            headers.append(GROUP, HeaderValue::from(n));
+            headers.append(GROUP_HEADER, HeaderValue::from(n));
         }
-        wish(&headers).map(|wish| wish.unwrap().rights.len())
+        impersonation_target(&headers).map(|wish| wish.unwrap().required_permissions.len())
     };
-    assert_eq!(with(MOST - 1), Ok(MOST));
-    assert_eq!(with(MOST), Err(Unclear::TooMany));
-    assert_eq!(with(20_000), Err(Unclear::TooMany));
+    assert_eq!(with(MAX_PERMISSIONS - 1), Ok(MAX_PERMISSIONS));
+    assert_eq!(with(MAX_PERMISSIONS), Err(InvalidImpersonation::TooMany));
+    assert_eq!(with(20_000), Err(InvalidImpersonation::TooMany));
 }
 
 #[test]
-fn a_right_that_is_missing_is_told_in_the_api_server_s_words() {
-    let wish = wanted(&[
+fn the_forbidden_message_is_the_api_server_s() {
+    let wish = target(&[
         ("impersonate-user", "system:serviceaccount:team:builder"),
         ("impersonate-uid", "u"),
         ("impersonate-extra-scopes", "all"),
     ]);
     let said: Vec<_> = wish
-        .rights
+        .required_permissions
         .iter()
-        .map(|right| right.refusal("alice", ""))
+        .map(|right| right.forbidden_message("alice", ""))
         .collect();
     assert_eq!(
         said,
@@ -221,8 +230,8 @@ fn a_right_that_is_missing_is_told_in_the_api_server_s_words() {
         ]
     );
     assert!(
-        wish.rights[0]
-            .refusal("alice", "no")
+        wish.required_permissions[0]
+            .forbidden_message("alice", "no")
             .ends_with("\"team\": no")
     );
 }

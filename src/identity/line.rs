@@ -21,95 +21,95 @@ use tokio::sync::Semaphore;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::identity::proven::Mark;
-use crate::identity::tokens::turns::Asker;
-use crate::identity::tokens::turns::Next;
-use crate::identity::tokens::turns::Turns;
+use crate::identity::proven::TokenHash;
+use crate::identity::tokens::turns::ClientSource;
+use crate::identity::tokens::turns::FairQueue;
+use crate::identity::tokens::turns::NextItem;
 
 /// Questions at a time, each on a connection of its own: an API server that takes a second for one gets no more.
-const AT_ONCE: usize = 16;
+const MAX_IN_FLIGHT: usize = 16;
 
 /// How long the API server is not asked after it has said that weir may not: until somebody may have given weir the right,
 /// or a new credential has been fetched.
-const REST_FORBIDDEN: Duration = Duration::from_secs(60);
-const REST_UNAUTHORIZED: Duration = Duration::from_secs(5);
+const BACKOFF_FORBIDDEN: Duration = Duration::from_secs(60);
+const BACKOFF_UNAUTHORIZED: Duration = Duration::from_secs(5);
 
 /// Those who ask `Q` and wait for `A`.
-pub(super) struct Line<Q, A> {
-    state: Mutex<State<Q, A>>,
-    entered: Notify,
+pub(super) struct ReviewQueue<Q, A> {
+    state: Mutex<ReviewQueueState<Q, A>>,
+    enqueued: Notify,
     permits: Arc<Semaphore>,
-    waiting: IntGauge,
+    waiting_gauge: IntGauge,
 }
 
 /// Guarded together; nothing is awaited under the lock.
-struct State<Q, A> {
-    turns: Turns<Asked<Q, A>>,
-    pending: HashMap<Mark, watch::Receiver<Option<A>>>,
-    rest: Option<Instant>,
+struct ReviewQueueState<Q, A> {
+    queue: FairQueue<QueuedReview<Q, A>>,
+    pending: HashMap<TokenHash, watch::Receiver<Option<A>>>,
+    backoff_until: Option<Instant>,
 }
 
 /// A question in line; the place of those who wait for it.
-pub(super) struct Asked<Q, A> {
+pub(super) struct QueuedReview<Q, A> {
     /// What it is known by.
-    pub(super) mark: Mark,
+    pub(super) key: TokenHash,
     /// The question; shown to nobody.
-    pub(super) question: Q,
-    answer: watch::Sender<Option<A>>,
+    pub(super) request: Q,
+    result_tx: watch::Sender<Option<A>>,
 }
 
 /// A question whose answer is waited for.
-pub(super) struct Begun<A>(watch::Receiver<Option<A>>);
+pub(super) struct PendingReview<A>(watch::Receiver<Option<A>>);
 
-impl<A: Clone> Begun<A> {
+impl<A: Clone> PendingReview<A> {
     /// The answer; `None` where nobody works at it any more.
     ///
     /// # Cancel safety
     /// The question stays asked.
-    pub(super) async fn answered(mut self) -> Option<A> {
+    pub(super) async fn wait(mut self) -> Option<A> {
         let answer = self.0.wait_for(Option::is_some).await;
         answer.ok().and_then(|answer| answer.clone())
     }
 }
 
-impl<Q, A> Line<Q, A> {
+impl<Q, A> ReviewQueue<Q, A> {
     /// Nobody waits yet; `per_second` is how many questions may go, and `waiting` counts those that may not yet.
     pub(super) fn new(per_second: u32, now: Instant, waiting: IntGauge) -> Self {
         Self {
-            state: Mutex::new(State {
-                turns: Turns::new(f64::from(per_second), now),
+            state: Mutex::new(ReviewQueueState {
+                queue: FairQueue::new(f64::from(per_second), now),
                 pending: HashMap::new(),
-                rest: None,
+                backoff_until: None,
             }),
-            entered: Notify::new(),
-            permits: Arc::new(Semaphore::new(AT_ONCE)),
-            waiting,
+            enqueued: Notify::new(),
+            permits: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            waiting_gauge: waiting,
         }
     }
 
-    fn publish(&self, turns: &Turns<Asked<Q, A>>) {
-        self.waiting
-            .set(i64::try_from(turns.waiting()).unwrap_or(i64::MAX));
+    fn update_gauge(&self, turns: &FairQueue<QueuedReview<Q, A>>) {
+        self.waiting_gauge
+            .set(i64::try_from(turns.queued()).unwrap_or(i64::MAX));
     }
 
-    fn state(&self) -> MutexGuard<'_, State<Q, A>> {
+    fn lock_state(&self) -> MutexGuard<'_, ReviewQueueState<Q, A>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gets in line with the question of `mark`, or joins who did; `None` where the line is too long or weir may not ask. Whose
     /// answer was good before has a part of the rate for himself.
-    pub(super) fn begin(
+    pub(super) fn submit(
         &self,
-        mark: Mark,
-        (asker, good_before): (Asker, bool),
+        mark: TokenHash,
+        (asker, good_before): (ClientSource, bool),
         now: Instant,
         question: impl FnOnce() -> Q,
-    ) -> Option<Begun<A>> {
-        let mut state = self.state();
-        let State {
-            turns,
+    ) -> Option<PendingReview<A>> {
+        let mut state = self.lock_state();
+        let ReviewQueueState {
+            queue: turns,
             pending,
-            rest,
+            backoff_until: rest,
         } = &mut *state;
         if pending
             .get(&mark)
@@ -118,21 +118,21 @@ impl<Q, A> Line<Q, A> {
             pending.remove(&mark); // who asked it has ended in a panic: nobody else would ask it ever again
         }
         match pending.entry(mark) {
-            Entry::Occupied(waiting) => Some(Begun(waiting.get().clone())),
+            Entry::Occupied(waiting) => Some(PendingReview(waiting.get().clone())),
             Entry::Vacant(_) if rest.is_some_and(|rest| now < rest) => None,
             Entry::Vacant(vacant) => {
                 let (answer, receiver) = watch::channel(None);
-                let asked = Asked {
-                    mark,
-                    question: question(),
-                    answer,
+                let asked = QueuedReview {
+                    key: mark,
+                    request: question(),
+                    result_tx: answer,
                 };
-                turns.enter(asker, good_before, asked).ok()?;
-                self.publish(turns);
+                turns.enqueue(asker, good_before, asked).ok()?;
+                self.update_gauge(turns);
                 vacant.insert(receiver.clone());
                 drop(state);
-                self.entered.notify_one();
-                Some(Begun(receiver))
+                self.enqueued.notify_one();
+                Some(PendingReview(receiver))
             }
         }
     }
@@ -141,49 +141,49 @@ impl<Q, A> Line<Q, A> {
     ///
     /// # Cancel safety
     /// Nobody's turn is lost.
-    pub(super) async fn next(&self) -> Option<(Asked<Q, A>, OwnedSemaphorePermit)> {
+    pub(super) async fn next_review(&self) -> Option<(QueuedReview<Q, A>, OwnedSemaphorePermit)> {
         // Never closed.
         let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
         loop {
             let next = {
-                let mut state = self.state();
-                let next = state.turns.next(Clock.now());
-                self.publish(&state.turns);
+                let mut state = self.lock_state();
+                let next = state.queue.dequeue(Clock.now());
+                self.update_gauge(&state.queue);
                 next
             };
             match next {
-                Next::Now(asked) => return Some((asked, permit)),
-                Next::At(then) => {
+                NextItem::Ready(asked) => return Some((asked, permit)),
+                NextItem::ReadyAt(then) => {
                     tokio::select! {
                         () = tokio::time::sleep_until(then.into()) => {}
-                        () = self.entered.notified() => {}
+                        () = self.enqueued.notified() => {}
                     }
                 }
-                Next::Nobody => self.entered.notified().await,
+                NextItem::Empty => self.enqueued.notified().await,
             }
         }
     }
 
     /// Tells the answer to all who wait for it.
-    pub(super) fn settle(&self, asked: Asked<Q, A>, answer: A) {
-        self.state().pending.remove(&asked.mark);
-        asked.answer.send_replace(Some(answer));
+    pub(super) fn complete(&self, asked: QueuedReview<Q, A>, answer: A) {
+        self.lock_state().pending.remove(&asked.key);
+        asked.result_tx.send_replace(Some(answer));
     }
 
     /// The API server has said by `code` that weir may not ask.
-    pub(super) fn rest(&self, code: StatusCode, now: Instant) {
+    pub(super) fn back_off(&self, code: StatusCode, now: Instant) {
         let rest = if code == StatusCode::UNAUTHORIZED {
-            REST_UNAUTHORIZED
+            BACKOFF_UNAUTHORIZED
         } else {
-            REST_FORBIDDEN
+            BACKOFF_FORBIDDEN
         };
-        self.state().rest = Some(now + rest);
+        self.lock_state().backoff_until = Some(now + rest);
     }
 }
 
-impl<Q, A> fmt::Debug for Line<Q, A> {
+impl<Q, A> fmt::Debug for ReviewQueue<Q, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Line({})", self.state().pending.len())
+        write!(f, "Line({})", self.lock_state().pending.len())
     }
 }
 
@@ -194,25 +194,26 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::identity::proven::Marks;
+    use crate::identity::proven::TokenHasher;
 
     #[test]
-    fn a_question_whose_asker_has_ended_in_a_panic_is_asked_anew() {
-        let line = Line::<&str, u32>::new(50, Clock.now(), IntGauge::new("waiting", "-").unwrap());
-        let mark = Marks::new().unwrap().of(b"a token");
-        let asker = Asker {
+    fn a_review_is_queued_again_after_its_task_panicked() {
+        let line =
+            ReviewQueue::<&str, u32>::new(50, Clock.now(), IntGauge::new("waiting", "-").unwrap());
+        let mark = TokenHasher::new().unwrap().hash(b"a token");
+        let asker = ClientSource {
             address: IpAddr::from([127, 0, 0, 1]),
-            connection: 1,
+            connection_id: 1,
         };
-        let begin = || line.begin(mark, (asker, false), Clock.now(), || "whose is it?");
+        let begin = || line.submit(mark, (asker, false), Clock.now(), || "whose is it?");
         let waiting = begin().unwrap();
-        let next = || line.next().now_or_never().flatten();
+        let next = || line.next_review().now_or_never().flatten();
         drop(next().unwrap()); // unwinding does that
-        assert_eq!(waiting.answered().now_or_never(), Some(None));
+        assert_eq!(waiting.wait().now_or_never(), Some(None));
         let waiting = begin().unwrap();
         let (asked, _) = next().unwrap();
-        assert_eq!(asked.question, "whose is it?");
-        line.settle(asked, 7);
-        assert_eq!(waiting.answered().now_or_never(), Some(Some(7)));
+        assert_eq!(asked.request, "whose is it?");
+        line.complete(asked, 7);
+        assert_eq!(waiting.wait().now_or_never(), Some(Some(7)));
     }
 }

@@ -40,66 +40,68 @@ use http::HeaderValue;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::bearer::Bearer;
-use crate::identity::bearer::bearer;
-use crate::identity::proven::Marks;
-use crate::identity::tokens::LookUp;
-use crate::identity::tokens::Verified;
-use crate::identity::tokens::cache::Voucher;
-use crate::identity::tokens::turns::Asker;
-use crate::identity::tokens::turns::network;
+use crate::identity::bearer::BearerCredential;
+use crate::identity::bearer::bearer_credential;
+use crate::identity::proven::TokenHasher;
+use crate::identity::tokens::TokenLookup;
+use crate::identity::tokens::TokenOutcome;
+use crate::identity::tokens::cache::VerifiedBy;
+use crate::identity::tokens::turns::ClientSource;
+use crate::identity::tokens::turns::source_network;
 
-pub use access::Access;
-pub use bearer::WEBSOCKET_BEARER;
-pub use client_certificate::CertificateFault;
-pub use client_certificate::ClientCertificates;
+pub use access::ImpersonationAuthorizer;
+pub use bearer::WEBSOCKET_BEARER_PREFIX;
+pub use client_certificate::CertificateError;
+pub use client_certificate::CertificateVerifier;
 pub use client_certificate::PeerCertificate;
-pub use proven::Mark;
-pub use proven::ProvenTokens;
-pub use request_header::FrontProxies;
+pub use proven::AcceptedTokens;
+pub use proven::TokenHash;
+pub use request_header::FrontProxyAuthenticator;
 pub use token_file::TokenFile;
-pub use tokens::Tokens;
+pub use tokens::TokenAuthenticator;
 
 /// The authenticators that are configured.
 #[derive(Debug)]
-pub struct Identity {
-    front_proxies: Option<FrontProxies>,
-    certificates: Option<ClientCertificates>,
-    file: TokenFile,
-    marks: Marks,
-    tokens: Arc<Tokens>,
+pub struct RequestAuthenticator {
+    front_proxies: Option<FrontProxyAuthenticator>,
+    certificate_verifier: Option<CertificateVerifier>,
+    token_file: TokenFile,
+    token_hasher: TokenHasher,
+    token_authenticator: Arc<TokenAuthenticator>,
     anonymous: Arc<UserInfo>,
 }
 
 /// A user, and the credential that the request carried.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct Authentication {
     /// Whom the limits see.
     pub user: Arc<UserInfo>,
     /// What proved it, and so the way to the upstream.
-    pub credential: Credential,
+    pub credential: RequestCredential,
     /// Its token, or whatever else stood in `Authorization`, where the upstream's answer to it says something.
-    pub mark: Option<Mark>,
+    pub token_hash: Option<TokenHash>,
     /// When it was known: when it was asked for, if it only had to be looked up.
-    pub at: Instant,
+    pub authenticated_at: Instant,
 }
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Who asks: at once as a rule, and no request pays for the room of a verification that does not take place.
-pub type Resolving<'a> =
-    Either<Ready<Resolved>, Pin<Box<dyn Future<Output = Resolved> + Send + 'a>>>;
+pub type AuthenticationFuture<'a> = Either<
+    Ready<AuthenticationResult>,
+    Pin<Box<dyn Future<Output = AuthenticationResult> + Send + 'a>>,
+>;
 
 /// What comes of it.
-pub type Resolved = Result<Known, Unauthenticated>;
+pub type AuthenticationResult = Result<Authentication, AuthenticationError>;
 
-fn at_once<'a>(resolved: Resolved) -> Resolving<'a> {
+fn immediate<'a>(resolved: AuthenticationResult) -> AuthenticationFuture<'a> {
     Either::Left(ready(resolved))
 }
 
 /// What a request came with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Credential {
+pub enum RequestCredential {
     /// A certificate that the client CA vouches for. It ends here: the user is asserted to the upstream.
     Certificate,
     /// The word of a front proxy, which ends here as well.
@@ -108,49 +110,49 @@ pub enum Credential {
     None,
     /// A token that weir knows by itself, from the token file or by its signature, which says nothing of whether the upstream
     /// (still) takes it; it goes on.
-    KnownToken,
+    LocallyVerifiedToken,
     /// A token that the upstream itself has vouched for, and may take no more since; it goes on.
-    Token,
+    ReviewedToken,
     /// A token that weir cannot verify, or a bad one; it goes on, and the upstream judges it.
     UnverifiedToken,
 }
 
 /// Why nobody can be made of what was sent; the request is answered 401.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unauthenticated {
+pub enum AuthenticationError {
     /// The certificate does not hold, and there is no token to fall back on.
-    BadCertificate(CertificateFault),
+    InvalidCertificate(CertificateError),
 }
 
 /// What a front proxy says, if the client is one and says something.
-pub type Asserted = Result<Option<UserInfo>, CertificateFault>;
+pub type AssertedIdentity = Result<Option<UserInfo>, CertificateError>;
 
 /// What a request is on a connection with.
 #[derive(Clone, Copy, Debug)]
-pub struct Client<'a> {
+pub struct ClientContext<'a> {
     /// What its client presented.
     pub certificate: Option<&'a PeerCertificate>,
     /// Which client it is.
-    pub asker: Asker,
+    pub source: ClientSource,
     /// Whether it is one of `--trusted-proxies`, whose word about where a request comes from counts.
-    pub trusted: bool,
+    pub from_trusted_proxy: bool,
     /// The user of the requests of its network whose tokens nothing verifies; made with the first of them.
-    pub unverified: &'a OnceLock<Arc<UserInfo>>,
+    pub unverified_user: &'a OnceLock<Arc<UserInfo>>,
     /// The protocol to which the request asks to change, as the upstream is going to see it.
     pub upgrade: Option<&'a HeaderValue>,
 }
 
-impl Client<'_> {
+impl ClientContext<'_> {
     /// Whom the limits see where nothing verifies a token: all of a network share a flow, so that made-up tokens do not make flows.
     /// The upstream refuses such requests before fairness.
-    fn unverified(&self, headers: &HeaderMap) -> Arc<UserInfo> {
+    fn network_user(&self, headers: &HeaderMap) -> Arc<UserInfo> {
         let of = |address| {
-            let network = network(address);
-            Arc::new(UserInfo::stranger(format!("network:{network}")))
+            let network = source_network(address);
+            Arc::new(UserInfo::unverified(format!("network:{network}")))
         };
-        match forwarded_for(headers).filter(|_| self.trusted) {
+        match forwarded_for(headers).filter(|_| self.from_trusted_proxy) {
             Some(address) => of(address),
-            None => Arc::clone(self.unverified.get_or_init(|| of(self.asker.address))),
+            None => Arc::clone(self.unverified_user.get_or_init(|| of(self.source.address))),
         }
     }
 }
@@ -163,36 +165,36 @@ fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
     hop.parse().ok().or_else(with_port)
 }
 
-impl Identity {
+impl RequestAuthenticator {
     /// An identity from its authenticators.
     ///
     /// # Errors
     /// The system has no randomness for the key of the marks.
     pub fn new(
-        front_proxies: Option<FrontProxies>,
-        certificates: Option<ClientCertificates>,
+        front_proxies: Option<FrontProxyAuthenticator>,
+        certificates: Option<CertificateVerifier>,
         mut file: TokenFile,
-        tokens: Arc<Tokens>,
+        tokens: Arc<TokenAuthenticator>,
     ) -> Result<Self, String> {
-        let marks = Marks::new()?;
-        file.mark(&marks);
+        let marks = TokenHasher::new()?;
+        file.hash_tokens(&marks);
         // The operator's word, until the upstream says otherwise.
-        file.marks()
-            .for_each(|mark| tokens.proven().note(mark, true));
+        file.token_hashes()
+            .for_each(|mark| tokens.accepted_tokens().record(mark, true));
         Ok(Self {
             front_proxies,
-            certificates,
-            file,
-            marks,
-            tokens,
+            certificate_verifier: certificates,
+            token_file: file,
+            token_hasher: marks,
+            token_authenticator: tokens,
             anonymous: Arc::new(UserInfo::anonymous()),
         })
     }
 
     /// The tokens that may share connections.
     #[must_use]
-    pub fn proven(&self) -> &ProvenTokens {
-        self.tokens.proven()
+    pub fn accepted_tokens(&self) -> &AcceptedTokens {
+        self.token_authenticator.accepted_tokens()
     }
 
     /// What the client says as a front proxy. To be read from the headers as they came: what `Connection` names is not for a
@@ -200,9 +202,14 @@ impl Identity {
     ///
     /// # Errors
     /// It presented a certificate that is not that of a front proxy; which means nothing if it is known by other means.
-    pub fn asserted(&self, client: Client<'_>, headers: &HeaderMap, wall: SystemTime) -> Asserted {
+    pub fn asserted_user(
+        &self,
+        client: ClientContext<'_>,
+        headers: &HeaderMap,
+        wall: SystemTime,
+    ) -> AssertedIdentity {
         match (&self.front_proxies, client.certificate) {
-            (Some(proxies), Some(presented)) => proxies.user(presented, headers, wall),
+            (Some(proxies), Some(presented)) => proxies.authenticate(presented, headers, wall),
             _ => Ok(None),
         }
     }
@@ -215,122 +222,133 @@ impl Identity {
     ///
     /// # Cancel safety
     /// What was begun for others too goes on.
-    pub fn resolve<'a>(
+    pub fn authenticate<'a>(
         &'a self,
-        asserted: Asserted,
-        client: Client<'a>,
+        asserted: AssertedIdentity,
+        client: ClientContext<'a>,
         headers: &'a HeaderMap,
         now: Instant,
         wall: SystemTime,
-    ) -> Resolving<'a> {
-        let by_connection = self.by_connection(asserted, client, wall);
+    ) -> AuthenticationFuture<'a> {
+        let by_connection = self.authenticate_connection(asserted, client, wall);
         if let Ok(Some(known)) = by_connection {
-            return at_once(Ok(known));
+            return immediate(Ok(known));
         }
-        let nobody = |credential| Known {
+        let nobody = |credential| Authentication {
             user: Arc::clone(&self.anonymous),
             credential,
-            mark: None,
-            at: now,
+            token_hash: None,
+            authenticated_at: now,
         };
-        match bearer(headers, client.upgrade) {
-            Bearer::Token(token) => self.by_token(token, (client, headers), now, wall),
-            Bearer::Tokens([first, second]) => Either::Right(Box::pin(async move {
+        match bearer_credential(headers, client.upgrade) {
+            BearerCredential::Token(token) => {
+                self.authenticate_token(token, (client, headers), now, wall)
+            }
+            BearerCredential::TwoTokens([first, second]) => Either::Right(Box::pin(async move {
                 let with = (client, headers);
-                let first = self.by_token(first, with, now, wall).await?;
-                if first.credential != Credential::UnverifiedToken {
+                let first = self.authenticate_token(first, with, now, wall).await?;
+                if first.credential != RequestCredential::UnverifiedToken {
                     return Ok(first);
                 }
-                let second = self.by_token(second, with, now, wall).await?;
-                let verified = second.credential != Credential::UnverifiedToken;
+                let second = self.authenticate_token(second, with, now, wall).await?;
+                let verified = second.credential != RequestCredential::UnverifiedToken;
                 // No mark: which of the two an answer is about cannot be told.
                 Ok(if verified {
                     second
                 } else {
-                    Known {
-                        mark: None,
+                    Authentication {
+                        token_hash: None,
                         ..first
                     }
                 })
             })),
             // No mark: what upstream does not take for a token is nobody there, and an answer to it proves nothing.
-            Bearer::Other => at_once(Ok(nobody(Credential::UnverifiedToken))),
-            Bearer::None => at_once(match by_connection {
-                Ok(_) => Ok(nobody(Credential::None)),
-                Err(fault) => Err(Unauthenticated::BadCertificate(fault)),
+            BearerCredential::Unrecognized => {
+                immediate(Ok(nobody(RequestCredential::UnverifiedToken)))
+            }
+            BearerCredential::None => immediate(match by_connection {
+                Ok(_) => Ok(nobody(RequestCredential::None)),
+                Err(fault) => Err(AuthenticationError::InvalidCertificate(fault)),
             }),
         }
     }
 
-    fn by_connection(
+    fn authenticate_connection(
         &self,
-        asserted: Asserted,
-        client: Client<'_>,
+        asserted: AssertedIdentity,
+        client: ClientContext<'_>,
         wall: SystemTime,
-    ) -> Result<Option<Known>, CertificateFault> {
+    ) -> Result<Option<Authentication>, CertificateError> {
         let known = |user, credential| {
-            Ok(Some(Known {
+            Ok(Some(Authentication {
                 user,
                 credential,
-                mark: None,
-                at: Clock.now(), // the signature may have been looked at
+                token_hash: None,
+                authenticated_at: Clock.now(), // the signature may have been looked at
             }))
         };
         let fault = match asserted {
-            Ok(Some(user)) => return known(Arc::new(user), Credential::FrontProxy),
+            Ok(Some(user)) => return known(Arc::new(user), RequestCredential::FrontProxy),
             Ok(None) => None,
             // It has named somebody: to go on as the proxy itself would be to believe something else.
-            Err(fault @ CertificateFault::Proxied) => return Err(fault),
+            Err(fault @ CertificateError::InvalidProxyHeaders) => return Err(fault),
             Err(fault) => Some(fault),
         };
-        let (Some(authority), Some(presented)) = (&self.certificates, client.certificate) else {
+        let (Some(authority), Some(presented)) = (&self.certificate_verifier, client.certificate)
+        else {
             return fault.map_or(Ok(None), Err);
         };
         match presented.user(authority, wall) {
-            Ok(user) => known(user, Credential::Certificate),
+            Ok(user) => known(user, RequestCredential::Certificate),
             // A subject without a name is "no opinion" upstream: the next method is asked.
-            Err(CertificateFault::NoCommonName) => fault.map_or(Ok(None), Err),
+            Err(CertificateError::NoCommonName) => fault.map_or(Ok(None), Err),
             Err(own) => Err(match fault {
-                Some(fault @ CertificateFault::NotAllowed(_)) => fault,
+                Some(fault @ CertificateError::NotAllowed(_)) => fault,
                 _ => own,
             }),
         }
     }
 
-    fn by_token<'a>(
+    fn authenticate_token<'a>(
         &'a self,
         token: Cow<'a, [u8]>,
-        (client, headers): (Client<'a>, &'a HeaderMap),
+        (client, headers): (ClientContext<'a>, &'a HeaderMap),
         now: Instant,
         wall: SystemTime,
-    ) -> Resolving<'a> {
-        if let Some((user, mark)) = self.file.user(&token) {
-            return at_once(Ok(Known {
+    ) -> AuthenticationFuture<'a> {
+        if let Some((user, mark)) = self.token_file.look_up(&token) {
+            return immediate(Ok(Authentication {
                 user,
-                credential: Credential::KnownToken,
-                mark,
-                at: now,
+                credential: RequestCredential::LocallyVerifiedToken,
+                token_hash: mark,
+                authenticated_at: now,
             }));
         }
-        let mark = self.marks.of(&token);
-        let asker = client.asker;
-        let known = move |verified: Verified, at| Known {
-            credential: match verified.voucher {
-                Some(Voucher::ApiServer) => Credential::Token,
-                Some(Voucher::Signature) => Credential::KnownToken,
-                None => Credential::UnverifiedToken,
+        let mark = self.token_hasher.hash(&token);
+        let asker = client.source;
+        let known = move |verified: TokenOutcome, at| Authentication {
+            credential: match verified.verified_by {
+                Some(VerifiedBy::ApiServer) => RequestCredential::ReviewedToken,
+                Some(VerifiedBy::Signature) => RequestCredential::LocallyVerifiedToken,
+                None => RequestCredential::UnverifiedToken,
             },
-            user: match verified.voucher {
-                None if self.shares_flow(mark) => client.unverified(headers),
+            user: match verified.verified_by {
+                None if self.shares_flow(mark) => client.network_user(headers),
                 Some(_) | None => verified.user,
             },
-            mark: Some(mark),
-            at,
+            token_hash: Some(mark),
+            authenticated_at: at,
         };
-        match self.tokens.look_up(mark, &token, asker, now, wall) {
-            LookUp::Known(verified) => at_once(Ok(known(verified, now))),
-            LookUp::Verify(last) => Either::Right(Box::pin(async move {
-                let verified = self.tokens.verify(mark, &token, asker, last).await;
+        match self
+            .token_authenticator
+            .look_up(mark, &token, asker, now, wall)
+        {
+            TokenLookup::Cached(verified) => immediate(Ok(known(verified, now))),
+            TokenLookup::Verify(last) => Either::Right(Box::pin(async move {
+                let verified = self
+                    .token_authenticator
+                    .verify(mark, &token, asker, last)
+                    .await;
                 Ok(known(verified, Clock.now()))
             })),
         }
@@ -338,13 +356,14 @@ impl Identity {
 
     /// Whether requests with a token that is not verified share the flow of their network: where weir could verify it if it were good, but
     /// for one that the upstream has taken all the same.
-    fn shares_flow(&self, mark: Mark) -> bool {
-        self.tokens.verifies() && !self.tokens.proven().knows(mark)
+    fn shares_flow(&self, mark: TokenHash) -> bool {
+        self.token_authenticator.can_verify()
+            && !self.token_authenticator.accepted_tokens().contains(mark)
     }
 
     /// The upstream has answered 401 to a request with the token of `mark`.
-    pub fn doubt(&self, mark: Mark, now: Instant) {
-        self.tokens.doubt(mark, now);
+    pub fn record_unauthorized(&self, mark: TokenHash, now: Instant) {
+        self.token_authenticator.record_unauthorized(mark, now);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! kube-apiserver closes an HTTP/2 connection after a 401, so a token goes by itself until the upstream has answered it with
 //! anything else, or has said in a review that it is good; those of the token file share from the start. After a 401 each of
-//! them goes by itself again. Kept as keyed hashes, never as tokens, and bounded: the last [`GENERATION`] to twice as many. This
+//! them goes by itself again. Kept as keyed hashes, never as tokens, and bounded: the last [`GENERATION_SIZE`] to twice as many. This
 //! decides which connection a request takes, never who it is from.
 
 use std::fmt;
@@ -14,43 +14,43 @@ use aws_lc_rs::hmac;
 use aws_lc_rs::rand::SystemRandom;
 
 use crate::api::UserInfo;
-use crate::identity::generations::Generations;
+use crate::identity::generations::GenerationalMap;
 
 /// Tokens in one generation; the older of two is dropped when the younger is full. Above the 5,000 tokens a second that
 /// Kubernetes names as its scalability threshold.
-const GENERATION: usize = 8192;
+const GENERATION_SIZE: usize = 8192;
 
 /// A token, as far as it is remembered: half of its HMAC-SHA256 under a key of this process, as kube-apiserver's token cache has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Mark(u128);
+pub struct TokenHash(u128);
 
-impl Mark {
+impl TokenHash {
     #[cfg(test)]
-    pub(super) const fn of(mark: u128) -> Self {
+    pub(super) const fn from_bits(mark: u128) -> Self {
         Self(mark)
     }
 
     /// It, to be hashed with something else.
-    pub(super) const fn bytes(self) -> [u8; 16] {
+    pub(super) const fn to_bytes(self) -> [u8; 16] {
         self.0.to_le_bytes()
     }
 
     /// Which of `parts` it belongs to.
-    pub(super) fn part(self, parts: usize) -> usize {
+    pub(super) fn shard(self, parts: usize) -> usize {
         usize::try_from(self.0 % u128::try_from(parts.max(1)).unwrap_or(1)).unwrap_or(0)
     }
 
     /// The user of a request whose token says nothing: nobody, told apart from all others.
     #[must_use]
-    pub fn stranger(self) -> UserInfo {
-        UserInfo::stranger(format!("token:{:032x}", self.0))
+    pub fn unverified_user(self) -> UserInfo {
+        UserInfo::unverified(format!("token:{:032x}", self.0))
     }
 }
 
 /// Makes marks.
-pub struct Marks(hmac::Key);
+pub struct TokenHasher(hmac::Key);
 
-impl Marks {
+impl TokenHasher {
     /// With a key of its own.
     ///
     /// # Errors
@@ -63,43 +63,43 @@ impl Marks {
 
     /// The mark of a credential.
     #[must_use]
-    pub fn of(&self, credential: &[u8]) -> Mark {
+    pub fn hash(&self, credential: &[u8]) -> TokenHash {
         let tag = hmac::sign(&self.0, credential);
         let half = tag.as_ref().first_chunk().copied().unwrap_or_default();
-        Mark(u128::from_le_bytes(half))
+        TokenHash(u128::from_le_bytes(half))
     }
 }
 
-impl fmt::Debug for Marks {
+impl fmt::Debug for TokenHasher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Marks")
     }
 }
 
 /// The tokens that were good.
-pub struct ProvenTokens {
+pub struct AcceptedTokens {
     /// Held for a look-up or an insertion.
-    generations: Mutex<Generations<()>>,
+    hashes: Mutex<GenerationalMap<()>>,
 }
 
-impl Default for ProvenTokens {
+impl Default for AcceptedTokens {
     fn default() -> Self {
         Self {
-            generations: Mutex::new(Generations::new(GENERATION, usize::MAX)),
+            hashes: Mutex::new(GenerationalMap::new(GENERATION_SIZE, usize::MAX)),
         }
     }
 }
 
-impl ProvenTokens {
+impl AcceptedTokens {
     /// Whether the upstream has taken it.
     #[must_use]
-    pub fn knows(&self, mark: Mark) -> bool {
-        self.generations().get(mark).is_some()
+    pub fn contains(&self, mark: TokenHash) -> bool {
+        self.lock_hashes().get(mark).is_some()
     }
 
     /// The upstream has taken it, or has not.
-    pub fn note(&self, mark: Mark, taken: bool) {
-        let mut generations = self.generations();
+    pub fn record(&self, mark: TokenHash, taken: bool) {
+        let mut generations = self.lock_hashes();
         if !taken {
             generations.remove(mark);
         } else if generations.get(mark).is_none() {
@@ -107,16 +107,14 @@ impl ProvenTokens {
         }
     }
 
-    fn generations(&self) -> MutexGuard<'_, Generations<()>> {
-        self.generations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn lock_hashes(&self) -> MutexGuard<'_, GenerationalMap<()>> {
+        self.hashes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for ProvenTokens {
+impl fmt::Debug for AcceptedTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ProvenTokens({})", self.generations().len())
+        write!(f, "ProvenTokens({})", self.lock_hashes().len())
     }
 }
 
@@ -124,38 +122,38 @@ impl fmt::Debug for ProvenTokens {
 mod tests {
     use super::*;
 
-    fn mark(token: usize) -> Mark {
-        Mark(token.try_into().unwrap())
+    fn hash(token: usize) -> TokenHash {
+        TokenHash(token.try_into().unwrap())
     }
 
     #[test]
-    fn a_mark_is_of_a_token_and_of_one_process() {
-        let (marks, others) = (Marks::new().unwrap(), Marks::new().unwrap());
-        assert_eq!(marks.of(b"secret"), marks.of(b"secret"));
-        assert_ne!(marks.of(b"secret"), marks.of(b"secret2"));
-        assert_ne!(marks.of(b"secret"), others.of(b"secret"));
+    fn a_token_hash_depends_on_the_token_and_on_the_process() {
+        let (marks, others) = (TokenHasher::new().unwrap(), TokenHasher::new().unwrap());
+        assert_eq!(marks.hash(b"secret"), marks.hash(b"secret"));
+        assert_ne!(marks.hash(b"secret"), marks.hash(b"secret2"));
+        assert_ne!(marks.hash(b"secret"), others.hash(b"secret"));
     }
 
     #[test]
-    fn a_token_is_known_from_when_it_was_taken_until_it_is_not() {
-        let tokens = ProvenTokens::default();
-        let one = mark(1);
-        assert!(!tokens.knows(one));
-        tokens.note(one, true);
-        assert!(tokens.knows(one) && !tokens.knows(mark(2)));
-        tokens.note(one, false);
-        assert!(!tokens.knows(one));
+    fn a_token_is_contained_from_its_acceptance_to_its_rejection() {
+        let tokens = AcceptedTokens::default();
+        let one = hash(1);
+        assert!(!tokens.contains(one));
+        tokens.record(one, true);
+        assert!(tokens.contains(one) && !tokens.contains(hash(2)));
+        tokens.record(one, false);
+        assert!(!tokens.contains(one));
     }
 
     #[test]
-    fn what_is_used_is_kept_and_the_rest_is_bounded() {
-        let tokens = ProvenTokens::default();
-        let used = mark(0);
-        tokens.note(used, true);
-        for token in 1..10 * GENERATION {
-            tokens.note(mark(token), true);
-            assert!(tokens.knows(used));
+    fn used_tokens_are_kept_and_the_number_of_tokens_is_bounded() {
+        let tokens = AcceptedTokens::default();
+        let used = hash(0);
+        tokens.record(used, true);
+        for token in 1..10 * GENERATION_SIZE {
+            tokens.record(hash(token), true);
+            assert!(tokens.contains(used));
         }
-        assert!(tokens.generations().len() <= 2 * GENERATION);
+        assert!(tokens.lock_hashes().len() <= 2 * GENERATION_SIZE);
     }
 }

@@ -9,7 +9,7 @@ use http::StatusCode;
 
 /// What is asked of the API server.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct RemoteRequest {
     /// The path.
     pub path: &'static str,
     /// The object that is posted; a `GET` without one.
@@ -18,61 +18,61 @@ pub struct Call {
 
 /// An answer, whatever it says.
 #[derive(Clone, Debug)]
-pub struct Reply {
+pub struct RemoteResponse {
     /// The status code.
     pub status: StatusCode,
     /// All of the body.
     pub body: Bytes,
 }
 
-impl Reply {
+impl RemoteResponse {
     /// Whether it is the answer to a review.
     ///
     /// # Errors
     /// It says nothing about what was asked.
-    pub fn reviewed(&self) -> Result<(), NoVerdict> {
+    pub fn check_review_status(&self) -> Result<(), ReviewError> {
         match self.status {
             StatusCode::OK | StatusCode::CREATED => Ok(()),
             code @ (StatusCode::UNAUTHORIZED
             | StatusCode::FORBIDDEN
             | StatusCode::NOT_FOUND
-            | StatusCode::METHOD_NOT_ALLOWED) => Err(NoVerdict::MayNotAsk(code)),
-            code => Err(NoVerdict::Failed(format!("it answered {code}"))),
+            | StatusCode::METHOD_NOT_ALLOWED) => Err(ReviewError::NotPermitted(code)),
+            code => Err(ReviewError::Failed(format!("it answered {code}"))),
         }
     }
 }
 
 /// A review without a verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoVerdict {
+pub enum ReviewError {
     /// weir may not ask at all: its credentials are not good, or lack the right (`system:auth-delegator`), or the API server
     /// has no such thing.
-    MayNotAsk(StatusCode),
+    NotPermitted(StatusCode),
     /// Not this time.
     Failed(String),
 }
 
 /// An answer that is still to come, or why there is none.
-pub type Replying = Pin<Box<dyn Future<Output = Result<Reply, Unanswered>> + Send>>;
+pub type RemoteFuture = Pin<Box<dyn Future<Output = Result<RemoteResponse, RemoteError>> + Send>>;
 
 /// No answer, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unanswered(pub String);
+pub struct RemoteError(pub String);
 
-impl fmt::Display for Unanswered {
+impl fmt::Display for RemoteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
 /// The API server, asked by weir itself.
-pub trait ApiServer: fmt::Debug + Send + Sync {
+pub trait ApiTransport: fmt::Debug + Send + Sync {
     /// Asks. The answer comes within seconds, or an error does.
-    fn ask(&self, call: Call) -> Replying;
+    fn send(&self, call: RemoteRequest) -> RemoteFuture;
 }
 
 /// Those who publish keys.
-pub trait Web: fmt::Debug + Send + Sync {
+pub trait UrlFetcher: fmt::Debug + Send + Sync {
     /// Gets what stands at `url`, without any credential. The answer comes within seconds, or an error does.
-    fn get(&self, url: &str) -> Replying;
+    fn get(&self, url: &str) -> RemoteFuture;
 }

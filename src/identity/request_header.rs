@@ -14,49 +14,50 @@ use http::HeaderName;
 use http::HeaderValue;
 
 use crate::api::UserInfo;
-use crate::identity::client_certificate::CertificateFault;
-use crate::identity::client_certificate::ClientCertificates;
+use crate::identity::client_certificate::CertificateError;
+use crate::identity::client_certificate::CertificateVerifier;
 use crate::identity::client_certificate::PeerCertificate;
 
 /// The standard names, removed from every client whatever else is configured.
-const IDENTITY_PREFIX: &str = "x-remote-";
+const STANDARD_PREFIX: &str = "x-remote-";
 
 /// The front proxies that are believed.
 #[derive(Debug)]
-pub struct FrontProxies {
-    authority: ClientCertificates,
+pub struct FrontProxyAuthenticator {
+    verifier: CertificateVerifier,
     /// `--requestheader-allowed-names`; empty is any name.
-    allowed: Vec<String>,
-    names: Arc<IdentityHeaders>,
+    allowed_names: Vec<String>,
+    headers: Arc<IdentityHeaders>,
 }
 
-impl FrontProxies {
+impl FrontProxyAuthenticator {
     /// Believes whom `authority` vouches for and `allowed` names.
     #[must_use]
     pub fn new(
-        authority: ClientCertificates,
+        authority: CertificateVerifier,
         allowed: Vec<String>,
         names: Arc<IdentityHeaders>,
     ) -> Self {
         Self {
-            authority,
-            allowed,
-            names,
+            verifier: authority,
+            allowed_names: allowed,
+            headers: names,
         }
     }
 
     /// The user that a believed front proxy names, if it names one.
-    pub(super) fn user(
+    pub(super) fn authenticate(
         &self,
         presented: &PeerCertificate,
         headers: &HeaderMap,
         wall: SystemTime,
-    ) -> Result<Option<UserInfo>, CertificateFault> {
-        presented.front_proxy(&self.authority, wall, |name| {
-            self.allowed.is_empty() || self.allowed.iter().any(|allowed| allowed == name)
+    ) -> Result<Option<UserInfo>, CertificateError> {
+        presented.verify_front_proxy(&self.verifier, wall, |name| {
+            self.allowed_names.is_empty()
+                || self.allowed_names.iter().any(|allowed| allowed == name)
         })?;
-        let user = self.names.user(headers)?;
-        Ok(user.map(UserInfo::authenticated))
+        let user = self.headers.parse_user(headers)?;
+        Ok(user.map(UserInfo::with_authenticated_group))
     }
 }
 
@@ -88,7 +89,7 @@ impl IdentityHeaders {
     /// Whether a header of this name could pass for an identity. Underscores count as dashes, since a hop behind may
     /// take them for such.
     #[must_use]
-    pub fn covers(&self, name: &HeaderName) -> bool {
+    pub fn is_identity_header(&self, name: &HeaderName) -> bool {
         let mapped;
         let name = if name.as_str().contains('_') {
             mapped = name.as_str().replace('_', "-");
@@ -97,7 +98,7 @@ impl IdentityHeaders {
             name.as_str()
         };
         let listed = |names: &[HeaderName]| names.iter().any(|n| dashed_eq(n.as_str(), name));
-        name.starts_with(IDENTITY_PREFIX)
+        name.starts_with(STANDARD_PREFIX)
             || listed(&self.username)
             || listed(&self.uid)
             || listed(&self.group)
@@ -109,28 +110,33 @@ impl IdentityHeaders {
 
     /// Removes every header that could pass for an identity.
     pub fn remove_from(&self, headers: &mut HeaderMap) {
-        remove_where(headers, |name| self.covers(name));
+        remove_where(headers, |name| self.is_identity_header(name));
     }
 
     /// The user that `headers` name; whoever asks has made sure that they may.
     ///
     /// # Errors
     /// One of them is no UTF-8.
-    pub fn user(&self, headers: &HeaderMap) -> Result<Option<UserInfo>, CertificateFault> {
-        let Some(name) = first(headers, &self.username)? else {
+    pub fn parse_user(&self, headers: &HeaderMap) -> Result<Option<UserInfo>, CertificateError> {
+        let Some(name) = first_value(headers, &self.username)? else {
             return Ok(None);
         };
         let groups = self.group.iter().flat_map(|name| headers.get_all(name));
         let groups = groups.filter(|group| !group.is_empty());
         Ok(Some(UserInfo {
             name: name.to_owned(),
-            uid: first(headers, &self.uid)?.unwrap_or_default().to_owned(),
-            groups: groups.map(owned).collect::<Result<_, _>>()?,
-            extra: self.extra(headers)?,
+            uid: first_value(headers, &self.uid)?
+                .unwrap_or_default()
+                .to_owned(),
+            groups: groups.map(utf8_string).collect::<Result<_, _>>()?,
+            extra: self.parse_extra(headers)?,
         }))
     }
 
-    fn extra(&self, headers: &HeaderMap) -> Result<Vec<(String, Vec<String>)>, CertificateFault> {
+    fn parse_extra(
+        &self,
+        headers: &HeaderMap,
+    ) -> Result<Vec<(String, Vec<String>)>, CertificateError> {
         let mut extra: Vec<(String, Vec<String>)> = Vec::new();
         // By prefixes first, as upstream: what two of them fit counts for both.
         for prefix in &self.extra_prefix {
@@ -142,7 +148,7 @@ impl IdentityHeaders {
                 let values: Vec<String> = headers
                     .get_all(name)
                     .iter()
-                    .map(owned)
+                    .map(utf8_string)
                     .collect::<Result<_, _>>()?;
                 match extra.iter_mut().find(|(known, _)| *known == key) {
                     Some((_, known)) => known.extend(values),
@@ -154,24 +160,24 @@ impl IdentityHeaders {
     }
 }
 
-fn text(value: &HeaderValue) -> Result<&str, CertificateFault> {
-    str::from_utf8(value.as_bytes()).map_err(|_| CertificateFault::Proxied)
+fn utf8_str(value: &HeaderValue) -> Result<&str, CertificateError> {
+    str::from_utf8(value.as_bytes()).map_err(|_| CertificateError::InvalidProxyHeaders)
 }
 
-fn owned(value: &HeaderValue) -> Result<String, CertificateFault> {
-    text(value).map(str::to_owned)
+fn utf8_string(value: &HeaderValue) -> Result<String, CertificateError> {
+    utf8_str(value).map(str::to_owned)
 }
 
 /// Of the first of `names` whose first value is not empty, that value (Go's `Header.Get`).
-fn first<'h>(
+fn first_value<'h>(
     headers: &'h HeaderMap,
     names: &[HeaderName],
-) -> Result<Option<&'h str>, CertificateFault> {
+) -> Result<Option<&'h str>, CertificateError> {
     names
         .iter()
         .filter_map(|name| headers.get(name))
         .find(|value| !value.is_empty())
-        .map(text)
+        .map(utf8_str)
         .transpose()
 }
 
@@ -235,9 +241,9 @@ mod tests {
     }
 
     #[test]
-    fn a_user_is_read_from_headers_as_upstream_reads_it() {
+    fn a_user_is_parsed_from_headers_as_upstream_parses_it() {
         let user = IdentityHeaders::default()
-            .user(&headers(&[
+            .parse_user(&headers(&[
                 ("x-remote-user", "alice"),
                 ("x-remote-user", "mallory"),
                 ("x-remote-uid", "u-1"),
@@ -275,7 +281,7 @@ mod tests {
             ..IdentityHeaders::default()
         };
         let name = |pairs: &[(&'static str, &'static str)]| {
-            let user = names.user(&headers(pairs)).unwrap();
+            let user = names.parse_user(&headers(pairs)).unwrap();
             user.map(|user| user.name)
         };
         let empty_first = [("x-remote-user", ""), ("x-remote-user", "alice")];
@@ -284,14 +290,14 @@ mod tests {
         assert_eq!(name(&next), Some("bob".to_owned()));
         let uid = |pairs: &[(&'static str, &'static str)]| {
             let all = [&[("x-remote-user", "alice")], pairs].concat();
-            names.user(&headers(&all)).unwrap().unwrap().uid
+            names.parse_user(&headers(&all)).unwrap().unwrap().uid
         };
         assert_eq!(uid(&[("x-remote-uid", ""), ("x-remote-uid", "u")]), "");
         assert_eq!(uid(&[("x-remote-uid", "u"), ("x-remote-uid", "v")]), "u");
     }
 
     #[test]
-    fn a_value_that_is_no_text_names_nobody_instead_of_somebody_else() {
+    fn a_value_that_is_not_utf8_is_an_error_and_names_no_other_user() {
         for name in [
             "x-remote-user",
             "x-remote-uid",
@@ -301,34 +307,34 @@ mod tests {
             let mut headers = HeaderMap::new();
             headers.insert(name, HeaderValue::from_bytes(b"al\xffce").unwrap());
             headers.append("x-remote-user", HeaderValue::from_static("bob"));
-            let user = IdentityHeaders::default().user(&headers);
-            assert_eq!(user, Err(CertificateFault::Proxied), "{name}");
+            let user = IdentityHeaders::default().parse_user(&headers);
+            assert_eq!(user, Err(CertificateError::InvalidProxyHeaders), "{name}");
         }
     }
 
     #[test]
-    fn a_header_that_two_prefixes_fit_counts_for_both() {
+    fn a_header_that_matches_two_prefixes_counts_for_both() {
         let names = IdentityHeaders {
             extra_prefix: vec!["x-extra-".to_owned(), "x-".to_owned()],
             ..IdentityHeaders::default()
         };
         let sent = headers(&[("x-remote-user", "alice"), ("x-extra-k", "v")]);
-        let extra = names.user(&sent).unwrap().unwrap().extra;
+        let extra = names.parse_user(&sent).unwrap().unwrap().extra;
         for key in ["k", "extra-k", "remote-user"] {
             assert!(extra.iter().any(|(found, _)| found == key), "{key}");
         }
     }
 
     #[test]
-    fn a_proxy_that_names_nobody_has_no_opinion() {
+    fn headers_without_a_user_name_yield_no_user() {
         let names = IdentityHeaders::default();
-        let user = |pairs| names.user(&headers(pairs));
+        let user = |pairs| names.parse_user(&headers(pairs));
         assert_eq!(user(&[("x-remote-group", "dev")]), Ok(None));
         assert_eq!(user(&[("x-remote-user", "")]), Ok(None));
     }
 
     #[test]
-    fn thousands_of_groups_are_no_trouble() {
+    fn thousands_of_groups_are_accepted() {
         let mut headers = headers(&[("x-remote-user", "alice")]);
         for n in 0..5000 {
             headers.append(
@@ -336,7 +342,7 @@ mod tests {
                 HeaderValue::from_str(&format!("group-{n}")).unwrap(),
             );
         }
-        let user = IdentityHeaders::default().user(&headers);
+        let user = IdentityHeaders::default().parse_user(&headers);
         let user = user.unwrap().unwrap();
         assert_eq!(user.groups.len(), 5000);
         assert_eq!(user.groups[4999], "group-4999");

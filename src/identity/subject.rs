@@ -27,11 +27,11 @@ const SET: u8 = 0x31;
 
 /// What in a subject cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unreadable(pub(super) &'static str);
+pub(super) struct SubjectError(pub(super) &'static str);
 
 /// What Kubernetes reads of a subject.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Subject<'c> {
+pub(super) struct CertificateSubject<'c> {
     /// The last common name; empty where there is none.
     pub(super) common_name: Cow<'c, str>,
     /// All organizations, in their order.
@@ -40,38 +40,42 @@ pub(super) struct Subject<'c> {
     pub(super) uids: Vec<Option<Cow<'c, str>>>,
 }
 
-impl<'c> Subject<'c> {
+impl<'c> CertificateSubject<'c> {
     /// Reads the DER of a `Name`.
     ///
     /// # Errors
     /// It is no name, or a common name or an organization is no string that can be read.
-    pub(super) fn read(name: &'c [u8]) -> Result<Self, Unreadable> {
-        const STRUCTURE: Unreadable = Unreadable("structure");
+    pub(super) fn parse(name: &'c [u8]) -> Result<Self, SubjectError> {
+        const STRUCTURE: SubjectError = SubjectError("structure");
         let mut subject = Self::default();
-        let (mut sets, []) = within(name, SEQUENCE).ok_or(STRUCTURE)? else {
+        let (mut sets, []) = read_tagged(name, SEQUENCE).ok_or(STRUCTURE)? else {
             return Err(STRUCTURE);
         };
         while !sets.is_empty() {
-            let (mut set, rest) = within(sets, SET).ok_or(STRUCTURE)?;
+            let (mut set, rest) = read_tagged(sets, SET).ok_or(STRUCTURE)?;
             sets = rest;
             while !set.is_empty() {
-                let (attribute, rest) = within(set, SEQUENCE).ok_or(STRUCTURE)?;
+                let (attribute, rest) = read_tagged(set, SEQUENCE).ok_or(STRUCTURE)?;
                 set = rest;
-                let (kind, value) = within(attribute, OBJECT_IDENTIFIER).ok_or(STRUCTURE)?;
-                let (tag, value, []) = element(value).ok_or(STRUCTURE)? else {
+                let (kind, value) = read_tagged(attribute, OBJECT_IDENTIFIER).ok_or(STRUCTURE)?;
+                let (tag, value, []) = read_element(value).ok_or(STRUCTURE)? else {
                     return Err(STRUCTURE);
                 };
-                subject.add(kind, text(tag, value))?;
+                subject.add_attribute(kind, decode_string(tag, value))?;
             }
         }
         Ok(subject)
     }
 
-    fn add(&mut self, kind: &[u8], text: Option<Cow<'c, str>>) -> Result<(), Unreadable> {
+    fn add_attribute(
+        &mut self,
+        kind: &[u8],
+        text: Option<Cow<'c, str>>,
+    ) -> Result<(), SubjectError> {
         match kind {
-            COMMON_NAME => self.common_name = text.ok_or(Unreadable("common name"))?,
+            COMMON_NAME => self.common_name = text.ok_or(SubjectError("common name"))?,
             ORGANIZATION => {
-                let text = text.ok_or(Unreadable("organization"))?;
+                let text = text.ok_or(SubjectError("organization"))?;
                 self.organizations.push(text);
             }
             UID => self.uids.push(text),
@@ -82,13 +86,13 @@ impl<'c> Subject<'c> {
 }
 
 /// The contents of the first element of `der`, which has this tag, and what follows it.
-fn within(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
-    let (found, contents, rest) = element(der)?;
+fn read_tagged(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
+    let (found, contents, rest) = read_element(der)?;
     (found == tag).then_some((contents, rest))
 }
 
 /// The tag and the contents of the first element of `der`, and what follows it.
-fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+fn read_element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = der.split_first().filter(|(tag, _)| **tag & 0x1f != 0x1f)?; // of one byte
     let (&first, rest) = rest.split_first()?;
     let (bytes, rest) = match first {
@@ -107,7 +111,7 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
 }
 
 /// A string of the types that Go reads; `None` for what is no string, or none that all versions of Go read alike.
-fn text(tag: u8, value: &[u8]) -> Option<Cow<'_, str>> {
+fn decode_string(tag: u8, value: &[u8]) -> Option<Cow<'_, str>> {
     let read = match tag {
         UTF8_STRING => true,
         PRINTABLE_STRING => value.iter().all(|byte| is_printable(*byte)),
@@ -115,7 +119,7 @@ fn text(tag: u8, value: &[u8]) -> Option<Cow<'_, str>> {
             .iter()
             .all(|byte| byte.is_ascii_digit() || *byte == b' '),
         T61_STRING | IA5_STRING => value.is_ascii(),
-        BMP_STRING => return basic_plane(value).map(Cow::Owned),
+        BMP_STRING => return decode_ucs2(value).map(Cow::Owned),
         _ => false,
     };
     str::from_utf8(value)
@@ -131,7 +135,7 @@ const fn is_printable(byte: u8) -> bool {
 }
 
 /// UCS-2, big end first, without a terminator.
-fn basic_plane(value: &[u8]) -> Option<String> {
+fn decode_ucs2(value: &[u8]) -> Option<String> {
     let value = value
         .strip_suffix(&[0, 0])
         .filter(|rest| rest.len() % 2 == 0)
@@ -175,19 +179,20 @@ mod tests {
     }
 
     /// A name of these attributes, each in a set of its own.
-    fn name(attributes: &[(&[u8], u8, &[u8])]) -> Vec<u8> {
+    fn distinguished_name(attributes: &[(&[u8], u8, &[u8])]) -> Vec<u8> {
         let sets = attributes
             .iter()
             .flat_map(|(kind, tag, value)| der(SET, &attribute(kind, *tag, value)));
         der(SEQUENCE, &sets.collect::<Vec<_>>())
     }
 
-    fn common_name(values: &[(u8, &[u8])]) -> Result<String, Unreadable> {
+    fn parse_common_name(values: &[(u8, &[u8])]) -> Result<String, SubjectError> {
         let attributes: Vec<_> = values
             .iter()
             .map(|(tag, value)| (COMMON_NAME, *tag, *value))
             .collect();
-        Subject::read(&name(&attributes)).map(|subject| subject.common_name.into_owned())
+        CertificateSubject::parse(&distinguished_name(&attributes))
+            .map(|subject| subject.common_name.into_owned())
     }
 
     const ADMIN: (u8, &[u8]) = (UTF8_STRING, b"kubernetes-admin");
@@ -195,7 +200,7 @@ mod tests {
     const ALICE_BMP: &[u8] = b"\0a\0l\0i\0c\0e";
 
     #[test]
-    fn the_last_common_name_counts_whatever_string_it_is() {
+    fn the_last_common_name_counts_in_every_string_type() {
         for last in [
             (UTF8_STRING, ALICE),
             (PRINTABLE_STRING, ALICE),
@@ -205,33 +210,36 @@ mod tests {
             (BMP_STRING, b"\0a\0l\0i\0c\0e\0\0"),
         ] {
             assert_eq!(
-                common_name(&[ADMIN, last]),
+                parse_common_name(&[ADMIN, last]),
                 Ok("alice".to_owned()),
                 "{last:?}"
             );
         }
         assert_eq!(
-            common_name(&[ADMIN, (NUMERIC_STRING, b"12 3")]),
+            parse_common_name(&[ADMIN, (NUMERIC_STRING, b"12 3")]),
             Ok("12 3".to_owned())
         );
-        assert_eq!(common_name(&[ADMIN, (UTF8_STRING, b"")]), Ok(String::new()));
         assert_eq!(
-            common_name(&[(T61, ALICE), ADMIN]),
+            parse_common_name(&[ADMIN, (UTF8_STRING, b"")]),
+            Ok(String::new())
+        );
+        assert_eq!(
+            parse_common_name(&[(T61, ALICE), ADMIN]),
             Ok("kubernetes-admin".to_owned())
         );
-        assert_eq!(common_name(&[]), Ok(String::new()));
+        assert_eq!(parse_common_name(&[]), Ok(String::new()));
         assert_eq!(
-            common_name(&[(BMP_STRING, b"\x20\xac")]),
+            parse_common_name(&[(BMP_STRING, b"\x20\xac")]),
             Ok("€".to_owned())
         );
         assert_eq!(
-            common_name(&[(PRINTABLE_STRING, b"*.a&b")]),
+            parse_common_name(&[(PRINTABLE_STRING, b"*.a&b")]),
             Ok("*.a&b".to_owned())
         );
     }
 
     #[test]
-    fn a_common_name_that_cannot_be_read_is_not_passed_over_wherever_it_stands() {
+    fn an_unreadable_common_name_is_an_error_at_every_position() {
         for bad in [
             (UTF8_STRING, &b"al\xffce"[..]),
             (PRINTABLE_STRING, b"al@ce"),
@@ -248,26 +256,27 @@ mod tests {
             (0x80 | UTF8_STRING, ALICE),
             (0x20 | T61, ALICE),
         ] {
-            let unreadable = Err(Unreadable("common name"));
-            assert_eq!(common_name(&[ADMIN, bad]), unreadable, "{bad:?}");
-            assert_eq!(common_name(&[bad, ADMIN]), unreadable, "{bad:?}");
+            let unreadable = Err(SubjectError("common name"));
+            assert_eq!(parse_common_name(&[ADMIN, bad]), unreadable, "{bad:?}");
+            assert_eq!(parse_common_name(&[bad, ADMIN]), unreadable, "{bad:?}");
         }
     }
 
     #[test]
-    fn groups_are_all_organizations_or_the_subject_cannot_be_read() {
+    fn an_unreadable_organization_is_an_error() {
         let read = |last: (u8, &'static [u8])| {
             let attributes = [
                 (ORGANIZATION, PRINTABLE_STRING, &b"dev"[..]),
                 (&[0x55, 4, 11], 4, b"no string, and no group"),
                 (ORGANIZATION, last.0, last.1),
             ];
-            Subject::read(&name(&attributes)).map(|subject| subject.organizations.concat())
+            CertificateSubject::parse(&distinguished_name(&attributes))
+                .map(|subject| subject.organizations.concat())
         };
         assert_eq!(read((BMP_STRING, b"\0o\0p\0s")), Ok("devops".to_owned()));
         assert_eq!(read((T61, b"ops")), Ok("devops".to_owned()));
-        assert_eq!(read((T61, b"\xf6ps")), Err(Unreadable("organization")));
-        assert_eq!(read((4, b"ops")), Err(Unreadable("organization")));
+        assert_eq!(read((T61, b"\xf6ps")), Err(SubjectError("organization")));
+        assert_eq!(read((4, b"ops")), Err(SubjectError("organization")));
     }
 
     #[test]
@@ -278,14 +287,14 @@ mod tests {
         ];
         let subject = |set: &[u8]| {
             let name = der(SEQUENCE, &der(SET, set));
-            Subject::read(&name).map(|subject| subject.common_name.into_owned())
+            CertificateSubject::parse(&name).map(|subject| subject.common_name.into_owned())
         };
         assert_eq!(subject(&both.concat()), Ok("alice".to_owned()));
         let [admin, alice] = both;
         let cut = &alice[..alice.len() - 1];
         assert_eq!(
             subject(&[&admin, cut].concat()),
-            Err(Unreadable("structure"))
+            Err(SubjectError("structure"))
         );
         let long = der(
             SEQUENCE,
@@ -293,16 +302,22 @@ mod tests {
         );
         assert_eq!(
             subject(&[admin, long].concat()),
-            Err(Unreadable("structure"))
+            Err(SubjectError("structure"))
         );
     }
 
     #[test]
-    fn long_names_are_read_and_what_is_no_name_is_not() {
+    fn long_names_are_parsed_and_invalid_der_is_an_error() {
         let long = vec![b'a'; 40_000];
-        assert_eq!(common_name(&[(UTF8_STRING, &long)]).unwrap().len(), 40_000);
+        assert_eq!(
+            parse_common_name(&[(UTF8_STRING, &long)]).unwrap().len(),
+            40_000
+        );
         let short = vec![b'a'; 200];
-        assert_eq!(common_name(&[(UTF8_STRING, &short)]).unwrap().len(), 200);
+        assert_eq!(
+            parse_common_name(&[(UTF8_STRING, &short)]).unwrap().len(),
+            200
+        );
         for bad in [
             &b""[..],
             b"\x31\0",
@@ -310,21 +325,25 @@ mod tests {
             b"\x30\x01",
             b"\x30\0\0",
         ] {
-            assert_eq!(Subject::read(bad), Err(Unreadable("structure")), "{bad:?}");
+            assert_eq!(
+                CertificateSubject::parse(bad),
+                Err(SubjectError("structure")),
+                "{bad:?}"
+            );
         }
     }
 
     #[test]
-    fn no_bytes_make_it_panic() {
+    fn arbitrary_bytes_cause_no_panic() {
         let seed = 20_261_123;
         let mut random = fastrand::Rng::with_seed(seed);
-        let whole = name(&[
+        let whole = distinguished_name(&[
             (COMMON_NAME, BMP_STRING, ALICE_BMP),
             (ORGANIZATION, T61, b"ops"),
             (UID, UTF8_STRING, b"u"),
         ]);
         assert_eq!(
-            Subject::read(&whole).unwrap().uids,
+            CertificateSubject::parse(&whole).unwrap().uids,
             [Some(Cow::Borrowed("u"))]
         );
         for _ in 0..20_000 {
@@ -334,7 +353,7 @@ mod tests {
                 bytes[at] = random.u8(..);
             }
             bytes.truncate(random.usize(..=bytes.len()));
-            let _ = Subject::read(&bytes);
+            let _ = CertificateSubject::parse(&bytes);
         }
     }
 }

@@ -8,18 +8,18 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::api::UserInfo;
-use crate::identity::proven::Mark;
-use crate::identity::proven::Marks;
+use crate::identity::proven::TokenHash;
+use crate::identity::proven::TokenHasher;
 
 /// Who, and the token's mark, once it was made.
-type Whose = (Arc<UserInfo>, Option<Mark>);
+type TokenFileEntry = (Arc<UserInfo>, Option<TokenHash>);
 
 /// Tokens and whose they are. Its `Debug` shows no token.
 #[derive(Default)]
 pub struct TokenFile {
-    users: HashMap<Box<[u8]>, Whose>,
+    users: HashMap<Box<[u8]>, TokenFileEntry>,
     /// The length of the longest, in bytes: signed tokens are longer as a rule, and need not be hashed for a look here.
-    longest: usize,
+    max_token_len: usize,
 }
 
 impl TokenFile {
@@ -65,13 +65,16 @@ impl TokenFile {
                     .collect(),
                 extra: Vec::new(),
             };
-            let user = (Arc::new(user.authenticated()), None);
+            let user = (Arc::new(user.with_authenticated_group()), None);
             users.insert(token.as_bytes().into(), user);
         }
         if faults.is_empty() {
             let longest = users.keys().map(|token| token.len()).max();
             let longest = longest.unwrap_or(0);
-            Ok(Self { users, longest })
+            Ok(Self {
+                users,
+                max_token_len: longest,
+            })
         } else {
             Err(faults)
         }
@@ -79,8 +82,8 @@ impl TokenFile {
 
     /// Whose token it is, and its mark, if it was made.
     #[must_use]
-    pub fn user(&self, token: &[u8]) -> Option<Whose> {
-        if token.len() > self.longest {
+    pub fn look_up(&self, token: &[u8]) -> Option<TokenFileEntry> {
+        if token.len() > self.max_token_len {
             return None;
         }
         let (user, mark) = self.users.get(token)?;
@@ -88,14 +91,14 @@ impl TokenFile {
     }
 
     /// Makes the marks of all, so that no request has to.
-    pub(super) fn mark(&mut self, marks: &Marks) {
+    pub(super) fn hash_tokens(&mut self, marks: &TokenHasher) {
         for (token, (_, mark)) in &mut self.users {
-            *mark = Some(marks.of(token));
+            *mark = Some(marks.hash(token));
         }
     }
 
     /// The marks that were made.
-    pub(super) fn marks(&self) -> impl Iterator<Item = Mark> {
+    pub(super) fn token_hashes(&self) -> impl Iterator<Item = TokenHash> {
         self.users.values().filter_map(|(_, mark)| *mark)
     }
 }
@@ -120,18 +123,18 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_of_a_token_counts_and_an_empty_token_names_nobody() {
+    fn the_last_line_of_a_token_counts_and_an_empty_token_has_no_user() {
         let tokens = TokenFile::parse("t,alice,1\nt,bob,2\n,root,0\n").unwrap();
-        assert_eq!(tokens.user(b"t").unwrap().0.name, "bob");
-        assert!(tokens.user(b"").is_none());
+        assert_eq!(tokens.look_up(b"t").unwrap().0.name, "bob");
+        assert!(tokens.look_up(b"").is_none());
     }
 
     #[test]
-    fn a_longer_token_is_nobody_s() {
+    fn a_longer_token_has_no_user() {
         let tokens = TokenFile::parse("secret,alice,1\nt,bob,2\n").unwrap();
-        assert_eq!(tokens.user(b"secret").unwrap().0.name, "alice");
-        assert!(tokens.user(b"secret2").is_none());
-        assert!(TokenFile::default().user(b"").is_none());
+        assert_eq!(tokens.look_up(b"secret").unwrap().0.name, "alice");
+        assert!(tokens.look_up(b"secret2").is_none());
+        assert!(TokenFile::default().look_up(b"").is_none());
     }
 
     #[test]

@@ -7,10 +7,10 @@
 use std::time::Duration;
 use std::time::Instant;
 
-const NANOSECONDS: f64 = 1e9;
+const NANOS_PER_SECOND: f64 = 1e9;
 
 /// The wait for a token that never comes. Clients try again after it, so that they notice when the block is lifted.
-pub const NEVER: Duration = Duration::from_secs(60);
+pub const BLOCKED_WAIT: Duration = Duration::from_secs(60);
 
 /// How fast a bucket fills, and how much it holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,7 +21,7 @@ pub struct Rate {
 
 impl Rate {
     /// No token ever: whatever asks for one is refused, and told to wait for [`NEVER`].
-    pub const NONE: Self = Self {
+    pub const ZERO: Self = Self {
         per_second: 0.0,
         burst: 0.0,
     };
@@ -54,8 +54,8 @@ impl Rate {
 
     /// `share` (0 to 1) of what a bucket holds.
     #[must_use]
-    pub fn part(&self, share: f64) -> Floor {
-        Floor(self.burst * share)
+    pub fn reserve_share(&self, share: f64) -> TokenReserve {
+        TokenReserve(self.burst * share)
     }
 
     /// How long it takes to get so many tokens, rounded down to whole nanoseconds as upstream does.
@@ -65,32 +65,32 @@ impl Rate {
         clippy::cast_sign_loss,
         reason = "rounds down, and saturates where Go's would overflow"
     )]
-    fn time_for(&self, tokens: f64) -> Duration {
-        if *self == Self::NONE {
-            return NEVER;
+    fn duration_from_tokens(&self, tokens: f64) -> Duration {
+        if *self == Self::ZERO {
+            return BLOCKED_WAIT;
         }
-        Duration::from_nanos((tokens / self.per_second * NANOSECONDS) as u64)
+        Duration::from_nanos((tokens / self.per_second * NANOS_PER_SECOND) as u64)
     }
 }
 
 /// A number of tokens below which a bucket is not to be emptied by some.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Floor(f64);
+pub struct TokenReserve(f64);
 
 /// The tokens of one key.
 #[derive(Clone, Copy, Debug)]
-pub struct Bucket {
+pub struct TokenBucket {
     tokens: f64,
-    last: Instant,
+    updated_at: Instant,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// As every bucket begins.
     #[must_use]
     pub fn full(rate: &Rate, now: Instant) -> Self {
         Self {
             tokens: rate.burst,
-            last: now,
+            updated_at: now,
         }
     }
 
@@ -99,17 +99,22 @@ impl Bucket {
     /// # Errors
     /// There is none; one will be there after this time, if nobody else takes it.
     pub fn take(&mut self, rate: &Rate, now: Instant) -> Result<(), Duration> {
-        self.take_ahead(rate, now, Duration::ZERO).map(|_| ())
+        self.reserve(rate, now, Duration::ZERO).map(|_| ())
     }
 
     /// Takes a token, but leaves those below `floor` alone.
     ///
     /// # Errors
     /// There are not enough; there will be after this time.
-    pub fn take_above(&mut self, rate: &Rate, floor: Floor, now: Instant) -> Result<(), Duration> {
-        let tokens = self.filled(rate, now);
+    pub fn take_above_reserve(
+        &mut self,
+        rate: &Rate,
+        floor: TokenReserve,
+        now: Instant,
+    ) -> Result<(), Duration> {
+        let tokens = self.tokens_at(rate, now);
         if tokens < floor.0 {
-            return Err(rate.time_for(floor.0 - tokens));
+            return Err(rate.duration_from_tokens(floor.0 - tokens));
         }
         self.take(rate, now)
     }
@@ -119,35 +124,38 @@ impl Bucket {
     ///
     /// # Errors
     /// It would take longer: this long.
-    pub fn take_ahead(
+    pub fn reserve(
         &mut self,
         rate: &Rate,
         now: Instant,
         most: Duration,
     ) -> Result<Duration, Duration> {
-        let tokens = self.filled(rate, now) - 1.0;
+        let tokens = self.tokens_at(rate, now) - 1.0;
         let wait = if tokens < 0.0 {
-            rate.time_for(-tokens)
+            rate.duration_from_tokens(-tokens)
         } else {
             Duration::ZERO
         };
         if rate.burst < 1.0 || wait > most {
             return Err(wait);
         }
-        *self = Self { tokens, last: now };
+        *self = Self {
+            tokens,
+            updated_at: now,
+        };
         Ok(wait)
     }
 
     /// Whether it holds all it can: forgetting it changes no decision.
     #[must_use]
     pub fn is_full(&self, rate: &Rate, now: Instant) -> bool {
-        self.filled(rate, now) >= rate.burst
+        self.tokens_at(rate, now) >= rate.burst
     }
 
     /// `advance`: what it holds at `now`.
-    fn filled(&self, rate: &Rate, now: Instant) -> f64 {
-        let elapsed = now.saturating_duration_since(self.last);
-        (self.tokens + seconds(elapsed) * rate.per_second).min(rate.burst)
+    fn tokens_at(&self, rate: &Rate, now: Instant) -> f64 {
+        let elapsed = now.saturating_duration_since(self.updated_at);
+        (self.tokens + as_seconds(elapsed) * rate.per_second).min(rate.burst)
     }
 }
 
@@ -157,8 +165,8 @@ impl Bucket {
     clippy::cast_precision_loss,
     reason = "uptime in seconds is exact below 2^53"
 )]
-fn seconds(elapsed: Duration) -> f64 {
-    elapsed.as_secs() as f64 + f64::from(elapsed.subsec_nanos()) / NANOSECONDS
+fn as_seconds(elapsed: Duration) -> f64 {
+    elapsed.as_secs() as f64 + f64::from(elapsed.subsec_nanos()) / NANOS_PER_SECOND
 }
 
 #[cfg(test)]
@@ -168,10 +176,10 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_burst_and_then_so_many_a_second() {
+    fn a_bucket_admits_the_burst_and_then_the_rate() {
         let (rate, start) = (Rate::new(10, 3), Instant::now());
-        let mut bucket = Bucket::full(&rate, start);
-        let taken = |bucket: &mut Bucket, now| {
+        let mut bucket = TokenBucket::full(&rate, start);
+        let taken = |bucket: &mut TokenBucket, now| {
             (0..9)
                 .take_while(|_| bucket.take(&rate, now).is_ok())
                 .count()
@@ -187,9 +195,9 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_less_than_a_nanosecond_short_is_given() {
+    fn a_token_that_is_less_than_a_nanosecond_short_is_granted() {
         let (rate, start) = (Rate::new(3, 1), Instant::now());
-        let mut bucket = Bucket::full(&rate, start);
+        let mut bucket = TokenBucket::full(&rate, start);
         bucket.take(&rate, start).unwrap();
         // A third of a second is 333,333,333.3 ns.
         let early = start + Duration::from_nanos(333_333_332);
@@ -198,12 +206,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_not_for_everybody() {
+    fn the_reserve_is_left_by_take_above_reserve_and_spent_by_take() {
         let (rate, now) = (Rate::new(1, 10), Instant::now());
-        let floor = rate.part(0.5);
-        let mut bucket = Bucket::full(&rate, now);
-        while bucket.take_above(&rate, floor, now).is_ok() {}
-        assert!(bucket.take_above(&rate, floor, now).is_err());
+        let floor = rate.reserve_share(0.5);
+        let mut bucket = TokenBucket::full(&rate, now);
+        while bucket.take_above_reserve(&rate, floor, now).is_ok() {}
+        assert!(bucket.take_above_reserve(&rate, floor, now).is_err());
         let left = (0..9)
             .take_while(|_| bucket.take(&rate, now).is_ok())
             .count();
@@ -211,11 +219,11 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_gets_the_tokens_in_order_of_arrival() {
+    fn reserved_tokens_are_granted_in_order_of_arrival() {
         let (rate, now) = (Rate::new(10, 1), Instant::now());
-        let mut bucket = Bucket::full(&rate, now);
+        let mut bucket = TokenBucket::full(&rate, now);
         let waits: Vec<_> = (0..5)
-            .map(|_| bucket.take_ahead(&rate, now, SECOND / 4))
+            .map(|_| bucket.reserve(&rate, now, SECOND / 4))
             .collect();
         let tenth = SECOND / 10;
         assert_eq!(
@@ -231,20 +239,23 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_none_gives_no_token_however_long_one_waits() {
+    fn a_zero_rate_grants_no_token_after_any_time() {
         let now = Instant::now();
-        let mut bucket = Bucket::full(&Rate::NONE, now);
+        let mut bucket = TokenBucket::full(&Rate::ZERO, now);
         for later in [0, 1, 1_000_000] {
             let at = now + later * SECOND;
-            assert_eq!(bucket.take(&Rate::NONE, at), Err(NEVER));
-            assert_eq!(bucket.take_ahead(&Rate::NONE, at, 2 * NEVER), Err(NEVER));
+            assert_eq!(bucket.take(&Rate::ZERO, at), Err(BLOCKED_WAIT));
+            assert_eq!(
+                bucket.reserve(&Rate::ZERO, at, 2 * BLOCKED_WAIT),
+                Err(BLOCKED_WAIT)
+            );
         }
     }
 
     #[test]
-    fn a_full_bucket_can_be_forgotten() {
+    fn a_bucket_is_full_again_after_its_refill_time() {
         let (rate, now) = (Rate::new(10, 5), Instant::now());
-        let mut bucket = Bucket::full(&rate, now);
+        let mut bucket = TokenBucket::full(&rate, now);
         bucket.take(&rate, now).unwrap();
         assert!(!bucket.is_full(&rate, now + SECOND / 11));
         assert!(bucket.is_full(&rate, now + SECOND / 10));

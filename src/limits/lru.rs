@@ -1,6 +1,6 @@
 //! A bounded map that forgets what was not used for longest: exactly, as `k8s.io/utils/lru` does.
 //!
-//! Keys are 128-bit keyed hashes ([`Keys`]), so that an entry has the same size whatever a client calls itself, and nobody
+//! Keys are 128-bit keyed hashes ([`LruKeyHasher`]), so that an entry has the same size whatever a client calls itself, and nobody
 //! can look for two names that meet. All entries stand in one list from the newest to the oldest, linked by their numbers.
 
 use std::collections::HashMap;
@@ -11,17 +11,17 @@ use std::hash::RandomState;
 use siphasher::sip128::Hasher128;
 use siphasher::sip128::SipHasher13;
 
-use crate::keyed::AsTheyAre;
+use crate::keyed::BuildIdentityHasher;
 
 /// Makes keys, by a secret of this process.
 #[derive(Clone, Copy, Debug)]
-pub struct Keys(SipHasher13);
+pub struct LruKeyHasher(SipHasher13);
 
 /// What stands for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key(u128);
+pub struct LruKey(u128);
 
-impl Default for Keys {
+impl Default for LruKeyHasher {
     fn default() -> Self {
         let secret = RandomState::new();
         Self(SipHasher13::new_with_keys(
@@ -31,46 +31,46 @@ impl Default for Keys {
     }
 }
 
-impl Keys {
+impl LruKeyHasher {
     /// Of these texts, one behind the other, without anything between them.
     #[must_use]
-    pub fn joined<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> Key {
+    pub fn hash_joined<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> LruKey {
         let mut hasher = self.0;
         for text in texts {
             hasher.write(text);
         }
-        Key(hasher.finish128().as_u128())
+        LruKey(hasher.finish128().as_u128())
     }
 
     /// Of these texts, told apart.
     #[must_use]
-    pub fn apart<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> Key {
+    pub fn hash_separate<'t>(&self, texts: impl IntoIterator<Item = &'t [u8]>) -> LruKey {
         let mut hasher = self.0;
         for text in texts {
             hasher.write_usize(text.len());
             hasher.write(text);
         }
-        Key(hasher.finish128().as_u128())
+        LruKey(hasher.finish128().as_u128())
     }
 }
 
 /// The end of the list.
-const NONE: u32 = u32::MAX;
+const NIL: u32 = u32::MAX;
 
 /// At most so many values by key.
 #[derive(Debug)]
 pub struct Lru<V> {
-    most: usize,
-    by_key: HashMap<Key, u32, AsTheyAre>,
+    capacity: usize,
+    by_key: HashMap<LruKey, u32, BuildIdentityHasher>,
     /// All that are in use; one that goes is replaced by the last.
-    entries: Vec<Entry<V>>,
+    entries: Vec<LruEntry<V>>,
     newest: u32,
     oldest: u32,
 }
 
 #[derive(Debug)]
-struct Entry<V> {
-    key: Key,
+struct LruEntry<V> {
+    key: LruKey,
     newer: u32,
     older: u32,
     value: V,
@@ -78,28 +78,28 @@ struct Entry<V> {
 
 /// Whether a key was there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Was {
+pub enum LruOutcome {
     /// No, and now it is.
-    Absent,
+    Inserted,
     /// No, and the oldest had to go for it.
-    AbsentAndFull,
+    InsertedWithEviction,
     /// Yes.
-    There,
+    Found,
 }
 
 impl<V> Lru<V> {
     /// What an entry costs, in bytes: itself and its place in the map, which is at worst half empty.
-    pub const ENTRY: usize = size_of::<Entry<V>>() + 2 * (size_of::<(Key, u32)>() + 1);
+    pub const ENTRY_BYTES: usize = size_of::<LruEntry<V>>() + 2 * (size_of::<(LruKey, u32)>() + 1);
 
     /// At most `most` values (and no more than 2³² - 1), at least one.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self {
-            most: most.clamp(1, usize::try_from(NONE).unwrap_or(usize::MAX)),
+            capacity: most.clamp(1, usize::try_from(NIL).unwrap_or(usize::MAX)),
             by_key: HashMap::default(),
             entries: Vec::new(),
-            newest: NONE,
-            oldest: NONE,
+            newest: NIL,
+            oldest: NIL,
         }
     }
 
@@ -120,42 +120,46 @@ impl<V> Lru<V> {
         clippy::expect_used,
         reason = "the entry that was just found or made is there"
     )]
-    pub fn touch(&mut self, key: Key, make: impl FnOnce() -> V) -> (&mut V, Was) {
+    pub fn get_or_insert_with(
+        &mut self,
+        key: LruKey,
+        make: impl FnOnce() -> V,
+    ) -> (&mut V, LruOutcome) {
         let (at, was) = match self.by_key.get(&key) {
             Some(&at) => {
                 if at != self.newest {
                     self.unlink(at);
-                    self.link(at);
+                    self.link_newest(at);
                 }
-                (at, Was::There)
+                (at, LruOutcome::Found)
             }
-            None => self.add(key, make()),
+            None => self.insert_newest(key, make()),
         };
         let entry = self.entry(at).expect("an entry for each key");
         (&mut entry.value, was)
     }
 
-    fn add(&mut self, key: Key, value: V) -> (u32, Was) {
-        let was = if self.entries.len() >= self.most {
+    fn insert_newest(&mut self, key: LruKey, value: V) -> (u32, LruOutcome) {
+        let was = if self.entries.len() >= self.capacity {
             self.pop_oldest();
-            Was::AbsentAndFull
+            LruOutcome::InsertedWithEviction
         } else {
-            Was::Absent
+            LruOutcome::Inserted
         };
-        let at = u32::try_from(self.entries.len()).unwrap_or(NONE);
-        self.entries.push(Entry {
+        let at = u32::try_from(self.entries.len()).unwrap_or(NIL);
+        self.entries.push(LruEntry {
             key,
-            newer: NONE,
-            older: NONE,
+            newer: NIL,
+            older: NIL,
             value,
         });
         self.by_key.insert(key, at);
-        self.link(at);
+        self.link_newest(at);
         (at, was)
     }
 
     /// The value of the key, which stays as old as it is.
-    pub fn get_mut(&mut self, key: Key) -> Option<&mut V> {
+    pub fn get_mut(&mut self, key: LruKey) -> Option<&mut V> {
         let at = *self.by_key.get(&key)?;
         self.entry(at).map(|entry| &mut entry.value)
     }
@@ -174,13 +178,13 @@ impl<V> Lru<V> {
     }
 
     /// Forgets this one.
-    pub fn remove(&mut self, key: Key) -> Option<V> {
+    pub fn remove(&mut self, key: LruKey) -> Option<V> {
         let at = self.by_key.remove(&key)?;
         self.unlink(at);
         let index = usize::try_from(at).ok()?;
         let gone = self.entries.swap_remove(index);
         if let Some(moved) = self.entries.get(index) {
-            let Entry {
+            let LruEntry {
                 key, newer, older, ..
             } = *moved;
             self.by_key.insert(key, at);
@@ -190,7 +194,7 @@ impl<V> Lru<V> {
         Some(gone.value)
     }
 
-    fn entry(&mut self, at: u32) -> Option<&mut Entry<V>> {
+    fn entry(&mut self, at: u32) -> Option<&mut LruEntry<V>> {
         self.entries.get_mut(usize::try_from(at).ok()?)
     }
 
@@ -210,7 +214,7 @@ impl<V> Lru<V> {
     }
 
     fn unlink(&mut self, at: u32) {
-        let Some(&mut Entry { newer, older, .. }) = self.entry(at) else {
+        let Some(&mut LruEntry { newer, older, .. }) = self.entry(at) else {
             return;
         };
         self.set_older(newer, older);
@@ -218,10 +222,10 @@ impl<V> Lru<V> {
     }
 
     /// At the newest end.
-    fn link(&mut self, at: u32) {
+    fn link_newest(&mut self, at: u32) {
         let second = self.newest;
         if let Some(entry) = self.entry(at) {
-            (entry.newer, entry.older) = (NONE, second);
+            (entry.newer, entry.older) = (NIL, second);
         }
         self.set_newer(second, at);
         self.newest = at;
@@ -233,23 +237,23 @@ mod tests {
     use super::*;
 
     /// The slow way: a list, oldest first.
-    struct Model {
-        most: usize,
-        list: Vec<(Key, u64)>,
+    struct LruModel {
+        capacity: usize,
+        list: Vec<(LruKey, u64)>,
     }
 
-    impl Model {
-        fn touch(&mut self, key: Key, value: u64) -> (u64, Was) {
+    impl LruModel {
+        fn get_or_insert(&mut self, key: LruKey, value: u64) -> (u64, LruOutcome) {
             if let Some(at) = self.list.iter().position(|(k, _)| *k == key) {
                 let entry = self.list.remove(at);
                 self.list.push(entry);
-                return (entry.1, Was::There);
+                return (entry.1, LruOutcome::Found);
             }
-            let was = if self.list.len() == self.most {
+            let was = if self.list.len() == self.capacity {
                 self.list.remove(0);
-                Was::AbsentAndFull
+                LruOutcome::InsertedWithEviction
             } else {
-                Was::Absent
+                LruOutcome::Inserted
             };
             self.list.push((key, value));
             (value, was)
@@ -257,22 +261,22 @@ mod tests {
     }
 
     #[test]
-    fn it_forgets_just_what_a_plain_list_would() {
+    fn the_lru_evicts_the_same_keys_as_a_plain_list() {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);
-        let keys = Keys::default();
+        let keys = LruKeyHasher::default();
         for round in 0..200 {
             let most = random.usize(1..20);
             let (mut lru, mut model) = (
                 Lru::new(most),
-                Model {
-                    most,
+                LruModel {
+                    capacity: most,
                     list: Vec::new(),
                 },
             );
             for step in 0..500_u64 {
-                let key = keys.apart([&random.u32(0..30).to_be_bytes()[..]]);
+                let key = keys.hash_separate([&random.u32(0..30).to_be_bytes()[..]]);
                 match random.u8(0..10) {
                     0 => {
                         let gone = model.list.iter().position(|(k, _)| *k == key);
@@ -292,11 +296,11 @@ mod tests {
                         );
                     }
                     _ => {
-                        let (value, was) = lru.touch(key, || step);
+                        let (value, was) = lru.get_or_insert_with(key, || step);
                         let got = (*value, was);
                         assert_eq!(
                             got,
-                            model.touch(key, step),
+                            model.get_or_insert(key, step),
                             "seed {seed} round {round} step {step}"
                         );
                     }
@@ -308,24 +312,30 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_joined_or_told_apart() {
-        let keys = Keys::default();
+    fn texts_are_hashed_joined_or_separately() {
+        let keys = LruKeyHasher::default();
         let texts = |a: &'static str, b: &'static str| [a.as_bytes(), b.as_bytes()];
-        assert_eq!(keys.joined(texts("ab", "c")), keys.joined(texts("a", "bc")));
-        assert_ne!(keys.apart(texts("ab", "c")), keys.apart(texts("a", "bc")));
+        assert_eq!(
+            keys.hash_joined(texts("ab", "c")),
+            keys.hash_joined(texts("a", "bc"))
+        );
         assert_ne!(
-            Keys::default().joined(texts("a", "b")),
-            keys.joined(texts("a", "b")),
+            keys.hash_separate(texts("ab", "c")),
+            keys.hash_separate(texts("a", "bc"))
+        );
+        assert_ne!(
+            LruKeyHasher::default().hash_joined(texts("a", "b")),
+            keys.hash_joined(texts("a", "b")),
             "each process has its own"
         );
     }
 
     #[test]
-    fn it_never_holds_more_than_it_may() {
-        let keys = Keys::default();
+    fn the_lru_never_exceeds_its_capacity() {
+        let keys = LruKeyHasher::default();
         let mut lru = Lru::new(100);
         for n in 0..100_000_u32 {
-            lru.touch(keys.joined([&n.to_be_bytes()[..]]), || n);
+            lru.get_or_insert_with(keys.hash_joined([&n.to_be_bytes()[..]]), || n);
         }
         assert_eq!(lru.len(), 100);
         assert!(lru.entries.capacity() <= 128 && lru.by_key.capacity() <= 256);

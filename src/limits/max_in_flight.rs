@@ -12,16 +12,16 @@ use std::sync::atomic::Ordering;
 
 use crate::api::user::GROUP_MASTERS;
 use crate::clock::Clock;
-use crate::flowcontrol::in_flight::InFlight;
-use crate::flowcontrol::in_flight::Limits;
+use crate::flowcontrol::in_flight::InFlightMetrics;
+use crate::flowcontrol::in_flight::UtilizationLimits;
+use crate::limits::AdmissionAttributes;
 use crate::limits::Rejection;
-use crate::limits::RequestDigest;
 use crate::metrics::Registry;
 use crate::request_info::RequestKind;
 
 /// The two flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct MaxInFlightConfig {
     /// `--max-requests-inflight`.
     pub read_only: InFlightLimit,
     /// `--max-mutating-requests-inflight`.
@@ -32,7 +32,7 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InFlightLimit {
     /// No more than this.
-    AtMost(NonZeroU32),
+    Limited(NonZeroU32),
     /// As many as come.
     Unlimited,
 }
@@ -40,27 +40,27 @@ pub enum InFlightLimit {
 impl From<u32> for InFlightLimit {
     /// Zero means "no limit", as it does for kube-apiserver.
     fn from(flag: u32) -> Self {
-        NonZeroU32::new(flag).map_or(Self::Unlimited, Self::AtMost)
+        NonZeroU32::new(flag).map_or(Self::Unlimited, Self::Limited)
     }
 }
 
 /// Counts what is in flight and refuses what is too much.
 #[derive(Debug)]
 pub struct MaxInFlight {
-    read_only: Arc<Slots>,
-    mutating: Arc<Slots>,
-    shown: Arc<InFlight>,
+    read_only: Arc<InFlightSlots>,
+    mutating: Arc<InFlightSlots>,
+    in_flight: Arc<InFlightMetrics>,
 }
 
 impl MaxInFlight {
     /// A limiter that shows itself in `registry`.
     #[must_use]
-    pub fn new(config: Config, registry: &Registry) -> Self {
-        let Config {
+    pub fn new(config: MaxInFlightConfig, registry: &Registry) -> Self {
+        let MaxInFlightConfig {
             read_only,
             mutating,
         } = config;
-        let shown = InFlight::new(registry);
+        let shown = InFlightMetrics::new(registry);
         let most = registry.gauges(
             "weir_requests_inflight_limit",
             "Most requests in flight per request kind, where max-in-flight is what limits; 0 is no limit.",
@@ -68,29 +68,29 @@ impl MaxInFlight {
         );
         let slots = |kind: RequestKind, limit| {
             let running = match limit {
-                InFlightLimit::AtMost(limit) => limit.get().into(),
+                InFlightLimit::Limited(limit) => limit.get().into(),
                 InFlightLimit::Unlimited => 0,
             };
-            let limits = Limits {
-                running: Some(running),
+            let limits = UtilizationLimits {
+                executing: Some(running),
                 waiting: None,
             };
             shown.set_limits(kind, Clock.now(), limits);
             let most = most.with_label_values(&[kind.label()]);
             most.set(i64::try_from(running).unwrap_or(i64::MAX));
-            Arc::new(Slots {
+            Arc::new(InFlightSlots {
                 kind,
                 limit,
                 in_use: AtomicU32::new(0),
                 admitted: AtomicU64::new(0),
-                refused: AtomicU64::new(0),
-                shown: Arc::clone(&shown),
+                rejected: AtomicU64::new(0),
+                in_flight: Arc::clone(&shown),
             })
         };
         Self {
             read_only: slots(RequestKind::ReadOnly, read_only),
             mutating: slots(RequestKind::Mutating, mutating),
-            shown,
+            in_flight: shown,
         }
     }
 
@@ -98,22 +98,25 @@ impl MaxInFlight {
     ///
     /// # Errors
     /// [`Rejection::MaxInFlight`] if all slots of its kind are taken.
-    pub fn admit(&self, digest: &RequestDigest<'_>) -> Result<Option<InFlightPermit>, Rejection> {
+    pub fn admit(
+        &self,
+        digest: &AdmissionAttributes<'_>,
+    ) -> Result<Option<InFlightPermit>, Rejection> {
         if digest.info.long_running() {
             return Ok(None);
         }
-        let slots = match RequestKind::of(digest.info) {
+        let slots = match RequestKind::from_request_info(digest.info) {
             RequestKind::Mutating => &self.mutating,
             RequestKind::ReadOnly => &self.read_only,
         };
-        let InFlightLimit::AtMost(limit) = slots.limit else {
+        let InFlightLimit::Limited(limit) = slots.limit else {
             return Ok(None);
         };
-        match slots.take(limit.get()) {
+        match slots.try_acquire(limit.get()) {
             Some(permit) => Ok(Some(permit)),
             None if digest.user.in_group(GROUP_MASTERS) => Ok(None),
             None => {
-                slots.refused.fetch_add(1, Ordering::Relaxed);
+                slots.rejected.fetch_add(1, Ordering::Relaxed);
                 Err(Rejection::MaxInFlight {
                     kind: slots.kind,
                     limit: limit.get(),
@@ -124,28 +127,28 @@ impl MaxInFlight {
 
     /// Both kinds, as they are now.
     #[must_use]
-    pub fn shown(&self) -> [Shown; 2] {
-        [&self.read_only, &self.mutating].map(|slots| Shown {
+    pub fn snapshot(&self) -> [MaxInFlightSnapshot; 2] {
+        [&self.read_only, &self.mutating].map(|slots| MaxInFlightSnapshot {
             kind: slots.kind,
             in_use: slots.in_use.load(Ordering::Relaxed),
             limit: match slots.limit {
-                InFlightLimit::AtMost(limit) => Some(limit),
+                InFlightLimit::Limited(limit) => Some(limit),
                 InFlightLimit::Unlimited => None,
             },
             admitted: slots.admitted.load(Ordering::Relaxed),
-            refused: slots.refused.load(Ordering::Relaxed),
+            rejected: slots.rejected.load(Ordering::Relaxed),
         })
     }
 
     /// Publishes the peak since the last call; to be called once a second, as `maintainReadOnlyWatermark` does.
     pub fn publish_peaks(&self) {
-        self.shown.publish_peaks();
+        self.in_flight.publish_peaks();
     }
 }
 
 /// A kind of requests, as it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct MaxInFlightSnapshot {
     /// Which.
     pub kind: RequestKind,
     /// Requests that have a slot.
@@ -155,24 +158,24 @@ pub struct Shown {
     /// Requests that ever had a slot.
     pub admitted: u64,
     /// Requests that were refused one.
-    pub refused: u64,
+    pub rejected: u64,
 }
 
 /// One kind's slots.
 #[derive(Debug)]
-struct Slots {
+struct InFlightSlots {
     kind: RequestKind,
     limit: InFlightLimit,
     in_use: AtomicU32,
     /// Only shown: relaxed.
     admitted: AtomicU64,
-    refused: AtomicU64,
+    rejected: AtomicU64,
     /// Never shows more than are in use: told after a slot is taken and before it is given back.
-    shown: Arc<InFlight>,
+    in_flight: Arc<InFlightMetrics>,
 }
 
-impl Slots {
-    fn take(self: &Arc<Self>, limit: u32) -> Option<InFlightPermit> {
+impl InFlightSlots {
+    fn try_acquire(self: &Arc<Self>, limit: u32) -> Option<InFlightPermit> {
         // Acquire/Release pair with the give-back: who takes the freed slot sees its former holder gone.
         self.in_use
             .try_update(Ordering::AcqRel, Ordering::Acquire, |n| {
@@ -180,18 +183,18 @@ impl Slots {
             })
             .ok()?;
         self.admitted.fetch_add(1, Ordering::Relaxed);
-        self.shown.start(self.kind, Clock.now());
+        self.in_flight.start(self.kind, Clock.now());
         Some(InFlightPermit(Arc::clone(self)))
     }
 }
 
 /// One slot; gives itself back.
 #[derive(Debug)]
-pub struct InFlightPermit(Arc<Slots>);
+pub struct InFlightPermit(Arc<InFlightSlots>);
 
 impl Drop for InFlightPermit {
     fn drop(&mut self) {
-        self.0.shown.end(self.0.kind, Clock.now());
+        self.0.in_flight.end(self.0.kind, Clock.now());
         self.0.in_use.fetch_sub(1, Ordering::Release);
     }
 }
@@ -204,7 +207,7 @@ mod tests {
 
     fn limiter(read_only: u32, mutating: u32) -> (MaxInFlight, Registry) {
         let registry = Registry::new();
-        let config = Config {
+        let config = MaxInFlightConfig {
             read_only: read_only.into(),
             mutating: mutating.into(),
         };
@@ -226,7 +229,7 @@ mod tests {
         groups: &[&str],
     ) -> Result<Option<InFlightPermit>, Rejection> {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        limiter.admit(&RequestDigest {
+        limiter.admit(&AdmissionAttributes {
             info: &info,
             user: &user(groups),
         })
@@ -271,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn masters_pass_a_full_limiter_without_a_slot_and_take_one_below_it() {
+    fn system_masters_pass_a_full_limiter_without_a_slot_and_take_one_otherwise() {
         let (limiter, _) = limiter(1, 1);
         let held = admit(&limiter, "GET", "/", &[GROUP_MASTERS]).unwrap();
         assert!(held.is_some());
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_no_limit_and_counts_nothing() {
+    fn a_limit_of_zero_is_no_limit_and_counts_nothing() {
         let (limiter, registry) = limiter(0, 1);
         let _held: Vec<_> = (0..1000)
             .map(|_| admit(&limiter, "GET", "/", &[]))
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gauge_is_the_peak_of_the_last_second_and_never_passes_the_limit() {
+    fn the_gauge_is_the_peak_of_the_last_second_and_never_exceeds_the_limit() {
         let (limiter, registry) = limiter(2, 1);
         let held: Vec<_> = (0..5).map(|_| admit(&limiter, "GET", "/", &[])).collect();
         drop(held);

@@ -12,33 +12,33 @@ use crate::metrics::Registry;
 
 /// Which limits there are.
 #[derive(Clone, Debug, Default)]
-pub struct Config {
+pub struct RateLimitsConfig {
     /// EventRateLimit.
-    pub events: Option<events::enforce::Config>,
+    pub events: Option<events::enforce::EventRateLimitConfig>,
     /// `clientLimits`.
-    pub clients: Vec<clients::config::Rule>,
+    pub clients: Vec<clients::config::ClientLimitRule>,
 }
 
 /// The limits that are configured.
 #[derive(Debug, Default)]
-pub struct Rates {
+pub struct RateLimits {
     /// EventRateLimit.
     pub events: Option<EventRateLimit>,
     /// `clientLimits`.
     pub clients: Option<ClientLimits>,
 }
 
-impl Rates {
+impl RateLimits {
     /// Whether there are any.
     #[must_use]
-    pub const fn any(&self) -> bool {
+    pub const fn is_configured(&self) -> bool {
         self.events.is_some() || self.clients.is_some()
     }
 
     /// What is configured, showing itself in `registry`.
     #[must_use]
-    pub fn new(config: &Config, registry: &Registry) -> Self {
-        let Config { events, clients } = config;
+    pub fn new(config: &RateLimitsConfig, registry: &Registry) -> Self {
+        let RateLimitsConfig { events, clients } = config;
         let clients = Some(clients).filter(|rules| !rules.is_empty());
         Self {
             events: events
@@ -50,15 +50,15 @@ impl Rates {
 
     /// Every limit as it stands, in the order of the configuration.
     #[must_use]
-    pub fn shown(&self) -> Vec<RateLimit> {
-        let events = self.events.iter().flat_map(EventRateLimit::shown);
-        let clients = self.clients.iter().flat_map(ClientLimits::shown);
+    pub fn snapshot(&self) -> Vec<RateLimitSnapshot> {
+        let events = self.events.iter().flat_map(EventRateLimit::snapshot);
+        let clients = self.clients.iter().flat_map(ClientLimits::snapshot);
         events.chain(clients).collect()
     }
 
     /// Who was refused most, for operators: a line each, its parts apart by tabs.
     #[must_use]
-    pub fn dump(&self) -> String {
+    pub fn dump_top_keys(&self) -> String {
         let mut lines = vec!["LIMIT\tREJECTIONS\tTOO HIGH BY AT MOST\tKEY".to_owned()];
         let events = self.events.iter().flat_map(EventRateLimit::top_keys);
         let events = events.map(|(kind, keys)| (format!("EventRateLimit/{}", kind.name()), keys));
@@ -78,7 +78,7 @@ impl Rates {
 /// A limit as it stands, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct RateLimit {
+pub struct RateLimitSnapshot {
     /// `EventRateLimit/Namespace`, `clientLimits/NAME`.
     pub name: String,
     /// What it allows, in few words.

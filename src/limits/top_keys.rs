@@ -7,10 +7,10 @@ use serde::Deserialize;
 use serde::Serialize;
 
 /// So many keys are told apart: more than anyone reads.
-const MOST: usize = 64;
+const MAX_KEYS: usize = 64;
 
 /// So much is kept of a key, in bytes.
-const LONGEST: usize = 256;
+const MAX_KEY_BYTES: usize = 256;
 
 /// The keys that are refused most.
 #[derive(Clone, Debug, Default)]
@@ -31,7 +31,7 @@ pub struct TopKey {
 impl TopKeys {
     /// One more refusal.
     pub fn add(&mut self, key: &[u8]) {
-        let key = key.get(..LONGEST).unwrap_or(key);
+        let key = key.get(..MAX_KEY_BYTES).unwrap_or(key);
         let known = |top: &&mut TopKey| top.key.as_bytes() == key;
         if let Some(top) = self.0.iter_mut().find(known) {
             top.rejections = top.rejections.saturating_add(1);
@@ -47,7 +47,7 @@ impl TopKeys {
             rejections: 1,
             error: 0,
         };
-        if self.0.len() < MOST {
+        if self.0.len() < MAX_KEYS {
             self.0.push(new);
         } else if let Some(least) = self.0.iter_mut().min_by_key(|top| top.rejections) {
             new.rejections = least.rejections.saturating_add(1);
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_refused_are_known_however_many_there_are() {
+    fn the_most_rejected_keys_are_found_among_any_number_of_keys() {
         let mut top = TopKeys::default();
         for round in 0..10_000_u32 {
             top.add(format!("noise-{round}").as_bytes());
@@ -86,7 +86,7 @@ mod tests {
             }
         }
         let sorted = top.sorted();
-        assert_eq!(sorted.len(), MOST);
+        assert_eq!(sorted.len(), MAX_KEYS);
         let names: Vec<_> = sorted.iter().take(2).map(|top| top.key.as_str()).collect();
         assert_eq!(names, ["loud", "louder-than-noise"]);
         let loud = &sorted[0];
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_costs_no_more_than_its_beginning() {
+    fn a_key_is_truncated_to_its_maximum_length() {
         let mut top = TopKeys::default();
         top.add(&[b'a'; 3 << 20]);
         top.add(&[b'a'; 1 << 20]);
@@ -106,7 +106,7 @@ mod tests {
         let sorted = top.sorted();
         assert_eq!(
             (sorted.len(), sorted[0].rejections, sorted[0].key.len()),
-            (2, 2, LONGEST)
+            (2, 2, MAX_KEY_BYTES)
         );
         assert_eq!(sorted[1].rejections, 2);
     }

@@ -12,13 +12,13 @@ use std::time::Instant;
 use prometheus::IntCounter;
 
 use crate::limits::Rejection;
-use crate::limits::bucket::Bucket;
 use crate::limits::bucket::Rate;
-use crate::limits::lock::lock;
-use crate::limits::lru::Key;
-use crate::limits::lru::Keys;
+use crate::limits::bucket::TokenBucket;
+use crate::limits::lock::spin_lock;
 use crate::limits::lru::Lru;
-use crate::limits::retry_after;
+use crate::limits::lru::LruKey;
+use crate::limits::lru::LruKeyHasher;
+use crate::limits::retry_after_seconds;
 use crate::metrics::Registry;
 
 /// The limit, in a word.
@@ -26,34 +26,34 @@ pub const UNPROVEN_UPGRADES: &str = "unproven-upgrades";
 
 /// The default of `--unproven-upgrades-per-second`: more than people and CI jobs behind one address begin with new tokens, and
 /// about a hundredth of one of the API server's cores in handshakes.
-pub const UPGRADES_PER_SECOND: u32 = 10;
+pub const DEFAULT_UPGRADES_PER_SECOND: u32 = 10;
 
 /// The burst, in seconds of the rate: a page of a dashboard opens several at once.
 pub const UPGRADE_BURST_SECONDS: u32 = 5;
 
 /// Networks whose buckets are kept; the one that was quiet for longest goes first.
-const NETWORKS: usize = 4096;
+const MAX_NETWORKS: usize = 4096;
 
 /// The buckets, shared by all workers.
 #[derive(Debug)]
-pub struct UpgradeRate {
+pub struct UpgradeRateLimit {
     /// None: no limit.
     rate: Option<Rate>,
-    keys: Keys,
+    keys: LruKeyHasher,
     /// Held for one step; nothing is awaited under it.
-    buckets: Mutex<Lru<Bucket>>,
+    buckets: Mutex<Lru<TokenBucket>>,
     rejected: IntCounter,
 }
 
-impl UpgradeRate {
+impl UpgradeRateLimit {
     /// So many a second for each network, and [`UPGRADE_BURST_SECONDS`] times as many at once; 0 is no limit.
     #[must_use]
     pub fn new(per_second: u32, registry: &Registry) -> Arc<Self> {
         let burst = per_second.saturating_mul(UPGRADE_BURST_SECONDS);
         Arc::new(Self {
             rate: (per_second > 0).then(|| Rate::new(per_second, burst)),
-            keys: Keys::default(),
-            buckets: Mutex::new(Lru::new(NETWORKS)),
+            keys: LruKeyHasher::default(),
+            buckets: Mutex::new(Lru::new(MAX_NETWORKS)),
             rejected: registry.counter(
                 "weir_unproven_upgrades_rejected_total",
                 "Requests for another protocol (Upgrade) without a credential that the API server has accepted that were rejected because their network sent more than --unproven-upgrades-per-second.",
@@ -70,24 +70,24 @@ impl UpgradeRate {
         let Some((rate, network)) = self.rate.as_ref().zip(network) else {
             return Ok(());
         };
-        let key = self.key(network);
+        let key = self.network_key(network);
         let taken = {
-            let mut buckets = lock(&self.buckets);
-            let (bucket, _) = buckets.touch(key, || Bucket::full(rate, now));
+            let mut buckets = spin_lock(&self.buckets);
+            let (bucket, _) = buckets.get_or_insert_with(key, || TokenBucket::full(rate, now));
             bucket.take(rate, now)
         };
         taken.map_err(|wait| {
             self.rejected.inc();
             Rejection::UnprovenUpgrade {
-                retry_after: retry_after(wait),
+                retry_after: retry_after_seconds(wait),
             }
         })
     }
 
-    fn key(&self, network: IpAddr) -> Key {
+    fn network_key(&self, network: IpAddr) -> LruKey {
         match network {
-            IpAddr::V4(address) => self.keys.apart([&address.octets()[..]]),
-            IpAddr::V6(address) => self.keys.apart([&address.octets()[..]]),
+            IpAddr::V4(address) => self.keys.hash_separate([&address.octets()[..]]),
+            IpAddr::V6(address) => self.keys.hash_separate([&address.octets()[..]]),
         }
     }
 }
@@ -98,37 +98,39 @@ mod tests {
 
     use super::*;
 
-    fn from(last: u8) -> Option<IpAddr> {
+    fn network(last: u8) -> Option<IpAddr> {
         Some(IpAddr::from([192, 0, 2, last]))
     }
 
     #[test]
-    fn the_burst_passes_then_the_rate_and_each_network_has_its_own() {
+    fn each_network_has_its_own_burst_and_rate() {
         let registry = Registry::new();
-        let (upgrades, now) = (UpgradeRate::new(2, &registry), Instant::now());
+        let (upgrades, now) = (UpgradeRateLimit::new(2, &registry), Instant::now());
         for _ in 0..2 * UPGRADE_BURST_SECONDS {
-            upgrades.admit(from(1), now).unwrap();
+            upgrades.admit(network(1), now).unwrap();
         }
-        let rejected = upgrades.admit(from(1), now);
+        let rejected = upgrades.admit(network(1), now);
         assert!(
             matches!(rejected, Err(Rejection::UnprovenUpgrade { retry_after: 1 })),
             "{rejected:?}"
         );
-        upgrades.admit(from(2), now).unwrap();
+        upgrades.admit(network(2), now).unwrap();
         let later = now + Duration::from_secs(1);
-        assert!(upgrades.admit(from(1), later).is_ok() && upgrades.admit(from(1), later).is_ok());
-        assert!(upgrades.admit(from(1), later).is_err());
+        assert!(
+            upgrades.admit(network(1), later).is_ok() && upgrades.admit(network(1), later).is_ok()
+        );
+        assert!(upgrades.admit(network(1), later).is_err());
         let count = "weir_unproven_upgrades_rejected_total 2";
         assert!(registry.render().contains(count));
     }
 
     #[test]
-    fn without_a_rate_or_a_network_all_pass() {
+    fn requests_pass_without_a_rate_or_a_network() {
         let now = Instant::now();
-        let unlimited = UpgradeRate::new(0, &Registry::new());
-        let limited = UpgradeRate::new(1, &Registry::new());
+        let unlimited = UpgradeRateLimit::new(0, &Registry::new());
+        let limited = UpgradeRateLimit::new(1, &Registry::new());
         for _ in 0..1000 {
-            unlimited.admit(from(1), now).unwrap();
+            unlimited.admit(network(1), now).unwrap();
             limited.admit(None, now).unwrap();
         }
     }

@@ -38,97 +38,97 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
-use crate::limits::rates::Rates;
+use crate::limits::rates::RateLimits;
 use crate::metrics::Registry;
 use crate::observe::log_level;
 use crate::observe::log_level::LogLevel;
 use crate::observe::readiness::Readiness;
-use crate::observe::status::Status;
+use crate::observe::status::StatusFeed;
 use crate::observe::status::page;
 use crate::observe::talkers;
-use crate::observe::talkers::Talkers;
+use crate::observe::talkers::TopTalkers;
 use crate::observe::zpages;
 use crate::observe::zpages::Zpages;
-use crate::pipeline::begun::Requests;
+use crate::pipeline::begun::RequestCount;
 use crate::request_info::Query;
-use crate::upstream::room::Room;
+use crate::upstream::room::ConnectionBudget;
 
 /// Most connections at a time: probes and scrapers are few, and these listeners must not eat the clients' descriptors.
-const MOST_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// How long an idle connection is kept, or a slow request waited for.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a filter of [`log_level`] may take to come.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long an operator's machine may leave what was sent to it unread or unconfirmed: who listens and has gone to sleep
 /// gives its place back then.
-const UNREAD_FOR: Duration = Duration::from_secs(30);
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the kernel keeps of answers that are not read yet, in bytes: some seconds of events, not the megabytes that it would
 /// grow to.
-const SEND_BUFFER: usize = 256 << 10;
+const SEND_BUFFER_BYTES: usize = 256 << 10;
 
-const METRICS_TYPE: HeaderValue =
+const METRICS_TEXT: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+const TEXT_PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const TEXT_HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
+const APPLICATION_JSON: HeaderValue = HeaderValue::from_static("application/json");
+const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// Where kube-apiserver has its dumps.
-const DUMPS: &str = "/debug/api_priority_and_fairness/";
+const APF_DEBUG_PREFIX: &str = "/debug/api_priority_and_fairness/";
 
 /// Who was refused most.
-const RATES: &str = "/debug/rate_limits";
+const RATE_LIMITS_PATH: &str = "/debug/rate_limits";
 
 /// Who holds the places for requests to the API server.
-const PLACES: &str = "/debug/places";
+const PLACES_PATH: &str = "/debug/places";
 
 /// Who does most.
-const TOP_TALKERS: &str = "/debug/top_talkers";
+const TOP_TALKERS_PATH: &str = "/debug/top_talkers";
 
 /// What a wrong path is told.
-const SERVED: &str = "served here: /livez /readyz /metrics, the page / (/status), its data /status.json and /status/events, \
+const NOT_FOUND_TEXT: &str = "served here: /livez /readyz /metrics, the page / (/status), its data /status.json and /status/events, \
                        and under /debug/api_priority_and_fairness/ dump_priority_levels, dump_queues and dump_requests; \
                        /debug/rate_limits /debug/places /debug/top_talkers /debug/log_level; /configz /flagz /statusz\n";
 
 /// What a browser is told that was led here by a name of somebody else's.
-const ELSEWHERE: &str =
+const FOREIGN_HOST_TEXT: &str =
     "this listener is on the loopback: ask for it by its address, or as localhost\n";
 
 /// What a change is answered on a listener that is not on the loopback.
-const READ_ONLY: &str = "this listener is not on the loopback, and does not authenticate: nothing can be changed here\n";
+const READ_ONLY_TEXT: &str = "this listener is not on the loopback, and does not authenticate: nothing can be changed here\n";
 
 /// Whether only this machine reaches a listener at `address`.
 #[must_use]
-pub fn is_local(address: SocketAddr) -> bool {
+pub fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 /// What a browser is told that a page from elsewhere makes change something.
-const OTHER_SITE: &str = "nothing is changed here for a page of another site\n";
+const CROSS_SITE_TEXT: &str = "nothing is changed here for a page of another site\n";
 
 /// What is served.
 #[derive(Debug)]
-pub struct Admin {
+pub struct AdminServer {
     /// Whether weir can do its work.
     pub readiness: Arc<Readiness>,
     /// The metrics, where they are served.
     pub metrics: Option<Registry>,
     /// Who was refused most by client limits and event limits, where it is served.
-    pub rates: Option<Arc<Rates>>,
+    pub rate_limits: Option<Arc<RateLimits>>,
     /// Who holds which places for requests to the API server, where it is served.
-    pub places: Option<Room>,
+    pub connection_budget: Option<ConnectionBudget>,
     /// What is logged, where that may be changed.
     pub log_level: Option<Arc<LogLevel>>,
     /// The state of fairness, where there is fairness and where it is served.
-    pub dumps: Option<Arc<Controller>>,
+    pub flow_controller: Option<Arc<Controller>>,
     /// Who does most, where it is served.
-    pub talkers: Option<Arc<Talkers>>,
+    pub top_talkers: Option<Arc<TopTalkers>>,
     /// The status page's data, where it is served.
-    pub status: Option<Arc<Status>>,
+    pub status: Option<Arc<StatusFeed>>,
     /// What weir was started with, where it is served.
     pub zpages: Option<Arc<Zpages>>,
 }
@@ -136,18 +136,18 @@ pub struct Admin {
 /// The body of an answer.
 type AdminBody = UnsyncBoxBody<Bytes, Infallible>;
 
-impl Admin {
+impl AdminServer {
     /// Serves `listener` until it is dropped.
     ///
     /// # Cancel safety
     /// Dropping the future closes the listener; connections under way end by themselves.
     pub async fn run(self: Arc<Self>, listener: TcpListener) {
-        let local = listener.local_addr().is_ok_and(is_local);
-        let mut connections = Connections::default();
+        let local = listener.local_addr().is_ok_and(is_loopback);
+        let mut connections = AdminConnections::default();
         loop {
             let tcp = match listener.accept().await {
                 Ok((tcp, _)) => {
-                    bound(&tcp);
+                    limit_socket_buffers(&tcp);
                     tcp
                 }
                 Err(why) => {
@@ -157,15 +157,15 @@ impl Admin {
                 }
             };
             let admin = Arc::clone(&self);
-            connections.add(|requests| async move {
+            connections.spawn(|requests| async move {
                 let service = service_fn(|request| {
-                    let begun = requests.begin();
-                    let answer = admin.answer(request, local);
+                    let begun = requests.start();
+                    let answer = admin.handle(request, local);
                     async move { answer.await.inspect(|_| drop(begun)) }
                 });
                 let served = http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(HEAD_TIMEOUT)
+                    .header_read_timeout(HEADER_READ_TIMEOUT)
                     .serve_connection(TokioIo::new(tcp), service)
                     .await;
                 if let Err(why) = served {
@@ -175,23 +175,23 @@ impl Admin {
         }
     }
 
-    async fn answer(
+    async fn handle(
         &self,
         request: Request<Incoming>,
         local: bool,
     ) -> Result<Response<AdminBody>, Infallible> {
-        if local && !names_this_machine(request.headers()) {
-            return Ok(response(StatusCode::FORBIDDEN, ELSEWHERE));
+        if local && !has_loopback_host(request.headers()) {
+            return Ok(response(StatusCode::FORBIDDEN, FOREIGN_HOST_TEXT));
         }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-        if !reads && is_of_another_site(request.headers()) {
-            return Ok(response(StatusCode::FORBIDDEN, OTHER_SITE));
+        if !reads && is_cross_origin(request.headers()) {
+            return Ok(response(StatusCode::FORBIDDEN, CROSS_SITE_TEXT));
         }
         if let (log_level::PATH, Some(level)) = (request.uri().path(), &self.log_level) {
             if !local && !reads {
-                return Ok(response(StatusCode::FORBIDDEN, READ_ONLY));
+                return Ok(response(StatusCode::FORBIDDEN, READ_ONLY_TEXT));
             }
-            return Ok(log_level_of(level, request).await);
+            return Ok(handle_log_level(level, request).await);
         }
         if !reads {
             return Ok(response(
@@ -199,35 +199,35 @@ impl Admin {
                 "only GET is served here\n",
             ));
         }
-        if let Some(dump) = request.uri().path().strip_prefix(DUMPS) {
+        if let Some(dump) = request.uri().path().strip_prefix(APF_DEBUG_PREFIX) {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
-            return Ok(self.dump(dump, query));
+            return Ok(self.handle_apf_dump(dump, query));
         }
-        if let (RATES, Some(rates)) = (request.uri().path(), &self.rates) {
-            return Ok(response(StatusCode::OK, rates.dump()));
+        if let (RATE_LIMITS_PATH, Some(rates)) = (request.uri().path(), &self.rate_limits) {
+            return Ok(response(StatusCode::OK, rates.dump_top_keys()));
         }
-        if let (PLACES, Some(places)) = (request.uri().path(), &self.places) {
+        if let (PLACES_PATH, Some(places)) = (request.uri().path(), &self.connection_budget) {
             return Ok(response(StatusCode::OK, places.dump()));
         }
-        if let (TOP_TALKERS, Some(talkers)) = (request.uri().path(), &self.talkers) {
+        if let (TOP_TALKERS_PATH, Some(talkers)) = (request.uri().path(), &self.top_talkers) {
             let query = Query::new(request.uri().query().unwrap_or_default().as_bytes());
-            return Ok(top_talkers(talkers, query));
+            return Ok(handle_top_talkers(talkers, query));
         }
         if let Some(status) = &self.status
-            && let Some(answer) = shown(status, &request).await
+            && let Some(answer) = handle_status(status, &request).await
         {
             return Ok(answer);
         }
         if let Some(zpages) = &self.zpages
-            && let Some(answer) = Self::zpage(zpages, &request)
+            && let Some(answer) = Self::handle_zpage(zpages, &request)
         {
             return Ok(answer);
         }
-        Ok(self.probed(request.uri().path()).await)
+        Ok(self.handle_probe_or_metrics(request.uri().path()).await)
     }
 
     /// What probes and scrapes ask for.
-    async fn probed(&self, path: &str) -> Response<AdminBody> {
+    async fn handle_probe_or_metrics(&self, path: &str) -> Response<AdminBody> {
         match (path, &self.metrics) {
             ("/livez", _) => response(StatusCode::OK, "ok"),
             ("/readyz", _) => {
@@ -243,25 +243,25 @@ impl Admin {
                 let mut metrics = response(StatusCode::OK, registry.render());
                 metrics
                     .headers_mut()
-                    .insert(header::CONTENT_TYPE, METRICS_TYPE);
+                    .insert(header::CONTENT_TYPE, METRICS_TEXT);
                 metrics
             }
-            _ => response(StatusCode::NOT_FOUND, SERVED),
+            _ => response(StatusCode::NOT_FOUND, NOT_FOUND_TEXT),
         }
     }
 
     /// What weir was started with; none for any other path.
-    fn zpage(zpages: &Zpages, request: &Request<Incoming>) -> Option<Response<AdminBody>> {
+    fn handle_zpage(zpages: &Zpages, request: &Request<Incoming>) -> Option<Response<AdminBody>> {
         let path = request.uri().path();
         if path == "/configz" {
-            return Some(typed(JSON, zpages.configz()));
+            return Some(typed_response(APPLICATION_JSON, zpages.configz()));
         }
         let text = match path {
             "/flagz" => zpages.flagz(),
             "/statusz" => zpages.statusz(Clock.now()),
             _ => return None,
         };
-        if !zpages::takes_text(request.headers()) {
+        if !zpages::accepts_plain_text(request.headers()) {
             let why = "media type not acceptable, must be: text/plain\n";
             return Some(response(StatusCode::NOT_ACCEPTABLE, why));
         }
@@ -269,8 +269,8 @@ impl Admin {
     }
 
     /// The dump endpoints of kube-apiserver (`apf_controller_debug.go`).
-    fn dump(&self, which: &str, query: Query<'_>) -> Response<AdminBody> {
-        let Some(controller) = &self.dumps else {
+    fn handle_apf_dump(&self, which: &str, query: Query<'_>) -> Response<AdminBody> {
+        let Some(controller) = &self.flow_controller else {
             return response(
                 StatusCode::NOT_FOUND,
                 "served on --admin-address only, and with --enable-priority-and-fairness\n",
@@ -283,7 +283,7 @@ impl Admin {
             "dump_priority_levels" => controller.dump_priority_levels(),
             "dump_queues" => controller.dump_queues(),
             "dump_requests" => controller.dump_requests(details),
-            _ => return response(StatusCode::NOT_FOUND, SERVED),
+            _ => return response(StatusCode::NOT_FOUND, NOT_FOUND_TEXT),
         };
         response(StatusCode::OK, text)
     }
@@ -291,17 +291,17 @@ impl Admin {
 
 /// Whether a listener on the loopback is asked for as one: a page from elsewhere, whose name was made to lead here, would be taken for
 /// weir's own otherwise, by a browser on this machine.
-fn names_this_machine(headers: &HeaderMap) -> bool {
+fn has_loopback_host(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     match (hosts.next(), hosts.next()) {
         (None, _) => true, // no browser
-        (Some(host), None) => host.to_str().is_ok_and(is_this_machine),
+        (Some(host), None) => host.to_str().is_ok_and(is_loopback_host),
         (Some(_), Some(_)) => false,
     }
 }
 
 /// An address or `localhost`, and a port or none.
-fn is_this_machine(host: &str) -> bool {
+fn is_loopback_host(host: &str) -> bool {
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((name, port)) if name.parse::<Ipv6Addr>().is_ok() => ("localhost", port),
         Some(_) => return false,
@@ -315,7 +315,7 @@ fn is_this_machine(host: &str) -> bool {
 }
 
 /// Whether a browser says that a page of another site asks (`Sec-Fetch-Site`, `Origin`).
-fn is_of_another_site(headers: &HeaderMap) -> bool {
+fn is_cross_origin(headers: &HeaderMap) -> bool {
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok());
@@ -339,29 +339,29 @@ fn is_cross_site(headers: &HeaderMap) -> bool {
 /// The open connections, the oldest first. Whoever comes finds a place: that of one on which nothing is under way, if all are taken,
 /// so that nobody keeps a probe out by saying nothing.
 #[derive(Debug, Default)]
-struct Connections(VecDeque<(Arc<Requests>, AbortHandle)>);
+struct AdminConnections(VecDeque<(Arc<RequestCount>, AbortHandle)>);
 
-impl Connections {
-    fn add<F>(&mut self, serve: impl FnOnce(Arc<Requests>) -> F)
+impl AdminConnections {
+    fn spawn<F>(&mut self, serve: impl FnOnce(Arc<RequestCount>) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
         self.0.retain(|(_, task)| !task.is_finished());
-        if self.0.len() >= MOST_CONNECTIONS {
-            let quiet = |requests: &Requests| requests.begun() == requests.ended();
+        if self.0.len() >= MAX_CONNECTIONS {
+            let quiet = |requests: &RequestCount| requests.started() == requests.ended();
             let quiet = self.0.iter().position(|(requests, _)| quiet(requests));
             if let Some((_, task)) = self.0.remove(quiet.unwrap_or(0)) {
                 task.abort();
             }
         }
-        let requests = Arc::new(Requests::default());
+        let requests = Arc::new(RequestCount::default());
         let task = tokio::spawn(serve(Arc::clone(&requests)));
         self.0.push_back((requests, task.abort_handle()));
     }
 }
 
-async fn log_level_of(level: &LogLevel, request: Request<Incoming>) -> Response<AdminBody> {
-    let answered = timeout(BODY_TIMEOUT, level.answer(request)).await;
+async fn handle_log_level(level: &LogLevel, request: Request<Incoming>) -> Response<AdminBody> {
+    let answered = timeout(BODY_TIMEOUT, level.handle(request)).await;
     let (code, text) = answered.unwrap_or_else(|_| {
         let why = "no filter came\n".to_owned();
         (StatusCode::REQUEST_TIMEOUT, why)
@@ -369,22 +369,25 @@ async fn log_level_of(level: &LogLevel, request: Request<Incoming>) -> Response<
     response(code, text)
 }
 
-fn top_talkers(talkers: &Talkers, query: Query<'_>) -> Response<AdminBody> {
-    let query = match talkers::Query::parse(query) {
+fn handle_top_talkers(talkers: &TopTalkers, query: Query<'_>) -> Response<AdminBody> {
+    let query = match talkers::TopTalkersQuery::parse(query) {
         Ok(query) => query,
         Err(faults) => return response(StatusCode::BAD_REQUEST, faults.to_string()),
     };
     match serde_json::to_vec(&talkers.top(&query)) {
-        Ok(text) => typed(JSON, text),
+        Ok(text) => typed_response(APPLICATION_JSON, text),
         Err(why) => response(StatusCode::INTERNAL_SERVER_ERROR, why.to_string()),
     }
 }
 
 /// The status page and its data; none for any other path.
-async fn shown(status: &Arc<Status>, request: &Request<Incoming>) -> Option<Response<AdminBody>> {
+async fn handle_status(
+    status: &Arc<StatusFeed>,
+    request: &Request<Incoming>,
+) -> Option<Response<AdminBody>> {
     let mut answer = match request.uri().path() {
         "/" | "/status" => {
-            let mut answer = typed(HTML, page::PAGE);
+            let mut answer = typed_response(TEXT_HTML, page::PAGE);
             let policy = page::content_security_policy();
             let headers = answer.headers_mut();
             headers.insert(header::CONTENT_SECURITY_POLICY, policy);
@@ -394,8 +397,8 @@ async fn shown(status: &Arc<Status>, request: &Request<Incoming>) -> Option<Resp
             );
             answer
         }
-        "/status.json" => typed(JSON, status.json().await),
-        "/status/events" => events(status, request),
+        "/status.json" => typed_response(APPLICATION_JSON, status.json().await),
+        "/status/events" => handle_events(status, request),
         _ => return None,
     };
     let headers = answer.headers_mut();
@@ -408,46 +411,48 @@ async fn shown(status: &Arc<Status>, request: &Request<Incoming>) -> Option<Resp
 }
 
 /// The stream of events. A page from elsewhere could not read it, but would take places: it gets none.
-fn events(status: &Arc<Status>, request: &Request<Incoming>) -> Response<AdminBody> {
+fn handle_events(status: &Arc<StatusFeed>, request: &Request<Incoming>) -> Response<AdminBody> {
     if is_cross_site(request.headers()) {
         return response(StatusCode::FORBIDDEN, "events are for weir's own page\n");
     }
     if request.method() == Method::HEAD {
-        return typed(EVENTS, "");
+        return typed_response(EVENT_STREAM, "");
     }
-    let Some(events) = status.listen() else {
+    let Some(events) = status.subscribe() else {
         return response(
             StatusCode::SERVICE_UNAVAILABLE,
             "as many listen already as may; /status.json is there for everybody\n",
         );
     };
     let mut answer = Response::new(StreamBody::new(events).boxed_unsync());
-    answer.headers_mut().insert(header::CONTENT_TYPE, EVENTS);
+    answer
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, EVENT_STREAM);
     answer
 }
 
 /// Bounds what a connection can hold. Where the system does not know how, it is as it was.
-fn bound(tcp: &TcpStream) {
+fn limit_socket_buffers(tcp: &TcpStream) {
     let socket = SockRef::from(tcp);
     let bounded = socket
-        .set_send_buffer_size(SEND_BUFFER)
-        .and_then(|()| unread_for(&socket));
+        .set_send_buffer_size(SEND_BUFFER_BYTES)
+        .and_then(|()| set_user_timeout(&socket));
     if let Err(why) = bounded {
         debug!(%why, "an operator's connection is not bounded");
     }
 }
 
 #[cfg(target_os = "linux")]
-fn unread_for(socket: &SockRef<'_>) -> std::io::Result<()> {
-    socket.set_tcp_user_timeout(Some(UNREAD_FOR))
+fn set_user_timeout(socket: &SockRef<'_>) -> std::io::Result<()> {
+    socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn unread_for(_: &SockRef<'_>) -> std::io::Result<()> {
+fn set_user_timeout(_: &SockRef<'_>) -> std::io::Result<()> {
     Ok(())
 }
 
-fn typed(content_type: HeaderValue, text: impl Into<Bytes>) -> Response<AdminBody> {
+fn typed_response(content_type: HeaderValue, text: impl Into<Bytes>) -> Response<AdminBody> {
     let mut response = response(StatusCode::OK, text);
     response
         .headers_mut()
@@ -458,7 +463,9 @@ fn typed(content_type: HeaderValue, text: impl Into<Bytes>) -> Response<AdminBod
 fn response(code: StatusCode, text: impl Into<Bytes>) -> Response<AdminBody> {
     let mut response = Response::new(Full::new(text.into()).boxed_unsync());
     *response.status_mut() = code;
-    response.headers_mut().insert(header::CONTENT_TYPE, PLAIN);
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, TEXT_PLAIN);
     response
 }
 
@@ -475,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_this_machine_to_its_last_byte() {
+    fn a_host_is_loopback_only_if_every_byte_matches() {
         for host in [
             "localhost",
             "LOCALHOST:8080",
@@ -484,9 +491,9 @@ mod tests {
             "[::1]",
             "[::1]:65535",
         ] {
-            assert!(names_this_machine(&headers(&[("host", host)])), "{host}");
+            assert!(has_loopback_host(&headers(&[("host", host)])), "{host}");
         }
-        assert!(names_this_machine(&headers(&[])));
+        assert!(has_loopback_host(&headers(&[])));
         for host in [
             "[::1].evil.com",
             "[::1]evil.com:80",
@@ -504,17 +511,17 @@ mod tests {
             "evil.com",
             "",
         ] {
-            assert!(!names_this_machine(&headers(&[("host", host)])), "{host}");
+            assert!(!has_loopback_host(&headers(&[("host", host)])), "{host}");
         }
         let two = [("host", "localhost"), ("host", "evil.com")];
-        assert!(!names_this_machine(&headers(&two)));
+        assert!(!has_loopback_host(&headers(&two)));
     }
 
     #[test]
-    fn a_page_of_another_site_is_told_by_what_its_browser_says() {
+    fn cross_origin_requests_are_detected_by_browser_headers() {
         const HOST: (&str, &str) = ("host", "localhost:9443");
         let other = |pairs: &[(&'static str, &'static str)]| {
-            is_of_another_site(&headers(&[&[HOST], pairs].concat()))
+            is_cross_origin(&headers(&[&[HOST], pairs].concat()))
         };
         assert!(!other(&[]));
         assert!(!other(&[
@@ -535,7 +542,7 @@ mod tests {
         ] {
             assert!(other(&[("origin", origin)]), "{origin}");
         }
-        assert!(is_of_another_site(&headers(&[(
+        assert!(is_cross_origin(&headers(&[(
             "origin",
             "http://localhost:9443"
         )])));

@@ -12,35 +12,35 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 /// Notes of several hundred bytes gather for so long; who looks at the log with his own eyes does not see it.
-const GATHER: Duration = Duration::from_millis(50);
+const BATCH_DELAY: Duration = Duration::from_millis(50);
 
 /// Between those who bring notes and the one who writes them. The lock is held for a few instructions, whoever holds it.
 #[derive(Debug)]
-pub(super) struct Buffer<T> {
-    most: usize,
-    waiting: Mutex<Waiting<T>>,
+pub(super) struct BoundedQueue<T> {
+    max_bytes: usize,
+    state: Mutex<QueueState<T>>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct Waiting<T> {
-    notes: Vec<(T, usize)>,
+struct QueueState<T> {
+    items: Vec<(T, usize)>,
     /// What they weigh, with those that are being written.
-    weight: usize,
+    used_bytes: usize,
     /// The writer is to be woken up by the next note.
-    asleep: bool,
+    consumer_asleep: bool,
     closed: bool,
 }
 
-impl<T> Buffer<T> {
+impl<T> BoundedQueue<T> {
     /// For notes that weigh no more than `most` together.
     pub(super) fn new(most: usize) -> Self {
         Self {
-            most,
-            waiting: Mutex::new(Waiting {
-                notes: Vec::new(),
-                weight: 0,
-                asleep: false,
+            max_bytes: most,
+            state: Mutex::new(QueueState {
+                items: Vec::new(),
+                used_bytes: 0,
+                consumer_asleep: false,
                 closed: false,
             }),
             changed: Condvar::new(),
@@ -48,17 +48,17 @@ impl<T> Buffer<T> {
     }
 
     /// Whether there was room for the note.
-    pub(super) fn push(&self, note: T, weight: usize) -> bool {
-        let mut waiting = self.waiting();
-        let together = waiting.weight.saturating_add(weight);
-        if together > self.most || waiting.closed {
+    pub(super) fn try_push(&self, note: T, weight: usize) -> bool {
+        let mut waiting = self.lock();
+        let together = waiting.used_bytes.saturating_add(weight);
+        if together > self.max_bytes || waiting.closed {
             return false;
         }
-        let half = self.most / 2;
-        let fills = waiting.weight <= half && together > half;
-        waiting.weight = together;
-        waiting.notes.push((note, weight));
-        let wake = mem::take(&mut waiting.asleep) || fills;
+        let half = self.max_bytes / 2;
+        let fills = waiting.used_bytes <= half && together > half;
+        waiting.used_bytes = together;
+        waiting.items.push((note, weight));
+        let wake = mem::take(&mut waiting.consumer_asleep) || fills;
         drop(waiting);
         if wake {
             self.changed.notify_one();
@@ -67,37 +67,37 @@ impl<T> Buffer<T> {
     }
 
     /// Takes what there is, or what comes. `false` when nothing more will.
-    pub(super) fn take(&self, notes: &mut Vec<(T, usize)>) -> bool {
-        let half = self.most / 2;
-        let gathering = |waiting: &mut Waiting<T>| !waiting.closed && waiting.weight <= half;
+    pub(super) fn pop_all(&self, notes: &mut Vec<(T, usize)>) -> bool {
+        let half = self.max_bytes / 2;
+        let gathering = |waiting: &mut QueueState<T>| !waiting.closed && waiting.used_bytes <= half;
         let gathered = self
             .changed
-            .wait_timeout_while(self.waiting(), GATHER, gathering);
+            .wait_timeout_while(self.lock(), BATCH_DELAY, gathering);
         let (mut waiting, _) = gathered.unwrap_or_else(PoisonError::into_inner);
-        while waiting.notes.is_empty() && !waiting.closed {
-            waiting.asleep = true;
+        while waiting.items.is_empty() && !waiting.closed {
+            waiting.consumer_asleep = true;
             let woken = self.changed.wait(waiting);
             waiting = woken.unwrap_or_else(PoisonError::into_inner);
         }
-        waiting.asleep = false;
-        mem::swap(&mut waiting.notes, notes);
+        waiting.consumer_asleep = false;
+        mem::swap(&mut waiting.items, notes);
         !notes.is_empty()
     }
 
     /// Notes of this weight have been written.
-    pub(super) fn written(&self, weight: usize) {
-        let mut waiting = self.waiting();
-        waiting.weight = waiting.weight.saturating_sub(weight);
+    pub(super) fn release(&self, weight: usize) {
+        let mut waiting = self.lock();
+        waiting.used_bytes = waiting.used_bytes.saturating_sub(weight);
     }
 
     /// No more notes are taken; those that are there can still be written.
     pub(super) fn close(&self) {
-        self.waiting().closed = true;
+        self.lock().closed = true;
         self.changed.notify_all();
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting<T>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,48 +109,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_refused_until_something_is_written() {
-        let buffer = Buffer::new(10);
-        assert!(buffer.push("a", 6));
-        assert!(!buffer.push("b", 5));
-        assert!(buffer.push("c", 4));
+    fn an_item_over_the_limit_is_rejected_until_space_is_released() {
+        let buffer = BoundedQueue::new(10);
+        assert!(buffer.try_push("a", 6));
+        assert!(!buffer.try_push("b", 5));
+        assert!(buffer.try_push("c", 4));
         let mut taken = Vec::new();
-        assert!(buffer.take(&mut taken));
+        assert!(buffer.pop_all(&mut taken));
         assert_eq!(taken, [("a", 6), ("c", 4)]);
         // It is still in memory.
-        assert!(!buffer.push("d", 1));
-        buffer.written(6);
-        assert!(buffer.push("e", 6));
+        assert!(!buffer.try_push("d", 1));
+        buffer.release(6);
+        assert!(buffer.try_push("e", 6));
     }
 
     #[test]
-    fn what_came_before_the_end_is_taken_and_nothing_after_it() {
-        let buffer = Buffer::new(10);
-        assert!(buffer.push(1, 1));
+    fn items_before_close_are_delivered_and_later_ones_are_rejected() {
+        let buffer = BoundedQueue::new(10);
+        assert!(buffer.try_push(1, 1));
         buffer.close();
-        assert!(!buffer.push(2, 1));
+        assert!(!buffer.try_push(2, 1));
         let mut taken = Vec::new();
-        assert!(buffer.take(&mut taken));
+        assert!(buffer.pop_all(&mut taken));
         assert_eq!(taken, [(1, 1)]);
         taken.clear();
-        assert!(!buffer.take(&mut taken));
+        assert!(!buffer.pop_all(&mut taken));
     }
 
     #[test]
-    fn many_bring_and_one_takes_and_nothing_is_lost() {
-        const EACH: u64 = 20_000;
-        let buffer = Arc::new(Buffer::new(usize::MAX));
+    fn many_producers_and_one_consumer_lose_no_item() {
+        const ITEMS_PER_PRODUCER: u64 = 20_000;
+        let buffer = Arc::new(BoundedQueue::new(usize::MAX));
         let bringing: Vec<_> = (0..4)
             .map(|_| {
                 let buffer = Arc::clone(&buffer);
-                thread::spawn(move || (1..=EACH).for_each(|n| assert!(buffer.push(n, 1))))
+                thread::spawn(move || {
+                    (1..=ITEMS_PER_PRODUCER).for_each(|n| assert!(buffer.try_push(n, 1)))
+                })
             })
             .collect();
         let taking = {
             let buffer = Arc::clone(&buffer);
             thread::spawn(move || {
                 let (mut sum, mut taken) = (0, Vec::new());
-                while buffer.take(&mut taken) {
+                while buffer.pop_all(&mut taken) {
                     sum += taken.drain(..).map(|(n, _)| n).sum::<u64>();
                 }
                 sum
@@ -160,6 +162,9 @@ mod tests {
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
         buffer.close();
-        assert_eq!(taking.join().unwrap(), 4 * EACH * (EACH + 1) / 2);
+        assert_eq!(
+            taking.join().unwrap(),
+            4 * ITEMS_PER_PRODUCER * (ITEMS_PER_PRODUCER + 1) / 2
+        );
     }
 }

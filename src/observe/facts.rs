@@ -14,18 +14,18 @@ use crate::metrics::Registry;
 use crate::observe::readiness::Readiness;
 
 /// Finds out when a certificate ends, as often as somebody looks: it may have been renewed.
-pub type Expires = Box<dyn Fn() -> Option<SystemTime> + Send + Sync>;
+pub type CertificateExpiry = Box<dyn Fn() -> Option<SystemTime> + Send + Sync>;
 
 /// What is shown besides what is counted.
-pub struct Facts {
+pub struct InfoMetrics {
     ready: IntGauge,
     readiness: Option<Arc<Readiness>>,
     expiration: IntGaugeVec,
     /// Certificates, by what they are for.
-    certificates: Vec<(&'static str, Expires)>,
+    certificates: Vec<(&'static str, CertificateExpiry)>,
 }
 
-impl Facts {
+impl InfoMetrics {
     /// Shows them in `registry`.
     #[expect(
         clippy::expect_used,
@@ -33,7 +33,7 @@ impl Facts {
     )]
     pub fn register(
         readiness: Option<Arc<Readiness>>,
-        certificates: Vec<(&'static str, Expires)>,
+        certificates: Vec<(&'static str, CertificateExpiry)>,
         registry: &Registry,
     ) {
         registry
@@ -59,7 +59,7 @@ impl Facts {
             "weir_certificate_expiration_timestamp_seconds",
             "When a certificate that weir shows ends (serving, front-proxy, own), or the first of its chain, in seconds since 1970.",
         );
-        registry.collect_from(Self {
+        registry.register_collector(Self {
             ready: ready.expect("a name is well-formed"),
             readiness,
             expiration: IntGaugeVec::new(opts, &["which"]).expect("a name is well-formed"),
@@ -69,7 +69,7 @@ impl Facts {
 }
 
 /// Shows whether fairness only counts: then what its levels reject is rejected on paper.
-pub fn dry_run(is: bool, registry: &Registry) {
+pub fn register_dry_run(is: bool, registry: &Registry) {
     registry
         .gauge(
             "weir_flowcontrol_dry_run",
@@ -78,7 +78,7 @@ pub fn dry_run(is: bool, registry: &Registry) {
         .set(is.into());
 }
 
-impl Collector for Facts {
+impl Collector for InfoMetrics {
     fn desc(&self) -> Vec<&Desc> {
         [self.ready.desc(), self.expiration.desc()].concat()
     }
@@ -87,7 +87,7 @@ impl Collector for Facts {
         let ready = self
             .readiness
             .as_ref()
-            .is_none_or(|known| known.last_known());
+            .is_none_or(|known| known.last_known_ready());
         self.ready.set(ready.into());
         self.expiration.reset();
         for (which, expires) in &self.certificates {
@@ -103,7 +103,7 @@ impl Collector for Facts {
     }
 }
 
-impl fmt::Debug for Facts {
+impl fmt::Debug for InfoMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Facts({} certificates)", self.certificates.len())
     }
@@ -118,15 +118,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_certificate_s_end_is_that_of_the_one_in_force() {
+    fn the_expiration_is_that_of_the_certificate_in_use() {
         let registry = Registry::new();
         let end = Arc::new(AtomicU64::new(1_800_000_000));
         let seen = Arc::clone(&end);
-        let expires: Expires = Box::new(move || match seen.load(Ordering::Relaxed) {
+        let expires: CertificateExpiry = Box::new(move || match seen.load(Ordering::Relaxed) {
             0 => None,
             at => Some(SystemTime::UNIX_EPOCH + Duration::from_secs(at)),
         });
-        Facts::register(None, vec![("serving", expires)], &registry);
+        InfoMetrics::register(None, vec![("serving", expires)], &registry);
         let line = |at: &str| {
             format!("weir_certificate_expiration_timestamp_seconds{{which=\"serving\"}} {at}\n")
         };

@@ -3,7 +3,7 @@
 //!
 //! Promises: only answers to weir's own probes decide. An API server behind kube-apiserver's proxy can answer 401 to a client's
 //! request at will; such an answer brings the next probe forward and nothing else. An answer that says nothing about the
-//! certificate (no connection, 429, 5xx) changes nothing. Such answers bring forward one probe in [`FOLLOW_UP`].
+//! certificate (no connection, 429, 5xx) changes nothing. Such answers bring forward one probe in [`RETRY_INTERVAL`].
 
 use std::net::IpAddr;
 use std::net::Ipv4Addr;
@@ -35,12 +35,12 @@ use crate::clock::Clock;
 use crate::metrics::Registry;
 use crate::upstream;
 use crate::upstream::body::RequestBody;
-use crate::upstream::forward::Errand;
+use crate::upstream::forward::SendContext;
 use crate::upstream::headers;
-use crate::upstream::headers::Asserting;
 use crate::upstream::headers::ClientAddress;
+use crate::upstream::headers::FrontProxy;
 use crate::upstream::headers::IdentityHeaders;
-use crate::upstream::lane::Place;
+use crate::upstream::lane::ConnectionClass;
 use crate::upstream::pool::Pool;
 use crate::upstream::room::Requester;
 
@@ -48,29 +48,29 @@ use crate::upstream::room::Requester;
 pub const PROBE_USER: &str = "weir:front-proxy-probe";
 
 /// Where a `SelfSubjectReview` is created (`authentication.k8s.io/v1`, Kubernetes 1.28).
-const PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const REVIEW_PATH: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-const REVIEW: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
+const REVIEW_BODY: &str = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
 
 /// After so many refused probes without an accepted one between them `/readyz` fails.
-const FAILS_AFTER: u32 = 3;
+const FAILURE_THRESHOLD: u32 = 3;
 
 /// The time between probes while the last one was refused, or a client's request was answered 401.
-const FOLLOW_UP: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long an answer may take.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// More than such an answer has, in bytes.
-const MOST_BYTES: usize = 64 << 10;
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// What an answer says about the certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ProbeOutcome {
     /// The request counted as the probe user's.
     Accepted,
     /// It did not, and why.
-    Refused(String),
+    Rejected(String),
     /// Nothing, and why.
     Unknown(String),
 }
@@ -78,17 +78,17 @@ pub enum Verdict {
 /// Reads an answer. An API server that does not serve the review (before 1.28) answers 403, in which it names the user, or 404, which
 /// says nothing; one that does not believe the certificate answers 401 in either case.
 #[must_use]
-pub fn verdict(code: StatusCode, body: &[u8]) -> Verdict {
+pub fn classify_response(code: StatusCode, body: &[u8]) -> ProbeOutcome {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "camelCase", default)]
-    struct Answer {
+    struct ProbeResponse {
         status: serde_json::Value,
         message: String,
     }
-    let answer: Answer = serde_json::from_slice(body).unwrap_or_default();
+    let answer: ProbeResponse = serde_json::from_slice(body).unwrap_or_default();
     let taken_for = match code {
         StatusCode::UNAUTHORIZED => {
-            return Verdict::Refused("its requests are answered 401".to_owned());
+            return ProbeOutcome::Rejected("its requests are answered 401".to_owned());
         }
         StatusCode::OK | StatusCode::CREATED => {
             let name = answer.status.pointer("/userInfo/username");
@@ -98,11 +98,11 @@ pub fn verdict(code: StatusCode, body: &[u8]) -> Verdict {
         _ => None,
     };
     match taken_for.as_deref() {
-        Some(PROBE_USER) => Verdict::Accepted,
-        Some(other) => Verdict::Refused(format!(
+        Some(PROBE_USER) => ProbeOutcome::Accepted,
+        Some(other) => ProbeOutcome::Rejected(format!(
             "its requests count as {other:?}'s, whoever they assert"
         )),
-        None => Verdict::Unknown(format!("it answers {code} without naming a user")),
+        None => ProbeOutcome::Unknown(format!("it answers {code} without naming a user")),
     }
 }
 
@@ -115,37 +115,37 @@ fn forbidden_user(message: &str) -> Option<String> {
 
 /// What the probes have come to.
 #[derive(Debug, Default)]
-struct State {
+struct ProbeState {
     /// Refused ones since the last accepted one.
-    refused: u32,
+    rejected_probes: u32,
     why: String,
 }
 
 /// What a verdict changes about readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
+enum HealthChange {
     Failed,
     Recovered,
 }
 
-impl State {
-    fn failed(&self) -> bool {
-        self.refused >= FAILS_AFTER
+impl ProbeState {
+    fn is_failing(&self) -> bool {
+        self.rejected_probes >= FAILURE_THRESHOLD
     }
 
-    fn note(&mut self, verdict: Verdict) -> Option<Change> {
-        let failed_before = self.failed();
+    fn record(&mut self, verdict: ProbeOutcome) -> Option<HealthChange> {
+        let failed_before = self.is_failing();
         match verdict {
-            Verdict::Accepted => *self = Self::default(),
-            Verdict::Refused(why) => {
-                self.refused = self.refused.saturating_add(1);
+            ProbeOutcome::Accepted => *self = Self::default(),
+            ProbeOutcome::Rejected(why) => {
+                self.rejected_probes = self.rejected_probes.saturating_add(1);
                 self.why = why;
             }
-            Verdict::Unknown(_) => {}
+            ProbeOutcome::Unknown(_) => {}
         }
-        match (failed_before, self.failed()) {
-            (false, true) => Some(Change::Failed),
-            (true, false) => Some(Change::Recovered),
+        match (failed_before, self.is_failing()) {
+            (false, true) => Some(HealthChange::Failed),
+            (true, false) => Some(HealthChange::Recovered),
             _ => None,
         }
     }
@@ -155,7 +155,7 @@ impl State {
 #[derive(Debug)]
 pub struct FrontProxyHealth {
     /// Held for a look.
-    state: Mutex<State>,
+    state: Mutex<ProbeState>,
     accepted: IntGauge,
     probes: IntCounterVec,
 }
@@ -183,8 +183,8 @@ impl FrontProxyHealth {
     /// Why readiness fails, if it does.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
-        let state = self.state();
-        state.failed().then(|| {
+        let state = self.lock_state();
+        state.is_failing().then(|| {
             format!(
                 "the API server does not believe weir's front-proxy certificate: {}",
                 state.why
@@ -193,37 +193,37 @@ impl FrontProxyHealth {
     }
 
     /// Counts and logs a probe. Whether the next one is due soon.
-    fn note(&self, verdict: Verdict) -> bool {
+    fn record(&self, verdict: ProbeOutcome) -> bool {
         let result = match &verdict {
-            Verdict::Accepted => "accepted",
-            Verdict::Refused(_) => "refused",
-            Verdict::Unknown(_) => "unknown",
+            ProbeOutcome::Accepted => "accepted",
+            ProbeOutcome::Rejected(_) => "refused",
+            ProbeOutcome::Unknown(_) => "unknown",
         };
         self.probes.with_label_values(&[result]).inc();
-        let mut state = self.state();
-        let first = state.refused == 0;
-        let change = state.note(verdict);
-        self.accepted.set((!state.failed()).into());
+        let mut state = self.lock_state();
+        let first = state.rejected_probes == 0;
+        let change = state.record(verdict);
+        self.accepted.set((!state.is_failing()).into());
         let why = &state.why;
         match change {
-            Some(Change::Failed) => error!(
+            Some(HealthChange::Failed) => error!(
                 why,
                 "the API server does not believe weir's front-proxy certificate: clients with certificates are answered 401, \
                  and /readyz fails. It must not have expired, be signed by the CA of the API server's \
                  --requestheader-client-ca-file, and have a common name that its --requestheader-allowed-names admits"
             ),
-            Some(Change::Recovered) => {
+            Some(HealthChange::Recovered) => {
                 info!("the API server believes weir's front-proxy certificate again");
             }
-            None if first && state.refused > 0 => {
+            None if first && state.rejected_probes > 0 => {
                 warn!(why, "a probe of weir's front-proxy certificate was refused");
             }
             None => {}
         }
-        state.refused > 0
+        state.rejected_probes > 0
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, ProbeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -232,15 +232,15 @@ impl FrontProxyHealth {
 #[derive(Debug)]
 pub struct FrontProxyProbe {
     /// Connections by the certificate.
-    pub pool: Arc<Pool<Asserting>>,
+    pub pool: Arc<Pool<FrontProxy>>,
     /// Which headers name the user.
     pub headers: Arc<IdentityHeaders>,
     /// Tells of clients' requests that were answered 401.
-    pub metrics: Arc<upstream::Metrics>,
+    pub metrics: Arc<upstream::UpstreamMetrics>,
     /// Where results go.
     pub health: Arc<FrontProxyHealth>,
     /// The time between probes while all is well.
-    pub every: Duration,
+    pub interval: Duration,
 }
 
 impl FrontProxyProbe {
@@ -249,18 +249,22 @@ impl FrontProxyProbe {
     /// # Cancel safety
     /// A probe under way is not counted.
     pub async fn run(self) {
-        let soon = FOLLOW_UP.min(self.every);
+        let soon = RETRY_INTERVAL.min(self.interval);
         let mut brought_forward: Option<Instant> = None;
         loop {
-            let probed = timeout(ANSWER_WITHIN, self.probe()).await;
+            let probed = timeout(PROBE_TIMEOUT, self.probe()).await;
             let late =
-                || Verdict::Unknown(format!("no answer within {}s", ANSWER_WITHIN.as_secs()));
-            let refused = self.health.note(probed.unwrap_or_else(|_| late()));
+                || ProbeOutcome::Unknown(format!("no answer within {}s", PROBE_TIMEOUT.as_secs()));
+            let refused = self.health.record(probed.unwrap_or_else(|_| late()));
             if refused {
                 tokio::time::sleep(soon).await;
                 continue;
             }
-            let early = timeout(self.every, self.metrics.unauthorized_assertion()).await;
+            let early = timeout(
+                self.interval,
+                self.metrics.wait_for_unauthorized_assertion(),
+            )
+            .await;
             if early.is_ok() {
                 if let Some(last) = brought_forward {
                     tokio::time::sleep_until((last + soon).into()).await;
@@ -270,11 +274,11 @@ impl FrontProxyProbe {
         }
     }
 
-    async fn probe(&self) -> Verdict {
+    async fn probe(&self) -> ProbeOutcome {
         let json = HeaderValue::from_static("application/json");
         let request = Request::builder()
             .method(Method::POST)
-            .uri(PATH)
+            .uri(REVIEW_PATH)
             .header(
                 header::USER_AGENT,
                 concat!("weir/", env!("CARGO_PKG_VERSION")),
@@ -283,7 +287,7 @@ impl FrontProxyProbe {
             .header(header::ACCEPT, json)
             .body(());
         let Ok(request) = request else {
-            return Verdict::Unknown("the probe cannot be written".to_owned());
+            return ProbeOutcome::Unknown("the probe cannot be written".to_owned());
         };
         let user = UserInfo {
             name: PROBE_USER.to_owned(),
@@ -294,30 +298,38 @@ impl FrontProxyProbe {
             trusted: false,
         };
         let (parts, ()) = request.into_parts();
-        let asserted = headers::asserting(parts, here, &self.headers, &user.authenticated());
+        let asserted =
+            headers::front_proxy_head(parts, here, &self.headers, &user.with_authenticated_group());
         let Ok(head) = asserted else {
-            return Verdict::Unknown("the probe user cannot be written".to_owned());
+            return ProbeOutcome::Unknown("the probe user cannot be written".to_owned());
         };
-        let body = RequestBody::own(Bytes::from_static(REVIEW.as_bytes()));
+        let body = RequestBody::internal(Bytes::from_static(REVIEW_BODY.as_bytes()));
         let mut turn = None;
-        let errand = Errand {
+        let errand = SendContext {
             requester: &Requester::default(),
-            turn: &mut turn,
-            sent: &mut None,
+            guard: &mut turn,
+            sent_at: &mut None,
         };
-        let answer = match self.pool.send(head, body, Place::Shared, errand).await {
+        let answer = match self
+            .pool
+            .send(head, body, ConnectionClass::Shared, errand)
+            .await
+        {
             Ok(answer) => answer,
-            Err(why) => return Verdict::Unknown(why.to_string()),
+            Err(why) => return ProbeOutcome::Unknown(why.to_string()),
         };
         let code = answer.status();
-        match Limited::new(answer.into_body(), MOST_BYTES).collect().await {
+        match Limited::new(answer.into_body(), MAX_RESPONSE_BYTES)
+            .collect()
+            .await
+        {
             Ok(body) => {
                 if let Some(turn) = &mut turn {
                     turn.complete();
                 }
-                verdict(code, &body.to_bytes())
+                classify_response(code, &body.to_bytes())
             }
-            Err(why) => Verdict::Unknown(format!("the answer broke off: {why}")),
+            Err(why) => ProbeOutcome::Unknown(format!("the answer broke off: {why}")),
         }
     }
 }
@@ -326,16 +338,16 @@ impl FrontProxyProbe {
 mod tests {
     use super::*;
 
-    fn refused() -> Verdict {
-        Verdict::Refused("why".to_owned())
+    fn rejected() -> ProbeOutcome {
+        ProbeOutcome::Rejected("why".to_owned())
     }
 
-    fn unknown() -> Verdict {
-        Verdict::Unknown("why".to_owned())
+    fn unknown() -> ProbeOutcome {
+        ProbeOutcome::Unknown("why".to_owned())
     }
 
     #[test]
-    fn an_answer_tells_whom_the_probe_was_taken_for() {
+    fn the_response_shows_which_user_the_probe_had() {
         let review = |name: &str| format!(r#"{{"status":{{"userInfo":{{"username":"{name}"}}}}}}"#);
         let forbidden = |name: &str| {
             format!(
@@ -344,10 +356,10 @@ mod tests {
         };
         let told = |code: u16, body: &str| {
             let code = StatusCode::from_u16(code).unwrap();
-            verdict(code, body.as_bytes())
+            classify_response(code, body.as_bytes())
         };
-        assert_eq!(told(201, &review(PROBE_USER)), Verdict::Accepted);
-        assert_eq!(told(403, &forbidden(PROBE_USER)), Verdict::Accepted);
+        assert_eq!(told(201, &review(PROBE_USER)), ProbeOutcome::Accepted);
+        assert_eq!(told(403, &forbidden(PROBE_USER)), ProbeOutcome::Accepted);
         for (code, body) in [
             (401, "{}".to_owned()),
             (201, review("front-proxy-client")),
@@ -355,38 +367,41 @@ mod tests {
         ] {
             let told = told(code, &body);
             assert!(
-                matches!(told, Verdict::Refused(_)),
+                matches!(told, ProbeOutcome::Rejected(_)),
                 "{code} {body}: {told:?}"
             );
         }
         for (code, body) in [(201, "{}"), (403, "no"), (404, ""), (429, "{}"), (500, "x")] {
             let told = told(code, body);
             assert!(
-                matches!(told, Verdict::Unknown(_)),
+                matches!(told, ProbeOutcome::Unknown(_)),
                 "{code} {body}: {told:?}"
             );
         }
     }
 
     #[test]
-    fn three_refused_probes_fail_and_one_accepted_mends() {
-        let mut state = State::default();
+    fn three_rejected_probes_fail_and_one_accepted_probe_recovers() {
+        let mut state = ProbeState::default();
         for verdict in [
-            refused(),
-            refused(),
-            Verdict::Accepted,
-            refused(),
+            rejected(),
+            rejected(),
+            ProbeOutcome::Accepted,
+            rejected(),
             unknown(),
-            refused(),
+            rejected(),
         ] {
-            assert_eq!(state.note(verdict), None);
-            assert!(!state.failed());
+            assert_eq!(state.record(verdict), None);
+            assert!(!state.is_failing());
         }
-        assert_eq!(state.note(refused()), Some(Change::Failed));
-        assert_eq!(state.note(refused()), None, "told once");
-        assert_eq!(state.note(unknown()), None);
-        assert!(state.failed(), "no answer mends nothing");
-        assert_eq!(state.note(Verdict::Accepted), Some(Change::Recovered));
-        assert!(!state.failed());
+        assert_eq!(state.record(rejected()), Some(HealthChange::Failed));
+        assert_eq!(state.record(rejected()), None, "told once");
+        assert_eq!(state.record(unknown()), None);
+        assert!(state.is_failing(), "no answer mends nothing");
+        assert_eq!(
+            state.record(ProbeOutcome::Accepted),
+            Some(HealthChange::Recovered)
+        );
+        assert!(!state.is_failing());
     }
 }

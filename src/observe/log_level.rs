@@ -23,16 +23,16 @@ use tracing_subscriber::EnvFilter;
 pub const PATH: &str = "/debug/log_level";
 
 /// Many times what anybody writes.
-const LONGEST: usize = 4096;
+const MAX_FILTER_BYTES: usize = 4096;
 
 /// Puts a filter in force.
-type Apply = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
+type ApplyFilter = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
 
 /// The filter that is in force.
 pub struct LogLevel {
     /// As it was written. Held while it is replaced, so that what is shown is what is in force.
-    written: Mutex<String>,
-    apply: Apply,
+    filter: Mutex<String>,
+    apply: ApplyFilter,
 }
 
 impl LogLevel {
@@ -43,7 +43,7 @@ impl LogLevel {
         apply: impl Fn(EnvFilter) -> Result<(), String> + Send + Sync + 'static,
     ) -> Self {
         Self {
-            written: Mutex::new(written.to_owned()),
+            filter: Mutex::new(written.to_owned()),
             apply: Box::new(apply),
         }
     }
@@ -52,18 +52,20 @@ impl LogLevel {
     ///
     /// # Cancel safety
     /// The filter is changed or it is not.
-    pub async fn answer<B>(&self, request: Request<B>) -> (StatusCode, String)
+    pub async fn handle<B>(&self, request: Request<B>) -> (StatusCode, String)
     where
         B: Body<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         match *request.method() {
-            Method::GET | Method::HEAD => (StatusCode::OK, format!("{}\n", *self.written())),
+            Method::GET | Method::HEAD => (StatusCode::OK, format!("{}\n", *self.lock_filter())),
             Method::PUT => {
-                let read = Limited::new(request.into_body(), LONGEST).collect().await;
+                let read = Limited::new(request.into_body(), MAX_FILTER_BYTES)
+                    .collect()
+                    .await;
                 let text = read.map(http_body_util::Collected::to_bytes);
                 match text {
-                    Ok(text) => self.put(&text),
+                    Ok(text) => self.set_filter(&text),
                     Err(why) => (StatusCode::BAD_REQUEST, format!("no filter: {why}\n")),
                 }
             }
@@ -74,14 +76,14 @@ impl LogLevel {
         }
     }
 
-    fn put(&self, text: &[u8]) -> (StatusCode, String) {
+    fn set_filter(&self, text: &[u8]) -> (StatusCode, String) {
         let text = String::from_utf8_lossy(text);
         let text = text.trim();
-        let filter = match parse(text) {
+        let filter = match parse_filter(text) {
             Ok(filter) => filter,
             Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")),
         };
-        let mut written = self.written();
+        let mut written = self.lock_filter();
         info!(from = %written, to = text, "what is logged changes");
         match (self.apply)(filter) {
             Ok(()) => {
@@ -92,14 +94,14 @@ impl LogLevel {
         }
     }
 
-    fn written(&self) -> MutexGuard<'_, String> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_filter(&self) -> MutexGuard<'_, String> {
+        self.filter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for LogLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LogLevel({})", *self.written())
+        write!(f, "LogLevel({})", *self.lock_filter())
     }
 }
 
@@ -108,7 +110,7 @@ impl fmt::Debug for LogLevel {
 /// # Errors
 /// The first part of it that is none, and what would be one. A lone word is taken for a level only: to the library `debgu` is
 /// a module of that name, and nothing would be logged any more.
-pub fn parse(text: &str) -> Result<EnvFilter, String> {
+pub fn parse_filter(text: &str) -> Result<EnvFilter, String> {
     let expected = "give LEVEL or MODULE=LEVEL, of off, error, warn, info and debug, as in weir::upstream=debug,info";
     if text.is_empty() {
         return Err(format!("no filter: {expected}"));
@@ -131,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    fn level() -> (LogLevel, Arc<Mutex<Vec<String>>>) {
+    fn log_level() -> (LogLevel, Arc<Mutex<Vec<String>>>) {
         let applied = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&applied);
         let level = LogLevel::new("info", move |filter| {
@@ -141,26 +143,26 @@ mod tests {
         (level, applied)
     }
 
-    async fn ask(level: &LogLevel, method: Method, body: &str) -> (u16, String) {
+    async fn send(level: &LogLevel, method: Method, body: &str) -> (u16, String) {
         let request = Request::builder().method(method);
         let request = request.body(Full::new(Bytes::from(body.to_owned())));
-        let (code, text) = level.answer(request.unwrap()).await;
+        let (code, text) = level.handle(request.unwrap()).await;
         (code.as_u16(), text)
     }
 
     #[tokio::test]
-    async fn a_filter_that_is_put_is_in_force_and_shown() {
-        let (level, applied) = level();
-        assert_eq!(ask(&level, Method::GET, "").await, (200, "info\n".into()));
-        let put = ask(&level, Method::PUT, "weir::upstream=debug,warn\n").await;
+    async fn a_put_filter_is_applied_and_returned() {
+        let (level, applied) = log_level();
+        assert_eq!(send(&level, Method::GET, "").await, (200, "info\n".into()));
+        let put = send(&level, Method::PUT, "weir::upstream=debug,warn\n").await;
         assert_eq!(put, (200, "weir::upstream=debug,warn\n".into()));
-        assert_eq!(ask(&level, Method::GET, "").await, put);
+        assert_eq!(send(&level, Method::GET, "").await, put);
         assert_eq!(*applied.lock().unwrap(), ["weir::upstream=debug,warn"]);
     }
 
     #[tokio::test]
-    async fn what_is_no_filter_changes_nothing_and_is_told_why() {
-        let (level, applied) = level();
+    async fn an_invalid_filter_changes_nothing_and_is_explained() {
+        let (level, applied) = log_level();
         let long = "weir=info,".repeat(1000);
         for (bad, part) in [
             ("", "no filter"),
@@ -170,12 +172,12 @@ mod tests {
             ("info,,debug", "\"\""),
             (&*long, "length limit"),
         ] {
-            let (code, text) = ask(&level, Method::PUT, bad).await;
+            let (code, text) = send(&level, Method::PUT, bad).await;
             assert_eq!(code, 400, "{bad}");
             assert!(text.contains(part), "{bad}: {text}");
         }
-        assert_eq!(ask(&level, Method::POST, "debug").await.0, 405);
-        assert_eq!(ask(&level, Method::GET, "").await.1, "info\n");
+        assert_eq!(send(&level, Method::POST, "debug").await.0, 405);
+        assert_eq!(send(&level, Method::GET, "").await.1, "info\n");
         assert!(applied.lock().unwrap().is_empty());
     }
 }

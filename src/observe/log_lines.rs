@@ -23,26 +23,26 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::observe::buffer::Buffer;
-use crate::sparingly::Sparingly;
+use crate::observe::buffer::BoundedQueue;
+use crate::sparingly::LogLimiter;
 
 /// Most memory that lines take until they are written: some 20,000, many seconds of everything but a line for each request.
-const MOST_WAITING: usize = 8 * 1024 * 1024;
+const MAX_QUEUED_BYTES: usize = 8 * 1024 * 1024;
 
 /// So many bytes are written at a time.
-const AT_ONCE: usize = 64 * 1024;
+const MAX_WRITE_BYTES: usize = 64 * 1024;
 
 /// How long the end waits for what is not written yet: a terminal or a pipe that is read takes it in this time.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A line, with its end.
-type Line = Box<[u8]>;
+type LogLine = Box<[u8]>;
 
 /// How many lines were lost. Counted from the beginning, which is before there is a registry.
 #[derive(Clone, Debug)]
-pub struct DroppedLines(IntCounter);
+pub struct DroppedLineCounter(IntCounter);
 
-impl Default for DroppedLines {
+impl Default for DroppedLineCounter {
     #[expect(
         clippy::expect_used,
         reason = "the name is a constant of this program; a test renders it"
@@ -56,78 +56,78 @@ impl Default for DroppedLines {
     }
 }
 
-impl DroppedLines {
+impl DroppedLineCounter {
     /// Shows it in `/metrics`.
     pub fn register(&self, registry: &Registry) {
-        registry.collect_from(self.0.clone());
+        registry.register_collector(self.0.clone());
     }
 }
 
 /// Takes lines; for `tracing_subscriber::fmt`, which writes each in one piece.
 #[derive(Clone)]
-pub struct LogLines {
-    buffer: Arc<Buffer<Line>>,
-    dropped: DroppedLines,
+pub struct NonBlockingWriter {
+    queue: Arc<BoundedQueue<LogLine>>,
+    dropped_lines: DroppedLineCounter,
     /// Fails when everything is written.
     done: Arc<Mutex<Receiver<()>>>,
 }
 
-impl LogLines {
+impl NonBlockingWriter {
     /// Lines go to `output` from now on.
     ///
     /// # Errors
     /// There is no thread to be had.
     pub fn start(output: impl Write + Send + 'static) -> io::Result<Self> {
-        Self::with_buffer(output, MOST_WAITING)
+        Self::with_capacity(output, MAX_QUEUED_BYTES)
     }
 
-    fn with_buffer(output: impl Write + Send + 'static, most: usize) -> io::Result<Self> {
-        let buffer = Arc::new(Buffer::new(most));
-        let dropped = DroppedLines::default();
+    fn with_capacity(output: impl Write + Send + 'static, most: usize) -> io::Result<Self> {
+        let buffer = Arc::new(BoundedQueue::new(most));
+        let dropped = DroppedLineCounter::default();
         let (done, written) = mpsc::channel();
-        let writer = Writer {
+        let writer = LogWriterThread {
             output,
-            buffer: Arc::clone(&buffer),
-            dropped: dropped.clone(),
-            told: 0,
-            log: Sparingly::default(),
+            queue: Arc::clone(&buffer),
+            dropped_lines: dropped.clone(),
+            reported_lines: 0,
+            log_limiter: LogLimiter::default(),
             _done: done,
         };
         thread::Builder::new()
             .name("log".to_owned())
             .spawn(move || writer.run())?;
         Ok(Self {
-            buffer,
-            dropped,
+            queue: buffer,
+            dropped_lines: dropped,
             done: Arc::new(Mutex::new(written)),
         })
     }
 
     /// What counts the lines that are lost.
     #[must_use]
-    pub fn dropped(&self) -> DroppedLines {
-        self.dropped.clone()
+    pub fn dropped_lines(&self) -> DroppedLineCounter {
+        self.dropped_lines.clone()
     }
 
     /// Takes no more lines, and waits until those that were taken are written, but not for long. Blocks: for a process' end.
     pub fn finish(&self) {
-        self.buffer.close();
+        self.queue.close();
         let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = done.recv_timeout(WRITTEN_WITHIN); // in time or not: this is the end
+        let _ = done.recv_timeout(FLUSH_TIMEOUT); // in time or not: this is the end
     }
 }
 
-impl fmt::Debug for LogLines {
+impl fmt::Debug for NonBlockingWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LogLines").finish_non_exhaustive()
     }
 }
 
-impl Write for &LogLines {
+impl Write for &NonBlockingWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let weight = size_of::<Line>() + line.len();
-        if !self.buffer.push(line.into(), weight) {
-            self.dropped.0.inc();
+        let weight = size_of::<LogLine>() + line.len();
+        if !self.queue.try_push(line.into(), weight) {
+            self.dropped_lines.0.inc();
         }
         Ok(line.len())
     }
@@ -137,7 +137,7 @@ impl Write for &LogLines {
     }
 }
 
-impl<'a> MakeWriter<'a> for LogLines {
+impl<'a> MakeWriter<'a> for NonBlockingWriter {
     type Writer = &'a Self;
 
     fn make_writer(&'a self) -> Self::Writer {
@@ -146,63 +146,63 @@ impl<'a> MakeWriter<'a> for LogLines {
 }
 
 /// What the thread works with.
-struct Writer<W> {
+struct LogWriterThread<W> {
     output: W,
-    buffer: Arc<Buffer<Line>>,
-    dropped: DroppedLines,
+    queue: Arc<BoundedQueue<LogLine>>,
+    dropped_lines: DroppedLineCounter,
     /// So many lost lines has the log told of.
-    told: u64,
-    log: Sparingly,
+    reported_lines: u64,
+    log_limiter: LogLimiter,
     /// Tells by being dropped that everything is written.
     _done: mpsc::Sender<()>,
 }
 
 /// Lines that are written together.
 #[derive(Default)]
-struct Together {
-    bytes: Vec<u8>,
-    lines: u64,
-    weight: usize,
+struct LineBatch {
+    buffer: Vec<u8>,
+    line_count: u64,
+    queued_bytes: usize,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> LogWriterThread<W> {
     fn run(mut self) {
-        let (mut lines, mut together) = (Vec::new(), Together::default());
-        while self.buffer.take(&mut lines) {
+        let (mut lines, mut together) = (Vec::new(), LineBatch::default());
+        while self.queue.pop_all(&mut lines) {
             for (line, weight) in lines.drain(..) {
-                if together.bytes.len() + line.len() > AT_ONCE {
+                if together.buffer.len() + line.len() > MAX_WRITE_BYTES {
                     self.write(&mut together);
                 }
-                together.bytes.extend_from_slice(&line);
-                together.lines += 1;
-                together.weight += weight;
+                together.buffer.extend_from_slice(&line);
+                together.line_count += 1;
+                together.queued_bytes += weight;
             }
             self.write(&mut together);
-            self.tell_of_dropped();
+            self.report_dropped();
         }
     }
 
     /// What cannot be written is lost, for where else could that be told.
-    fn write(&mut self, together: &mut Together) {
+    fn write(&mut self, together: &mut LineBatch) {
         let output = &mut self.output;
         if output
-            .write_all(&together.bytes)
+            .write_all(&together.buffer)
             .and_then(|()| output.flush())
             .is_err()
         {
-            self.dropped.0.inc_by(together.lines);
-            self.told += together.lines;
+            self.dropped_lines.0.inc_by(together.line_count);
+            self.reported_lines += together.line_count;
         }
-        together.bytes.clear();
-        together.lines = 0;
-        self.buffer.written(mem::take(&mut together.weight));
+        together.buffer.clear();
+        together.line_count = 0;
+        self.queue.release(mem::take(&mut together.queued_bytes));
     }
 
-    fn tell_of_dropped(&mut self) {
-        let dropped = self.dropped.0.get();
-        let more = dropped.saturating_sub(self.told);
-        if more > 0 && self.log.may_say(Clock.now()).is_some() {
-            self.told = dropped;
+    fn report_dropped(&mut self) {
+        let dropped = self.dropped_lines.0.get();
+        let more = dropped.saturating_sub(self.reported_lines);
+        if more > 0 && self.log_limiter.try_log(Clock.now()).is_some() {
+            self.reported_lines = dropped;
             warn!(
                 lines = more,
                 "lines of this log were dropped: whoever reads it did not keep up"
@@ -221,10 +221,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_that_stalls_costs_lines_and_no_time_and_what_was_kept_is_whole() {
+    fn a_stalled_reader_drops_whole_lines_and_blocks_no_caller() {
         const LINES: u64 = 10_000;
         let (reader, writer) = io::pipe().unwrap();
-        let lines = LogLines::with_buffer(writer, 100_000).unwrap();
+        let lines = NonBlockingWriter::with_capacity(writer, 100_000).unwrap();
         let subscriber = format().with_writer(lines.clone()).finish();
         // Several times what the pipe and the buffer hold together.
         tracing::subscriber::with_default(subscriber, || {
@@ -235,10 +235,10 @@ mod tests {
                 );
             }
         });
-        let dropped = lines.dropped.0.get();
+        let dropped = lines.dropped_lines.0.get();
         assert!((LINES / 2..LINES).contains(&dropped), "{dropped}");
         let registry = Registry::new();
-        lines.dropped().register(&registry);
+        lines.dropped_lines().register(&registry);
         let shown = format!("weir_log_lines_dropped_total {dropped}\n");
         assert!(registry.render().ends_with(&shown));
 
@@ -254,9 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_logged_before_the_end_is_written_and_nobody_waits_for_what_is_not_read() {
+    fn finish_writes_queued_lines_and_does_not_wait_for_a_stalled_reader() {
         let (mut reader, writer) = io::pipe().unwrap();
-        let lines = LogLines::start(writer).unwrap();
+        let lines = NonBlockingWriter::start(writer).unwrap();
         (&lines).write_all(b"the last words\n").unwrap();
         lines.finish();
         let mut text = String::new();
@@ -264,40 +264,40 @@ mod tests {
         assert_eq!(text, "the last words\n");
 
         let (_reader, writer) = io::pipe().unwrap();
-        let stuck = LogLines::start(writer).unwrap();
+        let stuck = NonBlockingWriter::start(writer).unwrap();
         (&stuck).write_all(&[b'x'; 1 << 20]).unwrap();
         stuck.finish(); // returns
     }
 
     #[test]
-    fn the_log_says_what_it_has_dropped() {
-        let dropped = DroppedLines::default();
+    fn dropped_lines_are_logged() {
+        let dropped = DroppedLineCounter::default();
         dropped.0.inc_by(7);
         let (reader, writer) = io::pipe().unwrap();
-        let thread = || Writer {
+        let thread = || LogWriterThread {
             output: writer.try_clone().unwrap(),
-            buffer: Arc::new(Buffer::new(1000)),
-            dropped: dropped.clone(),
-            told: 0,
-            log: Sparingly::default(),
+            queue: Arc::new(BoundedQueue::new(1000)),
+            dropped_lines: dropped.clone(),
+            reported_lines: 0,
+            log_limiter: LogLimiter::default(),
             _done: mpsc::channel().0,
         };
         // Before there is a subscriber: what is logged for the first time by two tests at once may be taken for unwanted.
-        thread().tell_of_dropped();
+        thread().report_dropped();
         let mut thread = thread();
-        let heard = LogLines {
-            buffer: Arc::new(Buffer::new(1000)),
-            dropped: dropped.clone(),
+        let heard = NonBlockingWriter {
+            queue: Arc::new(BoundedQueue::new(1000)),
+            dropped_lines: dropped.clone(),
             done: Arc::new(Mutex::new(mpsc::channel().1)),
         };
         let subscriber = format().json().with_writer(heard.clone()).finish();
         tracing::subscriber::with_default(subscriber, || {
-            thread.tell_of_dropped();
-            thread.tell_of_dropped(); // nothing new
+            thread.report_dropped();
+            thread.report_dropped(); // nothing new
         });
-        heard.buffer.close();
+        heard.queue.close();
         let mut said = Vec::new();
-        assert!(heard.buffer.take(&mut said));
+        assert!(heard.queue.pop_all(&mut said));
         let [(line, _)] = &said[..] else {
             panic!("one line, not {}", said.len());
         };

@@ -19,7 +19,7 @@ pub mod zpages;
 
 /// Whether it comes to be so: where the machine stands still, what ends gives up before all of it is written or told.
 #[cfg(test)]
-async fn comes_true(is: impl Fn() -> bool) -> bool {
+async fn eventually(is: impl Fn() -> bool) -> bool {
     let waiting = async {
         while !is() {
             tokio::task::yield_now().await;

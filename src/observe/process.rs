@@ -17,106 +17,107 @@ use rustix::time::clock_gettime;
 use crate::metrics::Registry;
 
 /// What is shown of the process.
-struct Process {
+struct ProcessMetrics {
     cpu: Counter,
-    resident: IntGauge,
-    mapped: IntGauge,
-    most_mapped: IntGauge,
+    resident_memory: IntGauge,
+    virtual_memory: IntGauge,
+    max_virtual_memory: IntGauge,
     open_files: IntGauge,
-    most_open_files: IntGauge,
+    max_open_files: IntGauge,
     threads: IntGauge,
-    started: Gauge,
+    start_time: Gauge,
 }
 
 /// What `/proc/self/stat` says of it.
 #[derive(Debug, PartialEq, Eq)]
-struct Stat {
+struct ProcessStat {
     threads: i64,
     /// In clock ticks since the machine's start.
-    started: u64,
-    mapped_bytes: i64,
+    start_ticks: u64,
+    virtual_bytes: i64,
     resident_pages: i64,
 }
 
 /// Shows the process in `registry`.
 pub fn register(registry: &Registry) {
-    if let Some(process) = Process::new() {
-        registry.collect_from(process);
+    if let Some(process) = ProcessMetrics::new() {
+        registry.register_collector(process);
     }
 }
 
-impl Process {
+impl ProcessMetrics {
     /// None where there is no `/proc` that could be read.
     #[expect(
         clippy::expect_used,
         reason = "names are constants of this program; a test renders them all"
     )]
     fn new() -> Option<Self> {
-        let stat = stat()?;
+        let stat = read_stat()?;
         let gauge = |name, help| IntGauge::new(name, help).expect("a name is well-formed");
         let started = Gauge::new(
             "process_start_time_seconds",
             "When the process began, in seconds since 1970.",
         )
         .expect("a name is well-formed");
-        started.set(started_at(stat.started)?.as_secs_f64());
+        started.set(unix_start_time(stat.start_ticks)?.as_secs_f64());
         Some(Self {
             cpu: Counter::new(
                 "process_cpu_seconds_total",
                 "Processor time that the process has used, in seconds.",
             )
             .expect("a name is well-formed"),
-            resident: gauge(
+            resident_memory: gauge(
                 "process_resident_memory_bytes",
                 "Memory of the process that is in use, in bytes.",
             ),
-            mapped: gauge(
+            virtual_memory: gauge(
                 "process_virtual_memory_bytes",
                 "Address space of the process, in bytes.",
             ),
-            most_mapped: gauge(
+            max_virtual_memory: gauge(
                 "process_virtual_memory_max_bytes",
                 "Address space that the process may have, in bytes.",
             ),
             open_files: gauge("process_open_fds", "Files that the process has open."),
-            most_open_files: gauge("process_max_fds", "Files that the process may have open."),
+            max_open_files: gauge("process_max_fds", "Files that the process may have open."),
             threads: gauge("process_threads", "Threads of the process."),
-            started,
+            start_time: started,
         })
     }
 
-    fn parts(&self) -> [&dyn Collector; 8] {
+    fn collectors(&self) -> [&dyn Collector; 8] {
         [
             &self.cpu,
-            &self.resident,
-            &self.mapped,
-            &self.most_mapped,
+            &self.resident_memory,
+            &self.virtual_memory,
+            &self.max_virtual_memory,
             &self.open_files,
-            &self.most_open_files,
+            &self.max_open_files,
             &self.threads,
-            &self.started,
+            &self.start_time,
         ]
     }
 
-    fn look(&self) {
+    fn refresh(&self) {
         let used = clock_gettime(ClockId::ProcessCPUTime);
         if let Ok(used) = Duration::try_from(used) {
             // Whoever looks at the same time adds the same: never more than what was used.
             let more = used.as_secs_f64() - self.cpu.get();
             self.cpu.inc_by(more.max(0.0));
         }
-        if let Some(stat) = stat() {
+        if let Some(stat) = read_stat() {
             let page = i64::try_from(rustix::param::page_size()).unwrap_or(4096);
-            self.resident.set(stat.resident_pages.saturating_mul(page));
-            self.mapped.set(stat.mapped_bytes);
+            self.resident_memory
+                .set(stat.resident_pages.saturating_mul(page));
+            self.virtual_memory.set(stat.virtual_bytes);
             self.threads.set(stat.threads);
         }
-        if let Some(open) = open_files() {
+        if let Some(open) = count_open_files() {
             self.open_files.set(open);
         }
         for (gauge, resource) in [
-            (&self.most_open_files, rlimit::Resource::NOFILE),
-            (&self.most_mapped, rlimit::Resource::AS),
+            (&self.max_open_files, rlimit::Resource::NOFILE),
+            (&self.max_virtual_memory, rlimit::Resource::AS),
         ] {
             if let Ok((most, _)) = resource.get() {
                 gauge.set(i64::try_from(most).unwrap_or(i64::MAX));
@@ -125,40 +126,43 @@ impl Process {
     }
 }
 
-impl Collector for Process {
+impl Collector for ProcessMetrics {
     fn desc(&self) -> Vec<&Desc> {
-        self.parts().iter().flat_map(|part| part.desc()).collect()
+        self.collectors()
+            .iter()
+            .flat_map(|part| part.desc())
+            .collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.look();
-        let parts = self.parts();
+        self.refresh();
+        let parts = self.collectors();
         parts.iter().flat_map(|part| part.collect()).collect()
     }
 }
 
-fn stat() -> Option<Stat> {
+fn read_stat() -> Option<ProcessStat> {
     parse_stat(&fs::read_to_string("/proc/self/stat").ok()?)
 }
 
 /// `proc_pid_stat(5)`. The name of the program, the second field, is in parentheses and may hold anything.
-fn parse_stat(text: &str) -> Option<Stat> {
+fn parse_stat(text: &str) -> Option<ProcessStat> {
     let (_, rest) = text.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(17); // from the third to the twentieth
     let threads = fields.next()?.parse().ok()?;
     let started = fields.nth(1)?.parse().ok()?;
     let mapped_bytes = fields.next()?.parse().ok()?;
     let resident_pages = fields.next()?.parse().ok()?;
-    Some(Stat {
+    Some(ProcessStat {
         threads,
-        started,
-        mapped_bytes,
+        start_ticks: started,
+        virtual_bytes: mapped_bytes,
         resident_pages,
     })
 }
 
 /// Since 1970, of clock ticks since the machine's start.
-fn started_at(ticks: u64) -> Option<Duration> {
+fn unix_start_time(ticks: u64) -> Option<Duration> {
     let text = fs::read_to_string("/proc/stat").ok()?;
     let since_1970 = text
         .lines()
@@ -173,7 +177,7 @@ fn started_at(ticks: u64) -> Option<Duration> {
 }
 
 /// Linux 6.2 and later says it as the folder's size; before that they are counted.
-fn open_files() -> Option<i64> {
+fn count_open_files() -> Option<i64> {
     let folder = "/proc/self/fd";
     let told = fs::metadata(folder).ok()?.len();
     let open = if told > 0 {
@@ -192,21 +196,21 @@ mod tests {
     use crate::clock::Clock;
 
     #[test]
-    fn a_program_s_name_cannot_hide_its_numbers() {
+    fn a_program_name_with_parentheses_is_parsed() {
         let text = "7 (a) b (c d) S 1 7 7 0 -1 4194560 3217 0 0 0 250 130 0 0 20 0 5 0 4321 11042816 1729 184467 1 1 0";
         assert_eq!(
             parse_stat(text),
-            Some(Stat {
+            Some(ProcessStat {
                 threads: 5,
-                started: 4321,
-                mapped_bytes: 11_042_816,
+                start_ticks: 4321,
+                virtual_bytes: 11_042_816,
                 resident_pages: 1729,
             })
         );
         assert_eq!(parse_stat("7 (weir) S 1 7"), None);
     }
 
-    fn value(text: &str, name: &str) -> f64 {
+    fn metric_value(text: &str, name: &str) -> f64 {
         let line = text
             .lines()
             .find(|line| line.starts_with(&format!("{name} ")));
@@ -215,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_what_the_process_has() {
+    fn the_metrics_match_the_process() {
         let registry = Registry::new();
         register(&registry);
         let before = registry.render();
@@ -229,14 +233,16 @@ mod tests {
         }
         let after = registry.render();
         assert!(work > 0);
-        let grown = |name| value(&after, name) - value(&before, name);
+        let grown = |name| metric_value(&after, name) - metric_value(&before, name);
         assert!(grown("process_open_fds") >= 50.0, "{after}");
         assert!(grown("process_resident_memory_bytes") >= 6e7, "{after}");
         assert!(grown("process_cpu_seconds_total") > 0.0, "{after}");
-        assert!(value(&after, "process_max_fds") >= value(&after, "process_open_fds"));
-        assert!(value(&after, "process_threads") >= 1.0);
+        assert!(
+            metric_value(&after, "process_max_fds") >= metric_value(&after, "process_open_fds")
+        );
+        assert!(metric_value(&after, "process_threads") >= 1.0);
         let now = Clock.wall().duration_since(std::time::UNIX_EPOCH).unwrap();
-        let age = now.as_secs_f64() - value(&after, "process_start_time_seconds");
+        let age = now.as_secs_f64() - metric_value(&after, "process_start_time_seconds");
         assert!((-2.0..86_400.0).contains(&age), "{age} s old");
         drop(files);
     }

@@ -23,55 +23,55 @@ use crate::observe::status::snapshot;
 use crate::upstream::body::RequestBody;
 use crate::upstream::credentials::OwnCredentials;
 use crate::upstream::headers;
-use crate::upstream::headers::Own;
+use crate::upstream::headers::Internal;
 use crate::upstream::loops::LoopDetector;
 use crate::upstream::pool::Pool;
 
 /// How long an answer is good for: probes of any frequency cost the API server one request a second.
-const FRESH_FOR: Duration = Duration::from_secs(1);
+const CACHE_TTL: Duration = Duration::from_secs(1);
 
 /// How long an answer is shown to who does not ask: longer than an answer may take.
-const SHOWN_FOR: Duration = Duration::from_secs(15);
+const STALE_AFTER: Duration = Duration::from_secs(15);
 
 /// How long the API server may take; the kubelet's probes give up after a second or a few.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// More than `/readyz` ever says.
-const MOST_BYTES: usize = 64 << 10;
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// Asks, and remembers for a moment.
 #[derive(Debug)]
 pub struct Readiness {
-    upstream: Arc<Pool<Own>>,
-    own: Arc<OwnCredentials>,
+    upstream: Arc<Pool<Internal>>,
+    own_credentials: Arc<OwnCredentials>,
     drain: Arc<Drain>,
     /// What the API server takes weir's front-proxy certificate for, where there is one.
     front_proxy: Option<Arc<FrontProxyHealth>>,
     /// Whether what is asked of the API server comes back to this weir.
-    loops: Arc<LoopDetector>,
+    loop_detector: Arc<LoopDetector>,
     /// The last answer. Held while asking, so that many askers cause one question.
-    last: Mutex<Option<(Instant, Result<(), String>)>>,
+    last_probe: Mutex<Option<(Instant, Result<(), String>)>>,
     /// The same, for who does not want to wait for the next.
-    shown: ArcSwapOption<(Instant, Result<(), String>)>,
+    published_probe: ArcSwapOption<(Instant, Result<(), String>)>,
 }
 
 impl Readiness {
     /// Readiness of what `upstream` leads to.
     #[must_use]
     pub fn new(
-        upstream: Arc<Pool<Own>>,
+        upstream: Arc<Pool<Internal>>,
         own: Arc<OwnCredentials>,
         drain: Arc<Drain>,
         loops: Arc<LoopDetector>,
     ) -> Self {
         Self {
             upstream,
-            own,
+            own_credentials: own,
             drain,
             front_proxy: None,
-            loops,
-            last: Mutex::default(),
-            shown: ArcSwapOption::empty(),
+            loop_detector: loops,
+            last_probe: Mutex::default(),
+            published_probe: ArcSwapOption::empty(),
         }
     }
 
@@ -91,15 +91,18 @@ impl Readiness {
     /// # Cancel safety
     /// Nothing is lost; the next asker asks again.
     pub async fn report(&self) -> (bool, String) {
-        let shutdown = if self.drain.ready() {
+        let shutdown = if self.drain.is_ready() {
             Ok(())
         } else {
             Err("weir is shutting down".to_owned())
         };
         let mut checks = vec![
             ("shutdown", shutdown),
-            ("upstream", self.upstream_answers().await),
-            ("loop", self.loops.failure().map_or(Ok(()), Err)),
+            ("upstream", self.check_upstream().await),
+            (
+                "loop",
+                self.loop_detector.readiness_failure().map_or(Ok(()), Err),
+            ),
         ];
         if self.front_proxy.is_some() {
             let failure = self.front_proxy_failure();
@@ -113,8 +116,8 @@ impl Readiness {
                 Err(why) => format!("[-]{name} failed: {why}\n"),
             });
         }
-        if self.own.is_given() {
-            text.push_str(&match self.own.health() {
+        if self.own_credentials.is_configured() {
+            text.push_str(&match self.own_credentials.health() {
                 Ok(()) => "[+]own-credential ok\n".to_owned(),
                 // Requests whose tokens weir need not review go on.
                 Err(why) => format!("[-]own-credential failed, readiness not affected: {why}\n"),
@@ -132,7 +135,7 @@ impl Readiness {
     #[must_use]
     pub fn is_older_than(&self, age: Duration, now: Instant) -> bool {
         // Held: somebody asks at the moment.
-        self.last.try_lock().is_ok_and(|last| {
+        self.last_probe.try_lock().is_ok_and(|last| {
             last.as_ref()
                 .is_none_or(|(at, _)| now.saturating_duration_since(*at) >= age)
         })
@@ -140,17 +143,17 @@ impl Readiness {
 
     /// What is known without asking; an answer of long ago is none.
     #[must_use]
-    pub fn shown(&self, now: Instant) -> snapshot::Readiness {
-        let shutting_down = !self.drain.ready();
-        let answer = self.shown.load();
+    pub fn snapshot(&self, now: Instant) -> snapshot::ReadinessStatus {
+        let shutting_down = !self.drain.is_ready();
+        let answer = self.published_probe.load();
         let upstream = answer
             .as_deref()
-            .filter(|(at, _)| now.saturating_duration_since(*at) < SHOWN_FOR)
+            .filter(|(at, _)| now.saturating_duration_since(*at) < STALE_AFTER)
             .map(|(_, answer)| answer);
         let front_proxy_failure = self.front_proxy_failure();
-        let loop_failure = self.loops.failure();
+        let loop_failure = self.loop_detector.readiness_failure();
         let well = front_proxy_failure.is_none() && loop_failure.is_none() && !shutting_down;
-        snapshot::Readiness {
+        snapshot::ReadinessStatus {
             ready: upstream.map(|answer| answer.is_ok() && well),
             shutting_down,
             front_proxy_failure,
@@ -163,49 +166,54 @@ impl Readiness {
     ///
     /// [`Status::run`]: crate::observe::status::Status::run
     #[must_use]
-    pub fn last_known(&self) -> bool {
-        let answer = self.shown.load();
+    pub fn last_known_ready(&self) -> bool {
+        let answer = self.published_probe.load();
         let failed = answer.as_deref().is_some_and(|(_, answer)| answer.is_err());
-        let checks = [self.front_proxy_failure(), self.loops.failure()];
-        self.drain.ready() && !failed && checks.iter().all(Option::is_none)
+        let checks = [
+            self.front_proxy_failure(),
+            self.loop_detector.readiness_failure(),
+        ];
+        self.drain.is_ready() && !failed && checks.iter().all(Option::is_none)
     }
 
-    async fn upstream_answers(&self) -> Result<(), String> {
-        let mut last = self.last.lock().await;
+    async fn check_upstream(&self) -> Result<(), String> {
+        let mut last = self.last_probe.lock().await;
         if let Some((at, answer)) = &*last
-            && Clock.now().saturating_duration_since(*at) < FRESH_FOR
+            && Clock.now().saturating_duration_since(*at) < CACHE_TTL
         {
             return answer.clone();
         }
-        let answer = timeout(ANSWER_WITHIN, self.ask())
+        let answer = timeout(PROBE_TIMEOUT, self.probe_upstream())
             .await
-            .unwrap_or_else(|_| Err(format!("no answer within {}s", ANSWER_WITHIN.as_secs())));
+            .unwrap_or_else(|_| Err(format!("no answer within {}s", PROBE_TIMEOUT.as_secs())));
         let now = Clock.now();
         *last = Some((now, answer.clone()));
-        self.shown.store(Some(Arc::new((now, answer.clone()))));
+        self.published_probe
+            .store(Some(Arc::new((now, answer.clone()))));
         answer
     }
 
-    async fn ask(&self) -> Result<(), String> {
+    async fn probe_upstream(&self) -> Result<(), String> {
         // Without a credential the question is as good: any answer counts.
-        let authorization = self.own.authorization().unwrap_or_default();
-        let request = headers::own(
+        let authorization = self.own_credentials.authorization().unwrap_or_default();
+        let request = headers::internal_head(
             Method::GET,
             PathAndQuery::from_static("/readyz"),
             authorization,
         );
-        let (request, nonce) = self.loops.probe(request);
+        let (request, nonce) = self.loop_detector.start_probe(request);
         let (response, mut turn) = self
             .upstream
-            .ask(request, RequestBody::empty())
+            .send_internal(request, RequestBody::empty())
             .await
             .map_err(|why| why.to_string())?;
         if let Some(nonce) = nonce {
-            self.loops.answered(&nonce, response.status());
+            self.loop_detector
+                .record_probe_response(&nonce, response.status());
         }
-        self.own.answered(response.status());
+        self.own_credentials.record_response(response.status());
         // Read to its end, so that the connection serves the next question.
-        if Limited::new(response.into_body(), MOST_BYTES)
+        if Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
             .collect()
             .await
             .is_ok()

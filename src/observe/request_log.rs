@@ -24,58 +24,58 @@ use tracing::warn;
 
 use crate::limits::top_keys::TopKeys;
 use crate::observe::texts;
-use crate::observe::texts::clipped;
-use crate::pipeline::record::Outcome;
+use crate::observe::texts::truncate;
 use crate::pipeline::record::Record;
-use crate::pipeline::record::Witness;
+use crate::pipeline::record::RequestObserver;
+use crate::pipeline::record::RequestOutcome;
 use crate::request_info::MetricLabels;
 
 /// Lines a second for each reason: enough to see what it is about, and no more than a disk takes.
-const LINES: u32 = 10;
+const LINES_PER_INTERVAL: u32 = 10;
 
 /// The time in which so many are written.
-const EVERY: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reasons that are told apart. They come from the configuration (limits, and levels or rules), so that more would be a
 /// configuration that nobody can read; what is beyond counts for one.
-const MOST_REASONS: usize = 256;
+const MAX_REASONS: usize = 256;
 
 /// Of so many that are not written down the user is noted, and of each of the first: whoever is most of them is most of a
 /// part of them.
-const NOTED_OF: u64 = 16;
-const NOTED_FIRST: u64 = 64;
+const SAMPLE_USER_EVERY: u64 = 16;
+const SAMPLE_FIRST_USERS: u64 = 64;
 
 /// So much is written of what a client may make as long as it likes, in bytes.
-const LONGEST: usize = 512;
+const MAX_TEXT_BYTES: usize = 512;
 
 /// Writes down who was refused by a limit.
 #[derive(Debug)]
 pub struct RejectionLog {
     /// Grows only.
-    reasons: ArcSwap<Vec<Arc<Reason>>>,
+    samplers: ArcSwap<Vec<Arc<ReasonSampler>>>,
     /// Held while it grows.
-    growing: Mutex<()>,
+    insert_lock: Mutex<()>,
 }
 
 /// A limit, and what of it.
 #[derive(Debug)]
-struct Reason {
+struct ReasonSampler {
     limit: &'static str,
     /// The priority level or the rule; empty where there is neither.
-    of: Box<str>,
+    scope: Box<str>,
     /// Lines that may be written before the second is over. Relaxed, as the next one: they order nothing.
-    left: AtomicU32,
+    remaining_lines: AtomicU32,
     /// What was not written since the last line about them.
-    more: AtomicU64,
+    suppressed: AtomicU64,
     /// Of whom some of these were. Held for a look at it; who finds it taken goes on.
-    users: Mutex<TopKeys>,
+    top_users: Mutex<TopKeys>,
 }
 
 impl Default for RejectionLog {
     fn default() -> Self {
         Self {
-            reasons: ArcSwap::from_pointee(vec![Reason::new("other", "")]),
-            growing: Mutex::default(),
+            samplers: ArcSwap::from_pointee(vec![ReasonSampler::new("other", "")]),
+            insert_lock: Mutex::default(),
         }
     }
 }
@@ -86,42 +86,50 @@ impl RejectionLog {
     /// # Cancel safety
     /// Nothing is lost but that.
     pub async fn run(self: Arc<Self>) {
-        let mut second = tokio::time::interval(EVERY);
+        let mut second = tokio::time::interval(INTERVAL);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             second.tick().await;
-            self.sum_up();
+            self.log_summaries();
         }
     }
 
     /// Says what was not written down since the last time: each second, and at weir's end.
-    pub fn sum_up(&self) {
-        for reason in &**self.reasons.load() {
-            reason.sum_up();
+    pub fn log_summaries(&self) {
+        for reason in &**self.samplers.load() {
+            reason.log_summary();
         }
     }
 
     /// Shows `look` the reason; nothing is cloned for it, since refusals come by the hundred thousand.
-    fn with_reason<T>(&self, limit: &'static str, of: &str, look: impl FnOnce(&Reason) -> T) -> T {
-        let same = |reason: &&Arc<Reason>| reason.limit == limit && *reason.of == *of;
-        let known = self.reasons.load();
+    fn with_sampler<T>(
+        &self,
+        limit: &'static str,
+        of: &str,
+        look: impl FnOnce(&ReasonSampler) -> T,
+    ) -> T {
+        let same = |reason: &&Arc<ReasonSampler>| reason.limit == limit && *reason.scope == *of;
+        let known = self.samplers.load();
         match known.iter().find(same) {
             Some(reason) => look(reason),
-            None => look(&self.new_reason(limit, of)),
+            None => look(&self.add_sampler(limit, of)),
         }
     }
 
-    fn new_reason(&self, limit: &'static str, of: &str) -> Arc<Reason> {
-        let same = |reason: &&Arc<Reason>| reason.limit == limit && *reason.of == *of;
-        let growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut reasons = Vec::clone(&self.reasons.load());
+    fn add_sampler(&self, limit: &'static str, of: &str) -> Arc<ReasonSampler> {
+        let same = |reason: &&Arc<ReasonSampler>| reason.limit == limit && *reason.scope == *of;
+        let growing = self
+            .insert_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut reasons = Vec::clone(&self.samplers.load());
         let reason = match (reasons.iter().find(same), reasons.first()) {
             (Some(reason), _) => Arc::clone(reason),
-            (None, Some(other)) if reasons.len() > MOST_REASONS => Arc::clone(other),
+            (None, Some(other)) if reasons.len() > MAX_REASONS => Arc::clone(other),
             (None, _) => {
-                let new = Reason::new(limit, of);
+                let new = ReasonSampler::new(limit, of);
                 reasons.push(Arc::clone(&new));
-                self.reasons.store(Arc::new(reasons));
+                self.samplers.store(Arc::new(reasons));
                 new
             }
         };
@@ -132,9 +140,9 @@ impl RejectionLog {
 
 /// Whether there is to be a line is decided when the limit says no, so that only those that have one cost an id; it is written with the
 /// others, at the end.
-impl Witness for RejectionLog {
-    fn rejected(&self, record: &Record) -> bool {
-        let Outcome::Rejected(limit) = record.outcome else {
+impl RequestObserver for RejectionLog {
+    fn on_rejected(&self, record: &Record) -> bool {
+        let RequestOutcome::Rejected(limit) = record.outcome else {
             return false;
         };
         if !enabled!(target: "weir::rejections", Level::WARN) {
@@ -142,77 +150,85 @@ impl Witness for RejectionLog {
         }
         let level = record.decision.as_ref().map(|d| &*d.priority_level().name);
         let of = level.or(record.rule.as_deref()).unwrap_or_default();
-        self.with_reason(limit, of, |reason| {
-            let written = reason.may_be_written();
+        self.with_sampler(limit, of, |reason| {
+            let written = reason.try_acquire_line();
             if !written {
-                reason.one_more(record);
+                reason.record_suppressed(record);
             }
             written
         })
     }
 
-    fn ended(&self, record: &Record, _: Instant) {
-        if let (Outcome::Rejected(limit), true) = (record.outcome, record.written_down) {
-            write_rejection(record, limit);
+    fn on_ended(&self, record: &Record, _: Instant) {
+        if let (RequestOutcome::Rejected(limit), true) = (record.outcome, record.is_logged) {
+            log_rejection(record, limit);
         }
     }
 }
 
-impl Reason {
+impl ReasonSampler {
     fn new(limit: &'static str, of: &str) -> Arc<Self> {
         Arc::new(Self {
             limit,
-            of: of.into(),
-            left: AtomicU32::new(LINES),
-            more: AtomicU64::new(0),
-            users: Mutex::default(),
+            scope: of.into(),
+            remaining_lines: AtomicU32::new(LINES_PER_INTERVAL),
+            suppressed: AtomicU64::new(0),
+            top_users: Mutex::default(),
         })
     }
 
-    fn may_be_written(&self) -> bool {
-        self.left.load(Ordering::Relaxed) > 0
+    fn try_acquire_line(&self) -> bool {
+        self.remaining_lines.load(Ordering::Relaxed) > 0
             && self
-                .left
+                .remaining_lines
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
                     left.checked_sub(1)
                 })
                 .is_ok()
     }
 
-    fn one_more(&self, record: &Record) {
-        let before = self.more.fetch_add(1, Ordering::Relaxed);
-        if (before < NOTED_FIRST || before.is_multiple_of(NOTED_OF))
-            && let Some(user) = record.counts_for()
-            && let Ok(mut users) = self.users.try_lock()
+    fn record_suppressed(&self, record: &Record) {
+        let before = self.suppressed.fetch_add(1, Ordering::Relaxed);
+        if (before < SAMPLE_FIRST_USERS || before.is_multiple_of(SAMPLE_USER_EVERY))
+            && let Some(user) = record.effective_user()
+            && let Ok(mut users) = self.top_users.try_lock()
         {
             users.add(user.name.as_bytes());
         }
     }
 
-    fn sum_up(&self) {
-        self.left.store(LINES, Ordering::Relaxed);
-        let more = self.more.swap(0, Ordering::Relaxed);
+    fn log_summary(&self) {
+        self.remaining_lines
+            .store(LINES_PER_INTERVAL, Ordering::Relaxed);
+        let more = self.suppressed.swap(0, Ordering::Relaxed);
         if more == 0 {
             return;
         }
-        let users = std::mem::take(&mut *self.users.lock().unwrap_or_else(PoisonError::into_inner));
+        let users = std::mem::take(
+            &mut *self
+                .top_users
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
         let most = users.sorted().into_iter().next();
         let user = most.as_ref().map(|top| &*top.key);
-        let Self { limit, of, .. } = self;
+        let Self {
+            limit, scope: of, ..
+        } = self;
         warn!(
             target: "weir::rejections",
             reason = limit, of, more, user,
             "{more} more rejections by {limit}{} in the last second{}",
-            Of(of),
-            MostFrom(user),
+            ScopeSuffix(of),
+            TopUserSuffix(user),
         );
     }
 }
 
 /// The words for a level or a rule.
-struct Of<'a>(&'a str);
+struct ScopeSuffix<'a>(&'a str);
 
-impl std::fmt::Display for Of<'_> {
+impl std::fmt::Display for ScopeSuffix<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.0.is_empty() {
             Ok(())
@@ -223,26 +239,26 @@ impl std::fmt::Display for Of<'_> {
 }
 
 /// The words for who it was.
-struct MostFrom<'a>(Option<&'a str>);
+struct TopUserSuffix<'a>(Option<&'a str>);
 
-impl std::fmt::Display for MostFrom<'_> {
+impl std::fmt::Display for TopUserSuffix<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0
             .map_or(Ok(()), |user| write!(f, ", most from user {user:?}"))
     }
 }
 
-fn write_rejection(record: &Record, limit: &str) {
-    let said = Said::of(record);
+fn log_rejection(record: &Record, limit: &str) {
+    let said = LogFields::from_record(record);
     warn!(
         target: "weir::rejections",
         reason = limit,
-        priority_level = said.level,
-        flow_schema = said.schema,
+        priority_level = said.priority_level,
+        flow_schema = said.flow_schema,
         rule = record.rule.as_deref(),
         queue_wait_seconds = said.queue_wait,
-        user = record.counts_for().map(|user| clipped(&user.name, LONGEST)),
-        impersonator = said.user.filter(|_| record.counted.is_some()),
+        user = record.effective_user().map(|user| truncate(&user.name, MAX_TEXT_BYTES)),
+        impersonator = said.user.filter(|_| record.counted_as.is_some()),
         method = record.method.as_str(),
         uri = &*said.target,
         user_agent = said.user_agent.as_deref(),
@@ -256,16 +272,17 @@ fn write_rejection(record: &Record, limit: &str) {
 #[derive(Debug)]
 pub struct AccessLog;
 
-impl Witness for AccessLog {
-    fn ended(&self, record: &Record, now: Instant) {
+impl RequestObserver for AccessLog {
+    fn on_ended(&self, record: &Record, now: Instant) {
         if !enabled!(target: "weir::access", Level::DEBUG) {
             return;
         }
-        let said = Said::of(record);
+        let said = LogFields::from_record(record);
         let info = record.info().ok();
-        let verb = info.map(|info| MetricLabels::of(record.method.as_str(), &info, None).verb);
+        let verb =
+            info.map(|info| MetricLabels::from_request(record.method.as_str(), &info, None).verb);
         let mut limit = None;
-        if let Outcome::Rejected(by) = record.outcome {
+        if let RequestOutcome::Rejected(by) = record.outcome {
             limit = Some(by);
         }
         debug!(
@@ -277,20 +294,20 @@ impl Witness for AccessLog {
             userAgent = said.user_agent.as_deref(),
             "audit-ID" = said.audit_id.as_deref(),
             srcIP = %record.peer,
-            apf_pl = said.level,
-            apf_fs = said.schema,
+            apf_pl = said.priority_level,
+            apf_fs = said.flow_schema,
             apf_seats = record.decision.as_ref().map(|decision| decision.seats),
             apf_queue_wait_seconds = said.queue_wait,
             rejection = limit,
             resp = record.outcome.code().map(|code| code.as_u16()),
-            sent_bytes = record.sent,
+            sent_bytes = record.sent_bytes,
             "HTTP"
         );
     }
 }
 
 /// What both logs say, no longer than it may be.
-struct Said<'a> {
+struct LogFields<'a> {
     /// Without the credentials in its query.
     target: Cow<'a, str>,
     /// Who asks.
@@ -298,26 +315,26 @@ struct Said<'a> {
     user_agent: Option<Cow<'a, str>>,
     /// The request's id, which a rejection has only where it is written down.
     audit_id: Option<Cow<'a, str>>,
-    level: Option<&'a str>,
-    schema: Option<&'a str>,
+    priority_level: Option<&'a str>,
+    flow_schema: Option<&'a str>,
     queue_wait: Option<f64>,
 }
 
-impl<'a> Said<'a> {
-    fn of(record: &'a Record) -> Self {
+impl<'a> LogFields<'a> {
+    fn from_record(record: &'a Record) -> Self {
         let decision = record.decision.as_ref();
         let user = record.user.as_ref();
-        let (user_agent, audited) = (record.user_agent.as_ref(), record.audited.as_ref());
+        let (user_agent, audited) = (record.user_agent.as_ref(), record.audit.as_ref());
         Self {
-            target: match texts::redacted(clipped(record.target.as_str(), LONGEST)) {
+            target: match texts::redact_target(truncate(record.target.as_str(), MAX_TEXT_BYTES)) {
                 Cow::Borrowed(text) => Cow::Borrowed(text),
-                Cow::Owned(text) => Cow::Owned(clipped(&text, LONGEST).to_owned()),
+                Cow::Owned(text) => Cow::Owned(truncate(&text, MAX_TEXT_BYTES).to_owned()),
             },
-            user: user.map(|user| clipped(&user.name, LONGEST)),
-            user_agent: user_agent.map(|agent| texts::shown(agent, LONGEST)),
-            audit_id: audited.map(|audited| texts::shown(&audited.id, LONGEST)),
-            level: decision.map(|decision| &*decision.priority_level().name),
-            schema: decision.map(|decision| &*decision.flow_schema().name),
+            user: user.map(|user| truncate(&user.name, MAX_TEXT_BYTES)),
+            user_agent: user_agent.map(|agent| texts::header_to_text(agent, MAX_TEXT_BYTES)),
+            audit_id: audited.map(|audited| texts::header_to_text(&audited.id, MAX_TEXT_BYTES)),
+            priority_level: decision.map(|decision| &*decision.priority_level().name),
+            flow_schema: decision.map(|decision| &*decision.flow_schema().name),
             queue_wait: decision.map(|decision| decision.queue_wait.as_secs_f64()),
         }
     }
@@ -339,9 +356,9 @@ mod tests {
     use crate::clock::Clock;
 
     #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
+    struct CapturedOutput(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Written {
+    impl io::Write for CapturedOutput {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -353,8 +370,8 @@ mod tests {
     }
 
     /// The lines that are logged of what is done, each an object.
-    fn logged(filter: &str, done: impl FnOnce()) -> Vec<serde_json::Value> {
-        let written = Written::default();
+    fn capture_log(filter: &str, done: impl FnOnce()) -> Vec<serde_json::Value> {
+        let written = CapturedOutput::default();
         let writer = written.clone();
         let subscriber = tracing_subscriber::fmt()
             .json()
@@ -369,7 +386,7 @@ mod tests {
             .collect()
     }
 
-    fn record(user: &str, outcome: Outcome) -> Record {
+    fn record(user: &str, outcome: RequestOutcome) -> Record {
         Record {
             method: Method::GET,
             target: PathAndQuery::from_static("/api/v1/pods?limit=5"),
@@ -383,39 +400,48 @@ mod tests {
                 name: user.to_owned(),
                 ..UserInfo::anonymous()
             })),
-            counted: None,
+            counted_as: None,
             decision: None,
             rule: None,
-            traced: None,
-            audited: None,
-            written_down: false,
+            trace_context: None,
+            audit: None,
+            is_logged: false,
             outcome,
-            sent: 42,
+            sent_bytes: 42,
         }
     }
 
     /// What becomes of a request that a limit refuses.
-    fn refused(log: &RejectionLog, mut record: Record) {
-        record.written_down = log.rejected(&record);
-        log.ended(&record, Clock.now());
+    fn reject(log: &RejectionLog, mut record: Record) {
+        record.is_logged = log.on_rejected(&record);
+        log.on_ended(&record, Clock.now());
     }
 
     #[test]
-    fn ten_rejections_a_second_are_written_and_the_others_are_one_line() {
+    fn ten_rejections_a_second_are_logged_and_the_rest_are_summarized() {
         let log = RejectionLog::default();
-        let lines = logged("info", || {
+        let lines = capture_log("info", || {
             for n in 0..1000 {
                 let user = if n % 3 == 0 { "bob" } else { "alice" };
-                refused(&log, record(user, Outcome::Rejected("max-in-flight")));
+                reject(
+                    &log,
+                    record(user, RequestOutcome::Rejected("max-in-flight")),
+                );
             }
-            refused(&log, record("carol", Outcome::Rejected("queue-full")));
-            log.ended(
-                &record("dave", Outcome::Answered(StatusCode::OK)),
+            reject(
+                &log,
+                record("carol", RequestOutcome::Rejected("queue-full")),
+            );
+            log.on_ended(
+                &record("dave", RequestOutcome::Responded(StatusCode::OK)),
                 Clock.now(),
             );
-            log.sum_up();
-            log.sum_up();
-            refused(&log, record("bob", Outcome::Rejected("max-in-flight")));
+            log.log_summaries();
+            log.log_summaries();
+            reject(
+                &log,
+                record("bob", RequestOutcome::Rejected("max-in-flight")),
+            );
         });
         assert_eq!(lines.len(), 13, "{lines:#?}");
         assert_eq!(lines[0]["message"], "rejected");
@@ -434,54 +460,60 @@ mod tests {
     #[test]
     fn reasons_are_bounded_and_no_rejection_is_lost() {
         let log = RejectionLog::default();
-        let lines = logged("info", || {
-            for n in 0..2 * MOST_REASONS {
+        let lines = capture_log("info", || {
+            for n in 0..2 * MAX_REASONS {
                 let rule: Arc<str> = format!("rule-{n}").into();
                 let record = Record {
                     rule: Some(rule),
-                    ..record("alice", Outcome::Rejected("client-limit"))
+                    ..record("alice", RequestOutcome::Rejected("client-limit"))
                 };
-                refused(&log, record);
+                reject(&log, record);
             }
-            log.sum_up();
+            log.log_summaries();
         });
-        assert_eq!(log.reasons.load().len(), MOST_REASONS + 1);
+        assert_eq!(log.samplers.load().len(), MAX_REASONS + 1);
         let more: u64 = lines.iter().filter_map(|line| line["more"].as_u64()).sum();
         let written = lines.iter().filter(|line| line["message"] == "rejected");
         let written = u64::try_from(written.count()).unwrap();
-        assert_eq!(written + more, 2 * u64::try_from(MOST_REASONS).unwrap());
+        assert_eq!(written + more, 2 * u64::try_from(MAX_REASONS).unwrap());
         assert_eq!(
             written,
-            u64::try_from(MOST_REASONS).unwrap() + u64::from(LINES)
+            u64::try_from(MAX_REASONS).unwrap() + u64::from(LINES_PER_INTERVAL)
         );
     }
 
     #[test]
-    fn what_a_client_calls_itself_cannot_make_a_line_of_its_own_or_a_long_one() {
+    fn a_user_name_cannot_add_a_line_or_make_one_long() {
         let log = RejectionLog::default();
         let name = format!("eve\n{{\"level\":\"INFO\"}}{}", "é".repeat(4000));
-        let lines = logged("info", || {
-            refused(&log, record(&name, Outcome::Rejected("queue-full")));
+        let lines = capture_log("info", || {
+            reject(&log, record(&name, RequestOutcome::Rejected("queue-full")));
         });
         assert_eq!(lines.len(), 1);
         let user = lines[0]["user"].as_str().unwrap();
-        assert!(user.len() <= LONGEST && name.starts_with(user), "{user}");
+        assert!(
+            user.len() <= MAX_TEXT_BYTES && name.starts_with(user),
+            "{user}"
+        );
     }
 
     #[test]
-    fn a_rejection_is_whose_request_the_limit_counted() {
+    fn a_rejection_is_logged_for_the_user_that_the_limit_counted() {
         let log = RejectionLog::default();
-        let lines = logged("info", || {
-            for _ in 0..=LINES {
-                let mut record = record("alice", Outcome::Rejected("queue-full"));
-                record.counted = Some(Arc::new(UserInfo {
+        let lines = capture_log("info", || {
+            for _ in 0..=LINES_PER_INTERVAL {
+                let mut record = record("alice", RequestOutcome::Rejected("queue-full"));
+                record.counted_as = Some(Arc::new(UserInfo {
                     name: "bob".to_owned(),
                     ..UserInfo::default()
                 }));
-                refused(&log, record);
+                reject(&log, record);
             }
-            log.sum_up();
-            refused(&log, record("alice", Outcome::Rejected("queue-full")));
+            log.log_summaries();
+            reject(
+                &log,
+                record("alice", RequestOutcome::Rejected("queue-full")),
+            );
         });
         let [line, .., sum, own] = &lines[..] else {
             panic!("{lines:#?}");
@@ -498,15 +530,18 @@ mod tests {
     }
 
     #[test]
-    fn neither_log_has_a_credential_of_a_query() {
+    fn credentials_in_a_query_are_in_neither_log() {
         let log = RejectionLog::default();
         let with = |outcome| Record {
             target: PathAndQuery::from_static("/api/v1/pods?access_token=abc&limit=5"),
             ..record("alice", outcome)
         };
-        let lines = logged("info,weir::access=debug", || {
-            refused(&log, with(Outcome::Rejected("queue-full")));
-            AccessLog.ended(&with(Outcome::Answered(StatusCode::OK)), Clock.now());
+        let lines = capture_log("info,weir::access=debug", || {
+            reject(&log, with(RequestOutcome::Rejected("queue-full")));
+            AccessLog.on_ended(
+                &with(RequestOutcome::Responded(StatusCode::OK)),
+                Clock.now(),
+            );
         });
         let shown = "/api/v1/pods?access_token=redacted&limit=5";
         assert_eq!(
@@ -517,36 +552,44 @@ mod tests {
             target: format!("/api?{}token=", "token=&".repeat(n))
                 .parse()
                 .unwrap(),
-            ..record("alice", Outcome::Rejected("queue-full"))
+            ..record("alice", RequestOutcome::Rejected("queue-full"))
         };
-        let lines = logged("info", || {
-            refused(&log, short(2 * LONGEST / "token=&".len()))
+        let lines = capture_log("info", || {
+            reject(&log, short(2 * MAX_TEXT_BYTES / "token=&".len()))
         });
-        assert!(lines[0]["uri"].as_str().unwrap().len() <= LONGEST);
+        assert!(lines[0]["uri"].as_str().unwrap().len() <= MAX_TEXT_BYTES);
     }
 
     #[test]
-    fn what_is_no_text_in_a_user_agent_does_not_hide_it() {
+    fn invalid_utf8_in_a_user_agent_is_replaced() {
         let log = RejectionLog::default();
         let odd = || HeaderValue::from_bytes(b"fl\xffod/1.0").unwrap();
         let with = |outcome| Record {
             user_agent: Some(odd()),
             ..record("alice", outcome)
         };
-        let lines = logged("info,weir::access=debug", || {
-            refused(&log, with(Outcome::Rejected("queue-full")));
-            AccessLog.ended(&with(Outcome::Answered(StatusCode::OK)), Clock.now());
+        let lines = capture_log("info,weir::access=debug", || {
+            reject(&log, with(RequestOutcome::Rejected("queue-full")));
+            AccessLog.on_ended(
+                &with(RequestOutcome::Responded(StatusCode::OK)),
+                Clock.now(),
+            );
         });
         assert_eq!(lines[0]["user_agent"], "fl\u{fffd}od/1.0");
         assert_eq!(lines[1]["userAgent"], "fl\u{fffd}od/1.0");
     }
 
     #[test]
-    fn a_line_for_each_request_is_written_for_who_wants_it() {
+    fn the_access_log_has_a_line_for_each_request_when_enabled() {
         let now = Clock.now();
-        let done = || AccessLog.ended(&record("alice", Outcome::Answered(StatusCode::OK)), now);
-        assert!(logged("info", done).is_empty());
-        let lines = logged("info,weir::access=debug", done);
+        let done = || {
+            AccessLog.on_ended(
+                &record("alice", RequestOutcome::Responded(StatusCode::OK)),
+                now,
+            )
+        };
+        assert!(capture_log("info", done).is_empty());
+        let lines = capture_log("info,weir::access=debug", done);
         assert_eq!(lines.len(), 1);
         for (key, value) in [
             ("message", "HTTP"),

@@ -5,25 +5,25 @@ use std::borrow::Cow;
 use http::HeaderValue;
 
 /// The beginning of a text, so many bytes at most.
-pub(super) fn clipped(text: &str, longest: usize) -> &str {
+pub(super) fn truncate(text: &str, longest: usize) -> &str {
     text.get(..text.floor_char_boundary(longest))
         .unwrap_or(text)
 }
 
 /// The beginning of a header; what is no UTF-8 in it is shown as such, and hides nothing of the rest.
-pub(super) fn shown(header: &HeaderValue, longest: usize) -> Cow<'_, str> {
+pub(super) fn header_to_text(header: &HeaderValue, longest: usize) -> Cow<'_, str> {
     let all = header.as_bytes();
     let beginning = all.get(..longest).unwrap_or(all);
     match String::from_utf8_lossy(beginning) {
         Cow::Borrowed(text) => Cow::Borrowed(text),
         // What stands for a byte is longer than it.
-        Cow::Owned(text) => Cow::Owned(clipped(&text, longest).to_owned()),
+        Cow::Owned(text) => Cow::Owned(truncate(&text, longest).to_owned()),
     }
 }
 
 /// Parameters of a query whose values are credentials, in small letters. kube-apiserver reads none of them; what stands behind it (an
 /// aggregated API, `proxy` of a Pod or a service) may.
-const SECRET: [&str; 7] = [
+const SECRET_PARAMETERS: [&str; 7] = [
     "access_token",
     "auth_token",
     "client_secret",
@@ -37,25 +37,25 @@ const SECRET: [&str; 7] = [
 const REDACTED: &str = "redacted";
 
 /// A request's target, without the credentials in its query.
-pub(super) fn redacted(target: &str) -> Cow<'_, str> {
+pub(super) fn redact_target(target: &str) -> Cow<'_, str> {
     let Some((path, query)) = target.split_once('?') else {
         return Cow::Borrowed(target);
     };
-    match redacted_query(query) {
+    match redact_query(query) {
         Cow::Borrowed(_) => Cow::Borrowed(target),
         Cow::Owned(query) => Cow::Owned(format!("{path}?{query}")),
     }
 }
 
 /// A query without the credentials in it. `;` and `?` begin a parameter as well as `&` does: whoever reads it may think so.
-pub(super) fn redacted_query(query: &str) -> Cow<'_, str> {
+pub(super) fn redact_query(query: &str) -> Cow<'_, str> {
     let parameters = || query.split_inclusive(['&', ';', '?']);
-    if !parameters().any(|parameter| secret(parameter).is_some()) {
+    if !parameters().any(|parameter| split_secret(parameter).is_some()) {
         return Cow::Borrowed(query);
     }
     let mut shown = String::with_capacity(query.len());
     for parameter in parameters() {
-        match secret(parameter) {
+        match split_secret(parameter) {
             Some((name, end)) => shown.extend([name, "=", REDACTED, end]),
             None => shown.push_str(parameter),
         }
@@ -64,23 +64,24 @@ pub(super) fn redacted_query(query: &str) -> Cow<'_, str> {
 }
 
 /// The name of a parameter whose value is a credential, and what follows the value.
-fn secret(parameter: &str) -> Option<(&str, &str)> {
+fn split_secret(parameter: &str) -> Option<(&str, &str)> {
     let (name, value) = parameter.split_once('=')?;
     let (_, end) = value.split_at(value.trim_end_matches(['&', ';', '?']).len());
     let is = |secret: &str| {
-        let letters = Letters(name.as_bytes()).map(|letter| letter.to_ascii_lowercase());
+        let letters =
+            PercentDecodedBytes(name.as_bytes()).map(|letter| letter.to_ascii_lowercase());
         letters.eq(secret.bytes())
     };
-    SECRET
+    SECRET_PARAMETERS
         .iter()
         .any(|secret| is(secret))
         .then_some((name, end))
 }
 
 /// The bytes of a text, percent-decoded where they can be.
-struct Letters<'a>(&'a [u8]);
+struct PercentDecodedBytes<'a>(&'a [u8]);
 
-impl Iterator for Letters<'_> {
+impl Iterator for PercentDecodedBytes<'_> {
     type Item = u8;
 
     fn next(&mut self) -> Option<u8> {
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn credentials_in_a_query_are_not_shown() {
+    fn credentials_in_a_query_are_redacted() {
         for (target, shown) in [
             ("/api?access_token=abc", "/api?access_token=redacted"),
             ("/api?a=1&token=abc&b=2", "/api?a=1&token=redacted&b=2"),
@@ -122,12 +123,12 @@ mod tests {
             ),
             ("/api?token=a&token=b", "/api?token=redacted&token=redacted"),
         ] {
-            assert_eq!(redacted(target), shown);
+            assert_eq!(redact_target(target), shown);
         }
     }
 
     #[test]
-    fn everything_else_in_a_target_is_shown_as_it_came() {
+    fn the_rest_of_a_target_is_unchanged() {
         for target in [
             "/api/v1/pods",
             "/api/v1/pods?limit=5&continue=abc",
@@ -137,20 +138,23 @@ mod tests {
             "",
         ] {
             assert!(
-                matches!(redacted(target), Cow::Borrowed(shown) if shown == target),
+                matches!(redact_target(target), Cow::Borrowed(shown) if shown == target),
                 "{target}"
             );
         }
     }
 
     #[test]
-    fn a_byte_that_is_no_text_hides_nothing_but_itself_and_makes_nothing_longer() {
+    fn an_invalid_byte_is_replaced_and_the_text_stays_within_its_limit() {
         let header = |bytes: &[u8]| HeaderValue::from_bytes(bytes).unwrap();
-        assert_eq!(shown(&header(b"flood/1.0"), 512), "flood/1.0");
-        assert_eq!(shown(&header(b"fl\xffod/1.0"), 512), "fl\u{fffd}od/1.0");
-        assert_eq!(shown(&header("é/1".as_bytes()), 512), "é/1");
+        assert_eq!(header_to_text(&header(b"flood/1.0"), 512), "flood/1.0");
+        assert_eq!(
+            header_to_text(&header(b"fl\xffod/1.0"), 512),
+            "fl\u{fffd}od/1.0"
+        );
+        assert_eq!(header_to_text(&header("é/1".as_bytes()), 512), "é/1");
         for bytes in [&[b'x'; 1000], &[0xff; 1000]] {
-            assert!(shown(&header(bytes), 512).len() <= 512);
+            assert!(header_to_text(&header(bytes), 512).len() <= 512);
         }
     }
 }

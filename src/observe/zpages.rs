@@ -20,7 +20,7 @@ const WARNING: &str = "Warning: This endpoint is not meant to be machine parseab
 
 /// What weir was started with.
 #[derive(Clone, Debug, Default)]
-pub struct Effective {
+pub struct EffectiveConfig {
     /// Flags by name, each with its value as text, defaults among them; a flag without a value is empty.
     pub flags: BTreeMap<String, String>,
     /// Settings by their names in a `--config` file.
@@ -33,11 +33,11 @@ pub struct Effective {
 #[derive(Debug)]
 pub struct Zpages {
     /// What weir was started with.
-    pub effective: Effective,
+    pub effective: EffectiveConfig,
     /// The API server, as HOST:PORT.
     pub upstream: String,
     /// When weir began, on either clock.
-    pub started: (Instant, SystemTime),
+    pub start_time: (Instant, SystemTime),
 }
 
 impl Zpages {
@@ -61,8 +61,8 @@ impl Zpages {
     /// `/statusz`: which weir this is, and where to look further.
     #[must_use]
     pub fn statusz(&self, now: Instant) -> String {
-        let (started, wall) = self.started;
-        let up = uptime(now.saturating_duration_since(started));
+        let (started, wall) = self.start_time;
+        let up = format_uptime(now.saturating_duration_since(started));
         let wall = Timestamp::try_from(wall).unwrap_or_default();
         format!(
             "\nweir statusz\n{WARNING}\nStarted: {}\nUp: {up}\nBinary version: {}\nHost: {}\nUpstream: {}\nUseful Endpoints: \
@@ -76,7 +76,7 @@ impl Zpages {
 }
 
 /// As Kubernetes writes it: `12 hr 05 min 00 sec`.
-fn uptime(up: Duration) -> String {
+fn format_uptime(up: Duration) -> String {
     let seconds = up.as_secs();
     format!(
         "{} hr {:02} min {:02} sec",
@@ -88,7 +88,7 @@ fn uptime(up: Duration) -> String {
 
 /// Whether a client takes plain text (`httputil.AcceptableMediaType`); one that does not say takes anything.
 #[must_use]
-pub fn takes_text(headers: &HeaderMap) -> bool {
+pub fn accepts_plain_text(headers: &HeaderMap) -> bool {
     let mut accepted = headers.get_all(header::ACCEPT).iter().peekable();
     accepted.peek().is_none()
         || accepted.any(|value| {
@@ -110,7 +110,7 @@ mod tests {
     fn pages() -> (Zpages, Instant) {
         let began = crate::clock::Clock.now();
         let pages = Zpages {
-            effective: Effective {
+            effective: EffectiveConfig {
                 flags: [
                     ("workers", "2"),
                     ("config", ""),
@@ -122,7 +122,7 @@ mod tests {
                 host: "node-1".to_owned(),
             },
             upstream: "10.0.0.1:6443".to_owned(),
-            started: (
+            start_time: (
                 began,
                 SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000),
             ),
@@ -159,13 +159,13 @@ mod tests {
     }
 
     #[test]
-    fn plain_text_is_taken_by_who_does_not_say_or_says_so() {
+    fn plain_text_is_accepted_without_an_accept_header_or_with_a_matching_one() {
         let takes = |accept: Option<&'static str>| {
             let mut headers = HeaderMap::new();
             if let Some(accept) = accept {
                 headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
             }
-            takes_text(&headers)
+            accepts_plain_text(&headers)
         };
         for accept in [
             None,

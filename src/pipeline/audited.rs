@@ -13,67 +13,67 @@ use http::StatusCode;
 
 use crate::api::UserInfo;
 use crate::identity::impersonation;
-use crate::pipeline::record::Outcome;
+use crate::pipeline::record::RequestOutcome;
 use crate::pipeline::trace::Trace;
 use crate::upstream::headers::AUDIT_ID;
 
 /// A client's own id may have so many bytes, several times what a UUID has; one that is longer is replaced.
-const LONGEST_ID: usize = 256;
+const MAX_AUDIT_ID_LENGTH: usize = 256;
 
 /// What an audit log needs to know besides.
 #[derive(Clone, Debug)]
-pub struct Audited {
+pub struct AuditContext {
     /// The request's id, here and at the API server.
     pub id: HeaderValue,
     /// Whom it asks to be taken for.
-    pub wish: Option<Arc<UserInfo>>,
+    pub impersonation_target: Option<Arc<UserInfo>>,
     /// weir has had it judged that it may.
-    pub allowed: bool,
+    pub impersonation_allowed: bool,
     /// Whether the witnesses were told that its answer has begun.
-    pub began: bool,
+    pub response_started: bool,
 }
 
-impl Audited {
+impl AuditContext {
     /// Of a request that came with these headers.
-    pub(super) fn begin(headers: &HeaderMap) -> Self {
+    pub(super) fn from_headers(headers: &HeaderMap) -> Self {
         let own = headers
             .get(AUDIT_ID)
-            .filter(|id| (1..=LONGEST_ID).contains(&id.len()));
-        let mut id = own.cloned().unwrap_or_else(new_id);
+            .filter(|id| (1..=MAX_AUDIT_ID_LENGTH).contains(&id.len()));
+        let mut id = own.cloned().unwrap_or_else(new_audit_id);
         id.set_sensitive(true); // see `headers::keep_unindexed`
         Self {
             id,
-            wish: None,
-            allowed: false,
-            began: false,
+            impersonation_target: None,
+            impersonation_allowed: false,
+            response_started: false,
         }
     }
 
     /// Writes the id into what goes on, once what is the connection's own has been removed.
-    fn go_on(&mut self, headers: &mut HeaderMap) {
+    fn propagate(&mut self, headers: &mut HeaderMap) {
         headers.insert(AUDIT_ID, self.id.clone());
-        let wish = impersonation::wish(headers).ok().flatten();
-        self.wish = wish.map(|wish| wish.user);
+        let wish = impersonation::impersonation_target(headers).ok().flatten();
+        self.impersonation_target = wish.map(|wish| wish.user);
     }
 
     /// The answer says the id; what the API server says itself wins.
-    fn tell(&self, headers: &mut HeaderMap) {
+    fn annotate(&self, headers: &mut HeaderMap) {
         headers.entry(AUDIT_ID).or_insert_with(|| self.id.clone());
     }
 
     /// Whom the request was taken for, once it is known that it may be: weir has had it judged, or the API server has given an
     /// answer that comes after its own judgement. kube-apiserver notes nobody before that (`impersonation.WithImpersonation`).
     #[must_use]
-    pub fn impersonated(&self, outcome: Outcome) -> Option<&Arc<UserInfo>> {
-        let may =
-            self.allowed || matches!(outcome, Outcome::Answered(code) if comes_after_it(code));
-        self.wish.as_ref().filter(|_| may)
+    pub fn impersonated_user(&self, outcome: RequestOutcome) -> Option<&Arc<UserInfo>> {
+        let may = self.impersonation_allowed
+            || matches!(outcome, RequestOutcome::Responded(code) if is_after_impersonation(code));
+        self.impersonation_target.as_ref().filter(|_| may)
     }
 }
 
 /// Whether an answer shows that the request may impersonate. Those that kube-apiserver may give before it knows, or because it
 /// may not, do not.
-fn comes_after_it(code: StatusCode) -> bool {
+fn is_after_impersonation(code: StatusCode) -> bool {
     let open = [
         StatusCode::BAD_REQUEST,
         StatusCode::UNAUTHORIZED,
@@ -84,43 +84,43 @@ fn comes_after_it(code: StatusCode) -> bool {
 
 impl Trace {
     /// Somebody wants to know more of it.
-    pub(super) fn begin_audit(&mut self, wanted: bool, headers: &HeaderMap) {
-        if let (Some(recorded), true) = (&mut self.recorded, wanted) {
-            recorded.record.audited = Some(Box::new(Audited::begin(headers)));
+    pub(super) fn start_audit(&mut self, wanted: bool, headers: &HeaderMap) {
+        if let (Some(recorded), true) = (&mut self.record, wanted) {
+            recorded.record.audit = Some(Box::new(AuditContext::from_headers(headers)));
         }
     }
 
     /// What is the connection's own has been removed from the headers.
-    pub(super) fn go_on(&mut self, headers: &mut HeaderMap) {
-        if let Some(audited) = self.audited() {
-            audited.go_on(headers);
+    pub(super) fn propagate_audit_id(&mut self, headers: &mut HeaderMap) {
+        if let Some(audited) = self.audit_mut() {
+            audited.propagate(headers);
         }
     }
 
     /// It is known for whom it counts, and that it may impersonate whom it wants to: `judged`.
-    pub(super) fn in_the_name_of(&mut self, counted: Option<&Arc<UserInfo>>, judged: bool) {
-        if let Some(audited) = self.audited() {
-            audited.allowed = judged;
+    pub(super) fn record_effective_user(&mut self, counted: Option<&Arc<UserInfo>>, judged: bool) {
+        if let Some(audited) = self.audit_mut() {
+            audited.impersonation_allowed = judged;
         }
-        if let Some(recorded) = &mut self.recorded {
-            recorded.record.counted = counted.cloned();
+        if let Some(recorded) = &mut self.record {
+            recorded.record.counted_as = counted.cloned();
         }
     }
 
     /// The answer to it says its id.
-    pub(super) fn tell_id(&mut self, headers: &mut HeaderMap) {
-        if let Some(audited) = self.audited() {
-            audited.tell(headers);
+    pub(super) fn annotate_audit_id(&mut self, headers: &mut HeaderMap) {
+        if let Some(audited) = self.audit_mut() {
+            audited.annotate(headers);
         }
     }
 
-    fn audited(&mut self) -> Option<&mut Audited> {
-        self.recorded.as_mut()?.record.audited.as_deref_mut()
+    fn audit_mut(&mut self) -> Option<&mut AuditContext> {
+        self.record.as_mut()?.record.audit.as_deref_mut()
     }
 }
 
 /// A random UUID (RFC 9562, version 4). Told apart from others by chance, which is enough for looking things up.
-fn new_id() -> HeaderValue {
+fn new_audit_id() -> HeaderValue {
     const VERSION: u128 = 0xf << 76;
     const VARIANT: u128 = 0b11 << 62;
     let random = fastrand::u128(..) & !VERSION & !VARIANT | 0x4 << 76 | 0b10 << 62;
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn ids_are_random_uuids() {
-        let (one, other) = (new_id(), new_id());
+        let (one, other) = (new_audit_id(), new_audit_id());
         assert_ne!(one, other);
         for id in [one, other] {
             let id = id.to_str().unwrap().to_owned();
@@ -168,60 +168,60 @@ mod tests {
     }
 
     #[test]
-    fn a_client_s_own_id_is_kept_unless_it_is_endless() {
-        let long = "x".repeat(LONGEST_ID + 1);
+    fn a_client_s_audit_id_is_kept_unless_it_is_too_long() {
+        let long = "x".repeat(MAX_AUDIT_ID_LENGTH + 1);
         for (given, kept) in [("mine", true), ("", false), (&long, false)] {
-            let audited = Audited::begin(&headers(&[("audit-id", given)]));
+            let audited = AuditContext::from_headers(&headers(&[("audit-id", given)]));
             assert_eq!(audited.id == given, kept, "{given}");
-            assert!(audited.id.len() <= LONGEST_ID);
+            assert!(audited.id.len() <= MAX_AUDIT_ID_LENGTH);
         }
     }
 
     #[test]
-    fn what_goes_on_and_what_comes_back_carry_the_id() {
+    fn request_and_response_carry_the_audit_id() {
         let mut sent = headers(&[("audit-id", ""), ("audit-id", "second")]);
-        let mut audited = Audited::begin(&sent);
-        audited.go_on(&mut sent);
+        let mut audited = AuditContext::from_headers(&sent);
+        audited.propagate(&mut sent);
         let all: Vec<_> = sent.get_all(AUDIT_ID).iter().collect();
         assert_eq!(all, [&audited.id]);
-        assert_eq!(audited.wish, None);
+        assert_eq!(audited.impersonation_target, None);
 
         let mut answer = HeaderMap::new();
-        audited.tell(&mut answer);
+        audited.annotate(&mut answer);
         assert_eq!(answer[AUDIT_ID], audited.id);
         let mut answer = headers(&[("audit-id", "upstream's")]);
-        audited.tell(&mut answer);
+        audited.annotate(&mut answer);
         assert_eq!(answer[AUDIT_ID], "upstream's");
     }
 
-    fn audited(pairs: &[(&'static str, &str)]) -> Audited {
+    fn propagated(pairs: &[(&'static str, &str)]) -> AuditContext {
         let mut headers = headers(pairs);
-        let mut audited = Audited::begin(&headers);
-        audited.go_on(&mut headers);
+        let mut audited = AuditContext::from_headers(&headers);
+        audited.propagate(&mut headers);
         audited
     }
 
     #[test]
-    fn whom_a_client_wants_to_be_is_read_as_it_is_judged() {
-        let bob = audited(&[("impersonate-user", "bob"), ("impersonate-group", "dev")]);
+    fn the_impersonation_target_is_read_as_the_authorizer_reads_it() {
+        let bob = propagated(&[("impersonate-user", "bob"), ("impersonate-group", "dev")]);
         let expected = UserInfo {
             name: "bob".to_owned(),
             groups: ["dev", "system:authenticated"].map(str::to_owned).into(),
             ..UserInfo::default()
         };
-        assert_eq!(bob.wish.as_deref(), Some(&expected));
+        assert_eq!(bob.impersonation_target.as_deref(), Some(&expected));
         let unclear = [("impersonate-user", "bob"), ("impersonate-user", "carol")];
         for nobody in [&unclear[..], &[("impersonate-group", "dev")], &[]] {
-            assert_eq!(audited(nobody).wish, None, "{nobody:?}");
+            assert_eq!(propagated(nobody).impersonation_target, None, "{nobody:?}");
         }
     }
 
     #[test]
-    fn nobody_is_impersonated_before_it_is_known_that_he_may_be() {
-        let mut bob = audited(&[("impersonate-user", "bob")]);
-        let answered = |code| Outcome::Answered(StatusCode::from_u16(code).unwrap());
+    fn an_impersonated_user_is_recorded_only_once_allowed() {
+        let mut bob = propagated(&[("impersonate-user", "bob")]);
+        let answered = |code| RequestOutcome::Responded(StatusCode::from_u16(code).unwrap());
         for code in [101, 200, 201, 304, 404, 409, 422, 429] {
-            assert!(bob.impersonated(answered(code)).is_some(), "{code}");
+            assert!(bob.impersonated_user(answered(code)).is_some(), "{code}");
         }
         let open = [
             answered(400),
@@ -229,18 +229,18 @@ mod tests {
             answered(403),
             answered(500),
             answered(503),
-            Outcome::Refused(StatusCode::FORBIDDEN),
-            Outcome::Rejected("max-in-flight"),
-            Outcome::Unanswered,
-            Outcome::Panicked,
+            RequestOutcome::Failed(StatusCode::FORBIDDEN),
+            RequestOutcome::Rejected("max-in-flight"),
+            RequestOutcome::NoResponse,
+            RequestOutcome::Panicked,
         ];
         for outcome in open {
-            assert_eq!(bob.impersonated(outcome), None, "{outcome:?}");
+            assert_eq!(bob.impersonated_user(outcome), None, "{outcome:?}");
         }
-        bob.allowed = true;
+        bob.impersonation_allowed = true;
         assert!(
             open.iter()
-                .all(|outcome| bob.impersonated(*outcome).is_some())
+                .all(|outcome| bob.impersonated_user(*outcome).is_some())
         );
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use prometheus::Histogram;
 use prometheus::IntCounter;
 
-use crate::metrics::HistogramOfLittle;
 use crate::metrics::Registry;
+use crate::metrics::SparseHistogram;
 
 /// `apiserver_request_filter_duration_seconds` (`endpoints/metrics/metrics.go`).
 const FILTER_BUCKETS: [f64; 13] = [
@@ -47,39 +47,39 @@ const STAGE_BUCKETS: [f64; 14] = [
 ];
 
 /// The users whom upstream tells apart here (`compressUsername`), and its words for the others: a user's name is no label.
-const USERS: [&str; 7] = [
+const USER_CLASSES: [&str; 7] = [
     "admin",
     "client",
     "kube_proxy",
     "kubelet",
     "system:serviceaccount:kube-system:default",
-    EMAIL,
-    OTHER,
+    EMAIL_CLASS,
+    OTHER_CLASS,
 ];
-const EMAIL: &str = "email_id";
-const OTHER: &str = "other";
+const EMAIL_CLASS: &str = "email_id";
+const OTHER_CLASS: &str = "other";
 
 /// Time is measured by this.
 #[derive(Debug)]
-pub(super) struct Filters {
-    known: Attempt,
-    unknown: Attempt,
-    users: [IntCounter; USERS.len()],
+pub(super) struct StageMetrics {
+    succeeded: AuthenticationAttempts,
+    failed: AuthenticationAttempts,
+    users: [IntCounter; USER_CLASSES.len()],
     expiration: Histogram,
-    authentication: HistogramOfLittle,
-    fairness: HistogramOfLittle,
-    stages: [Histogram; Stage::ALL.len()],
+    authentication: SparseHistogram,
+    fairness: SparseHistogram,
+    stages: [Histogram; RequestStage::ALL.len()],
 }
 
 #[derive(Debug)]
-struct Attempt {
+struct AuthenticationAttempts {
     count: IntCounter,
-    duration: HistogramOfLittle,
+    duration: SparseHistogram,
 }
 
 /// A part of a request's time.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Stage {
+pub(super) enum RequestStage {
     /// Until it is known who asks.
     Authentication,
     /// Then until it may go on: in queues, and where a rate delays it.
@@ -87,15 +87,15 @@ pub(super) enum Stage {
     /// Then until the API server begins to answer.
     Upstream,
     /// Then until the answer's last byte; of what runs long not measured.
-    Answer,
+    Response,
 }
 
-impl Stage {
+impl RequestStage {
     const ALL: [Self; 4] = [
         Self::Authentication,
         Self::Limits,
         Self::Upstream,
-        Self::Answer,
+        Self::Response,
     ];
 
     const fn label(self) -> &'static str {
@@ -103,12 +103,12 @@ impl Stage {
             Self::Authentication => "authentication",
             Self::Limits => "limits",
             Self::Upstream => "upstream",
-            Self::Answer => "answer",
+            Self::Response => "answer",
         }
     }
 }
 
-impl Filters {
+impl StageMetrics {
     pub(super) fn register(registry: &Registry) -> Self {
         let users = registry.counters(
             "authenticated_user_requests",
@@ -120,13 +120,13 @@ impl Filters {
             "[ALPHA] Requests by whether weir could tell who asks (success); a token that weir cannot verify (failure) the API server still may.",
             &["result"],
         );
-        let durations = registry.histograms_of_little(
+        let durations = registry.sparse_histograms(
             "authentication_duration_seconds",
             "[ALPHA] Time until it was known who asks, in seconds.",
             "result",
             &AUTHENTICATION_BUCKETS,
         );
-        let filters = registry.histograms_of_little(
+        let filters = registry.sparse_histograms(
             "apiserver_request_filter_duration_seconds",
             "[ALPHA] Time that a request spent before it was handed on: in authentication, and in priorityandfairness with its queues, in seconds.",
             "filter",
@@ -138,14 +138,14 @@ impl Filters {
             &["stage"],
             &STAGE_BUCKETS,
         );
-        let attempt = |result| Attempt {
+        let attempt = |result| AuthenticationAttempts {
             count: attempts.with_label_values(&[result]),
             duration: durations.with_label_value(result),
         };
         Self {
-            known: attempt("success"),
-            unknown: attempt("failure"),
-            users: USERS.map(|user| users.with_label_values(&[user])),
+            succeeded: attempt("success"),
+            failed: attempt("failure"),
+            users: USER_CLASSES.map(|user| users.with_label_values(&[user])),
             expiration: registry.histogram(
                 "apiserver_client_certificate_expiration_seconds",
                 "[ALPHA] How long the certificates by which requests were authenticated are still good for, in seconds.",
@@ -153,63 +153,63 @@ impl Filters {
             ),
             authentication: filters.with_label_value("authentication"),
             fairness: filters.with_label_value("priorityandfairness"),
-            stages: Stage::ALL.map(|stage| stages.with_label_values(&[stage.label()])),
+            stages: RequestStage::ALL.map(|stage| stages.with_label_values(&[stage.label()])),
         }
     }
 
     /// After `took` it is known that `user` asks.
-    pub(super) fn authenticated(&self, user: &str, took: Duration) {
-        self.known.after(took);
+    pub(super) fn record_authenticated(&self, user: &str, took: Duration) {
+        self.succeeded.record(took);
         self.authentication.observe(took);
-        if let Some((_, count)) = USERS
+        if let Some((_, count)) = USER_CLASSES
             .iter()
             .zip(&self.users)
-            .find(|(name, _)| is(user, name))
+            .find(|(name, _)| matches_class(user, name))
         {
             count.inc();
         }
     }
 
     /// After `took` weir does not know who asks, and perhaps the API server will.
-    pub(super) fn unauthenticated(&self, took: Duration) {
-        self.unknown.after(took);
+    pub(super) fn record_unauthenticated(&self, took: Duration) {
+        self.failed.record(took);
         self.authentication.observe(took);
     }
 
     /// The certificate that says who asks is good for so much longer.
-    pub(super) fn by_certificate(&self, left: Duration) {
+    pub(super) fn record_certificate_expiration(&self, left: Duration) {
         self.expiration.observe(left.as_secs_f64());
     }
 
     /// Fairness has let a request go on after `took`.
-    pub(super) fn passed_fairness(&self, took: Duration) {
+    pub(super) fn record_fairness(&self, took: Duration) {
         self.fairness.observe(took);
     }
 
-    pub(super) fn stage(&self, stage: Stage, took: Duration) {
+    pub(super) fn record_stage(&self, stage: RequestStage, took: Duration) {
         let [authentication, limits, upstream, answer] = &self.stages;
         let histogram = match stage {
-            Stage::Authentication => authentication,
-            Stage::Limits => limits,
-            Stage::Upstream => upstream,
-            Stage::Answer => answer,
+            RequestStage::Authentication => authentication,
+            RequestStage::Limits => limits,
+            RequestStage::Upstream => upstream,
+            RequestStage::Response => answer,
         };
         histogram.observe(took.as_secs_f64());
     }
 }
 
-impl Attempt {
-    fn after(&self, took: Duration) {
+impl AuthenticationAttempts {
+    fn record(&self, took: Duration) {
         self.count.inc();
         self.duration.observe(took);
     }
 }
 
 /// Whether it is one of the class; asked in the classes' order.
-fn is(user: &str, class: &str) -> bool {
+fn matches_class(user: &str, class: &str) -> bool {
     match class {
-        OTHER => true,
-        EMAIL => user.contains('@'),
+        OTHER_CLASS => true,
+        EMAIL_CLASS => user.contains('@'),
         name => user == name,
     }
 }
@@ -219,9 +219,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_s_name_is_no_label() {
+    fn a_user_name_is_never_a_label() {
         let registry = Registry::new();
-        let filters = Filters::register(&registry);
+        let filters = StageMetrics::register(&registry);
         for user in [
             "admin",
             "alice",
@@ -231,7 +231,7 @@ mod tests {
             "system:node:n1",
             "kubelet",
         ] {
-            filters.authenticated(user, Duration::ZERO);
+            filters.record_authenticated(user, Duration::ZERO);
         }
         let text = registry.render();
         for (class, count) in [

@@ -23,199 +23,200 @@ use memchr::memchr_iter;
 use memchr::memrchr;
 
 /// The longest target that is followed over several reads; the HTTP library refuses longer ones.
-const LONGEST_TARGET: usize = 64 << 10;
+const MAX_TARGET_LENGTH: usize = 64 << 10;
 
 /// The longest scheme that the HTTP library takes.
-const LONGEST_SCHEME: usize = 64;
+const MAX_SCHEME_LENGTH: usize = 64;
 
 /// So much of a method is compared: of known ones all.
-const LONGEST_METHOD: usize = 32;
+const MAX_METHOD_LENGTH: usize = 32;
 
 /// What may stay allocated between two lines, in bytes: enough for a usual body.
-const KEPT: usize = 4 << 10;
+const MAX_RETAINED_CAPACITY: usize = 4 << 10;
 
 /// Most cut request lines that are noted at a time, the newest: more are pipelined by nobody but who plays with it.
-const MOST_NOTED: usize = 16;
+const MAX_TRUNCATED_LINES: usize = 16;
 
 /// What the bytes of one connection told.
 #[derive(Default)]
-pub struct Fragments {
+pub struct TargetFragments {
     /// Set with the first note, so that an ordinary connection's requests ask for no lock.
-    any: AtomicBool,
+    any_truncated: AtomicBool,
     hasher: RandomState,
     /// Held while bytes are looked over, or a note is taken.
-    state: Mutex<State>,
+    state: Mutex<ScanState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ScanState {
     /// What of the line so far may belong to a request line. Its beginning may be a body's end: only a body's length tells
     /// where it ends, not a newline.
     line: Vec<u8>,
-    noted: VecDeque<Note>,
+    truncated: VecDeque<TruncatedRequestLine>,
 }
 
 /// A request line that is cut.
-struct Note {
-    /// The method's characters, at most [`LONGEST_METHOD`], and those before it that could be a method's.
+struct TruncatedRequestLine {
+    /// The method's characters, at most [`MAX_METHOD_LENGTH`], and those before it that could be a method's.
     method: Vec<u8>,
     /// A keyed hash of the target up to the `#`, since a target may be long.
     target: u64,
 }
 
-impl Fragments {
+impl TargetFragments {
     /// Looks over what was read next.
-    pub fn look(&self, bytes: &[u8]) {
+    pub fn scan(&self, bytes: &[u8]) {
         let mut state = self.state();
         let mut rest = bytes;
         if let Some(end) = memrchr(b'\n', bytes) {
             let (lines, last) = bytes.split_at(end);
             // Nearly never: only the line that is not over yet is of interest.
             if memchr(b'#', &state.line).is_some() || memchr(b'#', lines).is_some() {
-                self.note(&mut state, lines);
+                self.record_truncated_lines(&mut state, lines);
             }
             state.line.clear();
             rest = last.get(1..).unwrap_or_default();
         }
-        state.keep(rest);
+        state.append(rest);
     }
 
     /// Notes those of these lines that are request lines and cut.
-    fn note(&self, state: &mut State, lines: &[u8]) {
+    fn record_truncated_lines(&self, state: &mut ScanState, lines: &[u8]) {
         let mut begin = 0;
         for end in memchr_iter(b'\n', lines).chain([lines.len()]) {
             let line = lines.get(begin..end).unwrap_or_default();
             if begin == 0 {
-                state.keep(line); // to what came before
+                state.append(line); // to what came before
                 let line = std::mem::take(&mut state.line);
-                state.note(self.cut_by(&line));
+                state.push_truncated(self.parse_truncated(&line));
             } else {
-                state.note(self.cut_by(line));
+                state.push_truncated(self.parse_truncated(line));
             }
             begin = end + 1;
         }
-        self.any.store(!state.noted.is_empty(), Ordering::Release);
+        self.any_truncated
+            .store(!state.truncated.is_empty(), Ordering::Release);
     }
 
     /// What to note of a line, if it ends as a request line that a `#` cuts.
-    fn cut_by(&self, line: &[u8]) -> Option<Note> {
+    fn parse_truncated(&self, line: &[u8]) -> Option<TruncatedRequestLine> {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let line = line
             .strip_suffix(b" HTTP/1.1")
             .or_else(|| line.strip_suffix(b" HTTP/1.0"))?;
-        let (before, target) = last_word(line)?;
-        let method = method_at_end_of(before);
+        let (before, target) = split_last_token(line)?;
+        let method = trailing_method(before);
         if method.is_empty() || memchr(b'#', target).is_none() {
             return None;
         }
         // As the HTTP library understands it: it may be absolute.
         let target = Uri::try_from(target).ok()?;
-        Some(Note {
+        Some(TruncatedRequestLine {
             method: method.to_vec(),
             target: self.hasher.hash_one(target.path_and_query()?.as_str()),
         })
     }
 
     /// Whether a `#` cut the target of this request; its note is used up by that.
-    pub fn cut(&self, method: &str, target: &str) -> bool {
-        if !self.any.load(Ordering::Acquire) {
+    pub fn take_truncated(&self, method: &str, target: &str) -> bool {
+        if !self.any_truncated.load(Ordering::Acquire) {
             return false;
         }
         let target = self.hasher.hash_one(target);
         let mut state = self.state();
         let found = state
-            .noted
+            .truncated
             .iter()
-            .position(|note| note.target == target && note.may_be_of(method.as_bytes()));
-        found.and_then(|at| state.noted.remove(at)).is_some()
+            .position(|note| note.target == target && note.matches_method(method.as_bytes()));
+        found.and_then(|at| state.truncated.remove(at)).is_some()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ScanState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl ScanState {
     /// Keeps what is needed of the line so far, of which this came next.
-    fn keep(&mut self, bytes: &[u8]) {
+    fn append(&mut self, bytes: &[u8]) {
         self.line.extend_from_slice(bytes);
-        let over = self.line.len() - needed(&self.line).len();
+        let over = self.line.len() - possible_request_line(&self.line).len();
         self.line.drain(..over);
-        if self.line.capacity() > KEPT.max(4 * self.line.len()) {
-            self.line.shrink_to(KEPT);
+        if self.line.capacity() > MAX_RETAINED_CAPACITY.max(4 * self.line.len()) {
+            self.line.shrink_to(MAX_RETAINED_CAPACITY);
         }
     }
 
-    fn note(&mut self, note: Option<Note>) {
+    fn push_truncated(&mut self, note: Option<TruncatedRequestLine>) {
         let Some(note) = note else { return };
         // A body may be full of such lines; the request comes behind it.
-        if self.noted.len() == MOST_NOTED {
-            self.noted.pop_front();
+        if self.truncated.len() == MAX_TRUNCATED_LINES {
+            self.truncated.pop_front();
         }
-        self.noted.push_back(note);
+        self.truncated.push_back(note);
     }
 }
 
-impl Note {
-    fn may_be_of(&self, method: &[u8]) -> bool {
-        let is_whole = self.method.len() < LONGEST_METHOD;
+impl TruncatedRequestLine {
+    fn matches_method(&self, method: &[u8]) -> bool {
+        let is_whole = self.method.len() < MAX_METHOD_LENGTH;
         self.method.ends_with(method) || !is_whole && method.ends_with(&self.method)
     }
 }
 
 /// The end of an unfinished line that may be a request line's beginning: a method, or one and (the beginning of) a target, or
 /// both and (the beginning of) the version.
-fn needed(line: &[u8]) -> &[u8] {
-    let Some((before, word)) = last_word(line) else {
+fn possible_request_line(line: &[u8]) -> &[u8] {
+    let Some((before, word)) = split_last_token(line) else {
         return from_method(line, line.len());
     };
     let is_version = b"HTTP/1.1\r".starts_with(word) || b"HTTP/1.0\r".starts_with(word);
     if is_version
-        && let Some((before, target)) = last_word(before)
-        && may_be_target(target)
+        && let Some((before, target)) = split_last_token(before)
+        && could_be_target(target)
     {
         return from_method(line, before.len());
     }
-    if may_be_target(word) {
+    if could_be_target(word) {
         return from_method(line, before.len());
     }
     from_method(line, line.len())
 }
 
 /// What is behind the last space, and what before it.
-fn last_word(line: &[u8]) -> Option<(&[u8], &[u8])> {
+fn split_last_token(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let (before, word) = line.split_at(memrchr(b' ', line)?);
     Some((before, word.get(1..)?))
 }
 
 /// A path or an absolute target, or the beginning of either.
-fn may_be_target(word: &[u8]) -> bool {
+fn could_be_target(word: &[u8]) -> bool {
     let is_of_scheme = |b: &&u8| b.is_ascii_alphanumeric() || b"+-.".contains(*b);
     let scheme = word.iter().take_while(is_of_scheme).count();
     let rest = word.get(scheme..).unwrap_or_default();
     let is_absolute =
-        rest.starts_with(b"://") || scheme <= LONGEST_SCHEME && b"://".starts_with(rest);
-    word.len() <= LONGEST_TARGET && (is_absolute || word.starts_with(b"/"))
+        rest.starts_with(b"://") || scheme <= MAX_SCHEME_LENGTH && b"://".starts_with(rest);
+    word.len() <= MAX_TARGET_LENGTH && (is_absolute || word.starts_with(b"/"))
 }
 
 /// The line from the method on that may end at `end`.
 fn from_method(line: &[u8], end: usize) -> &[u8] {
     let before = line.get(..end).unwrap_or_default();
-    line.get(end - method_at_end_of(before).len()..)
+    line.get(end - trailing_method(before).len()..)
         .unwrap_or_default()
 }
 
 /// The characters that may be those of a method.
-fn method_at_end_of(text: &[u8]) -> &[u8] {
+fn trailing_method(text: &[u8]) -> &[u8] {
     let is_of_method = |b: &&u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(*b);
     let method = text.iter().rev().take_while(is_of_method);
-    let length = method.take(LONGEST_METHOD).count();
+    let length = method.take(MAX_METHOD_LENGTH).count();
     text.get(text.len() - length..).unwrap_or_default()
 }
 
-impl fmt::Debug for Fragments {
+impl fmt::Debug for TargetFragments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fragments({} noted)", self.state().noted.len())
+        write!(f, "Fragments({} noted)", self.state().truncated.len())
     }
 }
 
@@ -224,13 +225,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_target_is_known_by_its_method_and_what_is_left_of_it() {
-        let fragments = Fragments::default();
-        fragments.look(b"GET /api/v1/pods?x=1#y HTTP/1.1\r\nhost: a#b\r\n\r\n");
-        assert!(!fragments.cut("GET", "/api/v1/pods"));
-        assert!(fragments.cut("GET", "/api/v1/pods?x=1"));
+    fn a_truncated_target_is_found_by_its_method_and_remaining_path() {
+        let fragments = TargetFragments::default();
+        fragments.scan(b"GET /api/v1/pods?x=1#y HTTP/1.1\r\nhost: a#b\r\n\r\n");
+        assert!(!fragments.take_truncated("GET", "/api/v1/pods"));
+        assert!(fragments.take_truncated("GET", "/api/v1/pods?x=1"));
         assert!(
-            !fragments.cut("GET", "/api/v1/pods?x=1"),
+            !fragments.take_truncated("GET", "/api/v1/pods?x=1"),
             "a note is for one request"
         );
     }
@@ -239,29 +240,31 @@ mod tests {
     fn reads_may_break_anywhere() {
         let text = b"POST / HTTP/1.1\r\n\r\nGET /a#b#c HTTP/1.1\r\n\r\nGET /d HTTP/1.1\r\n\r\n";
         for at in 0..text.len() {
-            let fragments = Fragments::default();
-            fragments.look(&text[..at]);
-            fragments.look(&text[at..]);
-            assert!(fragments.cut("GET", "/a"), "broken at {at}");
-            assert!(!fragments.cut("GET", "/d") && !fragments.cut("POST", "/"));
+            let fragments = TargetFragments::default();
+            fragments.scan(&text[..at]);
+            fragments.scan(&text[at..]);
+            assert!(fragments.take_truncated("GET", "/a"), "broken at {at}");
+            assert!(
+                !fragments.take_truncated("GET", "/d") && !fragments.take_truncated("POST", "/")
+            );
         }
     }
 
     /// What is known after these bytes, however they come: at once, or broken in two anywhere.
-    fn looked(text: &[u8], mut then: impl FnMut(&Fragments)) {
+    fn scanned(text: &[u8], mut then: impl FnMut(&TargetFragments)) {
         for at in 0..text.len() {
-            let fragments = Fragments::default();
-            fragments.look(&text[..at]);
-            fragments.look(&text[at..]);
+            let fragments = TargetFragments::default();
+            fragments.scan(&text[..at]);
+            fragments.scan(&text[at..]);
             then(&fragments);
         }
-        let fragments = Fragments::default();
-        text.chunks(1).for_each(|byte| fragments.look(byte));
+        let fragments = TargetFragments::default();
+        text.chunks(1).for_each(|byte| fragments.scan(byte));
         then(&fragments);
     }
 
     #[test]
-    fn a_body_without_a_newline_may_stand_before_the_method() {
+    fn a_body_without_a_newline_may_precede_the_method() {
         const CUT: &str = "DELETE /api/v1/namespaces/a/pods#x HTTP/1.1\r\n";
         for body in [
             "{\"a\":1}",
@@ -274,30 +277,34 @@ mod tests {
             "\u{e9}\0",
             "two\nlines",
         ] {
-            looked(format!("{body}{CUT}").as_bytes(), |fragments| {
-                assert!(!fragments.cut("DELETE", "/api/v1/namespaces/a/pods/b"));
-                assert!(!fragments.cut("PATCH", "/api/v1/namespaces/a/pods"));
-                assert!(!fragments.cut("GET", "/x"), "{body:?}");
+            scanned(format!("{body}{CUT}").as_bytes(), |fragments| {
+                assert!(!fragments.take_truncated("DELETE", "/api/v1/namespaces/a/pods/b"));
+                assert!(!fragments.take_truncated("PATCH", "/api/v1/namespaces/a/pods"));
+                assert!(!fragments.take_truncated("GET", "/x"), "{body:?}");
                 assert!(
-                    fragments.cut("DELETE", "/api/v1/namespaces/a/pods"),
+                    fragments.take_truncated("DELETE", "/api/v1/namespaces/a/pods"),
                     "{body:?}"
                 );
             });
         }
-        for length in [LONGEST_TARGET - 1, LONGEST_TARGET, 10 * LONGEST_TARGET] {
+        for length in [
+            MAX_TARGET_LENGTH - 1,
+            MAX_TARGET_LENGTH,
+            10 * MAX_TARGET_LENGTH,
+        ] {
             for filling in ["x", " ", "/", "{", "a /"] {
-                let fragments = Fragments::default();
+                let fragments = TargetFragments::default();
                 let body = filling.repeat(length);
                 let parts = body.as_bytes().chunks(16 << 10);
-                parts.for_each(|part| fragments.look(part));
-                fragments.look(CUT.as_bytes());
-                assert!(fragments.cut("DELETE", "/api/v1/namespaces/a/pods"));
+                parts.for_each(|part| fragments.scan(part));
+                fragments.scan(CUT.as_bytes());
+                assert!(fragments.take_truncated("DELETE", "/api/v1/namespaces/a/pods"));
             }
         }
     }
 
     #[test]
-    fn no_body_and_no_break_hides_a_cut_target() {
+    fn no_body_and_no_read_boundary_hides_a_truncated_target() {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);
@@ -309,68 +316,68 @@ mod tests {
                 .map(|_| parts[random.usize(..parts.len())])
                 .collect();
             let text = format!("{}PUT /a?b#c/d HTTP/1.1\r\nhost: weir\r\n", body.concat());
-            let fragments = Fragments::default();
+            let fragments = TargetFragments::default();
             let mut rest = text.as_bytes();
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(random.usize(1..=rest.len()));
-                fragments.look(now);
+                fragments.scan(now);
                 rest = later;
             }
-            assert!(fragments.cut("PUT", "/a?b"), "{text:?}");
+            assert!(fragments.take_truncated("PUT", "/a?b"), "{text:?}");
         }
     }
 
     #[test]
-    fn methods_of_any_length_and_absolute_targets_are_known() {
+    fn methods_of_any_length_and_absolute_targets_are_recognized() {
         for (method, target, path) in [
             ("A", "/#", "/"),
             ("M-SEARCH", "https://weir/a?b#c?d", "/a?b"),
             ("GET", "http://weir#/a", "/"),
-            (&"X".repeat(LONGEST_METHOD), "/a#", "/a"),
-            (&"X".repeat(3 * LONGEST_METHOD), "/a#", "/a"),
+            (&"X".repeat(MAX_METHOD_LENGTH), "/a#", "/a"),
+            (&"X".repeat(3 * MAX_METHOD_LENGTH), "/a#", "/a"),
         ] {
             let line = format!("{{}}{method} {target} HTTP/1.0\n");
-            looked(line.as_bytes(), |fragments| {
+            scanned(line.as_bytes(), |fragments| {
                 let other = format!("Y{method}");
                 assert!(
-                    method.len() >= LONGEST_METHOD || !fragments.cut(&other, path),
+                    method.len() >= MAX_METHOD_LENGTH || !fragments.take_truncated(&other, path),
                     "{line}"
                 );
-                assert!(fragments.cut(method, path), "{line}");
+                assert!(fragments.take_truncated(method, path), "{line}");
             });
         }
     }
 
     #[test]
-    fn what_only_speaks_of_a_request_is_none() {
-        looked(
+    fn text_that_quotes_a_request_line_is_not_one() {
+        scanned(
             b"{\"a\": \"GET /x#y HTTP/1.1\"}\nGET /x#y\nGET /x #y HTTP/1.1\nreferer: /x#y HTTP/1.1\n\
               GET /x#y HTTP/1.1 \nGET /x#y HTTP/1.10\n /x#y HTTP/1.1\n\"/x#y HTTP/1.1\n",
-            |fragments| assert!(!fragments.cut("GET", "/x") && !fragments.cut("", "/x")),
+            |fragments| assert!(!fragments.take_truncated("GET", "/x") && !fragments.take_truncated("", "/x")),
         );
     }
 
     #[test]
-    fn bodies_and_headers_are_no_request_lines_and_nothing_grows() {
-        let fragments = Fragments::default();
+    fn bodies_and_headers_are_not_request_lines_and_memory_stays_bounded() {
+        let fragments = TargetFragments::default();
         for _ in 0..100 {
-            fragments.look(&[b'x'; 32 << 10]);
-            fragments.look(b"#\ncolour: #fff\n{\"a\": \"GET /#\"}\n");
+            fragments.scan(&[b'x'; 32 << 10]);
+            fragments.scan(b"#\ncolour: #fff\n{\"a\": \"GET /#\"}\n");
         }
-        assert_eq!(fragments.state().noted.len(), 0);
+        assert_eq!(fragments.state().truncated.len(), 0);
         for n in 0..100 {
-            fragments.look(format!("GET /{n}# HTTP/1.1\n").as_bytes());
+            fragments.scan(format!("GET /{n}# HTTP/1.1\n").as_bytes());
         }
-        assert_eq!(fragments.state().noted.len(), MOST_NOTED);
+        assert_eq!(fragments.state().truncated.len(), MAX_TRUNCATED_LINES);
         assert!(
-            !fragments.cut("GET", "/0") && fragments.cut("GET", "/99"),
+            !fragments.take_truncated("GET", "/0") && fragments.take_truncated("GET", "/99"),
             "the newest"
         );
     }
 
     #[test]
-    fn a_line_keeps_what_it_needs_and_leaves_nothing_behind() {
-        let fragments = Fragments::default();
+    fn a_line_retains_only_what_is_needed() {
+        let fragments = TargetFragments::default();
         let kept = || fragments.state().line.capacity();
         for text in [
             "{\"a\":\"b c\"}",
@@ -380,24 +387,28 @@ mod tests {
             "c\"}",
             "\n",
         ] {
-            for _ in 0..LONGEST_TARGET / 64 {
-                fragments.look(text.repeat(100).as_bytes());
-                assert!(kept() <= KEPT, "{text:?}: {} bytes", kept());
+            for _ in 0..MAX_TARGET_LENGTH / 64 {
+                fragments.scan(text.repeat(100).as_bytes());
+                assert!(
+                    kept() <= MAX_RETAINED_CAPACITY,
+                    "{text:?}: {} bytes",
+                    kept()
+                );
             }
         }
-        for length in [LONGEST_TARGET / 2, 20 * LONGEST_TARGET] {
-            for n in 0..MOST_NOTED {
+        for length in [MAX_TARGET_LENGTH / 2, 20 * MAX_TARGET_LENGTH] {
+            for n in 0..MAX_TRUNCATED_LINES {
                 let line = format!("GET /{n}/{}#x HTTP/1.1\r\n", "x".repeat(length));
                 for part in line.as_bytes().chunks(1 << 10) {
-                    fragments.look(part);
-                    assert!(kept() <= 3 * LONGEST_TARGET, "{} bytes", kept());
+                    fragments.scan(part);
+                    assert!(kept() <= 3 * MAX_TARGET_LENGTH, "{} bytes", kept());
                 }
-                assert!(kept() <= KEPT, "{} bytes", kept());
+                assert!(kept() <= MAX_RETAINED_CAPACITY, "{} bytes", kept());
             }
         }
-        let left = "x".repeat(LONGEST_TARGET / 2);
+        let left = "x".repeat(MAX_TARGET_LENGTH / 2);
         assert!(
-            fragments.cut("GET", &format!("/0/{left}")),
+            fragments.take_truncated("GET", &format!("/0/{left}")),
             "of the short ones"
         );
     }

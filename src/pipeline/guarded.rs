@@ -25,160 +25,160 @@ use http_body::Body;
 use http_body::Frame;
 use http_body::SizeHint;
 
-use crate::pipeline::overdue::Entered;
+use crate::pipeline::overdue::DeadlineGuard;
+use crate::pipeline::overdue::Deadlines;
 use crate::pipeline::overdue::Expire;
-use crate::pipeline::overdue::Overdue;
-use crate::pipeline::overdue::Phase;
 use crate::pipeline::overdue::Transfer;
+use crate::pipeline::overdue::TransferPhase;
 
 /// What rides on a body.
-pub trait Guard: Send + Unpin + 'static {
+pub trait BodyGuard: Send + Unpin + 'static {
     /// This has gone by.
-    fn passed(&mut self, data: &[u8]);
+    fn on_data(&mut self, data: &[u8]);
     /// Nothing is there to go by at the moment.
-    fn idle(&mut self, cx: &mut Context<'_>);
+    fn on_idle(&mut self, cx: &mut Context<'_>);
     /// It has come to its end, all of it.
-    fn complete(&mut self);
+    fn on_complete(&mut self);
     /// It breaks off: its time is up, or what it is read from fails.
-    fn broken(&mut self);
+    fn on_error(&mut self);
 }
 
 /// When a body is cut short if it has not ended by itself, beside when its client is too slow.
-pub enum Until {
+pub enum BodyLifetime {
     /// An error at this time: the client must not take it for the whole.
     Deadline(Instant),
     /// Never.
-    End,
+    Unlimited,
     /// A clean end when this comes: for a watch, whose client simply asks again.
-    Stop(Pin<Box<dyn Future<Output = ()> + Send>>),
+    UntilStopped(Pin<Box<dyn Future<Output = ()> + Send>>),
 }
 
 /// A body, its guard, and when it is cut.
-pub struct Guarded<B, G> {
-    held: Arc<Held<B, G>>,
+pub struct GuardedBody<B, G> {
+    shared: Arc<SharedBody<B, G>>,
     /// Tells `held` that there is more to take.
-    more: Waker,
+    data_waker: Waker,
     stop: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     /// Leaves the list of the overdue with the body.
-    entered: Option<Entered>,
+    deadline_guard: Option<DeadlineGuard>,
     size: SizeHint,
     ended: bool,
 }
 
 /// What is dropped at the end, in this order: a seat is free only once the stream below it has been reset.
-struct Held<B, G> {
+struct SharedBody<B, G> {
     /// Shared with what looks for the overdue; held for one poll, never across an await.
     inner: Mutex<Option<(B, G)>>,
-    reader: AtomicWaker,
+    reader_waker: AtomicWaker,
     /// The bytes that were taken. Relaxed, as is `awaited`: they stand for nothing but themselves.
     bytes: AtomicU64,
     /// Whether there is something for the client to take, as far as is known.
-    awaited: AtomicBool,
+    data_available: AtomicBool,
 }
 
 /// There is more to take: whether the client does is another matter. HTTP/2 does not ask a body whose client has closed its window.
-impl<B: Send + 'static, G: Guard> Wake for Held<B, G> {
+impl<B: Send + 'static, G: BodyGuard> Wake for SharedBody<B, G> {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.awaited.store(true, Ordering::Relaxed);
-        self.reader.wake();
+        self.data_available.store(true, Ordering::Relaxed);
+        self.reader_waker.wake();
     }
 }
 
-impl<B, G> Held<B, G> {
+impl<B, G> SharedBody<B, G> {
     fn inner(&self) -> MutexGuard<'_, Option<(B, G)>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<B: Send, G: Guard> Expire for Held<B, G> {
+impl<B: Send, G: BodyGuard> Expire for SharedBody<B, G> {
     fn expire(&self) {
         let mut inner = self.inner().take();
         if let Some((_, guard)) = &mut inner {
-            guard.broken();
+            guard.on_error();
         }
         drop(inner); // after the lock: it may wake others
-        self.reader.wake();
+        self.reader_waker.wake();
     }
 
     fn transfer(&self) -> Option<Transfer> {
         Some(Transfer {
-            phase: Phase::ResponseBody,
+            phase: TransferPhase::ResponseBody,
             bytes: self.bytes.load(Ordering::Relaxed),
-            awaited: self.awaited.load(Ordering::Relaxed),
+            waiting_for_client: self.data_available.load(Ordering::Relaxed),
         })
     }
 }
 
 /// Why a body broke off.
 #[derive(Debug)]
-pub enum Broken<E> {
+pub enum GuardedBodyError<E> {
     /// The request's time was up, or its client too slow.
-    Deadline,
+    DeadlineExceeded,
     /// What it was read from failed.
     Source(E),
 }
 
-impl<E: fmt::Display> fmt::Display for Broken<E> {
+impl<E: fmt::Display> fmt::Display for GuardedBodyError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Deadline => write!(f, "the request's time is up"),
+            Self::DeadlineExceeded => write!(f, "the request's time is up"),
             Self::Source(source) => source.fmt(f),
         }
     }
 }
 
-impl<E: std::error::Error + 'static> std::error::Error for Broken<E> {
+impl<E: std::error::Error + 'static> std::error::Error for GuardedBodyError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Deadline => None,
+            Self::DeadlineExceeded => None,
             Self::Source(source) => Some(source),
         }
     }
 }
 
-impl<B, G> Guarded<B, G>
+impl<B, G> GuardedBody<B, G>
 where
     B: Body + Send + 'static,
-    G: Guard,
+    G: BodyGuard,
 {
     /// Does something to the guard, if it is still on it.
     pub fn with_guard(&self, change: impl FnOnce(&mut G)) {
-        if let Some((_, guard)) = self.held.inner().as_mut() {
+        if let Some((_, guard)) = self.shared.inner().as_mut() {
             change(guard);
         }
     }
 
     /// `body` with `guard` on it, cut at `until`, or when its client is too slow for `overdue`.
-    pub fn new(body: B, mut guard: G, until: Until, overdue: &Arc<Overdue>) -> Self {
+    pub fn new(body: B, mut guard: G, until: BodyLifetime, overdue: &Arc<Deadlines>) -> Self {
         let (size, ended) = (body.size_hint(), body.is_end_stream());
         if ended {
-            guard.complete();
+            guard.on_complete();
         }
         let inner = (!ended).then_some((body, guard));
-        let held = Arc::new(Held {
+        let held = Arc::new(SharedBody {
             inner: Mutex::new(inner),
-            reader: AtomicWaker::new(),
+            reader_waker: AtomicWaker::new(),
             bytes: AtomicU64::new(0),
-            awaited: AtomicBool::new(true), // until it is found that nothing is there
+            data_available: AtomicBool::new(true), // until it is found that nothing is there
         });
         let (deadline, stop) = match until {
-            Until::Deadline(at) => (Some(at), None),
-            Until::Stop(stop) => (None, Some(stop)),
-            Until::End => (None, None),
+            BodyLifetime::Deadline(at) => (Some(at), None),
+            BodyLifetime::UntilStopped(stop) => (None, Some(stop)),
+            BodyLifetime::Unlimited => (None, None),
         };
         let entered = (!ended).then(|| {
-            let held: Arc<dyn Expire> = Arc::<Held<B, G>>::clone(&held);
-            overdue.enter(deadline, held)
+            let held: Arc<dyn Expire> = Arc::<SharedBody<B, G>>::clone(&held);
+            overdue.register(deadline, held)
         });
         Self {
-            more: Waker::from(Arc::clone(&held)),
-            held,
+            data_waker: Waker::from(Arc::clone(&held)),
+            shared: held,
             stop,
-            entered,
+            deadline_guard: entered,
             size,
             ended,
         }
@@ -186,20 +186,20 @@ where
 }
 
 /// What is read from keeps a waker of what holds it: dropping that alone would leave the two to each other.
-impl<B, G> Drop for Guarded<B, G> {
+impl<B, G> Drop for GuardedBody<B, G> {
     fn drop(&mut self) {
-        let rest = self.held.inner().take();
+        let rest = self.shared.inner().take();
         drop(rest); // after the lock: it may wake others
     }
 }
 
-impl<B, G> Body for Guarded<B, G>
+impl<B, G> Body for GuardedBody<B, G>
 where
     B: Body<Data = Bytes> + Unpin,
-    G: Guard,
+    G: BodyGuard,
 {
     type Data = Bytes;
-    type Error = Broken<B::Error>;
+    type Error = GuardedBodyError<B::Error>;
 
     fn poll_frame(
         self: Pin<&mut Self>,
@@ -209,15 +209,15 @@ where
         if this.ended {
             return Poll::Ready(None);
         }
-        this.held.reader.register(cx.waker());
-        let mut inner = this.held.inner();
+        this.shared.reader_waker.register(cx.waker());
+        let mut inner = this.shared.inner();
         let Some((body, guard)) = inner.as_mut() else {
             this.ended = true;
-            return Poll::Ready(Some(Err(Broken::Deadline)));
+            return Poll::Ready(Some(Err(GuardedBodyError::DeadlineExceeded)));
         };
-        let mut more = Context::from_waker(&this.more);
+        let mut more = Context::from_waker(&this.data_waker);
         let polled = match Pin::new(&mut *body).poll_frame(&mut more) {
-            Poll::Ready(polled) => polled.map(|frame| frame.map_err(Broken::Source)),
+            Poll::Ready(polled) => polled.map(|frame| frame.map_err(GuardedBodyError::Source)),
             Poll::Pending
                 if this
                     .stop
@@ -228,31 +228,31 @@ where
                 None
             }
             Poll::Pending => {
-                this.held.awaited.store(false, Ordering::Relaxed);
-                guard.idle(cx);
+                this.shared.data_available.store(false, Ordering::Relaxed);
+                guard.on_idle(cx);
                 return Poll::Pending;
             }
         };
         if let Some(Ok(frame)) = &polled
             && let Some(data) = frame.data_ref()
         {
-            guard.passed(data);
+            guard.on_data(data);
             let bytes = u64::try_from(data.len()).unwrap_or_default();
-            this.held.bytes.fetch_add(bytes, Ordering::Relaxed);
-            this.held.awaited.store(true, Ordering::Relaxed);
+            this.shared.bytes.fetch_add(bytes, Ordering::Relaxed);
+            this.shared.data_available.store(true, Ordering::Relaxed);
         }
         match &polled {
             Some(Ok(_)) if !body.is_end_stream() => return Poll::Ready(polled),
-            Some(Ok(_)) => guard.complete(),
-            Some(Err(_)) => guard.broken(),
+            Some(Ok(_)) => guard.on_complete(),
+            Some(Err(_)) => guard.on_error(),
             None if this.ended => {} // stopped: the connection below is in the middle of something
-            None => guard.complete(),
+            None => guard.on_complete(),
         }
         this.ended = true;
         let spent = inner.take();
         drop(inner);
         drop(spent); // after the lock: it may wake others
-        this.entered = None;
+        this.deadline_guard = None;
         Poll::Ready(polled)
     }
 

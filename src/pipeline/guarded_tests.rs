@@ -6,50 +6,50 @@ use http_body_util::Full;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::pipeline::begun::Begun;
-use crate::pipeline::begun::Requests;
-use crate::pipeline::overdue::LOOK_EVERY;
-use crate::pipeline::overdue::tests::overdue;
+use crate::pipeline::begun::ActiveRequest;
+use crate::pipeline::begun::RequestCount;
+use crate::pipeline::overdue::SCAN_INTERVAL;
+use crate::pipeline::overdue::tests::deadlines;
 
 /// Notes what it is told, and that it was let go.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<String>>>);
+struct EventLog(Arc<Mutex<Vec<String>>>);
 
-impl Log {
+impl EventLog {
     fn lines(&self) -> Vec<String> {
         self.0.lock().unwrap().clone()
     }
 }
 
-struct Noting(Log, Option<Begun>);
+struct LoggingGuard(EventLog, Option<ActiveRequest>);
 
-impl Guard for Noting {
-    fn passed(&mut self, data: &[u8]) {
+impl BodyGuard for LoggingGuard {
+    fn on_data(&mut self, data: &[u8]) {
         self.0
             .0
             .lock()
             .unwrap()
             .push(format!("passed {}", data.len()));
     }
-    fn idle(&mut self, _: &mut Context<'_>) {}
-    fn complete(&mut self) {
+    fn on_idle(&mut self, _: &mut Context<'_>) {}
+    fn on_complete(&mut self) {
         self.0.0.lock().unwrap().push("complete".to_owned());
     }
-    fn broken(&mut self) {
+    fn on_error(&mut self) {
         self.0.0.lock().unwrap().push("broken".to_owned());
     }
 }
 
-impl Drop for Noting {
+impl Drop for LoggingGuard {
     fn drop(&mut self) {
         self.0.0.lock().unwrap().push("let go".to_owned());
     }
 }
 
 /// A body that is what the test sends it.
-struct Fed(mpsc::UnboundedReceiver<Bytes>);
+struct ChannelBody(mpsc::UnboundedReceiver<Bytes>);
 
-impl Body for Fed {
+impl Body for ChannelBody {
     type Data = Bytes;
     type Error = Infallible;
     fn poll_frame(
@@ -62,23 +62,29 @@ impl Body for Fed {
     }
 }
 
-fn guarded<B: Body + Send + 'static>(body: B, until: Until) -> (Guarded<B, Noting>, Log) {
-    guarded_by(&overdue().0, body, until)
+fn guarded<B: Body + Send + 'static>(
+    body: B,
+    until: BodyLifetime,
+) -> (GuardedBody<B, LoggingGuard>, EventLog) {
+    guarded_with(&deadlines().0, body, until)
 }
 
-fn guarded_by<B: Body + Send + 'static>(
-    overdue: &Arc<Overdue>,
+fn guarded_with<B: Body + Send + 'static>(
+    overdue: &Arc<Deadlines>,
     body: B,
-    until: Until,
-) -> (Guarded<B, Noting>, Log) {
-    let log = Log::default();
-    let body = Guarded::new(body, Noting(log.clone(), None), until, overdue);
+    until: BodyLifetime,
+) -> (GuardedBody<B, LoggingGuard>, EventLog) {
+    let log = EventLog::default();
+    let body = GuardedBody::new(body, LoggingGuard(log.clone(), None), until, overdue);
     (body, log)
 }
 
 #[tokio::test]
-async fn the_guard_ends_with_the_last_frame_and_the_length_is_still_known() {
-    let (body, log) = guarded(Full::new(Bytes::from_static(b"abc")), Until::End);
+async fn the_guard_is_dropped_with_the_last_frame_and_the_length_stays_known() {
+    let (body, log) = guarded(
+        Full::new(Bytes::from_static(b"abc")),
+        BodyLifetime::Unlimited,
+    );
     assert_eq!(body.size_hint().exact(), Some(3));
     let collected = body.collect().await.unwrap();
     assert_eq!(collected.to_bytes(), "abc");
@@ -86,107 +92,117 @@ async fn the_guard_ends_with_the_last_frame_and_the_length_is_still_known() {
 }
 
 #[tokio::test]
-async fn a_body_that_nobody_reads_lets_go_at_its_deadline_and_then_fails() {
+async fn an_unread_body_drops_its_guard_at_the_deadline_and_then_fails() {
     let (feed, fed) = mpsc::unbounded_channel();
     feed.send(Bytes::from_static(b"a")).unwrap();
-    let (overdue, _) = overdue();
+    let (overdue, _) = deadlines();
     let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1);
-    let (mut body, log) = guarded_by(&overdue, Fed(fed), Until::Deadline(deadline));
+    let (mut body, log) =
+        guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Deadline(deadline));
     overdue.expire(deadline - Duration::from_millis(1));
     assert!(body.frame().await.unwrap().is_ok());
     overdue.expire(deadline);
     assert_eq!(log.lines(), ["passed 1", "broken", "let go"]);
     assert!(feed.is_closed(), "the source is let go as well");
-    assert!(matches!(body.frame().await, Some(Err(Broken::Deadline))));
+    assert!(matches!(
+        body.frame().await,
+        Some(Err(GuardedBodyError::DeadlineExceeded))
+    ));
     assert!(body.frame().await.is_none());
 }
 
 #[tokio::test]
-async fn a_reader_that_waits_is_woken_at_the_deadline() {
+async fn a_waiting_reader_is_woken_at_the_deadline() {
     let (_feed, fed) = mpsc::unbounded_channel();
-    let (overdue, _) = overdue();
+    let (overdue, _) = deadlines();
     let deadline = tokio::time::Instant::now().into_std();
-    let (mut body, _) = guarded_by(&overdue, Fed(fed), Until::Deadline(deadline));
+    let (mut body, _) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Deadline(deadline));
     let reader = tokio::spawn(async move { body.frame().await });
     tokio::task::yield_now().await;
     overdue.expire(deadline);
-    assert!(matches!(reader.await.unwrap(), Some(Err(Broken::Deadline))));
+    assert!(matches!(
+        reader.await.unwrap(),
+        Some(Err(GuardedBodyError::DeadlineExceeded))
+    ));
 }
 
 #[tokio::test]
 async fn a_stop_is_a_clean_end_without_completion() {
     let (_feed, fed) = mpsc::unbounded_channel();
-    let (mut body, log) = guarded(Fed(fed), Until::Stop(Box::pin(std::future::ready(()))));
+    let (mut body, log) = guarded(
+        ChannelBody(fed),
+        BodyLifetime::UntilStopped(Box::pin(std::future::ready(()))),
+    );
     assert!(body.frame().await.is_none());
     assert!(body.is_end_stream());
     assert_eq!(log.lines(), ["let go"]);
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_lets_go_and_leaves_the_list() {
+async fn a_disconnected_client_drops_the_guard_and_its_deadline() {
     let (_feed, fed) = mpsc::unbounded_channel();
-    let (overdue, _) = overdue();
+    let (overdue, _) = deadlines();
     let deadline = tokio::time::Instant::now().into_std();
-    let (body, log) = guarded_by(&overdue, Fed(fed), Until::Deadline(deadline));
+    let (body, log) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Deadline(deadline));
     drop(body);
     assert_eq!(log.lines(), ["let go"]);
     assert_eq!(format!("{overdue:?}"), "Overdue(0 under way)");
 }
 
 #[tokio::test]
-async fn what_is_put_on_the_guard_later_goes_at_the_deadline_although_nobody_reads() {
-    let (overdue, _) = overdue();
+async fn a_value_added_to_the_guard_later_is_dropped_at_the_deadline_without_a_reader() {
+    let (overdue, _) = deadlines();
     let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1);
-    let (body, log) = guarded_by(
+    let (body, log) = guarded_with(
         &overdue,
         Full::new(Bytes::from_static(b"abc")),
-        Until::Deadline(deadline),
+        BodyLifetime::Deadline(deadline),
     );
-    let requests = Arc::new(Requests::default());
-    let begun = requests.begin();
+    let requests = Arc::new(RequestCount::default());
+    let begun = requests.start();
     body.with_guard(|noting| noting.1 = Some(begun));
-    assert_eq!((requests.begun(), requests.ended()), (1, 0));
+    assert_eq!((requests.started(), requests.ended()), (1, 0));
     overdue.expire(deadline);
     assert_eq!(requests.ended(), 1, "while the body is still there");
     assert_eq!(log.lines(), ["broken", "let go"]);
-    let begun = requests.begin();
+    let begun = requests.start();
     body.with_guard(|noting| noting.1 = Some(begun));
     assert_eq!(requests.ended(), 2, "a body that is over holds nothing");
 }
 
 /// Looks at what is under way for so long.
-fn pass(overdue: &Overdue, now: &mut Instant, time: Duration) {
+fn advance(overdue: &Deadlines, now: &mut Instant, time: Duration) {
     let end = *now + time;
     while *now < end {
-        *now += LOOK_EVERY;
+        *now += SCAN_INTERVAL;
         overdue.expire(*now);
     }
 }
 
 #[tokio::test]
-async fn a_client_that_takes_nothing_of_what_is_there_is_cut_off_and_a_silent_server_is_not() {
+async fn a_client_that_does_not_read_is_cut_off_and_a_silent_server_is_not() {
     let (feed, fed) = mpsc::unbounded_channel();
-    let (overdue, _) = overdue();
+    let (overdue, _) = deadlines();
     let mut now = tokio::time::Instant::now().into_std();
-    let (mut body, log) = guarded_by(&overdue, Fed(fed), Until::End);
+    let (mut body, log) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Unlimited);
     let mut asks = Box::pin(body.frame());
     assert!(futures_util::poll!(&mut asks).is_pending());
-    pass(&overdue, &mut now, Duration::from_secs(600));
+    advance(&overdue, &mut now, Duration::from_secs(600));
     assert_eq!(log.lines(), [""; 0], "nothing is there to be taken");
     drop(asks);
     feed.send(Bytes::from_static(b"a")).unwrap(); // and nobody asks, as HTTP/2 has it without a window
-    pass(&overdue, &mut now, Duration::from_secs(9));
+    advance(&overdue, &mut now, Duration::from_secs(9));
     assert_eq!(log.lines(), [""; 0]);
-    pass(&overdue, &mut now, Duration::from_secs(2));
+    advance(&overdue, &mut now, Duration::from_secs(2));
     assert_eq!(log.lines(), ["broken", "let go"]);
 }
 
 #[tokio::test]
-async fn a_client_that_takes_a_byte_a_second_is_cut_off() {
+async fn a_client_that_reads_a_byte_a_second_is_cut_off() {
     let (feed, fed) = mpsc::unbounded_channel();
-    let (overdue, _) = overdue();
+    let (overdue, _) = deadlines();
     let mut now = tokio::time::Instant::now().into_std();
-    let (mut body, _log) = guarded_by(&overdue, Fed(fed), Until::End);
+    let (mut body, _log) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Unlimited);
     let mut taken = 0;
     loop {
         feed.send(Bytes::from_static(b"a")).ok();
@@ -194,7 +210,7 @@ async fn a_client_that_takes_a_byte_a_second_is_cut_off() {
             break;
         }
         taken += 1;
-        pass(&overdue, &mut now, Duration::from_secs(1));
+        advance(&overdue, &mut now, Duration::from_secs(1));
     }
     assert!((10..13).contains(&taken), "{taken}");
 }

@@ -17,38 +17,37 @@ use prometheus::IntCounterVec;
 
 use crate::metrics::Registry;
 use crate::pipeline::Peer;
-use crate::pipeline::refusal::Refusal;
-use crate::pipeline::request_body::source;
-use crate::upstream::read_body::Budget;
-use crate::upstream::read_body::Reserved;
+use crate::pipeline::refusal::RequestRejection;
+use crate::upstream::read_body::MemoryBudget;
+use crate::upstream::read_body::MemoryReservation;
 
 /// What all of these heads may take, in bytes: more than ten thousand usual ones, nine of the largest. A source network has a
 /// quarter; trusted proxies, behind which many clients are, may have it all.
-pub const ALL_HEADS: usize = 64 << 20;
+pub const HEAD_BUDGET: usize = 64 << 20;
 
 /// So much of an incomplete head is not counted, in bytes: each connection reads that much in any case.
-pub const FREE: usize = 8 << 10;
+pub const UNCOUNTED_HEAD_BYTES: usize = 8 << 10;
 
 /// What a field takes beside its name and value, in bytes: an entry of the map (104) and of its index (up to 11), in tables that
 /// grow by doubling.
-const FIELD: usize = 224;
+const FIELD_OVERHEAD: usize = 224;
 
 /// A map with one field has room for six.
-const SMALLEST: usize = 3;
+const MIN_FIELDS: usize = 3;
 
 /// Fields of the smallest size (33 bytes by HPACK's own count) that fit into the longest head list (1 MiB).
-const MOST_FIELDS: usize = (1 << 20) / 33;
+const MAX_FIELDS: usize = (1 << 20) / 33;
 
 /// The budget, and what was refused because of it.
 #[derive(Debug)]
 pub struct HeadBudget {
-    budget: Arc<Budget>,
-    refused: IntCounterVec,
+    budget: Arc<MemoryBudget>,
+    rejected: IntCounterVec,
 }
 
 /// At what a head was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RefusedHead {
+pub enum RejectedHead {
     /// Incomplete, and the connection ends.
     Incomplete,
     /// Its user would have to be looked up.
@@ -56,37 +55,40 @@ pub enum RefusedHead {
 }
 
 impl HeadBudget {
-    /// [`ALL_HEADS`] bytes.
+    /// [`HEAD_BUDGET`] bytes.
     #[must_use]
     pub fn new(registry: &Registry) -> Arc<Self> {
-        let budget = Budget::new(ALL_HEADS);
+        let budget = MemoryBudget::new(HEAD_BUDGET);
         let taken = Arc::clone(&budget);
-        registry.gauge_of(
+        registry.gauge_fn(
             "weir_request_head_bytes",
             "Memory reserved for request heads that are incomplete (beyond 8 KiB each) or whose user is being looked up, in bytes.",
-            move || taken.taken(),
+            move || taken.used(),
         );
         let refused = registry.counters(
             "weir_request_heads_refused_total",
             "Request heads refused because all such heads, or those of the client's address, would take too much memory, by what they were: incomplete (the connection is closed), or unidentified (503).",
             &["head"],
         );
-        Arc::new(Self { budget, refused })
+        Arc::new(Self {
+            budget,
+            rejected: refused,
+        })
     }
 
     /// Nothing yet, for this source; `None` is not bounded apart.
     #[must_use]
-    pub fn reserve_for(&self, source: Option<IpAddr>) -> Reserved {
+    pub fn reserve_for(&self, source: Option<IpAddr>) -> MemoryReservation {
         self.budget.reserve_for(source)
     }
 
     /// Counts a refusal.
-    pub fn record_refusal(&self, head: RefusedHead) {
+    pub fn record_rejection(&self, head: RejectedHead) {
         let label = match head {
-            RefusedHead::Incomplete => "incomplete",
-            RefusedHead::Unidentified => "unidentified",
+            RejectedHead::Incomplete => "incomplete",
+            RejectedHead::Unidentified => "unidentified",
         };
-        self.refused.with_label_values(&[label]).inc();
+        self.rejected.with_label_values(&[label]).inc();
     }
 
     /// Waits for `lookup` with the memory of its request's head reserved; a lookup that is ready at once reserves nothing.
@@ -96,12 +98,12 @@ impl HeadBudget {
     ///
     /// # Cancel safety
     /// That of `lookup`; what was reserved is given back.
-    pub(super) async fn while_pending<F: Future>(
+    pub(super) async fn reserve_while_pending<F: Future>(
         &self,
         peer: &Peer,
         headers: &HeaderMap,
         lookup: F,
-    ) -> Result<F::Output, Refusal> {
+    ) -> Result<F::Output, RequestRejection> {
         let mut lookup = pin!(lookup);
         let mut reserved = None;
         poll_fn(|cx| {
@@ -109,10 +111,10 @@ impl HeadBudget {
                 return Poll::Ready(Ok(found));
             }
             if reserved.is_none() {
-                let mut reservation = self.reserve_for(source(peer));
-                if !reservation.grow_to(memory_of(headers)) {
-                    self.record_refusal(RefusedHead::Unidentified);
-                    return Poll::Ready(Err(Refusal::NoRoomForHead));
+                let mut reservation = self.reserve_for(peer.source_network());
+                if !reservation.try_grow_to(head_memory(headers)) {
+                    self.record_rejection(RejectedHead::Unidentified);
+                    return Poll::Ready(Err(RequestRejection::HeadBudgetExhausted));
                 }
                 reserved = Some(reservation);
             }
@@ -124,19 +126,19 @@ impl HeadBudget {
 
 /// What a head's fields take in memory, in bytes, at most.
 #[must_use]
-pub fn memory_of(headers: &HeaderMap) -> usize {
+pub fn head_memory(headers: &HeaderMap) -> usize {
     let texts: usize = headers
         .iter()
         .map(|(name, value)| name.as_str().len() + value.len())
         .sum();
-    texts + FIELD * (headers.len() + SMALLEST)
+    texts + FIELD_OVERHEAD * (headers.len() + MIN_FIELDS)
 }
 
 /// What `bytes` of an HTTP/2 header block may take once they are decoded: one byte may be a field. Most blocks take far less, but
 /// few are in several frames, and those are incomplete for a moment only.
 #[must_use]
-pub fn memory_of_block(bytes: usize) -> usize {
-    bytes.saturating_add(FIELD * bytes.min(MOST_FIELDS))
+pub fn header_block_memory(bytes: usize) -> usize {
+    bytes.saturating_add(FIELD_OVERHEAD * bytes.min(MAX_FIELDS))
 }
 
 #[cfg(test)]
@@ -145,6 +147,6 @@ mod tests {
 
     #[test]
     fn a_quarter_of_the_budget_holds_the_largest_head() {
-        assert!(2 * memory_of_block(1 << 20) <= ALL_HEADS / 4);
+        assert!(2 * header_block_memory(1 << 20) <= HEAD_BUDGET / 4);
     }
 }

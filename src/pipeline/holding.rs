@@ -23,71 +23,71 @@ use tokio::sync::oneshot;
 
 use crate::clock::Clock;
 use crate::drain::Drain;
-use crate::drain::Stage;
-use crate::limits::hold::Flow;
-use crate::limits::hold::Holds;
-use crate::limits::hold::OwnedFlow;
-use crate::limits::hold::Owner;
-use crate::limits::hold::Ticket;
-use crate::limits::hold::Told;
-use crate::limits::hold::Wait;
-use crate::limits::hold::When;
+use crate::drain::DrainStage;
+use crate::limits::hold::ConnectionRetryTimes;
+use crate::limits::hold::HoldDecision;
+use crate::limits::hold::HoldFlow;
+use crate::limits::hold::HoldId;
+use crate::limits::hold::HoldKey;
+use crate::limits::hold::HoldOwner;
+use crate::limits::hold::HoldPolicy;
+use crate::limits::hold::RejectionHolds;
 use crate::metrics::Registry;
-use crate::upstream::read_body::Budget;
+use crate::upstream::read_body::MemoryBudget;
 
 /// Most refusals that are held at a time: each takes less than 2 KiB (`tests/memory/held.rs`), and what is written down of long
-/// requests no more than [`LONG_ONES`] in all. One user (if it is not authenticated, one source network) has half.
-pub const MOST: usize = 10_000;
+/// requests no more than [`LONG_REQUESTS_BUDGET`] in all. One user (if it is not authenticated, one source network) has half.
+pub const MAX_HELD_REJECTIONS: usize = 10_000;
 
 /// What held requests with long targets and user agents may keep of them, in bytes: half of what all others may.
-const LONG_ONES: usize = 16 << 20;
+const LONG_REQUESTS_BUDGET: usize = 16 << 20;
 
 /// Upper bounds in seconds; the default of `--rejection-hold` is 1 s.
 const BUCKETS: [f64; 8] = [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
 /// All refusals that are held, by whatever limit they were made.
-pub struct Holding {
-    longest: Duration,
+pub struct RejectionDelay {
+    max_hold: Duration,
     hasher: RandomState,
     /// Held for one decision; nothing is awaited under it. Taken after a connection's.
-    holds: Mutex<Holds<oneshot::Sender<()>>>,
-    long: Arc<Budget>,
-    now: IntGauge,
+    holds: Mutex<RejectionHolds<oneshot::Sender<()>>>,
+    long_requests: Arc<MemoryBudget>,
+    held_now: IntGauge,
     flows: IntGauge,
     ended: IntCounterVec,
-    no_place: IntCounter,
-    time: Histogram,
+    over_share: IntCounter,
+    hold_seconds: Histogram,
 }
 
 /// What is remembered of a connection.
 #[derive(Debug)]
-pub struct Patience {
-    told: Mutex<Told>,
+pub struct HoldState {
+    retry_times: Mutex<ConnectionRetryTimes>,
     /// Most refusals that are held on it.
-    most: usize,
+    max_held: usize,
 }
 
-impl Patience {
+impl HoldState {
     /// Of a new connection, on which so many requests can be at a time: at most half of them may be held, but one of one.
     #[must_use]
     pub fn new(requests_at_a_time: usize) -> Self {
         Self {
-            told: Mutex::default(),
-            most: (requests_at_a_time / 2).max(1),
+            retry_times: Mutex::default(),
+            max_held: (requests_at_a_time / 2).max(1),
         }
     }
 }
 
-impl Holding {
+impl RejectionDelay {
     /// Holds for `longest` at most; never, where that is zero.
     #[must_use]
     pub fn new(longest: Duration, registry: &Registry) -> Self {
         Self {
-            longest,
+            max_hold: longest,
             hasher: RandomState::new(),
-            holds: Mutex::new(Holds::new(longest, MOST)),
-            long: Budget::new(LONG_ONES),
-            now: registry.gauge(
+            holds: Mutex::new(RejectionHolds::new(longest, MAX_HELD_REJECTIONS)),
+            long_requests: MemoryBudget::new(LONG_REQUESTS_BUDGET),
+            held_now: registry.gauge(
                 "weir_rejection_holds",
                 "Refusals that are held back at the moment, because their clients did not wait as they were told.",
             ),
@@ -100,11 +100,11 @@ impl Holding {
                 "Refusals that were held back, by how that ended: the time was over (elapsed), the client went away (gone), there was no room (let_go), or weir closed (closing).",
                 &["end"],
             ),
-            no_place: registry.counter(
+            over_share: registry.counter(
                 "weir_rejection_holds_refused_total",
                 "Rejections that were sent at once because their user (if it is not authenticated, its address) has half of all that may be held.",
             ),
-            time: registry
+            hold_seconds: registry
                 .histograms(
                     "weir_rejection_hold_seconds",
                     "How long refusals were held back, in seconds.",
@@ -118,10 +118,10 @@ impl Holding {
     /// The flow of requests with these marks: whose they are, and what classified them; and whose share of the places they take,
     /// if anybody's. `None` where nothing is held.
     #[must_use]
-    pub fn flow(&self, marks: impl Hash, owner: Option<impl Hash>) -> Option<OwnedFlow> {
-        (!self.longest.is_zero()).then(|| OwnedFlow {
-            flow: Flow(self.hasher.hash_one(marks)),
-            owner: owner.map(|owner| Owner(self.hasher.hash_one(owner))),
+    pub fn hold_key(&self, marks: impl Hash, owner: Option<impl Hash>) -> Option<HoldKey> {
+        (!self.max_hold.is_zero()).then(|| HoldKey {
+            flow: HoldFlow(self.hasher.hash_one(marks)),
+            owner: owner.map(|owner| HoldOwner(self.hasher.hash_one(owner))),
         })
     }
 
@@ -132,143 +132,145 @@ impl Holding {
     /// See the module's.
     pub fn hold<'h>(
         &'h self,
-        patience: &'h Patience,
-        flow: OwnedFlow,
-        wait: Wait,
+        patience: &'h HoldState,
+        flow: HoldKey,
+        wait: HoldPolicy,
         drain: &'h Drain,
-        fits: &mut dyn FnMut(&Arc<Budget>) -> bool,
+        fits: &mut dyn FnMut(&Arc<MemoryBudget>) -> bool,
     ) -> Option<impl Future<Output = ()> + use<'h>> {
-        let (until, held, let_go) = self.enter(patience, flow, wait)?;
-        if !fits(&self.long) {
-            held.end(End::LetGo);
+        let (until, held, let_go) = self.register(patience, flow, wait)?;
+        if !fits(&self.long_requests) {
+            held.finish(HoldEnd::Evicted);
             return None;
         }
         // In a box, since what is moved into a future takes its room twice.
-        let mut closing = Box::pin(drain.reached(Stage::Closing));
+        let mut closing = Box::pin(drain.reached(DrainStage::Closing));
         Some(async move {
             let end = tokio::select! {
-                () = tokio::time::sleep_until(until.into()) => End::Elapsed,
-                _ = let_go => End::LetGo,
-                () = closing.as_mut() => End::Closing,
+                () = tokio::time::sleep_until(until.into()) => HoldEnd::Elapsed,
+                _ = let_go => HoldEnd::Evicted,
+                () = closing.as_mut() => HoldEnd::Closing,
             };
-            held.end(end);
+            held.finish(end);
         })
     }
 
     /// How many refusals are held now, of how many flows, and how many were held before.
     #[must_use]
-    pub fn shown(&self) -> (usize, usize, u64) {
-        let (held, flows) = lock(&self.holds).held();
-        (held, flows, self.time.get_sample_count())
+    pub fn snapshot(&self) -> (usize, usize, u64) {
+        let (held, flows) = lock(&self.holds).held_counts();
+        (held, flows, self.hold_seconds.get_sample_count())
     }
 
-    fn enter<'h>(
+    fn register<'h>(
         &'h self,
-        patience: &'h Patience,
-        OwnedFlow { flow, owner }: OwnedFlow,
-        wait: Wait,
-    ) -> Option<(Instant, Held<'h>, oneshot::Receiver<()>)> {
+        patience: &'h HoldState,
+        HoldKey { flow, owner }: HoldKey,
+        wait: HoldPolicy,
+    ) -> Option<(Instant, HeldRejection<'h>, oneshot::Receiver<()>)> {
         let since = Clock.now();
-        let mut told = lock(&patience.told);
+        let mut told = lock(&patience.retry_times);
         let mut holds = lock(&self.holds);
-        let has_place = holds.has_place(owner);
-        let at_a_time = if has_place { patience.most } else { 0 };
-        let when = holds.refuse(&mut told, flow, since, wait, at_a_time);
-        let When::At(until) = when else {
-            self.no_place.inc_by(u64::from(!has_place));
+        let has_place = holds.has_slot(owner);
+        let at_a_time = if has_place { patience.max_held } else { 0 };
+        let when = holds.schedule_rejection(&mut told, flow, since, wait, at_a_time);
+        let HoldDecision::Until(until) = when else {
+            self.over_share.inc_by(u64::from(!has_place));
             return None;
         };
         let (wakes, let_go) = oneshot::channel();
-        let (ticket, longest_held) = holds.enter(&mut told, (flow, owner), wakes);
-        self.publish(&holds);
+        let (ticket, longest_held) = holds.hold(&mut told, (flow, owner), wakes);
+        self.update_gauges(&holds);
         drop((holds, told));
         if let Some(longest_held) = longest_held {
             let _ = longest_held.send(()); // it may be going by itself at this moment
         }
-        let held = Held {
-            holding: self,
-            patience,
-            ticket,
+        let held = HeldRejection {
+            delay: self,
+            connection: patience,
+            hold_id: ticket,
             flow,
             since,
             until,
-            wait,
-            end: End::Gone,
+            policy: wait,
+            end: HoldEnd::ClientGone,
         };
         Some((until, held, let_go))
     }
 
-    fn publish(&self, holds: &Holds<oneshot::Sender<()>>) {
-        let (held, flows) = holds.held();
-        self.now.set(i64::try_from(held).unwrap_or(i64::MAX));
+    fn update_gauges(&self, holds: &RejectionHolds<oneshot::Sender<()>>) {
+        let (held, flows) = holds.held_counts();
+        self.held_now.set(i64::try_from(held).unwrap_or(i64::MAX));
         self.flows.set(i64::try_from(flows).unwrap_or(i64::MAX));
     }
 }
 
-impl fmt::Debug for Holding {
+impl fmt::Debug for RejectionDelay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (held, flows) = lock(&self.holds).held();
+        let (held, flows) = lock(&self.holds).held_counts();
         write!(f, "Holding({held} of {flows} flows)")
     }
 }
 
 /// How holding ended.
 #[derive(Clone, Copy)]
-enum End {
+enum HoldEnd {
     Elapsed,
-    Gone,
-    LetGo,
+    ClientGone,
+    Evicted,
     Closing,
 }
 
 /// One that is held; leaves the table when it is dropped.
-struct Held<'h> {
-    holding: &'h Holding,
-    patience: &'h Patience,
-    ticket: Ticket,
-    flow: Flow,
+struct HeldRejection<'h> {
+    delay: &'h RejectionDelay,
+    connection: &'h HoldState,
+    hold_id: HoldId,
+    flow: HoldFlow,
     since: Instant,
     until: Instant,
-    wait: Wait,
-    end: End,
+    policy: HoldPolicy,
+    end: HoldEnd,
 }
 
-impl Held<'_> {
-    fn end(mut self, end: End) {
+impl HeldRejection<'_> {
+    fn finish(mut self, end: HoldEnd) {
         self.end = end;
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldRejection<'_> {
     fn drop(&mut self) {
         let Self {
-            holding,
-            patience,
-            ticket,
+            delay: holding,
+            connection: patience,
+            hold_id: ticket,
             flow,
             since,
             until,
-            wait,
+            policy: wait,
             end,
         } = self;
         let now = Clock.now();
-        let mut told = lock(&patience.told);
+        let mut told = lock(&patience.retry_times);
         let mut holds = lock(&holding.holds);
-        holds.leave(&mut told, *ticket);
-        if matches!(end, End::LetGo) {
-            Holds::<oneshot::Sender<()>>::told_early(&mut told, *flow, *until, now, wait.time);
+        holds.release(&mut told, *ticket);
+        if matches!(end, HoldEnd::Evicted) {
+            RejectionHolds::<oneshot::Sender<()>>::record_early_response(
+                &mut told, *flow, *until, now, wait.wait,
+            );
         }
-        holding.publish(&holds);
+        holding.update_gauges(&holds);
         drop((holds, told));
         let end = match end {
-            End::Elapsed => "elapsed",
-            End::Gone => "gone",
-            End::LetGo => "let_go",
-            End::Closing => "closing",
+            HoldEnd::Elapsed => "elapsed",
+            HoldEnd::ClientGone => "gone",
+            HoldEnd::Evicted => "let_go",
+            HoldEnd::Closing => "closing",
         };
         holding.ended.with_label_values(&[end]).inc();
         let held = now.saturating_duration_since(*since);
-        holding.time.observe(held.as_secs_f64());
+        holding.hold_seconds.observe(held.as_secs_f64());
     }
 }
 
@@ -282,15 +284,15 @@ mod tests {
     use super::*;
 
     /// How the next refusal's hold ends that `happens` is done about, and after how long.
-    async fn ends(happens: impl FnOnce(&Drain)) -> (String, Duration) {
+    async fn hold_end(happens: impl FnOnce(&Drain)) -> (String, Duration) {
         let registry = Registry::new();
-        let holding = Holding::new(Duration::from_secs(30), &registry);
-        let (patience, drain) = (Patience::new(2), Drain::new());
-        let flow = holding.flow("alice", None::<()>).unwrap();
-        let wait = Wait {
-            time: Duration::from_secs(1),
-            in_turn: false,
-            most: None,
+        let holding = RejectionDelay::new(Duration::from_secs(30), &registry);
+        let (patience, drain) = (HoldState::new(2), Drain::new());
+        let flow = holding.hold_key("alice", None::<()>).unwrap();
+        let wait = HoldPolicy {
+            wait: Duration::from_secs(1),
+            sequential: false,
+            max_hold: None,
         };
         let refuse = || holding.hold(&patience, flow, wait, &drain, &mut |_| true);
         assert!(refuse().is_none(), "the first is said at once");
@@ -310,10 +312,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_hold_ends_with_its_time_or_when_weir_closes() {
         let end = |end| format!("weir_rejection_holds_total{{end=\"{end}\"}} 1");
-        let (elapsed, took) = ends(|_| {}).await;
+        let (elapsed, took) = hold_end(|_| {}).await;
         assert_eq!(elapsed, end("elapsed"));
         assert!(took >= Duration::from_secs(1), "{took:?}");
-        let closed = ends(|drain| drain.enter(Stage::Closing)).await;
+        let closed = hold_end(|drain| drain.advance(DrainStage::Closing)).await;
         assert_eq!(closed, (end("closing"), Duration::ZERO));
     }
 }

@@ -13,65 +13,65 @@ use http::HeaderMap;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::Access;
-use crate::identity::Credential;
-use crate::identity::Known;
-use crate::identity::access::Answer;
+use crate::identity::Authentication;
+use crate::identity::ImpersonationAuthorizer;
+use crate::identity::RequestCredential;
+use crate::identity::access::AccessDecision;
 use crate::identity::impersonation;
-use crate::identity::impersonation::Unclear;
-use crate::identity::impersonation::Wish;
+use crate::identity::impersonation::ImpersonationTarget;
+use crate::identity::impersonation::InvalidImpersonation;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
-use crate::pipeline::refusal::Refusal;
+use crate::pipeline::refusal::RequestRejection;
 use crate::pipeline::trace::Trace;
 
 /// How long a request waits for word about whom it may impersonate: where it is about its class only, which it loses for that moment,
 /// and where there is no answer without it (as long as for a token).
-const PATIENCE_FOR_CLASS: Duration = Duration::from_secs(1);
-const PATIENCE: Duration = Duration::from_secs(5);
+const CLASSIFY_TIMEOUT: Duration = Duration::from_secs(1);
+const DECISION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is done about requests that impersonate.
 #[derive(Clone, Debug, Default)]
 pub struct Impersonation {
     /// Whom to ask; needed for the next, and where weir asserts by impersonation.
-    pub access: Option<Arc<Access>>,
+    pub authorizer: Option<Arc<ImpersonationAuthorizer>>,
     /// `--classify-impersonated`.
     pub classify: bool,
 }
 
 /// Somebody else whom a request may be for.
 #[derive(Clone, Debug, Default)]
-pub(super) struct InTheNameOf {
+pub(super) struct EffectiveUser {
     /// For the limits.
-    counted: Option<Arc<UserInfo>>,
+    for_limits: Option<Arc<UserInfo>>,
     /// For the upstream, where weir impersonates.
-    sent: Option<Arc<UserInfo>>,
+    for_upstream: Option<Arc<UserInfo>>,
 }
 
-impl InTheNameOf {
+impl EffectiveUser {
     /// Whom the limits see.
-    pub(super) fn counted<'k>(&'k self, known: &'k Known) -> &'k Arc<UserInfo> {
-        self.counted.as_ref().unwrap_or(&known.user)
+    pub(super) fn for_limits<'k>(&'k self, known: &'k Authentication) -> &'k Arc<UserInfo> {
+        self.for_limits.as_ref().unwrap_or(&known.user)
     }
 
     /// Whom weir impersonates.
-    pub(super) fn sent<'k>(&'k self, known: &'k Known) -> &'k Arc<UserInfo> {
-        self.sent.as_ref().unwrap_or(&known.user)
+    pub(super) fn for_upstream<'k>(&'k self, known: &'k Authentication) -> &'k Arc<UserInfo> {
+        self.for_upstream.as_ref().unwrap_or(&known.user)
     }
 }
 
 /// Why a wish is refused, where weir has to decide about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum ImpersonationError {
     /// It is not allowed; in the API server's words.
     Denied(String),
     /// The API server could not be asked.
     Undecided,
     /// It cannot be told what is wished for.
-    Unclear(Unclear),
+    Invalid(InvalidImpersonation),
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for ImpersonationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Denied(why) => f.write_str(why),
@@ -79,76 +79,95 @@ impl fmt::Display for Refused {
                 "the API server did not say whether you may impersonate (SubjectAccessReview), which weir needs to know \
                  with --assert-by=impersonation",
             ),
-            Self::Unclear(why) => why.fmt(f),
+            Self::Invalid(why) => why.fmt(f),
         }
     }
 }
 
 impl Pipeline {
     /// In whose name a request of `known` counts and goes on. Waits only for what is not known, and not for long.
-    pub(super) async fn in_the_name_of(
+    pub(super) async fn resolve_effective_user(
         &self,
-        known: &Known,
+        known: &Authentication,
         peer: &Peer,
         headers: &HeaderMap,
         trace: &mut Trace,
-    ) -> Result<InTheNameOf, Refusal> {
+    ) -> Result<EffectiveUser, RequestRejection> {
         let asserted = match known.credential {
-            Credential::Certificate | Credential::FrontProxy => self.upstream.impersonates(),
-            Credential::KnownToken | Credential::Token => false,
+            RequestCredential::Certificate | RequestCredential::FrontProxy => {
+                self.upstream.impersonates()
+            }
+            RequestCredential::LocallyVerifiedToken | RequestCredential::ReviewedToken => false,
             // Nobody has a right that could be looked at.
-            Credential::None | Credential::UnverifiedToken => return Ok(InTheNameOf::default()),
+            RequestCredential::None | RequestCredential::UnverifiedToken => {
+                return Ok(EffectiveUser::default());
+            }
         };
-        if !(asserted || self.impersonation.classify) || !impersonation::impersonates(headers) {
-            return Ok(InTheNameOf::default());
+        if !(asserted || self.impersonation.classify) || !impersonation::has_impersonation(headers)
+        {
+            return Ok(EffectiveUser::default());
         }
         // In a box: hardly any request pays for the room that this takes.
-        let deciding = Box::pin(self.decide(known, peer, headers, asserted));
-        let decided = self.heads.while_pending(peer, headers, deciding).await?;
-        trace.counted(Clock.now());
+        let deciding = Box::pin(self.authorize_impersonation(known, peer, headers, asserted));
+        let decided = self
+            .head_budget
+            .reserve_while_pending(peer, headers, deciding)
+            .await?;
+        trace.record_admission_start(Clock.now());
         if asserted {
-            let user = decided.map_err(Refusal::Impersonation)?;
+            let user = decided.map_err(RequestRejection::Impersonation)?;
             let counted = user.clone().filter(|_| self.impersonation.classify);
-            trace.in_the_name_of(counted.as_ref(), user.is_some());
+            trace.record_effective_user(counted.as_ref(), user.is_some());
             let sent = user;
-            return Ok(InTheNameOf { counted, sent });
+            return Ok(EffectiveUser {
+                for_limits: counted,
+                for_upstream: sent,
+            });
         }
         // The API server will say what is wrong with it, if anything is.
         let counted = decided.ok().flatten();
-        trace.in_the_name_of(counted.as_ref(), counted.is_some());
+        trace.record_effective_user(counted.as_ref(), counted.is_some());
         let sent = None;
-        Ok(InTheNameOf { counted, sent })
+        Ok(EffectiveUser {
+            for_limits: counted,
+            for_upstream: sent,
+        })
     }
 
     /// Whom `known` may be taken for, as he wishes; nobody else where he wishes for nobody.
-    async fn decide(
+    async fn authorize_impersonation(
         &self,
-        known: &Known,
+        known: &Authentication,
         peer: &Peer,
         headers: &HeaderMap,
         asserted: bool,
-    ) -> Result<Option<Arc<UserInfo>>, Refused> {
-        let wish = impersonation::wish(headers).map_err(Refused::Unclear)?;
-        let Some(Wish { user, rights }) = wish else {
+    ) -> Result<Option<Arc<UserInfo>>, ImpersonationError> {
+        let wish =
+            impersonation::impersonation_target(headers).map_err(ImpersonationError::Invalid)?;
+        let Some(ImpersonationTarget {
+            user,
+            required_permissions: rights,
+        }) = wish
+        else {
             return Ok(None);
         };
-        let access = self.impersonation.access.as_ref();
-        let access = access.ok_or(Refused::Undecided)?;
+        let access = self.impersonation.authorizer.as_ref();
+        let access = access.ok_or(ImpersonationError::Undecided)?;
         let patience = if asserted {
-            PATIENCE
+            DECISION_TIMEOUT
         } else {
-            PATIENCE_FOR_CLASS
+            CLASSIFY_TIMEOUT
         };
         let who = &known.user;
         match access
-            .may(who, &rights, peer.client().asker, patience)
+            .authorize(who, &rights, peer.client().source, patience)
             .await
         {
-            Answer::Allowed => Ok(Some(user)),
-            Answer::Denied(right, reason) => {
-                Err(Refused::Denied(right.refusal(&who.name, &reason)))
-            }
-            Answer::Undecided => Err(Refused::Undecided),
+            AccessDecision::Allowed => Ok(Some(user)),
+            AccessDecision::Denied(right, reason) => Err(ImpersonationError::Denied(
+                right.forbidden_message(&who.name, &reason),
+            )),
+            AccessDecision::Undecided => Err(ImpersonationError::Undecided),
         }
     }
 }

@@ -18,32 +18,32 @@ use tokio::time::timeout_at;
 
 use crate::clock::Clock;
 use crate::limits::Permit;
+use crate::limits::service_times::RequestShape;
 use crate::limits::service_times::ServiceTimes;
-use crate::limits::service_times::Shape;
-use crate::metrics::Counted;
+use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
-use crate::pipeline::riding::Held;
-use crate::upstream::forward::End;
-use crate::upstream::forward::Turn;
+use crate::pipeline::riding::PermitLifetime;
+use crate::upstream::forward::CancelOutcome;
+use crate::upstream::forward::StreamGuard;
 
 /// Longest that a stream's slot is kept for the sake of its reset: what may be let finish, and a PING's answer, take no longer.
-const RESET_SEEN_WITHIN: Duration = Duration::from_secs(60);
+const RESET_ACK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Requests that were given up; one worker's.
 #[derive(Debug)]
-pub struct GivenUp {
-    times: ServiceTimes,
+pub struct AbandonedRequests {
+    service_times: ServiceTimes,
     /// Those that still hold something.
-    kept: IntGauge,
+    retained: IntGauge,
 }
 
-impl GivenUp {
+impl AbandonedRequests {
     /// Of a worker whose gauge is `kept`.
     #[must_use]
     pub fn new(kept: IntGauge) -> Arc<Self> {
         Arc::new(Self {
-            times: ServiceTimes::default(),
-            kept,
+            service_times: ServiceTimes::default(),
+            retained: kept,
         })
     }
 
@@ -58,114 +58,115 @@ impl GivenUp {
 }
 
 /// Dropped in this order: the turn, and what was held.
-pub(super) struct InFlight {
-    pub(super) turn: Option<Box<dyn Turn>>,
+pub(super) struct InFlightRequest {
+    pub(super) stream_guard: Option<Box<dyn StreamGuard>>,
     /// When it was handed to a connection; nothing runs at the API server before.
-    pub(super) sent: Option<Instant>,
-    held: Option<Held>,
-    charge: Charge,
+    pub(super) sent_at: Option<Instant>,
+    permit: Option<PermitLifetime>,
+    retention: AbandonedRetention,
     /// Neither the request nor its answer has more to come.
     complete: bool,
 }
 
 /// For how long a request is charged that is given up.
-pub(super) struct Charge {
-    pub(super) given_up: Arc<GivenUp>,
+pub(super) struct AbandonedRetention {
+    pub(super) abandoned: Arc<AbandonedRequests>,
     /// What tells how long requests like this one take; nothing, once it was answered or where that is the client's to say.
-    pub(super) shape: Option<Shape>,
+    pub(super) shape: Option<RequestShape>,
     /// When it was admitted.
-    pub(super) since: Instant,
+    pub(super) admitted_at: Instant,
     /// No longer than this, whatever the API server does.
     pub(super) deadline: Instant,
 }
 
-impl InFlight {
+impl InFlightRequest {
     /// Of a request that is about to be sent.
-    pub(super) fn new(permit: Permit, charge: Charge) -> Self {
+    pub(super) fn new(permit: Permit, charge: AbandonedRetention) -> Self {
         Self {
-            turn: None,
-            sent: None,
-            held: Some(Held::ToTheEnd { permit }),
-            charge,
+            stream_guard: None,
+            sent_at: None,
+            permit: Some(PermitLifetime::UntilEnd { permit }),
+            retention: charge,
             complete: false,
         }
     }
 
     /// When it was admitted.
-    pub(super) const fn since(&self) -> Instant {
-        self.charge.since
+    pub(super) const fn admitted_at(&self) -> Instant {
+        self.retention.admitted_at
     }
 
     /// What is held.
-    pub(super) const fn held(&mut self) -> Option<&mut Held> {
-        self.held.as_mut()
+    pub(super) const fn permit_mut(&mut self) -> Option<&mut PermitLifetime> {
+        self.permit.as_mut()
     }
 
     /// The API server has answered; the permit is held by what `change` makes of it. Only a good answer tells how long requests of
     /// its shape take: a client that may not list would shorten that for all by what it is refused.
-    pub(super) fn answered(
+    pub(super) fn record_response(
         &mut self,
         (now, status): (Instant, StatusCode),
-        change: impl FnOnce(Permit) -> Held,
+        change: impl FnOnce(Permit) -> PermitLifetime,
     ) {
-        if let Some(shape) = self.charge.shape.take().filter(|_| status.is_success()) {
-            let took = now.saturating_duration_since(self.sent.unwrap_or(self.charge.since));
-            self.charge.given_up.times.observe(shape, took);
+        if let Some(shape) = self.retention.shape.take().filter(|_| status.is_success()) {
+            let took =
+                now.saturating_duration_since(self.sent_at.unwrap_or(self.retention.admitted_at));
+            self.retention.abandoned.service_times.observe(shape, took);
         }
-        self.held = match self.held.take() {
-            Some(Held::ToTheEnd { permit }) => Some(change(permit)),
+        self.permit = match self.permit.take() {
+            Some(PermitLifetime::UntilEnd { permit }) => Some(change(permit)),
             other => other,
         };
     }
 
     /// The request has ended without an answer, by the API server or by its own body: nothing that takes time runs there.
-    pub(super) fn failed(&mut self) {
-        self.charge.shape = None;
+    pub(super) fn record_failure(&mut self) {
+        self.retention.shape = None;
     }
 
     /// The answer has come to its end; `all_sent` if the request's body has, too. What has not is reset.
     pub(super) fn complete(&mut self, all_sent: bool) {
         self.complete = all_sent;
-        if let Some(turn) = &mut self.turn {
+        if let Some(turn) = &mut self.stream_guard {
             turn.complete();
         }
     }
 }
 
-impl Drop for InFlight {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        let (turn, held) = (self.turn.take(), self.held.take());
+        let (turn, held) = (self.stream_guard.take(), self.permit.take());
         if self.complete {
             return drop((turn, held));
         }
-        give_up(turn, held, &self.charge, self.sent);
+        abandon(turn, held, &self.retention, self.sent_at);
     }
 }
 
 /// Keeps what a request holds that was given up, for as long as it is charged.
-fn give_up(
-    mut turn: Option<Box<dyn Turn>>,
-    held: Option<Held>,
-    charge: &Charge,
+fn abandon(
+    mut turn: Option<Box<dyn StreamGuard>>,
+    held: Option<PermitLifetime>,
+    charge: &AbandonedRetention,
     sent: Option<Instant>,
 ) {
-    let (now, given_up) = (Clock.now(), &charge.given_up);
+    let (now, given_up) = (Clock.now(), &charge.abandoned);
     let until = charge.shape.zip(sent).map_or(now, |(shape, sent)| {
         let took = now.saturating_duration_since(sent);
-        given_up.times.observe_at_least(shape, took);
-        sent + given_up.times.average(shape)
+        given_up.service_times.observe_cancelled(shape, took);
+        sent + given_up.service_times.average(shape)
     });
     let until = until.min(charge.deadline);
-    let seen = turn.as_mut().and_then(|turn| turn.given_up());
+    let seen = turn.as_mut().and_then(|turn| turn.cancel());
     let waits = until > now || seen.is_some();
     let Some(runtime) = Handle::try_current().ok().filter(|_| waits) else {
         return drop((turn, held));
     };
     // The slot of a shared connection has no other owner: it is kept until the reset was seen. A seat has its deadline.
-    let (deadline, seen_by) = (charge.deadline, now + RESET_SEEN_WITHIN);
-    let counted = Counted::one_more(given_up.kept.clone());
+    let (deadline, seen_by) = (charge.deadline, now + RESET_ACK_TIMEOUT);
+    let counted = GaugeGuard::new(given_up.retained.clone());
     runtime.spawn(async move {
-        let (mut held, mut end) = (held, End::Reset);
+        let (mut held, mut end) = (held, CancelOutcome::Reset);
         if let Some(seen) = seen {
             let mut seen = pin!(timeout_at(seen_by.into(), seen));
             end = tokio::select! {
@@ -175,10 +176,10 @@ fn give_up(
                     seen.await
                 }
             }
-            .unwrap_or(End::Reset);
+            .unwrap_or(CancelOutcome::Reset);
         }
         drop(turn);
-        if end == End::Reset && held.is_some() {
+        if end == CancelOutcome::Reset && held.is_some() {
             sleep_until(until.into()).await;
         }
         drop((held, counted));
@@ -191,88 +192,88 @@ mod tests {
 
     use super::*;
     use crate::api::UserInfo;
-    use crate::flowcontrol::controller::Times;
+    use crate::flowcontrol::controller::RequestTimes;
     use crate::limits::Admission;
+    use crate::limits::AdmissionAttributes;
     use crate::limits::MaxInFlight;
-    use crate::limits::RequestDigest;
     use crate::limits::max_in_flight;
     use crate::request_info::RequestInfo;
-    use crate::upstream::forward::Seen;
+    use crate::upstream::forward::Cancellation;
 
     /// A stream whose reset is seen when the test says so.
-    struct Stream(Option<oneshot::Receiver<()>>);
+    struct FakeStream(Option<oneshot::Receiver<()>>);
 
-    impl Turn for Stream {
+    impl StreamGuard for FakeStream {
         fn complete(&mut self) {}
 
-        fn given_up(&mut self) -> Option<Seen> {
+        fn cancel(&mut self) -> Option<Cancellation> {
             let seen = self.0.take()?;
             Some(Box::pin(async move {
                 let _ = seen.await;
-                End::Reset
+                CancelOutcome::Reset
             }))
         }
     }
 
     /// One seat, and what tells whether it is free.
-    struct Seat {
+    struct SeatFixture {
         admission: Admission,
-        given_up: Arc<GivenUp>,
+        abandoned: Arc<AbandonedRequests>,
     }
 
-    impl Seat {
+    impl SeatFixture {
         fn new() -> Self {
             let registry = Registry::new();
-            let config = max_in_flight::Config {
+            let config = max_in_flight::MaxInFlightConfig {
                 read_only: 1.into(),
                 mutating: 1.into(),
             };
             Self {
                 admission: Admission::MaxInFlight(Arc::new(MaxInFlight::new(config, &registry))),
-                given_up: GivenUp::new(GivenUp::register(&registry)),
+                abandoned: AbandonedRequests::new(AbandonedRequests::register(&registry)),
             }
         }
 
-        async fn take(&self) -> Option<Permit> {
+        async fn acquire(&self) -> Option<Permit> {
             let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
             let user = UserInfo::anonymous();
-            let digest = RequestDigest {
+            let digest = AdmissionAttributes {
                 info: &info,
                 user: &user,
             };
-            let times = Times::at(Clock.now());
+            let times = RequestTimes::at(Clock.now());
             self.admission.admit(&digest, times).await.ok()
         }
 
         /// A request that is sent now, and what says that its reset was seen.
-        async fn send(&self) -> (InFlight, oneshot::Sender<()>) {
+        async fn send(&self) -> (InFlightRequest, oneshot::Sender<()>) {
             let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
-            let charge = Charge {
-                given_up: Arc::clone(&self.given_up),
-                shape: Some(Shape::of(&info)),
-                since: Clock.now(),
+            let charge = AbandonedRetention {
+                abandoned: Arc::clone(&self.abandoned),
+                shape: Some(RequestShape::from_request(&info)),
+                admitted_at: Clock.now(),
                 deadline: Clock.now() + Duration::from_secs(60),
             };
-            let mut in_flight = InFlight::new(self.take().await.unwrap(), charge);
+            let mut in_flight = InFlightRequest::new(self.acquire().await.unwrap(), charge);
             let (see, seen) = oneshot::channel();
-            in_flight.turn = Some(Box::new(Stream(Some(seen))));
-            in_flight.sent = Some(Clock.now());
+            in_flight.stream_guard = Some(Box::new(FakeStream(Some(seen))));
+            in_flight.sent_at = Some(Clock.now());
             (in_flight, see)
         }
 
         async fn is_free(&self) -> bool {
             tokio::task::yield_now().await;
-            self.take().await.is_some()
+            self.acquire().await.is_some()
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_is_given_up_counts_for_what_its_shape_takes() {
-        let seat = Seat::new();
+    async fn an_abandoned_request_keeps_its_seat_for_the_average_of_its_shape() {
+        let seat = SeatFixture::new();
         let (mut answered, _) = seat.send().await;
         tokio::time::advance(Duration::from_secs(5)).await;
         let good = (Clock.now(), StatusCode::OK);
-        answered.answered(good, |permit| Held::ToTheEnd { permit });
+        answered.record_response(good, |permit| PermitLifetime::UntilEnd { permit });
         answered.complete(true);
         drop(answered);
         assert!(seat.is_free().await, "at its end");
@@ -282,16 +283,15 @@ mod tests {
         see.send(()).unwrap();
         tokio::time::advance(Duration::from_millis(4900)).await;
         assert!(!seat.is_free().await);
-        assert_eq!(seat.given_up.kept.get(), 1);
+        assert_eq!(seat.abandoned.retained.get(), 1);
         tokio::time::advance(Duration::from_millis(200)).await;
         assert!(seat.is_free().await);
-        assert_eq!(seat.given_up.kept.get(), 0);
+        assert_eq!(seat.abandoned.retained.get(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_is_given_up_counts_until_its_reset_was_seen_and_not_beyond_its_deadline()
-     {
-        let seat = Seat::new();
+    async fn an_abandoned_request_keeps_its_seat_until_its_reset_is_acknowledged_or_its_deadline() {
+        let seat = SeatFixture::new();
         let (given_up, see) = seat.send().await;
         drop(given_up);
         tokio::time::advance(Duration::from_secs(30)).await;
@@ -305,10 +305,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_not_sent_yet_is_free_at_once_and_tells_nothing_of_its_shape() {
-        let seat = Seat::new();
+    async fn an_unsent_request_frees_its_seat_at_once_and_is_not_measured() {
+        let seat = SeatFixture::new();
         let (mut waiting, see) = seat.send().await;
-        (waiting.turn, waiting.sent) = (None, None);
+        (waiting.stream_guard, waiting.sent_at) = (None, None);
         drop(see);
         tokio::time::advance(Duration::from_secs(30)).await;
         drop(waiting);
@@ -320,27 +320,34 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_good_answers_tell_how_long_requests_take() {
-        let seat = Seat::new();
+    async fn only_successful_responses_are_measured() {
+        let seat = SeatFixture::new();
         let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
-        let average = || seat.given_up.times.average(Shape::of(&info)).as_millis();
+        let average = || {
+            seat.abandoned
+                .service_times
+                .average(RequestShape::from_request(&info))
+                .as_millis()
+        };
         for (status, expected) in [(200, 5000), (403, 5000), (404, 5000), (201, 4375)] {
             let (mut answered, _) = seat.send().await;
             let took = if status == 200 { 5 } else { 0 };
             tokio::time::advance(Duration::from_secs(took)).await;
             let status = StatusCode::from_u16(status).unwrap();
-            answered.answered((Clock.now(), status), |permit| Held::ToTheEnd { permit });
+            answered.record_response((Clock.now(), status), |permit| PermitLifetime::UntilEnd {
+                permit,
+            });
             answered.complete(true);
             assert_eq!(average(), expected, "{status}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_failed_at_the_server_is_charged_no_longer() {
-        let seat = Seat::new();
+    async fn a_failed_request_frees_its_seat_at_once() {
+        let seat = SeatFixture::new();
         let (mut failed, see) = seat.send().await;
         drop(see);
-        failed.failed();
+        failed.record_failure();
         drop(failed);
         assert!(seat.is_free().await);
     }

@@ -17,7 +17,7 @@ pub enum InvalidHead {
     /// `Expect` is something else than `100-continue` (HTTP/1 only).
     Expectation,
     /// It is longer than the HTTP library takes, or has too many fields.
-    Long,
+    TooLong,
     /// `Host` or `:authority` has a character that no host has.
     MalformedHost,
     /// HTTP/1.1 without `Host`.
@@ -27,7 +27,7 @@ pub enum InvalidHead {
     /// The HTTP library cannot parse it: its words.
     Syntax(String),
     /// The target is longer than the HTTP library takes.
-    Target,
+    TargetTooLong,
     /// `Transfer-Encoding` is something else than a single `chunked`.
     TransferEncoding,
 }
@@ -35,11 +35,11 @@ pub enum InvalidHead {
 impl InvalidHead {
     /// By what the HTTP library says of a head that it cannot parse.
     #[must_use]
-    pub fn unparsed(error: String) -> Self {
+    pub fn from_parse_error(error: String) -> Self {
         match error.as_str() {
             "invalid transfer-encoding parsed" => Self::TransferEncoding,
-            "message head is too large" => Self::Long,
-            "URI too long" => Self::Target,
+            "message head is too large" => Self::TooLong,
+            "URI too long" => Self::TargetTooLong,
             _ => Self::Syntax(error),
         }
     }
@@ -49,11 +49,11 @@ impl InvalidHead {
     pub const fn code(&self) -> StatusCode {
         match self {
             Self::Expectation => StatusCode::EXPECTATION_FAILED,
-            Self::Long => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::TooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::MalformedHost | Self::MissingHost | Self::RepeatedHost | Self::Syntax(_) => {
                 StatusCode::BAD_REQUEST
             }
-            Self::Target => StatusCode::URI_TOO_LONG,
+            Self::TargetTooLong => StatusCode::URI_TOO_LONG,
             Self::TransferEncoding => StatusCode::NOT_IMPLEMENTED,
         }
     }
@@ -72,12 +72,12 @@ impl InvalidHead {
     pub(super) fn message(&self) -> String {
         match self {
             Self::Expectation => "Expect may only be 100-continue".to_owned(),
-            Self::Long => "the request's head is too long or has too many fields".to_owned(),
+            Self::TooLong => "the request's head is too long or has too many fields".to_owned(),
             Self::MalformedHost => "malformed Host header".to_owned(),
             Self::MissingHost => "missing required Host header".to_owned(),
             Self::RepeatedHost => "too many Host headers".to_owned(),
             Self::Syntax(error) => format!("the request's head is not HTTP/1.1: {error}"),
-            Self::Target => "the request's target is longer than 65534 bytes".to_owned(),
+            Self::TargetTooLong => "the request's target is longer than 65534 bytes".to_owned(),
             Self::TransferEncoding => "Unsupported transfer encoding".to_owned(),
         }
     }
@@ -86,10 +86,10 @@ impl InvalidHead {
     pub(super) const fn cause(&self) -> &'static str {
         match self {
             Self::Expectation => "expect",
-            Self::Long => "headers",
+            Self::TooLong => "headers",
             Self::MalformedHost | Self::MissingHost | Self::RepeatedHost => "host",
             Self::Syntax(_) => "syntax",
-            Self::Target => "target",
+            Self::TargetTooLong => "target",
             Self::TransferEncoding => "transfer-encoding",
         }
     }
@@ -105,27 +105,27 @@ pub(super) fn check(head: &request::Parts) -> Result<(), InvalidHead> {
     }
     if head.version >= Version::HTTP_2 {
         let authority = head.uri.authority().map(|authority| authority.as_str());
-        let is_valid = |host: Option<&[u8]>| host.is_none_or(is_host);
+        let is_valid = |host: Option<&[u8]>| host.is_none_or(is_valid_host);
         let are_valid =
             is_valid(authority.map(str::as_bytes)) && is_valid(host.map(HeaderValue::as_bytes));
         return are_valid.then_some(()).ok_or(InvalidHead::MalformedHost);
     }
-    if !is_single_chunked(headers) {
+    if !is_absent_or_chunked(headers) {
         return Err(InvalidHead::TransferEncoding);
     }
     match host {
-        Some(host) if !is_host(host.as_bytes()) => return Err(InvalidHead::MalformedHost),
+        Some(host) if !is_valid_host(host.as_bytes()) => return Err(InvalidHead::MalformedHost),
         None if head.version >= Version::HTTP_11 => return Err(InvalidHead::MissingHost),
         _ => {}
     }
-    if !is_continue(headers) {
+    if !is_absent_or_continue(headers) {
         return Err(InvalidHead::Expectation);
     }
     Ok(())
 }
 
 /// Whether `Transfer-Encoding` is absent, or once there and `chunked`.
-fn is_single_chunked(headers: &HeaderMap) -> bool {
+fn is_absent_or_chunked(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     codings
         .next()
@@ -134,7 +134,7 @@ fn is_single_chunked(headers: &HeaderMap) -> bool {
 }
 
 /// Whether `Expect` is absent, empty or `100-continue`.
-fn is_continue(headers: &HeaderMap) -> bool {
+fn is_absent_or_continue(headers: &HeaderMap) -> bool {
     headers
         .get_all(header::EXPECT)
         .iter()
@@ -142,7 +142,7 @@ fn is_continue(headers: &HeaderMap) -> bool {
 }
 
 /// `httpguts.ValidHostHeader`: no grammar, only the characters that a host and a port may have.
-fn is_host(text: &[u8]) -> bool {
+fn is_valid_host(text: &[u8]) -> bool {
     text.iter()
         .all(|byte| byte.is_ascii_alphanumeric() || b"!$%&'()*+,-.:;=[]_~".contains(byte))
 }
@@ -153,9 +153,9 @@ mod tests {
 
     use super::*;
 
-    type Fields<'a> = &'a [(&'a str, &'a str)];
+    type HeaderPairs<'a> = &'a [(&'a str, &'a str)];
 
-    fn checked(version: Version, uri: &str, fields: Fields<'_>) -> Result<(), InvalidHead> {
+    fn check_head(version: Version, uri: &str, fields: HeaderPairs<'_>) -> Result<(), InvalidHead> {
         let mut request = Request::builder().version(version).uri(uri);
         for (name, value) in fields {
             request = request.header(*name, *value);
@@ -164,13 +164,13 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_judged_as_go_judges_them() {
+    fn heads_are_checked_as_go_checks_them() {
         use InvalidHead::Expectation;
         use InvalidHead::MalformedHost;
         use InvalidHead::MissingHost;
         use InvalidHead::RepeatedHost;
         use InvalidHead::TransferEncoding;
-        let cases: [(Fields<'_>, Result<(), InvalidHead>); 17] = [
+        let cases: [(HeaderPairs<'_>, Result<(), InvalidHead>); 17] = [
             (&[("host", "a.b:6443")], Ok(())),
             (&[("host", "[fe80::1%25eth0]:1")], Ok(())),
             (&[("host", "")], Ok(())),
@@ -210,7 +210,7 @@ mod tests {
         ];
         for (fields, expected) in cases {
             assert_eq!(
-                checked(Version::HTTP_11, "/", fields),
+                check_head(Version::HTTP_11, "/", fields),
                 expected,
                 "{fields:?}"
             );
@@ -218,12 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn http_1_0_needs_no_host_and_http2_has_its_authority() {
+    fn http_1_0_needs_no_host_and_http2_uses_its_authority() {
         let malformed = Err(InvalidHead::MalformedHost);
-        assert_eq!(checked(Version::HTTP_10, "/", &[]), Ok(()));
-        let checked_1_0 = checked(Version::HTTP_10, "/", &[("host", "a b")]);
+        assert_eq!(check_head(Version::HTTP_10, "/", &[]), Ok(()));
+        let checked_1_0 = check_head(Version::HTTP_10, "/", &[("host", "a b")]);
         assert_eq!(checked_1_0, malformed);
-        let cases: [(&str, Fields<'_>, Result<(), InvalidHead>); 5] = [
+        let cases: [(&str, HeaderPairs<'_>, Result<(), InvalidHead>); 5] = [
             ("/", &[], Ok(())),
             ("https://a:1/", &[], Ok(())),
             ("https://a@b/", &[], malformed.clone()),
@@ -231,7 +231,7 @@ mod tests {
             ("https://a/", &[("expect", "foo")], Ok(())),
         ];
         for (uri, fields, expected) in cases {
-            assert_eq!(checked(Version::HTTP_2, uri, fields), expected, "{uri}");
+            assert_eq!(check_head(Version::HTTP_2, uri, fields), expected, "{uri}");
         }
     }
 }

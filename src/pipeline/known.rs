@@ -6,7 +6,7 @@ use crate::request_info::RequestInfo;
 pub(super) const OTHER: &str = "other";
 
 /// Resources that are known before the upstream has confirmed them, so that a refusal in the first second has its label.
-const BUILT_IN: [&str; 30] = [
+const BUILT_IN_RESOURCES: [&str; 30] = [
     "bindings",
     "configmaps",
     "cronjobs",
@@ -40,7 +40,7 @@ const BUILT_IN: [&str; 30] = [
 ];
 
 /// The API groups of those. A client can make up groups that end like them.
-const GROUPS: [&str; 13] = [
+const BUILT_IN_GROUPS: [&str; 13] = [
     "",
     "apiextensions.k8s.io",
     "apps",
@@ -57,7 +57,7 @@ const GROUPS: [&str; 13] = [
 ];
 
 /// Non-resource paths that may be a label, where upstream has the path as `subresource`.
-const KNOWN_PATHS: [&str; 9] = [
+const ALLOWED_PATHS: [&str; 9] = [
     "/api",
     "/apis",
     "/healthz",
@@ -71,7 +71,7 @@ const KNOWN_PATHS: [&str; 9] = [
 
 /// What kube-apiserver's own handlers of a path call it in `subresource`, with an empty `component`
 /// (`InstrumentHandlerFunc`, 1.36: `healthz.InstallPathHandler`, the aggregator's `openapiv3`).
-const HANDLED_PATHS: [(&str, &str); 4] = [
+const HANDLER_LABELS: [(&str, &str); 4] = [
     ("/healthz", "/healthz"),
     ("/livez", "/livez"),
     ("/readyz", "/readyz"),
@@ -79,11 +79,11 @@ const HANDLED_PATHS: [(&str, &str); 4] = [
 ];
 
 /// And what it calls each of the documents below that.
-const OPENAPI_DOCUMENTS: (&str, &str) = ("/openapi/v3/", "openapi/v3/");
+const OPENAPI_DOCUMENT_LABEL: (&str, &str) = ("/openapi/v3/", "openapi/v3/");
 
 /// Whether every API server has this resource.
-pub(super) fn built_in(info: &RequestInfo<'_>) -> bool {
-    let resource = BUILT_IN
+pub(super) fn is_built_in(info: &RequestInfo<'_>) -> bool {
+    let resource = BUILT_IN_RESOURCES
         .iter()
         .any(|name| name.as_bytes() == info.resource());
     let subresource = [
@@ -102,15 +102,15 @@ pub(super) fn built_in(info: &RequestInfo<'_>) -> bool {
     ]
     .contains(&info.subresource());
     let version = [&b"v1"[..], b"v2", b"v1beta1"].contains(&info.api_version());
-    let group = GROUPS
+    let group = BUILT_IN_GROUPS
         .iter()
         .any(|name| name.as_bytes() == info.api_group());
     resource && subresource && version && group
 }
 
 /// The path, where it is one of those that every API server has.
-pub(super) fn known_path(info: &RequestInfo<'_>) -> &'static str {
-    KNOWN_PATHS
+pub(super) fn path_label(info: &RequestInfo<'_>) -> &'static str {
+    ALLOWED_PATHS
         .iter()
         .find(|path| path.as_bytes() == info.path())
         .copied()
@@ -118,13 +118,13 @@ pub(super) fn known_path(info: &RequestInfo<'_>) -> &'static str {
 }
 
 /// What the handler calls it, where it is one that counts by itself.
-pub(super) fn handled_path(info: &RequestInfo<'_>) -> Option<&'static str> {
+pub(super) fn handler_label(info: &RequestInfo<'_>) -> Option<&'static str> {
     if info.is_resource_request() {
         return None;
     }
     let path = info.path();
-    let (below, document) = OPENAPI_DOCUMENTS;
-    HANDLED_PATHS
+    let (below, document) = OPENAPI_DOCUMENT_LABEL;
+    HANDLER_LABELS
         .iter()
         .find(|(handled, _)| handled.as_bytes() == path)
         .map(|(_, label)| *label)

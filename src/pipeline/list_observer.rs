@@ -12,21 +12,21 @@ use http::StatusCode;
 use http::header;
 use http::request;
 
-use crate::api::event_scan::EventScan;
+use crate::api::event_scan::WatchScan;
 use crate::api::gunzip::Gunzip;
-use crate::api::list_scan::Coding;
 use crate::api::list_scan::ListScan;
+use crate::api::list_scan::MediaType;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::list_samples::ListRequest;
-use crate::flowcontrol::list_samples::Sampling;
-use crate::flowcontrol::object_counts::is_of_everything;
+use crate::flowcontrol::list_samples::ListSampleBuilder;
+use crate::flowcontrol::object_counts::lists_all_objects;
 use crate::request_info::RequestInfo;
 
 /// What is inflated of the events of one watch. kube-apiserver does not compress them; what stands before it may.
-const MOST_EVENTS_INFLATED: usize = 4 << 20;
+const MAX_INFLATED_EVENT_BYTES: usize = 4 << 20;
 
 /// A list, or a watch that begins with one, from whose answer something can be learned.
-pub(super) struct Listing {
+pub(super) struct ObservedList {
     controller: Arc<Controller>,
     request: ListRequest,
 }
@@ -34,19 +34,22 @@ pub(super) struct Listing {
 /// An answer that goes by.
 pub(super) enum ListObserver {
     /// Looked at as it is.
-    Plain { scan: ListScan, listing: Listing },
+    Plain {
+        scan: ListScan,
+        listing: ObservedList,
+    },
     /// Copied in part, and looked at beside its way.
-    Compressed(Sampling),
+    Compressed(ListSampleBuilder),
 }
 
 /// The initial events of a watch.
-pub(super) struct InitialEvents {
+pub(super) struct InitialEventsObserver {
     /// In boxes, for a watch outlives its initial events by far.
-    scan: Option<Box<EventScan>>,
+    scan: Option<Box<WatchScan>>,
     gunzip: Option<Box<Gunzip>>,
     /// How they are written, if they can be read, and whether they are compressed.
-    coding: Option<(Coding, bool)>,
-    listing: Option<Listing>,
+    coding: Option<(MediaType, bool)>,
+    observed_list: Option<ObservedList>,
 }
 
 /// How the initial events came to their end.
@@ -55,10 +58,10 @@ pub(super) enum InitialEventsEnd {
     /// There was a bookmark that says so: they were all.
     Bookmark,
     /// Nothing came for a while: there may be more.
-    Lull,
+    Idle,
 }
 
-impl Listing {
+impl ObservedList {
     /// Of this request, unless its answer tells nothing. Of a part of the objects only their size is
     /// taken, where it is not known.
     pub(super) fn new(
@@ -69,7 +72,7 @@ impl Listing {
         let target = head
             .uri
             .path_and_query()
-            .filter(|_| is_of_everything(info) || controller.lacks_size(info))?;
+            .filter(|_| lists_all_objects(info) || controller.lacks_size(info))?;
         let request = ListRequest {
             method: head.method.clone(),
             target: target.clone(),
@@ -82,10 +85,10 @@ impl Listing {
     }
 
     /// Of this answer to it, if it is one that can be read.
-    pub(super) fn of<B>(self, response: &Response<B>) -> Option<Box<ListObserver>> {
-        let coding = coding(response)?;
+    pub(super) fn observer_for<B>(self, response: &Response<B>) -> Option<Box<ListObserver>> {
+        let coding = response_coding(response)?;
         let observer = if is_gzip(response.headers())? {
-            ListObserver::Compressed(self.controller.sample(self.request, coding))
+            ListObserver::Compressed(self.controller.start_list_sample(self.request, coding))
         } else {
             ListObserver::Plain {
                 scan: ListScan::new(coding),
@@ -106,36 +109,38 @@ impl ListObserver {
     }
 
     /// It has come to its end.
-    pub(super) fn ended(self) {
+    pub(super) fn finish(self) {
         match self {
             Self::Plain { scan, listing } => {
                 if let Some(summary) = scan.finish() {
-                    listing.controller.learn(&listing.request, summary);
+                    listing
+                        .controller
+                        .record_list_response(&listing.request, summary);
                 }
             }
-            Self::Compressed(sampling) => sampling.ended(),
+            Self::Compressed(sampling) => sampling.finish(),
         }
     }
 }
 
-impl InitialEvents {
+impl InitialEventsObserver {
     /// Of this answer to a watch; what there was when it began is learned where there is a `listing`.
-    pub(super) fn of<B>(response: &Response<B>, listing: Option<Listing>) -> Self {
+    pub(super) fn for_response<B>(response: &Response<B>, listing: Option<ObservedList>) -> Self {
         Self {
             scan: None,
             gunzip: None,
-            coding: coding(response).zip(is_gzip(response.headers())),
-            listing,
+            coding: response_coding(response).zip(is_gzip(response.headers())),
+            observed_list: listing,
         }
     }
 
     /// Reads them if there is something to learn, or if the mark is wanted.
-    pub(super) fn read(mut self, mark: bool) -> Self {
+    pub(super) fn with_scan(mut self, mark: bool) -> Self {
         if let Some((coding, gzip)) = self.coding
-            && (mark || self.listing.is_some())
+            && (mark || self.observed_list.is_some())
         {
-            self.scan = Some(Box::new(EventScan::new(coding)));
-            self.gunzip = gzip.then(|| Box::new(Gunzip::new(MOST_EVENTS_INFLATED)));
+            self.scan = Some(Box::new(WatchScan::new(coding)));
+            self.gunzip = gzip.then(|| Box::new(Gunzip::new(MAX_INFLATED_EVENT_BYTES)));
         }
         self
     }
@@ -154,10 +159,10 @@ impl InitialEvents {
     }
 
     /// They have come to their end.
-    pub(super) fn ended(&mut self, end: InitialEventsEnd) {
+    pub(super) fn finish(&mut self, end: InitialEventsEnd) {
         self.gunzip = None;
         let (Some(scan), Some((coding, _)), Some(listing)) =
-            (self.scan.take(), self.coding, self.listing.take())
+            (self.scan.take(), self.coding, self.observed_list.take())
         else {
             return;
         };
@@ -166,7 +171,7 @@ impl InitialEvents {
             let events = scan.initial_events();
             listing
                 .controller
-                .learn_initial(&listing.request, events, coding, complete);
+                .record_initial_events(&listing.request, events, coding, complete);
         }
     }
 }
@@ -194,9 +199,10 @@ fn is_transformed(media_type: &[u8]) -> bool {
         })
 }
 
-fn coding<B>(response: &Response<B>) -> Option<Coding> {
+fn response_coding<B>(response: &Response<B>) -> Option<MediaType> {
     let content_type = response.headers().get(header::CONTENT_TYPE)?;
-    Coding::of_content_type(content_type.as_bytes()).filter(|_| response.status() == StatusCode::OK)
+    MediaType::from_content_type(content_type.as_bytes())
+        .filter(|_| response.status() == StatusCode::OK)
 }
 
 /// Whether it is compressed; none if in a way that cannot be undone here.
@@ -216,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_asked_for_is_told_by_all_that_is_accepted() {
+    fn all_accepted_media_types_decide_whether_objects_are_requested() {
         let asks = |accepted: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for accepted in accepted {

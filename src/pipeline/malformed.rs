@@ -18,12 +18,12 @@ use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::invalid_head;
 use crate::pipeline::invalid_head::InvalidHead;
-use crate::pipeline::refusal::Refusal;
+use crate::pipeline::refusal::RequestRejection;
 use crate::request_info::RequestInfo;
 use crate::request_info::TargetError;
-use crate::sparingly::Sparingly;
+use crate::sparingly::LogLimiter;
 use crate::upstream::headers;
-use crate::upstream::headers::Unfit;
+use crate::upstream::headers::InvalidHeaders;
 
 /// Every cause there is, and so every value of the label.
 const CAUSES: [&str; 10] = [
@@ -41,13 +41,13 @@ const CAUSES: [&str; 10] = [
 
 /// Why something is no request.
 #[derive(Debug)]
-pub(super) enum Unreadable<'a> {
+pub(super) enum MalformedRequest<'a> {
     /// `CONNECT`, which has no target of the API server's.
     Connect,
     /// Its target holds a `#`, which would be cut off with what follows.
     Fragment,
     /// Its headers would cost others the connection to the API server.
-    Headers(Unfit),
+    Headers(InvalidHeaders),
     /// Go's server would answer it before any handler.
     InvalidHead(InvalidHead),
     /// It has no target.
@@ -56,7 +56,7 @@ pub(super) enum Unreadable<'a> {
     Target(TargetError<'a>),
 }
 
-impl Unreadable<'_> {
+impl MalformedRequest<'_> {
     /// One of [`CAUSES`].
     const fn cause(&self) -> &'static str {
         match self {
@@ -70,66 +70,70 @@ impl Unreadable<'_> {
         }
     }
 
-    fn refusal(self) -> Refusal {
+    fn into_rejection(self) -> RequestRejection {
         match self {
-            Self::Connect => Refusal::Connect,
-            Self::Fragment => Refusal::BadRequest(
+            Self::Connect => RequestRejection::Connect,
+            Self::Fragment => RequestRejection::BadRequest(
                 "the request's target holds a #, which must be written %23".to_owned(),
             ),
-            Self::Headers(Unfit::Length) => Refusal::LongHead,
-            Self::Headers(Unfit::Name) => {
-                Refusal::BadRequest("a header's name holds a \", which no name may".to_owned())
-            }
-            Self::InvalidHead(why) => Refusal::InvalidHead(why),
-            Self::NoTarget => Refusal::BadRequest("the request has no target".to_owned()),
+            Self::Headers(InvalidHeaders::TooLong) => RequestRejection::HeadersTooLong,
+            Self::Headers(InvalidHeaders::InvalidName) => RequestRejection::BadRequest(
+                "a header's name holds a \", which no name may".to_owned(),
+            ),
+            Self::InvalidHead(why) => RequestRejection::InvalidHead(why),
+            Self::NoTarget => RequestRejection::BadRequest("the request has no target".to_owned()),
             Self::Target(why) => why.into(),
         }
     }
 }
 
 /// The request's target, byte for byte what the upstream will get.
-pub(super) fn target(
+pub(super) fn request_target(
     peer: &Peer,
     head: &request::Parts,
-) -> Result<PathAndQuery, Unreadable<'static>> {
+) -> Result<PathAndQuery, MalformedRequest<'static>> {
     if head.method == Method::CONNECT {
-        return Err(Unreadable::Connect);
+        return Err(MalformedRequest::Connect);
     }
-    invalid_head::check(head).map_err(Unreadable::InvalidHead)?;
+    invalid_head::check(head).map_err(MalformedRequest::InvalidHead)?;
     let Some(target) = head.uri.path_and_query() else {
-        return Err(Unreadable::NoTarget);
+        return Err(MalformedRequest::NoTarget);
     };
-    if peer.fragments.cut(head.method.as_str(), target.as_str()) {
-        return Err(Unreadable::Fragment);
+    if peer
+        .target_fragments
+        .take_truncated(head.method.as_str(), target.as_str())
+    {
+        return Err(MalformedRequest::Fragment);
     }
-    headers::fit(&head.headers, target.as_str().len()).map_err(Unreadable::Headers)?;
+    headers::validate(&head.headers, target.as_str().len()).map_err(MalformedRequest::Headers)?;
     Ok(target.clone())
 }
 
 /// What is asked.
-pub(super) fn info<'a>(
+pub(super) fn parse_info<'a>(
     method: &Method,
     target: &'a PathAndQuery,
-) -> Result<RequestInfo<'a>, Unreadable<'a>> {
-    RequestInfo::parse(method.as_str(), target.as_str().as_bytes()).map_err(Unreadable::Target)
+) -> Result<RequestInfo<'a>, MalformedRequest<'a>> {
+    RequestInfo::parse(method.as_str(), target.as_str().as_bytes())
+        .map_err(MalformedRequest::Target)
 }
 
 impl Pipeline {
     /// Rejects a request whose head the HTTP library could not parse, and counts it.
-    pub fn reject_unparsed(&self, peer: &Peer, why: InvalidHead) -> Refusal {
-        let why = Unreadable::InvalidHead(why);
-        self.metrics.malformed.refuse(peer, why, Clock.now())
+    pub fn reject_unparsed(&self, peer: &Peer, why: InvalidHead) -> RequestRejection {
+        let why = MalformedRequest::InvalidHead(why);
+        self.metrics.malformed.reject(peer, why, Clock.now())
     }
 }
 
 /// Counts what cannot be read, by its cause.
 #[derive(Debug)]
-pub(super) struct Malformed {
+pub(super) struct MalformedRequestMetrics {
     counts: [(&'static str, IntCounter); CAUSES.len()],
-    log: Sparingly,
+    log_limiter: LogLimiter,
 }
 
-impl Malformed {
+impl MalformedRequestMetrics {
     pub(super) fn register(registry: &Registry) -> Self {
         let counts = registry.counters(
             "weir_malformed_requests_total",
@@ -138,21 +142,26 @@ impl Malformed {
         );
         Self {
             counts: CAUSES.map(|cause| (cause, counts.with_label_values(&[cause]))),
-            log: Sparingly::default(),
+            log_limiter: LogLimiter::default(),
         }
     }
 
     /// Says no to what cannot be read.
-    pub(super) fn refuse(&self, peer: &Peer, why: Unreadable<'_>, now: Instant) -> Refusal {
+    pub(super) fn reject(
+        &self,
+        peer: &Peer,
+        why: MalformedRequest<'_>,
+        now: Instant,
+    ) -> RequestRejection {
         let cause = why.cause();
         if let Some((_, count)) = self.counts.iter().find(|(known, _)| *known == cause) {
             count.inc();
         }
-        if let Some(more) = self.log.may_say(now) {
+        if let Some(more) = self.log_limiter.try_log(now) {
             // Nothing of what was sent: it is the client's to choose.
             warn!(client = %peer.address, cause, more, "a request that cannot be read was refused");
         }
-        why.refusal()
+        why.into_rejection()
     }
 }
 
@@ -161,26 +170,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_cannot_be_read_has_one_of_the_causes() {
+    fn every_malformed_request_has_one_of_the_causes() {
         let read = |target: &'static str| RequestInfo::parse("GET", target.as_bytes());
         for (why, cause) in [
-            (Unreadable::Connect, "connect"),
-            (Unreadable::Fragment, "fragment"),
-            (Unreadable::Headers(Unfit::Length), "headers"),
-            (Unreadable::InvalidHead(InvalidHead::Expectation), "expect"),
-            (Unreadable::InvalidHead(InvalidHead::MissingHost), "host"),
+            (MalformedRequest::Connect, "connect"),
+            (MalformedRequest::Fragment, "fragment"),
             (
-                Unreadable::InvalidHead(InvalidHead::unparsed(String::new())),
+                MalformedRequest::Headers(InvalidHeaders::TooLong),
+                "headers",
+            ),
+            (
+                MalformedRequest::InvalidHead(InvalidHead::Expectation),
+                "expect",
+            ),
+            (
+                MalformedRequest::InvalidHead(InvalidHead::MissingHost),
+                "host",
+            ),
+            (
+                MalformedRequest::InvalidHead(InvalidHead::from_parse_error(String::new())),
                 "syntax",
             ),
             (
-                Unreadable::InvalidHead(InvalidHead::TransferEncoding),
+                MalformedRequest::InvalidHead(InvalidHead::TransferEncoding),
                 "transfer-encoding",
             ),
-            (Unreadable::NoTarget, "no-target"),
-            (Unreadable::Target(read("/api/%2").unwrap_err()), "target"),
+            (MalformedRequest::NoTarget, "no-target"),
             (
-                Unreadable::Target(read("/api/v1/watch").unwrap_err()),
+                MalformedRequest::Target(read("/api/%2").unwrap_err()),
+                "target",
+            ),
+            (
+                MalformedRequest::Target(read("/api/v1/watch").unwrap_err()),
                 "unresolvable",
             ),
         ] {

@@ -21,7 +21,7 @@ use crate::minimum_rate::MinimumRate;
 use crate::minimum_rate::RateMeter;
 
 /// How often the task looks: how much later than its deadline something may end.
-pub const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub const SCAN_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Something that can be ended from outside.
 pub trait Expire: Send + Sync {
@@ -38,16 +38,16 @@ pub trait Expire: Send + Sync {
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
     /// Which way.
-    pub phase: Phase,
+    pub phase: TransferPhase,
     /// So far: what was received, or accepted by the client's connection.
     pub bytes: u64,
     /// Whether it is the client that is waited for.
-    pub awaited: bool,
+    pub waiting_for_client: bool,
 }
 
 /// What is transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum TransferPhase {
     /// A request's body.
     RequestBody,
     /// An answer's body.
@@ -73,58 +73,58 @@ impl SlowTransfers {
         Self(["request_body", "response_body", "tunnel"].map(count))
     }
 
-    fn count(&self, phase: Phase) {
+    fn count(&self, phase: TransferPhase) {
         let [request_body, response_body, tunnel] = &self.0;
         match phase {
-            Phase::RequestBody => request_body.inc(),
-            Phase::ResponseBody => response_body.inc(),
-            Phase::Tunnel => tunnel.inc(),
+            TransferPhase::RequestBody => request_body.inc(),
+            TransferPhase::ResponseBody => response_body.inc(),
+            TransferPhase::Tunnel => tunnel.inc(),
         }
     }
 }
 
 /// Everything that has a deadline or a least rate.
-pub struct Overdue {
+pub struct Deadlines {
     rate: MinimumRate,
-    slow: SlowTransfers,
+    slow_transfers: SlowTransfers,
     /// Held for one insertion, removal or look; nothing is awaited, and nothing expires, under it.
-    entries: Mutex<Slab<Entry>>,
+    entries: Mutex<Slab<DeadlineEntry>>,
 }
 
-struct Entry {
+struct DeadlineEntry {
     deadline: Option<Instant>,
     /// From the first look on.
     meter: Option<RateMeter>,
     /// What is to end; nothing, once it was ended.
-    what: Option<Arc<dyn Expire>>,
+    expirable: Option<Arc<dyn Expire>>,
 }
 
-impl Entry {
+impl DeadlineEntry {
     /// Whether it is to end by now; of a transfer that is too slow, which it is.
-    fn look(&mut self, rate: MinimumRate, now: Instant) -> Option<Option<Phase>> {
+    fn check(&mut self, rate: MinimumRate, now: Instant) -> Option<Option<TransferPhase>> {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return Some(None);
         }
-        let transfer = self.what.as_ref()?.transfer()?;
+        let transfer = self.expirable.as_ref()?.transfer()?;
         let meter = self.meter.get_or_insert_with(|| RateMeter::new(rate, now));
-        let in_time = meter.look(rate, now, transfer.bytes, transfer.awaited);
+        let in_time = meter.check(rate, now, transfer.bytes, transfer.waiting_for_client);
         (!in_time).then_some(Some(transfer.phase))
     }
 }
 
 /// An entry; dropping it takes it out.
-pub struct Entered {
-    overdue: Arc<Overdue>,
+pub struct DeadlineGuard {
+    deadlines: Arc<Deadlines>,
     key: usize,
 }
 
-impl Overdue {
+impl Deadlines {
     /// Of one worker, whose clients have to keep to `rate`.
     #[must_use]
     pub fn new(rate: MinimumRate, slow: SlowTransfers) -> Arc<Self> {
         Arc::new(Self {
             rate,
-            slow,
+            slow_transfers: slow,
             entries: Mutex::default(),
         })
     }
@@ -137,14 +137,18 @@ impl Overdue {
 
     /// Enters `what`, to be ended soon after `deadline`, if it has one, or when its transfer is too slow, if it is one.
     #[must_use]
-    pub fn enter(self: &Arc<Self>, deadline: Option<Instant>, what: Arc<dyn Expire>) -> Entered {
-        let key = self.entries().insert(Entry {
+    pub fn register(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        what: Arc<dyn Expire>,
+    ) -> DeadlineGuard {
+        let key = self.entries().insert(DeadlineEntry {
             deadline,
             meter: None,
-            what: Some(what),
+            expirable: Some(what),
         });
-        Entered {
-            overdue: Arc::clone(self),
+        DeadlineGuard {
+            deadlines: Arc::clone(self),
             key,
         }
     }
@@ -153,39 +157,39 @@ impl Overdue {
     pub fn expire(&self, now: Instant) {
         let mut overdue = Vec::new();
         for (_, entry) in self.entries().iter_mut() {
-            if let Some(slow) = entry.look(self.rate, now)
-                && let Some(what) = entry.what.take()
+            if let Some(slow) = entry.check(self.rate, now)
+                && let Some(what) = entry.expirable.take()
             {
                 overdue.push((what, slow));
             }
         }
         for (what, slow) in overdue {
             if let Some(phase) = slow {
-                self.slow.count(phase);
+                self.slow_transfers.count(phase);
             }
             what.expire();
         }
     }
 
-    fn entries(&self) -> MutexGuard<'_, Slab<Entry>> {
+    fn entries(&self) -> MutexGuard<'_, Slab<DeadlineEntry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Entered {
+impl Drop for DeadlineGuard {
     fn drop(&mut self) {
-        let entry = self.overdue.entries().try_remove(self.key);
+        let entry = self.deadlines.entries().try_remove(self.key);
         drop(entry); // after the lock
     }
 }
 
-impl fmt::Debug for Overdue {
+impl fmt::Debug for Deadlines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Overdue({} under way)", self.entries().len())
     }
 }
 
-impl fmt::Debug for Entered {
+impl fmt::Debug for DeadlineGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Entered({})", self.key)
     }
@@ -202,30 +206,30 @@ pub(super) mod tests {
     use crate::clock::Clock;
 
     /// With the rate that weir has by itself.
-    pub(in crate::pipeline) fn overdue() -> (Arc<Overdue>, Registry) {
+    pub(in crate::pipeline) fn deadlines() -> (Arc<Deadlines>, Registry) {
         let registry = Registry::new();
         let slow = SlowTransfers::register(&registry);
-        (Overdue::new(MinimumRate::default(), slow), registry)
+        (Deadlines::new(MinimumRate::default(), slow), registry)
     }
 
     #[derive(Default)]
-    struct Counting(AtomicU32);
+    struct ExpireCounter(AtomicU32);
 
-    impl Expire for Counting {
+    impl Expire for ExpireCounter {
         fn expire(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     #[test]
-    fn what_is_overdue_is_ended_once_however_long_it_stays() {
-        let (overdue, _) = overdue();
-        let what = Arc::new(Counting::default());
+    fn an_entry_past_its_deadline_expires_once() {
+        let (overdue, _) = deadlines();
+        let what = Arc::new(ExpireCounter::default());
         let deadline = Clock.now();
-        let ended: Arc<dyn Expire> = Arc::<Counting>::clone(&what);
-        let entered = overdue.enter(Some(deadline), ended);
+        let ended: Arc<dyn Expire> = Arc::<ExpireCounter>::clone(&what);
+        let entered = overdue.register(Some(deadline), ended);
         for _ in 0..3 {
-            overdue.expire(deadline + LOOK_EVERY);
+            overdue.expire(deadline + SCAN_INTERVAL);
         }
         assert_eq!(what.0.load(Ordering::Relaxed), 1);
         assert_eq!(Arc::strong_count(&what), 1, "and not kept");
@@ -236,7 +240,7 @@ pub(super) mod tests {
     #[derive(Default)]
     struct Download {
         bytes: AtomicU64,
-        awaited: AtomicBool,
+        waiting_for_client: AtomicBool,
         ended: AtomicBool,
     }
 
@@ -247,30 +251,30 @@ pub(super) mod tests {
 
         fn transfer(&self) -> Option<Transfer> {
             Some(Transfer {
-                phase: Phase::ResponseBody,
+                phase: TransferPhase::ResponseBody,
                 bytes: self.bytes.load(Ordering::Relaxed),
-                awaited: self.awaited.load(Ordering::Relaxed),
+                waiting_for_client: self.waiting_for_client.load(Ordering::Relaxed),
             })
         }
     }
 
     #[test]
-    fn a_transfer_ends_when_its_client_is_too_slow_and_not_when_the_server_is() {
-        let (overdue, registry) = overdue();
+    fn a_transfer_expires_for_a_slow_client_and_not_for_a_slow_server() {
+        let (overdue, registry) = deadlines();
         let download = Arc::new(Download::default());
         let what: Arc<dyn Expire> = Arc::<Download>::clone(&download);
-        let _entered = overdue.enter(None, what);
+        let _entered = overdue.register(None, what);
         let mut now = Clock.now();
         let mut pass = |seconds: u32, bytes| {
             for _ in 0..seconds * 4 {
-                now += LOOK_EVERY;
+                now += SCAN_INTERVAL;
                 download.bytes.fetch_add(bytes, Ordering::Relaxed);
                 overdue.expire(now);
             }
             download.ended.load(Ordering::Relaxed)
         };
         assert!(!pass(600, 0), "the server works");
-        download.awaited.store(true, Ordering::Relaxed);
+        download.waiting_for_client.store(true, Ordering::Relaxed);
         assert!(!pass(600, 256), "1 KiB/s");
         assert!(!pass(9, 0));
         assert!(pass(2, 0));

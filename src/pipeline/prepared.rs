@@ -14,69 +14,69 @@ use jiff::fmt::rfc2822::DateTimePrinter;
 
 use crate::api::Status;
 use crate::clock::Clock;
-use crate::keyed::Key;
-use crate::keyed::Secret;
-use crate::keyed::SharedByKey;
+use crate::keyed::HashKey;
+use crate::keyed::HashSecret;
+use crate::keyed::SharedHashKeyMap;
 use crate::limits::Rejection;
 use crate::pipeline::body::Body;
-use crate::pipeline::name_decision;
-use crate::pipeline::refusal::Encoding;
 use crate::pipeline::refusal::PROTOBUF;
-use crate::pipeline::refusal::Refusal;
-use crate::pipeline::refusal::rejected;
+use crate::pipeline::refusal::RequestRejection;
+use crate::pipeline::refusal::StatusEncoding;
+use crate::pipeline::refusal::limit_status;
+use crate::pipeline::set_decision_headers;
 use crate::upstream::headers::keep_unindexed;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache, private");
 const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 
 /// Room for those of a refusal, with what decided and what the HTTP library adds.
-const HEADERS: usize = 8;
+const HEADER_CAPACITY: usize = 8;
 
 /// Most kinds that are kept, if levels are changed all the time; beyond it they are written anew.
-const MOST_KINDS: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
 /// Answers that are there already.
 #[derive(Debug, Default)]
-pub struct Prepared {
+pub struct RejectionResponseCache {
     /// By all that a refusal depends on.
-    written: SharedByKey<Dated>,
-    secret: Secret,
+    entries: SharedHashKeyMap<CachedResponse>,
+    secret: HashSecret,
 }
 
 /// An answer with the date of this second.
 #[derive(Debug)]
-struct Dated {
+struct CachedResponse {
     unix_second: i64,
-    wire: Wire,
+    status: EncodedStatus,
 }
 
-impl Prepared {
+impl RejectionResponseCache {
     /// The answer to a client who reads this.
     #[must_use]
-    pub fn respond(&self, refusal: &Refusal, encoding: Encoding) -> Response<Body> {
-        if let Refusal::Rejected(rejection) = refusal {
-            return self.rejected(rejection, encoding, Clock.unix_second());
+    pub fn respond(&self, refusal: &RequestRejection, encoding: StatusEncoding) -> Response<Body> {
+        if let RequestRejection::Limit(rejection) = refusal {
+            return self.limit_response(rejection, encoding, Clock.unix_second());
         }
         match refusal.status() {
-            Ok(status) => Wire::of(&status, refusal.code()).respond(encoding),
-            Err(text) => answer(refusal.code(), usual_headers(PLAIN), text),
+            Ok(status) => EncodedStatus::new(&status, refusal.code()).to_response(encoding),
+            Err(text) => build_response(refusal.code(), common_headers(PLAIN_TEXT), text),
         }
     }
 
-    fn rejected(
+    fn limit_response(
         &self,
         rejection: &Rejection,
-        encoding: Encoding,
+        encoding: StatusEncoding,
         unix_second: i64,
     ) -> Response<Body> {
         let kind = match rejection {
             // As many texts as keys: written when they are needed.
-            Rejection::Clients(_) | Rejection::Events(_) => {
-                return Wire::of_rejection(rejection).respond(encoding);
+            Rejection::ClientLimit(_) | Rejection::EventRateLimit(_) => {
+                return EncodedStatus::from_rejection(rejection).to_response(encoding);
             }
-            Rejection::Fairness(rejected) => Key::of(
+            Rejection::Fairness(rejected) => HashKey::of(
                 &self.secret,
                 (
                     rejected.flow_schema(),
@@ -85,21 +85,27 @@ impl Prepared {
                     rejected.retry_after,
                 ),
             ),
-            Rejection::MaxInFlight { kind, limit } => Key::of(&self.secret, (kind, limit)),
+            Rejection::MaxInFlight { kind, limit } => HashKey::of(&self.secret, (kind, limit)),
             Rejection::UnprovenUpgrade { retry_after } => {
-                Key::of(&self.secret, ("unproven-upgrade", retry_after))
+                HashKey::of(&self.secret, ("unproven-upgrade", retry_after))
             }
         };
-        if let Some(dated) = self.written.get(&kind)
+        if let Some(dated) = self.entries.get(&kind)
             && dated.unix_second == unix_second
         {
-            return dated.wire.respond(encoding);
+            return dated.status.to_response(encoding);
         }
-        let mut wire = Wire::of_rejection(rejection);
-        wire.date(unix_second);
-        let response = wire.respond(encoding);
-        if self.written.len() < MOST_KINDS || self.written.contains_key(&kind) {
-            self.written.insert(kind, Dated { unix_second, wire });
+        let mut wire = EncodedStatus::from_rejection(rejection);
+        wire.set_date(unix_second);
+        let response = wire.to_response(encoding);
+        if self.entries.len() < MAX_ENTRIES || self.entries.contains_key(&kind) {
+            self.entries.insert(
+                kind,
+                CachedResponse {
+                    unix_second,
+                    status: wire,
+                },
+            );
         }
         response
     }
@@ -107,16 +113,16 @@ impl Prepared {
 
 /// A Status as it goes out, in both encodings.
 #[derive(Debug)]
-struct Wire {
+struct EncodedStatus {
     code: StatusCode,
     json: (HeaderMap, Bytes),
     protobuf: (HeaderMap, Bytes),
 }
 
-impl Wire {
-    fn of(status: &Status, code: StatusCode) -> Self {
+impl EncodedStatus {
+    fn new(status: &Status, code: StatusCode) -> Self {
         let whole = |content_type, body: Bytes| {
-            let mut headers = usual_headers(content_type);
+            let mut headers = common_headers(content_type);
             if let Some(seconds) = status.retry_after_seconds {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
             }
@@ -131,51 +137,51 @@ impl Wire {
     }
 
     /// A limit's no; of fairness, with the names of what decided.
-    fn of_rejection(rejection: &Rejection) -> Self {
-        let mut wire = Self::of(&rejected(rejection), StatusCode::TOO_MANY_REQUESTS);
+    fn from_rejection(rejection: &Rejection) -> Self {
+        let mut wire = Self::new(&limit_status(rejection), StatusCode::TOO_MANY_REQUESTS);
         if let Rejection::Fairness(rejected) = rejection {
-            for headers in wire.heads() {
-                name_decision(headers, rejected.flow_schema(), rejected.priority_level());
+            for headers in wire.headers_mut() {
+                set_decision_headers(headers, rejected.flow_schema(), rejected.priority_level());
             }
         }
         wire
     }
 
     /// Says when, which the HTTP library does otherwise; not of a time that has no such date.
-    fn date(&mut self, unix_second: i64) {
+    fn set_date(&mut self, unix_second: i64) {
         let date = Timestamp::from_second(unix_second)
             .and_then(|time| DateTimePrinter::new().timestamp_to_rfc9110_string(&time));
         let date = date.ok().and_then(|date| HeaderValue::try_from(date).ok());
         if let Some(date) = date {
-            for headers in self.heads() {
+            for headers in self.headers_mut() {
                 headers.insert(header::DATE, date.clone());
                 keep_unindexed(headers);
             }
         }
     }
 
-    const fn heads(&mut self) -> [&mut HeaderMap; 2] {
+    const fn headers_mut(&mut self) -> [&mut HeaderMap; 2] {
         [&mut self.json.0, &mut self.protobuf.0]
     }
 
-    fn respond(&self, encoding: Encoding) -> Response<Body> {
+    fn to_response(&self, encoding: StatusEncoding) -> Response<Body> {
         let (headers, body) = match encoding {
-            Encoding::Json => &self.json,
-            Encoding::Protobuf => &self.protobuf,
+            StatusEncoding::Json => &self.json,
+            StatusEncoding::Protobuf => &self.protobuf,
         };
-        answer(self.code, headers.clone(), body.clone())
+        build_response(self.code, headers.clone(), body.clone())
     }
 }
 
-fn usual_headers(content_type: HeaderValue) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(HEADERS);
+fn common_headers(content_type: HeaderValue) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(HEADER_CAPACITY);
     headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(header::CACHE_CONTROL, NO_CACHE);
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, NOSNIFF);
     headers
 }
 
-fn answer(code: StatusCode, headers: HeaderMap, body: Bytes) -> Response<Body> {
+fn build_response(code: StatusCode, headers: HeaderMap, body: Bytes) -> Response<Body> {
     let mut response = Response::new(Body::fixed(body));
     *response.status_mut() = code;
     *response.headers_mut() = headers;
@@ -199,8 +205,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_rejection_names_its_limit_and_is_small() {
-        let refusal = Refusal::Rejected(REJECTION);
-        let response = Prepared::default().respond(&refusal, Encoding::Json);
+        let refusal = RequestRejection::Limit(REJECTION);
+        let response = RejectionResponseCache::default().respond(&refusal, StatusEncoding::Json);
         assert_eq!(response.status(), 429);
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
         assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
@@ -223,9 +229,9 @@ mod tests {
 
     #[test]
     fn a_rejection_has_the_date_of_its_second() {
-        let prepared = Prepared::default();
+        let prepared = RejectionResponseCache::default();
         let date = |second| {
-            let response = prepared.rejected(&REJECTION, Encoding::Json, second);
+            let response = prepared.limit_response(&REJECTION, StatusEncoding::Json, second);
             response.headers()[header::DATE].clone()
         };
         for (second, expected) in [
@@ -235,20 +241,20 @@ mod tests {
         ] {
             assert_eq!(date(second), expected);
         }
-        assert_eq!(prepared.written.len(), 1, "one for each kind");
+        assert_eq!(prepared.entries.len(), 1, "one for each kind");
         assert!(date(784_111_779).is_sensitive(), "not to be indexed");
     }
 
     #[test]
-    fn what_cannot_have_reached_the_server_may_be_tried_again_and_nothing_else() {
-        let unsent = Refusal::Forward(ForwardError::Closed);
-        let unsent = Prepared::default().respond(&unsent, Encoding::Json);
+    fn only_unsent_requests_get_retry_after() {
+        let unsent = RequestRejection::Forward(ForwardError::Closed);
+        let unsent = RejectionResponseCache::default().respond(&unsent, StatusEncoding::Json);
         assert_eq!(
             (unsent.status(), &unsent.headers()[header::RETRY_AFTER]),
             (StatusCode::SERVICE_UNAVAILABLE, &HeaderValue::from(1))
         );
-        let late = Refusal::Timeout(Duration::from_secs(60));
-        let late = Prepared::default().respond(&late, Encoding::Json);
+        let late = RequestRejection::Timeout(Duration::from_secs(60));
+        let late = RejectionResponseCache::default().respond(&late, StatusEncoding::Json);
         assert_eq!(late.status(), 504);
         assert!(!late.headers().contains_key(header::RETRY_AFTER));
     }

@@ -9,108 +9,109 @@ use http::header;
 use http::request;
 
 use crate::clock::Clock;
+use crate::limits::AdmissionAttributes;
 use crate::limits::Rejection;
-use crate::limits::RequestDigest;
-use crate::limits::clients::enforce::Hold;
-use crate::limits::clients::enforce::Origin;
+use crate::limits::clients::enforce::ClientLimitPermit;
+use crate::limits::clients::enforce::RequestSource;
 use crate::limits::events::enforce::EventRequest;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
-use crate::pipeline::refusal::Refusal;
-use crate::pipeline::refusing::Unread;
-use crate::pipeline::request_body::Ahead;
+use crate::pipeline::refusal::RequestRejection;
+use crate::pipeline::refusing::RequestBodyState;
+use crate::pipeline::request_body::BodyPrefix;
 
 /// What comes of the limits.
-pub(super) struct Passed {
+pub(super) struct RatesPassed {
     /// Goes with the permit.
-    pub(super) hold: Option<Box<Hold>>,
+    pub(super) client_permit: Option<Box<ClientLimitPermit>>,
     /// When the time in a queue begins.
-    pub(super) at: Instant,
+    pub(super) queue_start: Instant,
     /// The body, if it was read.
-    pub(super) body: Option<Ahead>,
+    pub(super) body: Option<BodyPrefix>,
 }
 
 impl Pipeline {
     /// Asks the limits that count requests; `body` is left alone unless an event's must be read.
-    pub(super) async fn pass_rates(
+    pub(super) async fn check_rates(
         &self,
-        digest: &RequestDigest<'_>,
+        digest: &AdmissionAttributes<'_>,
         from: (&Peer, &request::Parts),
-        body: &mut Unread,
+        body: &mut RequestBodyState,
         (arrived, deadline): (Instant, Option<Instant>),
-    ) -> Result<Passed, Refusal> {
-        let passed = Passed {
-            hold: None,
-            at: arrived,
+    ) -> Result<RatesPassed, RequestRejection> {
+        let passed = RatesPassed {
+            client_permit: None,
+            queue_start: arrived,
             body: None,
         };
-        if !self.rates.any() {
+        if !self.rates.is_configured() {
             return Ok(passed);
         }
         // In a box: who has no such limits does not pay for the room.
-        Box::pin(self.ask_rates(passed, digest, from, body, deadline)).await
+        Box::pin(self.apply_rates(passed, digest, from, body, deadline)).await
     }
 
-    async fn ask_rates(
+    async fn apply_rates(
         &self,
-        mut passed: Passed,
-        digest: &RequestDigest<'_>,
+        mut passed: RatesPassed,
+        digest: &AdmissionAttributes<'_>,
         (peer, head): (&Peer, &request::Parts),
-        body: &mut Unread,
+        body: &mut RequestBodyState,
         deadline: Option<Instant>,
-    ) -> Result<Passed, Refusal> {
-        let arrived = passed.at;
+    ) -> Result<RatesPassed, RequestRejection> {
+        let arrived = passed.queue_start;
         if let Some(limits) = &self.rates.clients {
             let agent = head.headers.get(header::USER_AGENT);
-            let origin = Origin {
+            let origin = RequestSource {
                 address: peer.address.ip(),
                 user_agent: agent.map_or(b"", |agent| agent.as_bytes()),
             };
             let admitted = limits.admit(digest, origin, arrived, deadline).await;
-            let hold = admitted.map_err(|no| Refusal::Rejected(Rejection::Clients(no)))?;
-            passed.at = hold
+            let hold =
+                admitted.map_err(|no| RequestRejection::Limit(Rejection::ClientLimit(no)))?;
+            passed.queue_start = hold
                 .as_ref()
-                .and_then(|hold| hold.delayed_until())
+                .and_then(|hold| hold.admitted_after_delay())
                 .unwrap_or(arrived);
-            passed.hold = hold;
+            passed.client_permit = hold;
         }
         passed.body = self
-            .limit_event(digest, (peer, &head.headers), body, deadline)
+            .check_event_rate(digest, (peer, &head.headers), body, deadline)
             .await?;
         if passed.body.is_some() {
-            passed.at = Clock.now(); // what the client took to send it is not the queue's
+            passed.queue_start = Clock.now(); // what the client took to send it is not the queue's
         }
         Ok(passed)
     }
 
-    async fn limit_event(
+    async fn check_event_rate(
         &self,
-        digest: &RequestDigest<'_>,
+        digest: &AdmissionAttributes<'_>,
         (peer, headers): (&Peer, &HeaderMap),
-        body: &mut Unread,
+        body: &mut RequestBodyState,
         deadline: Option<Instant>,
-    ) -> Result<Option<Ahead>, Refusal> {
+    ) -> Result<Option<BodyPrefix>, RequestRejection> {
         let Some(limits) = &self.rates.events else {
             return Ok(None);
         };
         let content_type = headers.get(header::CONTENT_TYPE).map(|t| t.as_bytes());
-        let request = limits.concerns(digest.info, content_type);
+        let request = limits.event_request(digest.info, content_type);
         let Some(request) = request else {
             return Ok(None);
         };
-        let read = match body.as_mut().filter(|_| EventRequest::wants_body(&request)) {
+        let read = match body.as_mut().filter(|_| EventRequest::needs_body(&request)) {
             Some(incoming) => {
                 let read = self.read_whole(incoming, (peer, headers), deadline);
                 let read = read.await?;
-                *body = Unread::Nothing;
+                *body = RequestBodyState::Consumed;
                 Some(read)
             }
             None => None,
         };
-        let data = read.as_ref().map_or(&[][..], |ahead| ahead.read.data());
+        let data = read.as_ref().map_or(&[][..], |ahead| ahead.buffered.data());
         limits
             .admit(request, digest.info, &digest.user.name, data, Clock.now())
-            .map_err(|no| Refusal::Rejected(Rejection::Events(no)))?;
+            .map_err(|no| RequestRejection::Limit(Rejection::EventRateLimit(no)))?;
         Ok(read)
     }
 }

@@ -20,17 +20,17 @@ use http::uri::PathAndQuery;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::flowcontrol::controller::Decision;
+use crate::flowcontrol::controller::FlowControlDecision;
 use crate::limits::Rejection;
 use crate::pipeline::Peer;
-use crate::pipeline::audited::Audited;
-use crate::pipeline::refusal::Refusal;
+use crate::pipeline::audited::AuditContext;
+use crate::pipeline::refusal::RequestRejection;
 use crate::pipeline::trace::Trace;
-use crate::pipeline::traced::Traced;
+use crate::pipeline::traced::TraceContext;
 use crate::request_info::RequestInfo;
 use crate::request_info::TargetError;
-use crate::upstream::read_body::Budget;
-use crate::upstream::read_body::Reserved;
+use crate::upstream::read_body::MemoryBudget;
+use crate::upstream::read_body::MemoryReservation;
 
 /// Targets, user agents, the addresses of proxies, and users are no longer than this together as a rule, in bytes.
 const USUAL_LENGTH: usize = 512;
@@ -57,45 +57,45 @@ pub struct Record {
     /// Who asks; `None` for who was turned away before that was known.
     pub user: Option<Arc<UserInfo>>,
     /// For whom it counts, if for somebody else (`--classify-impersonated`).
-    pub counted: Option<Arc<UserInfo>>,
+    pub counted_as: Option<Arc<UserInfo>>,
     /// What fairness decided, once it did.
-    pub decision: Option<Decision>,
+    pub decision: Option<FlowControlDecision>,
     /// The rule of `clientLimits` that said no.
     pub rule: Option<Arc<str>>,
     /// The trace that it is part of, if it is traced.
-    pub traced: Option<Box<Traced>>,
+    pub trace_context: Option<Box<TraceContext>>,
     /// What it was told.
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
     /// How much of the answer's body has gone out, in bytes; known at its end.
-    pub sent: u64,
+    pub sent_bytes: u64,
     /// What an audit log asks for, if there is one; the id also where a line tells of it.
-    pub audited: Option<Box<Audited>>,
+    pub audit: Option<Box<AuditContext>>,
     /// Somebody is going to write down that it was rejected.
-    pub written_down: bool,
+    pub is_logged: bool,
 }
 
 /// What a request was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// Nothing: its client has gone away, or has not been answered yet.
-    Unanswered,
+    NoResponse,
     /// What the API server said.
-    Answered(StatusCode),
-    /// A limit said no, 429: see [`Refusal::limit`].
+    Responded(StatusCode),
+    /// A limit said no, 429: see [`RequestRejection::limit`].
     Rejected(&'static str),
     /// weir said no for another reason.
-    Refused(StatusCode),
+    Failed(StatusCode),
     /// A defect of weir's.
     Panicked,
 }
 
-impl Outcome {
+impl RequestOutcome {
     /// The code that the client got.
     #[must_use]
     pub const fn code(self) -> Option<StatusCode> {
         match self {
-            Self::Unanswered => None,
-            Self::Answered(code) | Self::Refused(code) => Some(code),
+            Self::NoResponse => None,
+            Self::Responded(code) | Self::Failed(code) => Some(code),
             Self::Rejected(_) => Some(StatusCode::TOO_MANY_REQUESTS),
             Self::Panicked => Some(StatusCode::INTERNAL_SERVER_ERROR),
         }
@@ -103,30 +103,30 @@ impl Outcome {
 }
 
 /// Who looks on. Called in a request's way, on the workers: what takes time is to be done elsewhere.
-pub trait Witness: fmt::Debug + Send + Sync {
+pub trait RequestObserver: fmt::Debug + Send + Sync {
     /// A limit has said no, which is going to be told to the client. Whether this is going to be written down where somebody may look
     /// for it: it has an id then, which the client hears.
-    fn rejected(&self, record: &Record) -> bool {
+    fn on_rejected(&self, record: &Record) -> bool {
         let _ = record;
         false
     }
 
     /// The answer to a request that runs long has begun.
-    fn answering(&self, record: &Record) {
+    fn on_response_started(&self, record: &Record) {
         let _ = record;
     }
 
     /// The last byte has gone, or the client has, at `now`.
-    fn ended(&self, record: &Record, now: Instant);
+    fn on_ended(&self, record: &Record, now: Instant);
 }
 
 /// All who look on.
-pub type Witnesses = Arc<[Arc<dyn Witness>]>;
+pub type RequestObservers = Arc<[Arc<dyn RequestObserver>]>;
 
 /// A record that is told to the witnesses when it is dropped.
 #[derive(Debug)]
-pub(super) struct Recorded {
-    witnesses: Witnesses,
+pub(super) struct RecordGuard {
+    observers: RequestObservers,
     pub(super) record: Record,
 }
 
@@ -141,30 +141,33 @@ impl Record {
 
     /// For whom it counts, as the limits see it.
     #[must_use]
-    pub fn counts_for(&self) -> Option<&UserInfo> {
-        self.counted.as_deref().or(self.user.as_deref())
+    pub fn effective_user(&self) -> Option<&UserInfo> {
+        self.counted_as.as_deref().or(self.user.as_deref())
     }
 }
 
 impl Record {
     /// The bytes of what is as long as the client likes.
-    fn length(&self) -> usize {
+    fn client_controlled_bytes(&self) -> usize {
         let texts = [&self.forwarded_for, &self.user_agent];
         let texts = texts.into_iter().flatten().map(HeaderValue::len);
-        let wish = self.audited.as_ref().map(|audited| &audited.wish);
-        let users = [Some(&self.user), Some(&self.counted), wish];
+        let wish = self
+            .audit
+            .as_ref()
+            .map(|audited| &audited.impersonation_target);
+        let users = [Some(&self.user), Some(&self.counted_as), wish];
         let users = users.into_iter().flatten().flatten();
-        let users = users.map(|user| user.length());
+        let users = users.map(|user| user.size_bytes());
         self.target.as_str().len() + texts.sum::<usize>() + users.sum::<usize>()
     }
 
     /// Copies what is a part of the connection's buffer, which would be kept as long as the record otherwise.
-    fn detach(&mut self) {
+    fn detach_buffers(&mut self) {
         let target = Bytes::copy_from_slice(self.target.as_str().as_bytes());
         if let Ok(target) = PathAndQuery::from_maybe_shared(target) {
             self.target = target;
         }
-        let id = self.audited.as_mut().map(|audited| &mut audited.id);
+        let id = self.audit.as_mut().map(|audited| &mut audited.id);
         let texts = [self.forwarded_for.as_mut(), self.user_agent.as_mut(), id];
         for text in texts.into_iter().flatten() {
             if let Ok(copied) = HeaderValue::from_bytes(text.as_bytes()) {
@@ -177,24 +180,24 @@ impl Record {
 impl Trace {
     /// Lets go of the connection's buffer, for a request that is to be held; what it keeps itself, if that is long, is taken
     /// from `room`. `None` if there is not enough.
-    pub(super) fn keeps_to_itself(&mut self, room: &Arc<Budget>) -> Option<Reserved> {
+    pub(super) fn detach_record(&mut self, room: &Arc<MemoryBudget>) -> Option<MemoryReservation> {
         let mut reserved = room.reserve();
-        let Some(recorded) = self.recorded_mut() else {
+        let Some(recorded) = self.record_mut() else {
             return Some(reserved);
         };
-        let length = recorded.record.length();
-        if length > USUAL_LENGTH && !reserved.grow_to(length) {
+        let length = recorded.record.client_controlled_bytes();
+        if length > USUAL_LENGTH && !reserved.try_grow_to(length) {
             return None;
         }
-        recorded.record.detach();
+        recorded.record.detach_buffers();
         Some(reserved)
     }
 }
 
-impl Recorded {
+impl RecordGuard {
     /// Of a request of which no more is known than what it asks for; nothing where nobody looks on.
-    pub(super) fn of(
-        witnesses: &Witnesses,
+    pub(super) fn new(
+        witnesses: &RequestObservers,
         (peer, head): (&Peer, &request::Parts),
         (target, info): (&PathAndQuery, &RequestInfo<'_>),
         (arrived, arrived_wall): (Instant, SystemTime),
@@ -204,7 +207,7 @@ impl Recorded {
         }
         let forwarded_for = || head.headers.get("x-forwarded-for").cloned();
         Some(Box::new(Self {
-            witnesses: Arc::clone(witnesses),
+            observers: Arc::clone(witnesses),
             record: Record {
                 method: head.method.clone(),
                 target: target.clone(),
@@ -215,67 +218,71 @@ impl Recorded {
                 arrived,
                 arrived_wall,
                 user: None,
-                counted: None,
+                counted_as: None,
                 decision: None,
                 rule: None,
-                traced: None,
-                outcome: Outcome::Unanswered,
-                sent: 0,
-                audited: None,
-                written_down: false,
+                trace_context: None,
+                outcome: RequestOutcome::NoResponse,
+                sent_bytes: 0,
+                audit: None,
+                is_logged: false,
             },
         }))
     }
 
-    pub(super) fn answered(&mut self, code: StatusCode) {
-        self.record.outcome = Outcome::Answered(code);
+    pub(super) fn record_response(&mut self, code: StatusCode) {
+        self.record.outcome = RequestOutcome::Responded(code);
         if self.record.long_running {
-            for witness in &*self.witnesses {
-                witness.answering(&self.record);
+            for witness in &*self.observers {
+                witness.on_response_started(&self.record);
             }
-            if let Some(audited) = &mut self.record.audited {
-                audited.began = true;
+            if let Some(audited) = &mut self.record.audit {
+                audited.response_started = true;
             }
         }
     }
 
-    pub(super) fn refused(&mut self, refusal: &Refusal) {
-        let told = matches!(self.record.outcome, Outcome::Rejected(_)); // by `rejected`
+    pub(super) fn record_rejection(&mut self, refusal: &RequestRejection) {
+        let told = matches!(self.record.outcome, RequestOutcome::Rejected(_)); // by `rejected`
         if !told {
-            self.record.outcome = Outcome::Refused(refusal.code());
+            self.record.outcome = RequestOutcome::Failed(refusal.code());
         }
     }
 
     /// A limit says no to a request with these headers. What is written down about it has an id: the client's own, or a new one.
-    pub(super) fn rejected(&mut self, refusal: &Refusal, headers: &HeaderMap) {
+    pub(super) fn record_limit_rejection(
+        &mut self,
+        refusal: &RequestRejection,
+        headers: &HeaderMap,
+    ) {
         let Some(limit) = refusal.limit() else {
             return;
         };
-        self.record.outcome = Outcome::Rejected(limit);
-        if let Refusal::Rejected(rejection) = refusal {
+        self.record.outcome = RequestOutcome::Rejected(limit);
+        if let RequestRejection::Limit(rejection) = refusal {
             self.record.decision = rejection.decision();
-            if let Rejection::Clients(rejected) = rejection {
+            if let Rejection::ClientLimit(rejected) = rejection {
                 self.record.rule = Some(Arc::clone(&rejected.rule));
             }
         }
-        for witness in &*self.witnesses {
-            self.record.written_down |= witness.rejected(&self.record);
+        for witness in &*self.observers {
+            self.record.is_logged |= witness.on_rejected(&self.record);
         }
-        if self.record.written_down {
-            let id = || Box::new(Audited::begin(headers));
-            self.record.audited.get_or_insert_with(id);
+        if self.record.is_logged {
+            let id = || Box::new(AuditContext::from_headers(headers));
+            self.record.audit.get_or_insert_with(id);
         }
     }
 }
 
-impl Drop for Recorded {
+impl Drop for RecordGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.record.outcome = Outcome::Panicked;
+            self.record.outcome = RequestOutcome::Panicked;
         }
         let now = Clock.now();
-        for witness in &*self.witnesses {
-            witness.ended(&self.record, now);
+        for witness in &*self.observers {
+            witness.on_ended(&self.record, now);
         }
     }
 }
@@ -287,29 +294,29 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::pipeline::request_body::BodyFault;
+    use crate::pipeline::request_body::BodyReadError;
     use crate::request_info::RequestKind;
 
     /// Notes how requests ended, and whether their answers were told of when they began.
     #[derive(Debug, Default)]
-    struct Onlooker(Mutex<Vec<(&'static str, Outcome, u64)>>);
+    struct TestObserver(Mutex<Vec<(&'static str, RequestOutcome, u64)>>);
 
-    impl Witness for Onlooker {
-        fn answering(&self, record: &Record) {
-            let note = ("answering", record.outcome, record.sent);
+    impl RequestObserver for TestObserver {
+        fn on_response_started(&self, record: &Record) {
+            let note = ("answering", record.outcome, record.sent_bytes);
             self.0.lock().unwrap().push(note);
         }
 
-        fn ended(&self, record: &Record, _: Instant) {
-            let note = ("ended", record.outcome, record.sent);
+        fn on_ended(&self, record: &Record, _: Instant) {
+            let note = ("ended", record.outcome, record.sent_bytes);
             self.0.lock().unwrap().push(note);
         }
     }
 
-    fn recorded(onlooker: &Arc<Onlooker>, long_running: bool) -> Recorded {
-        let witness: Arc<dyn Witness> = Arc::<Onlooker>::clone(onlooker);
-        Recorded {
-            witnesses: Arc::from([witness]),
+    fn record_guard(onlooker: &Arc<TestObserver>, long_running: bool) -> RecordGuard {
+        let witness: Arc<dyn RequestObserver> = Arc::<TestObserver>::clone(onlooker);
+        RecordGuard {
+            observers: Arc::from([witness]),
             record: Record {
                 method: Method::GET,
                 target: PathAndQuery::from_static("/api/v1/pods"),
@@ -320,139 +327,139 @@ mod tests {
                 arrived: Clock.now(),
                 arrived_wall: Clock.wall(),
                 user: None,
-                counted: None,
+                counted_as: None,
                 decision: None,
                 rule: None,
-                traced: None,
-                outcome: Outcome::Unanswered,
-                sent: 0,
-                audited: None,
-                written_down: false,
+                trace_context: None,
+                outcome: RequestOutcome::NoResponse,
+                sent_bytes: 0,
+                audit: None,
+                is_logged: false,
             },
         }
     }
 
     #[test]
-    fn those_who_look_on_are_told_the_beginning_of_a_long_answer_and_every_end() {
-        let onlooker = Arc::new(Onlooker::default());
+    fn observers_get_the_start_of_a_long_response_and_every_end() {
+        let onlooker = Arc::new(TestObserver::default());
         for long_running in [true, false] {
-            let mut recorded = recorded(&onlooker, long_running);
-            recorded.answered(StatusCode::OK);
-            recorded.record.sent += 7;
+            let mut recorded = record_guard(&onlooker, long_running);
+            recorded.record_response(StatusCode::OK);
+            recorded.record.sent_bytes += 7;
         }
-        drop(recorded(&onlooker, false)); // the client went away
-        let ok = Outcome::Answered(StatusCode::OK);
+        drop(record_guard(&onlooker, false)); // the client went away
+        let ok = RequestOutcome::Responded(StatusCode::OK);
         let told = [
             ("answering", ok, 0),
             ("ended", ok, 7),
             ("ended", ok, 7),
-            ("ended", Outcome::Unanswered, 0),
+            ("ended", RequestOutcome::NoResponse, 0),
         ];
         assert_eq!(*onlooker.0.lock().unwrap(), told);
     }
 
     #[test]
-    fn a_rejection_is_told_by_its_limit() {
-        let onlooker = Arc::new(Onlooker::default());
+    fn a_rejection_is_recorded_by_its_limit() {
+        let onlooker = Arc::new(TestObserver::default());
         let rejection = Rejection::MaxInFlight {
             kind: RequestKind::Mutating,
             limit: 1,
         };
-        let refusal = Refusal::Rejected(rejection);
-        let mut recorded = recorded(&onlooker, false);
-        recorded.rejected(&refusal, &HeaderMap::new());
-        recorded.refused(&refusal);
-        assert!(recorded.record.audited.is_none(), "nobody writes it down");
+        let refusal = RequestRejection::Limit(rejection);
+        let mut recorded = record_guard(&onlooker, false);
+        recorded.record_limit_rejection(&refusal, &HeaderMap::new());
+        recorded.record_rejection(&refusal);
+        assert!(recorded.record.audit.is_none(), "nobody writes it down");
         drop(recorded);
         let [(_, outcome, _)] = onlooker.0.lock().unwrap()[..] else {
             panic!("one request");
         };
-        assert_eq!(outcome, Outcome::Rejected("max-in-flight"));
+        assert_eq!(outcome, RequestOutcome::Rejected("max-in-flight"));
         assert_eq!(outcome.code(), Some(StatusCode::TOO_MANY_REQUESTS));
     }
 
     /// Writes down what is rejected.
     #[derive(Debug)]
-    struct Clerk;
+    struct RejectionRecorder;
 
-    impl Witness for Clerk {
-        fn rejected(&self, _: &Record) -> bool {
+    impl RequestObserver for RejectionRecorder {
+        fn on_rejected(&self, _: &Record) -> bool {
             true
         }
 
-        fn ended(&self, _: &Record, _: Instant) {}
+        fn on_ended(&self, _: &Record, _: Instant) {}
     }
 
     #[test]
-    fn a_rejection_that_is_written_down_has_an_id() {
+    fn a_logged_rejection_has_an_audit_id() {
         let rejection = Rejection::MaxInFlight {
             kind: RequestKind::Mutating,
             limit: 1,
         };
-        let refusal = Refusal::Rejected(rejection);
+        let refusal = RequestRejection::Limit(rejection);
         let id = |own: Option<&'static str>| {
-            let mut recorded = recorded(&Arc::default(), false);
-            let clerk: Arc<dyn Witness> = Arc::new(Clerk);
-            recorded.witnesses = Arc::from([clerk]);
+            let mut recorded = record_guard(&Arc::default(), false);
+            let clerk: Arc<dyn RequestObserver> = Arc::new(RejectionRecorder);
+            recorded.observers = Arc::from([clerk]);
             let own = own.map(|own| ("audit-id".parse().unwrap(), HeaderValue::from_static(own)));
-            recorded.rejected(&refusal, &HeaderMap::from_iter(own));
-            assert!(recorded.record.written_down);
-            recorded.record.audited.take().unwrap().id
+            recorded.record_limit_rejection(&refusal, &HeaderMap::from_iter(own));
+            assert!(recorded.record.is_logged);
+            recorded.record.audit.take().unwrap().id
         };
         assert_eq!(id(Some("mine")), "mine");
         assert_ne!(id(None), id(None));
     }
 
     #[test]
-    fn an_event_for_whose_body_there_is_no_room_is_rejected_and_one_that_breaks_off_is_not() {
-        let onlooker = Arc::new(Onlooker::default());
-        for fault in [BodyFault::NoRoom, BodyFault::Malformed] {
-            let refusal = Refusal::Body(fault);
-            let mut recorded = recorded(&onlooker, false);
-            recorded.rejected(&refusal, &HeaderMap::new());
-            recorded.refused(&refusal);
+    fn an_event_over_the_body_budget_is_rejected_and_an_aborted_one_is_not() {
+        let onlooker = Arc::new(TestObserver::default());
+        for fault in [BodyReadError::BudgetExhausted, BodyReadError::Malformed] {
+            let refusal = RequestRejection::Body(fault);
+            let mut recorded = record_guard(&onlooker, false);
+            recorded.record_limit_rejection(&refusal, &HeaderMap::new());
+            recorded.record_rejection(&refusal);
         }
         let told = onlooker.0.lock().unwrap();
         let outcomes: Vec<_> = told.iter().map(|(_, outcome, _)| *outcome).collect();
-        let broken = Outcome::Refused(StatusCode::BAD_REQUEST);
-        assert_eq!(outcomes, [Outcome::Rejected("event-bodies"), broken]);
+        let broken = RequestOutcome::Failed(StatusCode::BAD_REQUEST);
+        assert_eq!(outcomes, [RequestOutcome::Rejected("event-bodies"), broken]);
     }
 
     #[test]
-    fn what_is_held_keeps_nothing_of_the_connection_s_buffer_and_of_users_what_there_is_room_for() {
+    fn a_held_rejection_keeps_no_connection_buffer_and_long_users_within_the_budget() {
         let buffer = Bytes::from(vec![b'a'; 1 << 20]);
         let piece = |range| HeaderValue::from_maybe_shared(buffer.slice(range)).unwrap();
-        let mut recorded = recorded(&Arc::default(), false);
+        let mut recorded = record_guard(&Arc::default(), false);
         let id = ("audit-id".parse().unwrap(), piece(0..36));
-        let mut audited = Audited::begin(&HeaderMap::from_iter([id]));
+        let mut audited = AuditContext::from_headers(&HeaderMap::from_iter([id]));
         assert_eq!(audited.id.len(), 36);
         recorded.record.user_agent = Some(piece(36..100));
         let wish = UserInfo {
             name: "b".repeat(1000),
             ..UserInfo::anonymous()
         };
-        audited.wish = Some(Arc::new(wish));
-        recorded.record.audited = Some(Box::new(audited));
+        audited.impersonation_target = Some(Arc::new(wish));
+        recorded.record.audit = Some(Box::new(audited));
         let metrics =
             crate::pipeline::trace::RequestMetrics::register(&crate::metrics::Registry::new());
-        let mut trace = Trace::started(metrics, Clock.now());
-        trace.recorded = Some(Box::new(recorded));
-        assert!(trace.keeps_to_itself(&Budget::new(1000)).is_none());
-        let room = Budget::new(2000);
-        let _reserved = trace.keeps_to_itself(&room).unwrap();
-        assert!(room.taken() > 1000);
+        let mut trace = Trace::start(metrics, Clock.now());
+        trace.record = Some(Box::new(recorded));
+        assert!(trace.detach_record(&MemoryBudget::new(1000)).is_none());
+        let room = MemoryBudget::new(2000);
+        let _reserved = trace.detach_record(&room).unwrap();
+        assert!(room.used() > 1000);
         assert!(buffer.is_unique());
     }
 
     #[test]
-    fn a_panic_is_told_as_one() {
-        let onlooker = Arc::new(Onlooker::default());
-        let recorded = recorded(&onlooker, false);
+    fn a_panic_is_recorded() {
+        let onlooker = Arc::new(TestObserver::default());
+        let recorded = record_guard(&onlooker, false);
         let panicked = catch_unwind(AssertUnwindSafe(move || {
             let _recorded = recorded;
             panic!("on purpose");
         }));
         assert!(panicked.is_err());
-        assert_eq!(onlooker.0.lock().unwrap()[0].1, Outcome::Panicked);
+        assert_eq!(onlooker.0.lock().unwrap()[0].1, RequestOutcome::Panicked);
     }
 }

@@ -13,45 +13,46 @@ use http::HeaderValue;
 use http::StatusCode;
 
 use crate::api::Status;
-use crate::flowcontrol::queue_set::Reason;
-use crate::identity::Unauthenticated;
+use crate::flowcontrol::queue_set::RejectReason;
+use crate::identity::AuthenticationError;
 use crate::limits::Rejection;
-use crate::limits::clients::enforce::TooMany;
-use crate::limits::events::enforce::TooManyEvents;
-use crate::limits::hold::Wait;
-use crate::pipeline::impersonation::Refused;
+use crate::limits::clients::enforce::ClientLimitRejection;
+use crate::limits::events::enforce::EventRejection;
+use crate::limits::hold::HoldPolicy;
+use crate::pipeline::impersonation::ImpersonationError;
 use crate::pipeline::invalid_head::InvalidHead;
-use crate::pipeline::request_body::BodyFault;
+use crate::pipeline::request_body::BodyReadError;
 use crate::request_info::RequestKind;
 use crate::request_info::TargetError;
 use crate::upstream::ForwardError;
-use crate::upstream::headers::MOST;
-use crate::upstream::headers::Unspeakable;
-use crate::upstream::loops::Looped;
+use crate::upstream::headers::MAX_HEADER_BYTES;
+use crate::upstream::headers::UnencodableUser;
+use crate::upstream::loops::LoopRejection;
 
 /// After how many seconds a request that did not reach the API server is worth another try: one, which client-go takes
 /// for "retry", and which gives a restarting server a moment.
-const RETRY_UNSENT: u32 = 1;
+const RETRY_AFTER_UNSENT: u32 = 1;
 
 /// What refuses events for whose bodies there is no room.
 pub const EVENT_BODIES: &str = "event-bodies";
 
 /// What `/readyz` says once weir has been told to go, in the form of kube-apiserver's.
-const SHUTTING_DOWN: &[u8] = b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
+const SHUTTING_DOWN_BODY: &[u8] =
+    b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
 
 /// What a client with a certificate is told where there is no way to assert its user.
-const NO_FRONT_PROXY: &str = "weir knows you by your client certificate but cannot tell the API server so: it needs \
+const NO_FRONT_PROXY_MESSAGE: &str = "weir knows you by your client certificate but cannot tell the API server so: it needs \
      --proxy-client-cert-file and --proxy-client-key-file, signed by the CA of the API server's \
      --requestheader-client-ca-file, or --assert-by=impersonation and the right to impersonate; a bearer token \
      without a client certificate is passed on as it is";
 
 /// Why a request gets no answer of the upstream's.
 #[derive(Clone, Debug)]
-pub enum Refusal {
+pub enum RequestRejection {
     /// What was sent is no request that could be passed on.
     BadRequest(String),
     /// The request's body cannot be had.
-    Body(BodyFault),
+    Body(BodyReadError),
     /// `CONNECT`, which the proxy does not do.
     Connect,
     /// No answer from the upstream.
@@ -59,34 +60,34 @@ pub enum Refusal {
     /// Go's server would answer it before any handler.
     InvalidHead(InvalidHead),
     /// A certificate's user who may not impersonate, where weir asserts by impersonation itself.
-    Impersonation(Refused),
+    Impersonation(ImpersonationError),
     /// More headers than can go on.
-    LongHead,
+    HeadersTooLong,
     /// It was here before, or has been through too many proxies.
-    Loop(Looped),
+    Loop(LoopRejection),
     /// Too many heads wait in memory for it to be known whose they are.
-    NoRoomForHead,
+    HeadBudgetExhausted,
     /// Told to go: `/readyz` on the client's port.
     NotReady,
     /// A certificate's user, and no way to assert one.
-    NoFrontProxy,
+    NoFrontProxyCertificate,
     /// A defect of weir's.
     Panic,
     /// A limit rejects the request.
-    Rejected(Rejection),
+    Limit(Rejection),
     /// RequestInfo cannot be made of it: upstream's own text.
     RequestInfo(Bytes),
     /// No answer within the request's time.
     Timeout(Duration),
     /// The request's head did not come within `--request-header-timeout`.
-    SlowHead,
+    HeadTimeout,
     /// The credential that was presented does not hold.
-    Unauthenticated(Unauthenticated),
+    Unauthenticated(AuthenticationError),
     /// The user cannot be asserted in headers.
-    Unspeakable(Unspeakable),
+    UnencodableUser(UnencodableUser),
 }
 
-impl From<TargetError<'_>> for Refusal {
+impl From<TargetError<'_>> for RequestRejection {
     fn from(error: TargetError<'_>) -> Self {
         match error {
             TargetError::Malformed(why) => Self::BadRequest(why.to_string()),
@@ -97,59 +98,61 @@ impl From<TargetError<'_>> for Refusal {
     }
 }
 
-impl From<Unauthenticated> for Refusal {
-    fn from(error: Unauthenticated) -> Self {
+impl From<AuthenticationError> for RequestRejection {
+    fn from(error: AuthenticationError) -> Self {
         Self::Unauthenticated(error)
     }
 }
 
-impl From<ForwardError> for Refusal {
+impl From<ForwardError> for RequestRejection {
     fn from(error: ForwardError) -> Self {
         Self::Forward(error)
     }
 }
 
-impl From<Looped> for Refusal {
-    fn from(why: Looped) -> Self {
+impl From<LoopRejection> for RequestRejection {
+    fn from(why: LoopRejection) -> Self {
         Self::Loop(why)
     }
 }
 
-impl From<Unspeakable> for Refusal {
-    fn from(error: Unspeakable) -> Self {
-        Self::Unspeakable(error)
+impl From<UnencodableUser> for RequestRejection {
+    fn from(error: UnencodableUser) -> Self {
+        Self::UnencodableUser(error)
     }
 }
 
-impl Refusal {
+impl RequestRejection {
     /// The status code it is answered with.
     #[must_use]
     pub fn code(&self) -> StatusCode {
         match self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
-            Self::Body(BodyFault::Aborted | BodyFault::Malformed) => StatusCode::BAD_REQUEST,
-            Self::Body(BodyFault::NoRoom) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Body(BodyFault::TooLarge(_)) => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::Body(BodyFault::TooSlow) => StatusCode::REQUEST_TIMEOUT,
+            Self::Body(BodyReadError::Aborted | BodyReadError::Malformed) => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::Body(BodyReadError::BudgetExhausted) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Body(BodyReadError::TooLarge(_)) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Body(BodyReadError::TooSlow) => StatusCode::REQUEST_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
-            Self::Forward(ForwardError::Share(_)) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Forward(error) if error.unsent() => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Forward(ForwardError::ShareExceeded(_)) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Forward(error) if error.is_unsent() => StatusCode::SERVICE_UNAVAILABLE,
             Self::Forward(_) => StatusCode::BAD_GATEWAY,
             Self::InvalidHead(why) => why.code(),
-            Self::SlowHead => StatusCode::REQUEST_TIMEOUT,
-            Self::LongHead => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::HeadTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::HeadersTooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::Loop(_) => StatusCode::LOOP_DETECTED,
             // Not 431: the head itself is well, and client-go tries a 503 with Retry-After again.
-            Self::NoRoomForHead => StatusCode::SERVICE_UNAVAILABLE,
+            Self::HeadBudgetExhausted => StatusCode::SERVICE_UNAVAILABLE,
             Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
-            Self::Impersonation(Refused::Denied(_)) => StatusCode::FORBIDDEN,
-            Self::Impersonation(Refused::Undecided) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Impersonation(Refused::Unclear(_)) => StatusCode::BAD_REQUEST,
-            Self::Rejected(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Impersonation(ImpersonationError::Denied(_)) => StatusCode::FORBIDDEN,
+            Self::Impersonation(ImpersonationError::Undecided) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Impersonation(ImpersonationError::Invalid(_)) => StatusCode::BAD_REQUEST,
+            Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
-            Self::NoFrontProxy | Self::Unauthenticated(_) | Self::Unspeakable(_) => {
+            Self::NoFrontProxyCertificate | Self::Unauthenticated(_) | Self::UnencodableUser(_) => {
                 StatusCode::UNAUTHORIZED
             }
         }
@@ -157,25 +160,25 @@ impl Refusal {
 
     /// Whether a limit or the time that a request may take is the reason: kube-apiserver's "terminations".
     #[must_use]
-    pub const fn in_self_defense(&self) -> bool {
+    pub const fn is_termination(&self) -> bool {
         self.limit().is_some() || matches!(self, Self::Timeout(_))
     }
 
     /// Whether it is the client that ended the request: no answer is received.
     #[must_use]
-    pub const fn is_abort(&self) -> bool {
-        matches!(self, Self::Body(BodyFault::Aborted))
+    pub const fn is_client_abort(&self) -> bool {
+        matches!(self, Self::Body(BodyReadError::Aborted))
     }
 
     /// Whether an HTTP/1.1 connection ends with the answer, because it is not certain where the next request begins.
     #[must_use]
-    pub const fn ends_connection(&self) -> bool {
-        matches!(self, Self::InvalidHead(_) | Self::SlowHead)
+    pub const fn closes_connection(&self) -> bool {
+        matches!(self, Self::InvalidHead(_) | Self::HeadTimeout)
     }
 
     /// The cause of an answer that stands in the place of the API server's, which did not come: 502, 503, 504.
     #[must_use]
-    pub const fn in_place_of_the_server(&self) -> Option<&'static str> {
+    pub const fn upstream_failure_cause(&self) -> Option<&'static str> {
         match self {
             Self::Forward(error) => Some(error.label()),
             Self::Timeout(_) => Some("weir/request-timeout"),
@@ -184,27 +187,27 @@ impl Refusal {
             | Self::Connect
             | Self::Impersonation(_)
             | Self::InvalidHead(_)
-            | Self::LongHead
+            | Self::HeadersTooLong
             | Self::Loop(_)
-            | Self::NoFrontProxy
-            | Self::NoRoomForHead
+            | Self::NoFrontProxyCertificate
+            | Self::HeadBudgetExhausted
             | Self::NotReady
             | Self::Panic
-            | Self::Rejected(_)
+            | Self::Limit(_)
             | Self::RequestInfo(_)
-            | Self::SlowHead
+            | Self::HeadTimeout
             | Self::Unauthenticated(_)
-            | Self::Unspeakable(_) => None,
+            | Self::UnencodableUser(_) => None,
         }
     }
 
     /// The limit whose no it is, in a word: see [`Rejection::limit`], and the room for events' bodies.
     #[must_use]
     pub const fn limit(&self) -> Option<&'static str> {
-        if let Self::Rejected(rejection) = self {
-            return Some(rejection.limit());
+        if let Self::Limit(rejection) = self {
+            return Some(rejection.limit_label());
         }
-        if matches!(self, Self::Body(BodyFault::NoRoom)) {
+        if matches!(self, Self::Body(BodyReadError::BudgetExhausted)) {
             return Some(EVENT_BODIES);
         }
         None
@@ -214,38 +217,40 @@ impl Refusal {
     #[must_use]
     pub fn retry_after(&self) -> Option<u32> {
         match self {
-            Self::Rejected(rejection) => rejection.says_when().then(|| rejection.retry_after()),
-            Self::Forward(error) => error.passes().then_some(RETRY_UNSENT),
-            Self::Body(BodyFault::NoRoom)
-            | Self::Impersonation(Refused::Undecided)
-            | Self::NoRoomForHead => Some(RETRY_UNSENT),
+            Self::Limit(rejection) => rejection
+                .sends_retry_after()
+                .then(|| rejection.retry_after()),
+            Self::Forward(error) => error.is_transient().then_some(RETRY_AFTER_UNSENT),
+            Self::Body(BodyReadError::BudgetExhausted)
+            | Self::Impersonation(ImpersonationError::Undecided)
+            | Self::HeadBudgetExhausted => Some(RETRY_AFTER_UNSENT),
             Self::BadRequest(_)
             | Self::Body(_)
             | Self::Connect
             | Self::Impersonation(_)
             | Self::InvalidHead(_)
-            | Self::LongHead
+            | Self::HeadersTooLong
             | Self::Loop(_)
-            | Self::NoFrontProxy
+            | Self::NoFrontProxyCertificate
             | Self::NotReady
             | Self::Panic
             | Self::RequestInfo(_)
-            | Self::SlowHead
+            | Self::HeadTimeout
             | Self::Timeout(_)
             | Self::Unauthenticated(_)
-            | Self::Unspeakable(_) => None,
+            | Self::UnencodableUser(_) => None,
         }
     }
 
     /// How a client is held that comes back before its `Retry-After` is over; `None` where the answer carries none. What is no
     /// limit's rejection may be over at any moment, so it is held for its own `Retry-After` at most, whatever was sent before.
     #[must_use]
-    pub fn wait(&self) -> Option<Wait> {
+    pub fn hold_policy(&self) -> Option<HoldPolicy> {
         let seconds = self.retry_after()?;
-        Some(if let Self::Rejected(rejection) = self {
-            rejection.patience()
+        Some(if let Self::Limit(rejection) = self {
+            rejection.hold_policy()
         } else {
-            Wait::at_most(Duration::from_secs(seconds.into()))
+            HoldPolicy::capped_at(Duration::from_secs(seconds.into()))
         })
     }
 
@@ -255,10 +260,10 @@ impl Refusal {
     /// The text of what has none.
     pub fn status(&self) -> Result<Status, Bytes> {
         let (reason, cause, message) = match self {
-            Self::NotReady => return Err(Bytes::from_static(SHUTTING_DOWN)),
+            Self::NotReady => return Err(Bytes::from_static(SHUTTING_DOWN_BODY)),
             Self::RequestInfo(text) => return Err(text.clone()),
             Self::BadRequest(why) => ("BadRequest", "weir/bad-request", why.clone()),
-            Self::Body(fault) => body_fault(*fault),
+            Self::Body(fault) => body_read_error(*fault),
             Self::Panic => (
                 "InternalError",
                 "weir/panic",
@@ -269,16 +274,18 @@ impl Refusal {
                 "weir/connect",
                 "CONNECT is not passed on: use a GET or POST that asks for an upgrade".to_owned(),
             ),
-            Self::Forward(error) => unanswered(error),
+            Self::Forward(error) => upstream_failure(error),
             Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message()),
-            Self::LongHead => long_head(),
+            Self::HeadersTooLong => headers_too_long(),
             // client-go makes InternalError of a 5xx that it does not know, and does not try it again without Retry-After.
             Self::Loop(why) => ("InternalError", "weir/loop", why.to_string()),
-            Self::NoRoomForHead => no_room_for_head(),
-            Self::SlowHead => slow_head(),
-            Self::NoFrontProxy => unauthorized("weir/no-front-proxy-certificate", NO_FRONT_PROXY),
-            Self::Impersonation(refused) => impersonation(refused),
-            Self::Rejected(rejection) => return Ok(rejected(rejection)),
+            Self::HeadBudgetExhausted => head_budget_exhausted(),
+            Self::HeadTimeout => head_timeout(),
+            Self::NoFrontProxyCertificate => {
+                unauthorized("weir/no-front-proxy-certificate", NO_FRONT_PROXY_MESSAGE)
+            }
+            Self::Impersonation(refused) => impersonation_error(refused),
+            Self::Limit(rejection) => return Ok(limit_status(rejection)),
             Self::Timeout(limit) => (
                 "Timeout",
                 "weir/request-timeout",
@@ -287,10 +294,10 @@ impl Refusal {
                     limit.as_secs_f64()
                 ),
             ),
-            Self::Unauthenticated(Unauthenticated::BadCertificate(fault)) => {
+            Self::Unauthenticated(AuthenticationError::InvalidCertificate(fault)) => {
                 unauthorized("weir/client-certificate", fault)
             }
-            Self::Unspeakable(part) => unauthorized("weir/client-certificate", part),
+            Self::UnencodableUser(part) => unauthorized("weir/client-certificate", part),
         };
         Ok(Status {
             code: self.code().as_u16(),
@@ -303,14 +310,14 @@ impl Refusal {
 }
 
 /// A reason, the cause, and a message.
-type Said = (&'static str, &'static str, String);
+type StatusParts = (&'static str, &'static str, String);
 
-fn long_head() -> Said {
-    let message = format!("the request's headers are longer than {MOST} bytes");
+fn headers_too_long() -> StatusParts {
+    let message = format!("the request's headers are longer than {MAX_HEADER_BYTES} bytes");
     ("BadRequest", "weir/headers", message)
 }
 
-fn no_room_for_head() -> Said {
+fn head_budget_exhausted() -> StatusParts {
     let message = "too many request heads are waiting to be completed or authenticated; please try again later";
     (
         "ServiceUnavailable",
@@ -319,19 +326,19 @@ fn no_room_for_head() -> Said {
     )
 }
 
-fn slow_head() -> Said {
+fn head_timeout() -> StatusParts {
     let message = "the request's head did not come in time (weir's --request-header-timeout)";
     ("Timeout", "weir/request-header-timeout", message.to_owned())
 }
 
-fn unauthorized(cause: &'static str, why: impl fmt::Display) -> Said {
+fn unauthorized(cause: &'static str, why: impl fmt::Display) -> StatusParts {
     ("Unauthorized", cause, why.to_string())
 }
 
-fn unanswered(error: &ForwardError) -> Said {
-    let reason = if matches!(error, ForwardError::Share(_)) {
+fn upstream_failure(error: &ForwardError) -> StatusParts {
+    let reason = if matches!(error, ForwardError::ShareExceeded(_)) {
         "TooManyRequests"
-    } else if error.unsent() {
+    } else if error.is_unsent() {
         "ServiceUnavailable"
     } else {
         "BadGateway"
@@ -340,39 +347,39 @@ fn unanswered(error: &ForwardError) -> Said {
     (reason, error.label(), message)
 }
 
-fn impersonation(refused: &Refused) -> Said {
+fn impersonation_error(refused: &ImpersonationError) -> StatusParts {
     let reason = match refused {
-        Refused::Denied(_) => "Forbidden",
-        Refused::Undecided => "ServiceUnavailable",
-        Refused::Unclear(_) => "BadRequest",
+        ImpersonationError::Denied(_) => "Forbidden",
+        ImpersonationError::Undecided => "ServiceUnavailable",
+        ImpersonationError::Invalid(_) => "BadRequest",
     };
     (reason, "weir/impersonation", refused.to_string())
 }
 
 /// Reason, cause and message of what cannot be read; of one that is too large upstream's words.
-fn body_fault(fault: BodyFault) -> Said {
+fn body_read_error(fault: BodyReadError) -> StatusParts {
     match fault {
-        BodyFault::Aborted => (
+        BodyReadError::Aborted => (
             "BadRequest",
             "weir/body",
             "the request's body broke off".to_owned(),
         ),
-        BodyFault::Malformed => (
+        BodyReadError::Malformed => (
             "BadRequest",
             "weir/body",
             "the request's body is not framed as HTTP has it".to_owned(),
         ),
-        BodyFault::NoRoom => (
+        BodyReadError::BudgetExhausted => (
             "TooManyRequests",
             "weir/event-bodies",
             "too many events are being read; please try again later".to_owned(),
         ),
-        BodyFault::TooLarge(limit) => (
+        BodyReadError::TooLarge(limit) => (
             "RequestEntityTooLarge",
             "weir/body",
             format!("Request entity too large: limit is {limit}"),
         ),
-        BodyFault::TooSlow => (
+        BodyReadError::TooSlow => (
             "Timeout",
             "weir/body",
             "the request's body did not come in time".to_owned(),
@@ -381,7 +388,7 @@ fn body_fault(fault: BodyFault) -> Said {
 }
 
 /// Of an event as upstream's plugin has it; who leaves Retry-After out gets nothing but that.
-fn too_many_events(rejected: &TooManyEvents) -> Status {
+fn too_many_events(rejected: &EventRejection) -> Status {
     let cause = match rejected.retry_after {
         Some(_) => "weir/event-rate-limit",
         None => "",
@@ -396,10 +403,10 @@ fn too_many_events(rejected: &TooManyEvents) -> Status {
 }
 
 /// What a limit says.
-pub(super) fn rejected(rejection: &Rejection) -> Status {
+pub(super) fn limit_status(rejection: &Rejection) -> Status {
     let (cause, message) = match rejection {
-        Rejection::Events(rejected) => return too_many_events(rejected),
-        Rejection::Clients(TooMany { rule, limit, .. }) => {
+        Rejection::EventRateLimit(rejected) => return too_many_events(rejected),
+        Rejection::ClientLimit(ClientLimitRejection { rule, limit, .. }) => {
             let what = limit.name();
             let message = format!(
                 "too many requests: rule {rule:?} of weir's clientLimits allows no more ({what}); please try again later"
@@ -412,9 +419,11 @@ pub(super) fn rejected(rejection: &Rejection) -> Status {
         }
         Rejection::Fairness(rejected) => {
             let (cause, what) = match rejected.reason {
-                Reason::ConcurrencyLimit => ("weir/concurrency-limit", "all its seats are taken"),
-                Reason::QueueFull => ("weir/queue-full", "its queues are full"),
-                Reason::TimeOut => ("weir/time-out", "no seat came free in time"),
+                RejectReason::ConcurrencyLimit => {
+                    ("weir/concurrency-limit", "all its seats are taken")
+                }
+                RejectReason::QueueFull => ("weir/queue-full", "its queues are full"),
+                RejectReason::TimeOut => ("weir/time-out", "no seat came free in time"),
             };
             let (schema, level) = (
                 &rejected.flow_schema().name,
@@ -459,17 +468,17 @@ pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// How a Status is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encoding {
+pub enum StatusEncoding {
     /// JSON.
     Json,
     /// Kubernetes' protobuf.
     Protobuf,
 }
 
-impl Encoding {
+impl StatusEncoding {
     /// By this `Accept`: protobuf where that is allowed and nothing that JSON would satisfy.
     #[must_use]
-    pub fn accepted(accept: Option<&HeaderValue>) -> Self {
+    pub fn from_accept(accept: Option<&HeaderValue>) -> Self {
         if wants_protobuf(accept) {
             Self::Protobuf
         } else {
@@ -503,7 +512,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn protobuf_only_where_nothing_else_is_accepted() {
+    fn protobuf_is_used_only_if_nothing_else_is_accepted() {
         for (accept, expected) in [
             ("application/vnd.kubernetes.protobuf", true),
             (

@@ -22,60 +22,59 @@ use tracing::warn;
 use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
 use crate::clock::Clock;
-use crate::identity::tokens::turns::network;
+use crate::identity::tokens::turns::source_network;
+use crate::limits::AdmissionAttributes;
 use crate::limits::Rejection;
-use crate::limits::RequestDigest;
-use crate::limits::hold::OwnedFlow;
+use crate::limits::hold::HoldKey;
 use crate::metrics::Registry;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::body::Body;
-use crate::pipeline::refusal::Encoding;
-use crate::pipeline::refusal::Refusal;
-use crate::pipeline::request_body::source;
+use crate::pipeline::refusal::RequestRejection;
+use crate::pipeline::refusal::StatusEncoding;
 use crate::pipeline::trace::Trace;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 use crate::upstream::client_body::ClientBody;
-use crate::upstream::read_body::Budget;
-use crate::upstream::read_body::Reserved;
+use crate::upstream::read_body::MemoryBudget;
+use crate::upstream::read_body::MemoryReservation;
 
 /// A refused request's body up to this size is skipped so that the connection can go on; Go's server does the same
 /// (`net/http.maxPostHandlerReadBytes`). A larger one, or one that dawdles, costs the connection. On HTTP/2 it costs the stream
 /// only, which is reset behind the answer; but some clients (curl 7.88 is one) then report the reset and not the answer.
-const SKIP_AT_MOST: u64 = 256 << 10;
+const MAX_DRAINED_BODY: u64 = 256 << 10;
 
 /// How long a refused request's body may take to come.
-const SKIP_WITHIN: Duration = Duration::from_secs(1);
+const BODY_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How many bodies of one HTTP/2 connection are waited for at once, so that streams that never end are no way to fill the memory.
-pub const SKIPS_AT_ONCE: usize = 4;
+pub const BODY_DRAINS_PER_CONNECTION: usize = 4;
 
 /// How many bodies of refused requests are waited for in all: each may take what its client has sent of it (256 KiB at most) for a
 /// second. A quarter of them for one source network.
-pub const SKIPPED_IN_ALL: usize = 1024;
+pub const MAX_BODY_DRAINS: usize = 1024;
 
 /// All refused requests whose bodies are waited for.
 #[derive(Debug)]
-pub struct SkippedBodies {
-    places: Arc<Budget>,
-    no_place: IntCounter,
+pub struct BodyDrainBudget {
+    slots: Arc<MemoryBudget>,
+    rejected: IntCounter,
 }
 
-impl SkippedBodies {
-    /// [`SKIPPED_IN_ALL`] places.
+impl BodyDrainBudget {
+    /// [`MAX_BODY_DRAINS`] places.
     #[must_use]
     pub fn new(registry: &Registry) -> Arc<Self> {
-        let places = Budget::new(SKIPPED_IN_ALL);
+        let places = MemoryBudget::new(MAX_BODY_DRAINS);
         let taken = Arc::clone(&places);
-        registry.gauge_of(
+        registry.gauge_fn(
             "weir_skipped_bodies",
             "Rejected requests whose bodies are read to their end at the moment, so that their connections can go on.",
-            move || taken.taken(),
+            move || taken.used(),
         );
         Arc::new(Self {
-            places,
-            no_place: registry.counter(
+            slots: places,
+            rejected: registry.counter(
                 "weir_skipped_bodies_refused_total",
                 "Rejected requests whose bodies were not read because as many are read already in all, from the client's address, or on the connection: on HTTP/1.1 the connection ends.",
             ),
@@ -83,90 +82,96 @@ impl SkippedBodies {
     }
 
     /// A place for a body from this source; `None` where there is none.
-    fn place(&self, source: Option<IpAddr>) -> Option<Reserved> {
-        let mut place = self.places.reserve_for(source);
-        place.grow_to(1).then_some(place)
+    fn try_acquire(&self, source: Option<IpAddr>) -> Option<MemoryReservation> {
+        let mut place = self.slots.reserve_for(source);
+        place.try_grow_to(1).then_some(place)
     }
 }
 
 /// The refused requests of a connection whose bodies are waited for.
 #[derive(Debug)]
-pub struct Skips(Semaphore);
+pub struct BodyDrainSlots(Semaphore);
 
-impl Default for Skips {
+impl Default for BodyDrainSlots {
     fn default() -> Self {
-        Self(Semaphore::new(SKIPS_AT_ONCE))
+        Self(Semaphore::new(BODY_DRAINS_PER_CONNECTION))
     }
 }
 
 /// A refusal, and the flow whose retries are held; `None` for what is never held.
 #[derive(Debug)]
-pub(super) struct Refused {
-    pub(super) refusal: Refusal,
-    flow: Option<OwnedFlow>,
+pub(super) struct DelayableRejection {
+    pub(super) rejection: RequestRejection,
+    hold_key: Option<HoldKey>,
 }
 
-impl From<Refusal> for Refused {
+impl From<RequestRejection> for DelayableRejection {
     /// Of a request that could not be read: never held.
-    fn from(refusal: Refusal) -> Self {
+    fn from(refusal: RequestRejection) -> Self {
         let flow = None;
-        Self { refusal, flow }
+        Self {
+            rejection: refusal,
+            hold_key: flow,
+        }
     }
 }
 
 impl Pipeline {
     /// Says no: at once, or when the time is over that the client was told to wait. Nothing of the request is kept till then but
     /// what is written down of it.
-    pub(super) async fn refuse(
+    pub(super) async fn rejection_response(
         &self,
         peer: &Peer,
-        (asked, body): (Asked, Unread),
-        refused: &Refused,
+        (asked, body): (RejectionContext, RequestBodyState),
+        refused: &DelayableRejection,
         trace: &mut Trace,
     ) -> Response<Body> {
-        let refusal = &refused.refusal;
-        self.log(refusal);
-        let goes_on = if asked.http1 && refusal.ends_connection() {
+        let refusal = &refused.rejection;
+        self.log_upstream_failure(refusal);
+        let goes_on = if asked.is_http1 && refusal.closes_connection() {
             drop(body);
             false
-        } else if !asked.body {
+        } else if !asked.has_body {
             drop(body);
             true
         } else {
-            Box::pin(asked.skip(body, peer, &self.skipped_bodies)).await
+            Box::pin(asked.drain_body(body, peer, &self.body_drain_budget)).await
         };
         // In a box: most refusals are not held.
-        if let Some(held) = self.held_back(peer, refused, trace).map(Box::pin) {
+        if let Some(held) = self.hold_rejection(peer, refused, trace).map(Box::pin) {
             held.await;
         }
-        let mut response = self.refusals.respond(refusal, asked.encoding);
-        if !goes_on && asked.http1 {
+        let mut response = self.rejection_responses.respond(refusal, asked.encoding);
+        if !goes_on && asked.is_http1 {
             response
                 .headers_mut()
                 .insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        if asked.head {
+        if asked.is_head {
             response = without_body(response);
         }
         response
     }
 
     /// What waits for the time at which a client may get this answer that came back before its `Retry-After` was over.
-    fn held_back<'a>(
+    fn hold_rejection<'a>(
         &'a self,
         peer: &'a Peer,
-        Refused { refusal, flow }: &Refused,
+        DelayableRejection {
+            rejection: refusal,
+            hold_key: flow,
+        }: &DelayableRejection,
         trace: &mut Trace,
     ) -> Option<impl Future<Output = ()> + use<'a>> {
-        let (flow, wait) = ((*flow)?, refusal.wait()?);
+        let (flow, wait) = ((*flow)?, refusal.hold_policy()?);
         let mut room = None;
         let mut fits = |long: &_| {
-            room = trace.keeps_to_itself(long);
+            room = trace.detach_record(long);
             room.is_some()
         };
-        let held = self
-            .holding
-            .hold(&peer.patience, flow, wait, &self.drain, &mut fits)?;
+        let held =
+            self.rejection_delay
+                .hold(&peer.hold_state, flow, wait, &self.drain, &mut fits)?;
         // In a box, since what is moved into a future takes its room twice.
         let held = Box::pin(held);
         Some(async move {
@@ -178,56 +183,63 @@ impl Pipeline {
     /// With the flow that the refusal belongs to, where it may be held: answers that carry `Retry-After`, but none to a
     /// long-running request (clients do not repeat those in a loop), to the write of a lease (a leader that gets it late could
     /// lose its office), or to a request that priority and fairness exempts. `user` is none as long as it is not known.
-    pub(super) fn refused(
+    pub(super) fn delayable_rejection(
         &self,
-        refusal: Refusal,
+        refusal: RequestRejection,
         peer: &Peer,
         info: &RequestInfo<'_>,
         user: Option<&UserInfo>,
-    ) -> Refused {
-        let flow = self.flow(&refusal, peer, info, user);
-        Refused { refusal, flow }
+    ) -> DelayableRejection {
+        let flow = self.rejection_hold_key(&refusal, peer, info, user);
+        DelayableRejection {
+            rejection: refusal,
+            hold_key: flow,
+        }
     }
 
-    fn flow(
+    fn rejection_hold_key(
         &self,
-        refusal: &Refusal,
+        refusal: &RequestRejection,
         peer: &Peer,
         info: &RequestInfo<'_>,
         user: Option<&UserInfo>,
-    ) -> Option<OwnedFlow> {
+    ) -> Option<HoldKey> {
         refusal.retry_after()?;
         if info.long_running() || is_lease_write(info) {
             return None;
         }
         let code = refusal.code();
-        let (limiter, class) = if let Refusal::Rejected(rejection) = refusal {
-            (rejection.limiter(), rejection.class())
+        let (limiter, class) = if let RequestRejection::Limit(rejection) = refusal {
+            (rejection.limiter_label(), rejection.flow_class())
         } else {
             (code.as_str(), "")
         };
         // What the levels never reject may meet a rate, or an API server that is not there.
         let by_level = matches!(
             refusal,
-            Refusal::Rejected(Rejection::Fairness(_) | Rejection::MaxInFlight { .. })
+            RequestRejection::Limit(Rejection::Fairness(_) | Rejection::MaxInFlight { .. })
         );
-        let exempt = |user| self.admission.exempts(&RequestDigest { info, user });
+        let exempt = |user| {
+            self.admission
+                .is_exempt(&AdmissionAttributes { info, user })
+        };
         if !by_level && user.is_some_and(exempt) {
             return None;
         }
         let who = user.map_or(ANONYMOUS, UserInfo::distinguisher);
         // Unauthenticated clients are told apart by where they are.
-        let from = (who == ANONYMOUS).then(|| network(peer.address.ip()));
+        let from = (who == ANONYMOUS).then(|| source_network(peer.address.ip()));
         // Behind a trusted proxy many clients share an address.
         let apart = from.is_none() || !peer.trusted;
         let owner = apart.then_some((who, from));
-        self.holding.flow((who, from, limiter, class), owner)
+        self.rejection_delay
+            .hold_key((who, from, limiter, class), owner)
     }
 
     /// An upstream that fails is for the operator to know; whatever else is refused, the client is told and it is counted.
-    fn log(&self, refusal: &Refusal) {
-        if let Refusal::Forward(why) = refusal
-            && let Some(more) = self.upstream_log.may_say(Clock.now())
+    fn log_upstream_failure(&self, refusal: &RequestRejection) {
+        if let RequestRejection::Forward(why) = refusal
+            && let Some(more) = self.upstream_log_limiter.try_log(Clock.now())
         {
             warn!(reason = why.label(), %why, more, "no answer from the API server");
         }
@@ -235,7 +247,7 @@ impl Pipeline {
 }
 
 fn is_lease_write(info: &RequestInfo<'_>) -> bool {
-    RequestKind::of(info) == RequestKind::Mutating
+    RequestKind::from_request_info(info) == RequestKind::Mutating
         && info.resource() == b"leases"
         && info.api_group() == b"coordination.k8s.io"
 }
@@ -251,77 +263,83 @@ fn without_body(response: Response<Body>) -> Response<Body> {
 }
 
 /// What has become of a request's body.
-pub(super) enum Unread {
+pub(super) enum RequestBodyState {
     /// It may still come.
-    Left(ClientBody),
+    Unread(ClientBody),
     /// All of it has been read.
-    Nothing,
+    Consumed,
     /// It is on its way upstream.
-    Gone,
+    Forwarded,
 }
 
-impl Unread {
+impl RequestBodyState {
     /// Takes it for its way upstream, if it is there.
     pub(super) fn take(&mut self) -> Option<ClientBody> {
-        match std::mem::replace(self, Self::Gone) {
-            Self::Left(body) => Some(body),
-            Self::Nothing | Self::Gone => None,
+        match std::mem::replace(self, Self::Forwarded) {
+            Self::Unread(body) => Some(body),
+            Self::Consumed | Self::Forwarded => None,
         }
     }
 
     /// It, to be read.
     pub(super) const fn as_mut(&mut self) -> Option<&mut ClientBody> {
         match self {
-            Self::Left(body) => Some(body),
-            Self::Nothing | Self::Gone => None,
+            Self::Unread(body) => Some(body),
+            Self::Consumed | Self::Forwarded => None,
         }
     }
 }
 
 /// What a refusal needs to know of a request that was taken apart: nothing that is a part of the connection's buffer.
 #[derive(Clone, Copy)]
-pub(super) struct Asked {
-    encoding: Encoding,
-    head: bool,
-    http1: bool,
+pub(super) struct RejectionContext {
+    encoding: StatusEncoding,
+    is_head: bool,
+    is_http1: bool,
     /// Whether more than the head was to come.
-    body: bool,
+    has_body: bool,
     expects_continue: bool,
 }
 
-impl Asked {
-    pub(super) fn of(head: &request::Parts, body: &Incoming) -> Self {
+impl RejectionContext {
+    pub(super) fn from_request(head: &request::Parts, body: &Incoming) -> Self {
         Self {
-            encoding: Encoding::accepted(head.headers.get(header::ACCEPT)),
-            head: head.method == Method::HEAD,
-            http1: head.version < Version::HTTP_2,
-            body: !body.is_end_stream(),
+            encoding: StatusEncoding::from_accept(head.headers.get(header::ACCEPT)),
+            is_head: head.method == Method::HEAD,
+            is_http1: head.version < Version::HTTP_2,
+            has_body: !body.is_end_stream(),
             expects_continue: head.headers.contains_key(header::EXPECT),
         }
     }
 
     /// Reads what is left of a refused request's body, and says whether that was all: if it is small and comes soon, nothing stands
     /// in the way of the answer, nor of the next request on an HTTP/1.1 connection.
-    async fn skip(self, body: Unread, peer: &Peer, skipped: &SkippedBodies) -> bool {
+    async fn drain_body(
+        self,
+        body: RequestBodyState,
+        peer: &Peer,
+        skipped: &BodyDrainBudget,
+    ) -> bool {
         let mut body = match body {
-            Unread::Left(body) => body,
-            Unread::Nothing => return true,
-            Unread::Gone => return false, // it is not looked after any more
+            RequestBodyState::Unread(body) => body,
+            RequestBodyState::Consumed => return true,
+            RequestBodyState::Forwarded => return false, // it is not looked after any more
         };
         if body.is_end_stream() {
             return true;
         }
-        if self.expects_continue || body.size_hint().lower() > SKIP_AT_MOST {
+        if self.expects_continue || body.size_hint().lower() > MAX_DRAINED_BODY {
             return false;
         }
-        let of_connection = peer.skips.0.try_acquire().ok();
-        let place = of_connection.and_then(|own| Some((own, skipped.place(source(peer))?)));
+        let of_connection = peer.body_drain_slots.0.try_acquire().ok();
+        let place =
+            of_connection.and_then(|own| Some((own, skipped.try_acquire(peer.source_network())?)));
         let Some(_place) = place else {
-            skipped.no_place.inc();
+            skipped.rejected.inc();
             return false;
         };
         let skipped = async {
-            let mut left = SKIP_AT_MOST;
+            let mut left = MAX_DRAINED_BODY;
             while let Some(frame) = body.frame().await {
                 let bytes = frame.ok()?.data_ref().map_or(0, |data| data.len());
                 left = left.checked_sub(u64::try_from(bytes).ok()?)?;
@@ -329,7 +347,7 @@ impl Asked {
             Some(())
         };
         matches!(
-            tokio::time::timeout(SKIP_WITHIN, skipped).await,
+            tokio::time::timeout(BODY_DRAIN_TIMEOUT, skipped).await,
             Ok(Some(()))
         )
     }
@@ -339,12 +357,12 @@ impl Asked {
 mod tests {
     use super::*;
     use crate::drain::Drain;
-    use crate::drain::Stage;
-    use crate::limits::hold::Wait;
-    use crate::pipeline::holding::Holding;
-    use crate::pipeline::holding::Patience;
+    use crate::drain::DrainStage;
+    use crate::limits::hold::HoldPolicy;
+    use crate::pipeline::holding::HoldState;
+    use crate::pipeline::holding::RejectionDelay;
 
-    type Handled = (
+    type HandleArgs = (
         &'static Pipeline,
         &'static Peer,
         Box<request::Parts>,
@@ -352,22 +370,22 @@ mod tests {
     );
 
     #[test]
-    fn one_address_has_a_quarter_of_the_places_for_skipped_bodies() {
-        let skipped = SkippedBodies::new(&Registry::new());
+    fn one_address_may_use_a_quarter_of_the_body_drain_budget() {
+        let skipped = BodyDrainBudget::new(&Registry::new());
         let [one, other] = [1, 2].map(|last| Some(IpAddr::from([192, 0, 2, last])));
         let mut places = Vec::new();
-        for _ in 0..SKIPPED_IN_ALL / 4 {
-            places.push(skipped.place(one).expect("there is one"));
+        for _ in 0..MAX_BODY_DRAINS / 4 {
+            places.push(skipped.try_acquire(one).expect("there is one"));
         }
-        assert!(skipped.place(one).is_none());
-        assert!(skipped.place(other).is_some());
-        while let Some(place) = skipped.place(None) {
+        assert!(skipped.try_acquire(one).is_none());
+        assert!(skipped.try_acquire(other).is_some());
+        while let Some(place) = skipped.try_acquire(None) {
             places.push(place);
         }
-        assert_eq!(places.len(), SKIPPED_IN_ALL);
-        assert!(skipped.place(other).is_none());
+        assert_eq!(places.len(), MAX_BODY_DRAINS);
+        assert!(skipped.try_acquire(other).is_none());
         drop(places);
-        assert!(skipped.place(one).is_some());
+        assert!(skipped.try_acquire(one).is_some());
     }
 
     fn size_of_future<T, F: Future>(_: impl Fn(T) -> F) -> usize {
@@ -379,30 +397,30 @@ mod tests {
     }
 
     #[test]
-    fn the_futures_of_a_refusal_that_is_held_take_less_than_two_kibibytes() {
-        type Told = (
-            &'static Holding,
-            &'static Patience,
-            OwnedFlow,
-            Wait,
+    fn the_futures_of_a_held_rejection_take_less_than_two_kibibytes() {
+        type HoldArgs = (
+            &'static RejectionDelay,
+            &'static HoldState,
+            HoldKey,
+            HoldPolicy,
             &'static Drain,
         );
         let parts = [
-            size_of_future(|(pipeline, peer, head, body): Handled| {
+            size_of_future(|(pipeline, peer, head, body): HandleArgs| {
                 pipeline.handle(peer, head, body)
             }),
             size_of_some(
                 |(pipeline, peer, refused, mut trace): (
                     &'static Pipeline,
                     &'static Peer,
-                    Refused,
+                    DelayableRejection,
                     Trace,
-                )| { pipeline.held_back(peer, &refused, &mut trace) },
+                )| { pipeline.hold_rejection(peer, &refused, &mut trace) },
             ),
-            size_of_some(|(holding, patience, flow, wait, drain): Told| {
+            size_of_some(|(holding, patience, flow, wait, drain): HoldArgs| {
                 holding.hold(patience, flow, wait, drain, &mut |_| true)
             }),
-            size_of_future(|drain: &'static Drain| drain.reached(Stage::Closing)),
+            size_of_future(|drain: &'static Drain| drain.reached(DrainStage::Closing)),
         ];
         // Its entry in the table, and a timer, come to less than 256.
         assert!(parts.iter().sum::<usize>() + 256 < 2048, "{parts:?}");

@@ -19,23 +19,23 @@ use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
-use crate::keyed::Key;
-use crate::keyed::Secret;
-use crate::keyed::SharedByKey;
-use crate::metrics::Counted;
+use crate::keyed::HashKey;
+use crate::keyed::HashSecret;
+use crate::keyed::SharedHashKeyMap;
+use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
-use crate::pipeline::filters::Filters;
+use crate::pipeline::filters::StageMetrics;
 use crate::pipeline::known::OTHER;
-use crate::pipeline::known::built_in;
-use crate::pipeline::known::handled_path;
-use crate::pipeline::known::known_path;
-use crate::pipeline::malformed::Malformed;
+use crate::pipeline::known::handler_label;
+use crate::pipeline::known::is_built_in;
+use crate::pipeline::known::path_label;
+use crate::pipeline::malformed::MalformedRequestMetrics;
 use crate::pipeline::record::Record;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 use crate::request_info::Verb;
-use crate::sparingly::Sparingly;
+use crate::sparingly::LogLimiter;
 
 /// The labels of `apiserver_request_duration_seconds`, and in this order those of the others, each with its own left out.
 const LABELS: [&str; 8] = [
@@ -98,10 +98,10 @@ const VERBS_WITH_BODY: [(Verb, &str); 5] = [
 ];
 
 /// Most sets of label values: a cluster with 200 resource types uses about 10 of them each; beyond it, all is `other`.
-const MOST_SERIES: usize = 4096;
+const MAX_SERIES: usize = 4096;
 
 /// The codes that are counted without a look-up by text; the others are rare.
-const USUAL_CODES: [u16; 12] = [200, 201, 304, 400, 401, 403, 404, 409, 422, 429, 500, 503];
+const COMMON_CODES: [u16; 12] = [200, 201, 304, 400, 401, 403, 404, 409, 422, 429, 500, 503];
 
 /// kube-apiserver's name for itself in these metrics.
 const COMPONENT: &str = "apiserver";
@@ -109,26 +109,26 @@ const COMPONENT: &str = "apiserver";
 /// The metrics of requests.
 pub struct RequestMetrics {
     total: IntCounterVec,
-    measured: Measured,
+    histograms: RequestHistograms,
     terminations: IntCounterVec,
-    cut_off: IntCounterVec,
-    pub(super) cut_off_log: Sparingly,
-    unanswered: IntCounterVec,
-    uncounted: IntCounterVec,
+    truncated: IntCounterVec,
+    pub(super) truncation_log_limiter: LogLimiter,
+    upstream_failures: IntCounterVec,
+    without_handler: IntCounterVec,
     long_running: IntGaugeVec,
     dropped: [(RequestKind, IntCounter); 2],
     upstream_responses: IntCounterVec,
-    upstream_usual: ByCode,
+    upstream_common: CodeCounters,
     pub(super) aborted: IntCounter,
-    pub(super) malformed: Malformed,
-    pub(super) filters: Filters,
+    pub(super) malformed: MalformedRequestMetrics,
+    pub(super) stages: StageMetrics,
     /// By their label values.
-    series: SharedByKey<Arc<Series>>,
-    secret: Secret,
+    series: SharedHashKeyMap<Arc<RequestSeries>>,
+    secret: HashSecret,
 }
 
 /// What is measured of requests.
-struct Measured {
+struct RequestHistograms {
     duration: HistogramVec,
     sli: HistogramVec,
     response_sizes: HistogramVec,
@@ -137,25 +137,25 @@ struct Measured {
 }
 
 /// One set of label values, resolved.
-pub(super) struct Series {
+pub(super) struct RequestSeries {
     values: [Box<str>; 8],
     duration: OnceLock<Histogram>,
     sli: OnceLock<Histogram>,
     response_size: OnceLock<Histogram>,
     body_size: OnceLock<Histogram>,
-    usual: ByCode,
+    common: CodeCounters,
     /// Refused by a limit; of resources, whose labels are all here.
-    refused: OnceLock<IntCounter>,
+    terminated: OnceLock<IntCounter>,
     long_running: OnceLock<IntGauge>,
 }
 
 /// A counter for each of the usual codes.
 #[derive(Default)]
-struct ByCode([OnceLock<IntCounter>; USUAL_CODES.len()]);
+struct CodeCounters([OnceLock<IntCounter>; COMMON_CODES.len()]);
 
-impl ByCode {
+impl CodeCounters {
     fn inc(&self, code: StatusCode, resolve: impl FnOnce() -> IntCounter) {
-        let usual = USUAL_CODES
+        let usual = COMMON_CODES
             .iter()
             .zip(&self.0)
             .find(|(usual, _)| **usual == code.as_u16());
@@ -168,7 +168,7 @@ impl ByCode {
 
 /// Who has answered a request: by that upstream labels it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum Responder {
     /// weir itself, as kube-apiserver's filters do.
     Filter,
     /// The API server, and whether its answer shows that what was asked for exists.
@@ -179,16 +179,16 @@ pub(super) enum By {
 
 /// How a request ended that was not refused by a limit.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct End {
+pub(super) struct RequestEnd {
     /// Since it came.
-    pub(super) took: Duration,
+    pub(super) duration: Duration,
     /// Of that, in a queue of fairness.
-    pub(super) queued: Duration,
+    pub(super) queue_wait: Duration,
     /// The bytes of the API server's answer; `None` where weir answered.
-    pub(super) sent: Option<u64>,
+    pub(super) sent_bytes: Option<u64>,
 }
 
-impl Measured {
+impl RequestHistograms {
     fn register(registry: &Registry) -> Self {
         let [verb, _, group, version, resource, _, scope, _] = LABELS;
         Self {
@@ -226,7 +226,7 @@ impl Measured {
     }
 }
 
-fn dropped(registry: &Registry) -> [(RequestKind, IntCounter); 2] {
+fn dropped_counters(registry: &Registry) -> [(RequestKind, IntCounter); 2] {
     let dropped = registry.counters(
         "apiserver_dropped_requests_total",
         "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
@@ -255,24 +255,24 @@ impl RequestMetrics {
                 "[STABLE] Requests by verb, dry run value, group, version, resource, scope, component and HTTP code.",
                 &[verb, dry_run, group, version, resource, subresource, scope, component, "code"],
             ),
-            measured: Measured::register(registry),
+            histograms: RequestHistograms::register(registry),
             terminations: registry.counters(
                 "apiserver_request_terminations_total",
                 "[ALPHA] Requests that were ended in self-defense.",
                 &[verb, group, version, resource, subresource, scope, component, "code"],
             ),
-            cut_off: registry.counters(
+            truncated: registry.counters(
                 "apiserver_request_aborts_total",
                 "[ALPHA] Requests whose answer broke off after it had begun: because their time was up, or at the API server.",
                 &[verb, group, version, resource, subresource, scope],
             ),
-            cut_off_log: Sparingly::default(),
-            unanswered: registry.counters(
+            truncation_log_limiter: LogLimiter::default(),
+            upstream_failures: registry.counters(
                 "weir_unanswered_requests_total",
                 "Requests that weir answered 502, 503 or 504 in the API server's place, by code and cause (as its Status names it).",
                 &["code", "cause"],
             ),
-            uncounted: registry.counters(
+            without_handler: registry.counters(
                 "weir_requests_without_handler_total",
                 "Requests that are not in apiserver_request_*, as kube-apiserver does not count them either, by code: 401, 403 of the authorizer, 404 of no route, 405, 415.",
                 &["code"],
@@ -282,26 +282,26 @@ impl RequestMetrics {
                 "[STABLE] Long-running requests that are open.",
                 &WITHOUT_DRY_RUN,
             ),
-            dropped: dropped(registry),
+            dropped: dropped_counters(registry),
             upstream_responses: registry.counters(
                 "weir_upstream_responses_total",
                 "Answers of the API server, by HTTP code.",
                 &["code"],
             ),
-            upstream_usual: ByCode::default(),
+            upstream_common: CodeCounters::default(),
             aborted: registry.counter(
                 "weir_aborted_requests_total",
                 "Requests whose client went away before there was an answer.",
             ),
-            malformed: Malformed::register(registry),
-            filters: Filters::register(registry),
-            series: SharedByKey::default(),
-            secret: Secret::default(),
+            malformed: MalformedRequestMetrics::register(registry),
+            stages: StageMetrics::register(registry),
+            series: SharedHashKeyMap::default(),
+            secret: HashSecret::default(),
         })
     }
 
-    pub(super) fn series(&self, subject: Subject<'_>, by: By) -> Arc<Series> {
-        let Subject {
+    pub(super) fn series(&self, subject: MetricSubject<'_>, by: Responder) -> Arc<RequestSeries> {
+        let MetricSubject {
             labels: common,
             info,
         } = subject;
@@ -312,18 +312,18 @@ impl RequestMetrics {
             info.subresource(),
         ];
         let handled = match by {
-            By::Filter | By::NoHandler => None,
-            By::Handler { .. } => handled_path(info),
+            Responder::Filter | Responder::NoHandler => None,
+            Responder::Handler { .. } => handler_label(info),
         };
-        let key = Key::of(&self.secret, (common, names, handled));
+        let key = HashKey::of(&self.secret, (common, names, handled));
         if let Some(series) = self.series.get(&key) {
             return Arc::clone(&series);
         }
         // What has no verb has no handler: a success is CORS' then, which asks nobody who he is.
-        let exists = by == By::Handler { exists: true } && *info.verb() != Verb::None;
-        let known = !info.is_resource_request() || exists || built_in(info);
-        if !known || self.series.len() >= MOST_SERIES {
-            return Arc::new(Series::of([
+        let exists = by == Responder::Handler { exists: true } && *info.verb() != Verb::None;
+        let known = !info.is_resource_request() || exists || is_built_in(info);
+        if !known || self.series.len() >= MAX_SERIES {
+            return Arc::new(RequestSeries::new([
                 common.verb,
                 common.dry_run,
                 OTHER,
@@ -345,36 +345,38 @@ impl RequestMetrics {
             common.scope,
             handled.map_or(COMPONENT, |_| ""),
         ];
-        let series = Arc::new(Series::of(values));
+        let series = Arc::new(RequestSeries::new(values));
         // What was not shown to exist, by whoever, takes no place for ever.
-        if by != By::NoHandler {
+        if by != Responder::NoHandler {
             self.series.insert(key, Arc::clone(&series));
         }
         series
     }
 
     /// A request has ended that no handler counts.
-    pub(super) fn without_handler(&self, code: StatusCode) {
-        self.uncounted.with_label_values(&[code.as_str()]).inc();
+    pub(super) fn record_without_handler(&self, code: StatusCode) {
+        self.without_handler
+            .with_label_values(&[code.as_str()])
+            .inc();
     }
 
     /// weir has answered in the API server's place.
-    pub(super) fn unanswered(&self, code: StatusCode, cause: &'static str) {
-        self.unanswered
+    pub(super) fn record_upstream_failure(&self, code: StatusCode, cause: &'static str) {
+        self.upstream_failures
             .with_label_values(&[code.as_str(), cause])
             .inc();
     }
 
     /// The API server has answered.
-    pub(super) fn upstream_answered(&self, code: StatusCode) {
-        self.upstream_usual.inc(code, || {
+    pub(super) fn record_upstream_response(&self, code: StatusCode) {
+        self.upstream_common.inc(code, || {
             self.upstream_responses.with_label_values(&[code.as_str()])
         });
     }
 
     /// A request that was answered with this code has come to its end.
-    pub(super) fn count(&self, series: &Series, code: StatusCode) {
-        series.usual.inc(code, || {
+    pub(super) fn record_request(&self, series: &RequestSeries, code: StatusCode) {
+        series.common.inc(code, || {
             let [a, b, c, d, e, f, g, h] = series.labels();
             self.total
                 .with_label_values(&[a, b, c, d, e, f, g, h, code.as_str()])
@@ -382,55 +384,60 @@ impl RequestMetrics {
     }
 
     /// A request has ended in a panic: its client is told 500.
-    pub(super) fn panicked(&self, record: Option<&Record>) {
+    pub(super) fn record_panic(&self, record: Option<&Record>) {
         let known = record.and_then(|record| Some((record.method.as_str(), record.info().ok()?)));
         let series = match &known {
             Some((method, info)) => {
-                let labels = MetricLabels::of(method, info, None);
-                self.series(Subject { labels, info }, By::Filter)
+                let labels = MetricLabels::from_request(method, info, None);
+                self.series(MetricSubject { labels, info }, Responder::Filter)
             }
-            None => Arc::new(Series::of([
+            None => Arc::new(RequestSeries::new([
                 OTHER, "", OTHER, OTHER, OTHER, OTHER, "", COMPONENT,
             ])),
         };
-        self.count(&series, StatusCode::INTERNAL_SERVER_ERROR);
+        self.record_request(&series, StatusCode::INTERNAL_SERVER_ERROR);
     }
 
     /// What upstream measures of a request at its end (`MonitorRequest`), which it does not of those that filters refuse.
-    pub(super) fn measure(&self, series: &Series, end: End) {
+    pub(super) fn record_end(&self, series: &RequestSeries, end: RequestEnd) {
         let [verb, dry_run, ..] = series.labels();
         series
             .duration
-            .get_or_init(|| self.measured.duration.with_label_values(&series.labels()))
-            .observe(end.took.as_secs_f64());
+            .get_or_init(|| self.histograms.duration.with_label_values(&series.labels()))
+            .observe(end.duration.as_secs_f64());
         // A watch lasts as long as its client likes: no time of it is an objective's.
         if dry_run.is_empty() && verb != "WATCH" {
-            let without_queue = end.took.saturating_sub(end.queued);
+            let without_queue = end.duration.saturating_sub(end.queue_wait);
             series
                 .sli
                 .get_or_init(|| {
-                    self.measured
+                    self.histograms
                         .sli
                         .with_label_values(&series.without_dry_run())
                 })
                 .observe(without_queue.as_secs_f64());
         }
-        if let Some(sent) = end.sent
+        if let Some(sent) = end.sent_bytes
             && matches!(verb, "GET" | "LIST" | "WATCH")
         {
             series
                 .response_size
                 .get_or_init(|| {
-                    self.measured
+                    self.histograms
                         .response_sizes
                         .with_label_values(&series.without_dry_run())
                 })
-                .observe(bytes(sent));
+                .observe(histogram_value(sent));
         }
     }
 
     /// A request's body has this many bytes.
-    pub(super) fn body_size(&self, series: &Series, info: &RequestInfo<'_>, size: u64) {
+    pub(super) fn record_body_size(
+        &self,
+        series: &RequestSeries,
+        info: &RequestInfo<'_>,
+        size: u64,
+    ) {
         let Some((_, verb)) = VERBS_WITH_BODY.iter().find(|(verb, _)| verb == info.verb()) else {
             return;
         };
@@ -439,35 +446,43 @@ impl RequestMetrics {
         }
         let resolve = || {
             let [_, _, group, _, resource, ..] = series.labels();
-            self.measured
+            self.histograms
                 .body_sizes
                 .with_label_values(&[resource, verb, group])
         };
-        series.body_size.get_or_init(resolve).observe(bytes(size));
+        series
+            .body_size
+            .get_or_init(resolve)
+            .observe(histogram_value(size));
     }
 
     /// A watch that asked for it has sent what there was, this long after it came.
-    pub(super) fn watch_listed(&self, series: &Series, took: Duration) {
+    pub(super) fn record_watch_list(&self, series: &RequestSeries, took: Duration) {
         let [_, _, group, version, resource, _, scope, _] = series.labels();
-        self.measured
+        self.histograms
             .watch_lists
             .with_label_values(&[group, version, resource, scope])
             .observe(took.as_secs_f64());
     }
 
     /// An answer has broken off.
-    pub(super) fn cut_off(&self, series: &Series) {
+    pub(super) fn record_truncation(&self, series: &RequestSeries) {
         let [verb, group, version, resource, subresource, scope, _] = series.without_dry_run();
-        self.cut_off
+        self.truncated
             .with_label_values(&[verb, group, version, resource, subresource, scope])
             .inc();
     }
 
     /// A limit has said no, or the request's time is up. Upstream labels these by the path where it is no resource
     /// (`RecordRequestTermination`).
-    pub(super) fn terminated(&self, series: &Series, info: &RequestInfo<'_>, code: StatusCode) {
+    pub(super) fn record_termination(
+        &self,
+        series: &RequestSeries,
+        info: &RequestInfo<'_>,
+        code: StatusCode,
+    ) {
         let resolve = || {
-            let [a, b, c, d, e, f, g] = series.by_path(info);
+            let [a, b, c, d, e, f, g] = series.with_path_label(info);
             self.terminations
                 .with_label_values(&[a, b, c, d, e, f, g, code.as_str()])
         };
@@ -476,34 +491,39 @@ impl RequestMetrics {
             return;
         }
         if info.is_resource_request() {
-            series.refused.get_or_init(resolve).inc();
+            series.terminated.get_or_init(resolve).inc();
         } else {
             resolve().inc();
         }
-        let kind = RequestKind::of(info);
+        let kind = RequestKind::from_request_info(info);
         let dropped = self.dropped.iter().find(|(of, _)| *of == kind);
         dropped.inspect(|(_, count)| count.inc());
     }
 
     /// Counts a long-running request as open until the value is dropped.
-    pub(super) fn open(&self, series: &Series, info: &RequestInfo<'_>) -> Counted {
-        let gauge = series
-            .long_running
-            .get_or_init(|| self.long_running.with_label_values(&series.by_path(info)));
-        Counted::one_more(gauge.clone())
+    pub(super) fn track_long_running(
+        &self,
+        series: &RequestSeries,
+        info: &RequestInfo<'_>,
+    ) -> GaugeGuard {
+        let gauge = series.long_running.get_or_init(|| {
+            self.long_running
+                .with_label_values(&series.with_path_label(info))
+        });
+        GaugeGuard::new(gauge.clone())
     }
 }
 
-impl Series {
-    fn of(values: [&str; 8]) -> Self {
+impl RequestSeries {
+    fn new(values: [&str; 8]) -> Self {
         Self {
             values: values.map(Into::into),
             duration: OnceLock::new(),
             sli: OnceLock::new(),
             response_size: OnceLock::new(),
             body_size: OnceLock::new(),
-            usual: ByCode::default(),
-            refused: OnceLock::new(),
+            common: CodeCounters::default(),
+            terminated: OnceLock::new(),
             long_running: OnceLock::new(),
         }
     }
@@ -535,12 +555,12 @@ impl Series {
     }
 
     /// The same, with the path where it is no resource.
-    fn by_path<'a>(&'a self, info: &'a RequestInfo<'_>) -> [&'a str; 7] {
+    fn with_path_label<'a>(&'a self, info: &'a RequestInfo<'_>) -> [&'a str; 7] {
         let [verb, group, version, resource, own, scope, component] = self.without_dry_run();
         let subresource = if info.is_resource_request() {
             own
         } else {
-            known_path(info)
+            path_label(info)
         };
         [
             verb,
@@ -560,7 +580,7 @@ impl Series {
     clippy::cast_precision_loss,
     reason = "no body is that large"
 )]
-fn bytes(count: u64) -> f64 {
+fn histogram_value(count: u64) -> f64 {
     count as f64
 }
 
@@ -572,20 +592,20 @@ impl fmt::Debug for RequestMetrics {
 
 /// What is asked, as far as metrics tell it apart.
 #[derive(Clone, Copy, Debug)]
-pub struct Subject<'a> {
+pub struct MetricSubject<'a> {
     /// Verb, scope and dry run.
     pub labels: MetricLabels,
     /// The rest.
     pub info: &'a RequestInfo<'a>,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> MetricSubject<'a> {
     /// Of a request with this head.
     #[must_use]
-    pub fn of(head: &request::Parts, info: &'a RequestInfo<'a>) -> Self {
+    pub fn from_head(head: &request::Parts, info: &'a RequestInfo<'a>) -> Self {
         let content_type = head.headers.get(header::CONTENT_TYPE);
         let content_type = content_type.map(HeaderValue::as_bytes);
-        let labels = MetricLabels::of(head.method.as_str(), info, content_type);
+        let labels = MetricLabels::from_request(head.method.as_str(), info, content_type);
         Self { labels, info }
     }
 }

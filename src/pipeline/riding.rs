@@ -15,19 +15,19 @@ use std::time::Instant;
 use tokio::time::Sleep;
 
 use crate::clock::Clock;
-use crate::drain::UnderWay;
+use crate::drain::DrainGuard;
 use crate::limits::Permit;
-use crate::pipeline::begun::Begun;
-use crate::pipeline::guarded::Guard;
-use crate::pipeline::in_flight::InFlight;
-use crate::pipeline::list_observer::InitialEvents;
+use crate::pipeline::begun::ActiveRequest;
+use crate::pipeline::guarded::BodyGuard;
+use crate::pipeline::in_flight::InFlightRequest;
 use crate::pipeline::list_observer::InitialEventsEnd;
+use crate::pipeline::list_observer::InitialEventsObserver;
 use crate::pipeline::list_observer::ListObserver;
-use crate::pipeline::overdue::Entered;
+use crate::pipeline::overdue::DeadlineGuard;
+use crate::pipeline::overdue::Deadlines;
 use crate::pipeline::overdue::Expire;
-use crate::pipeline::overdue::Overdue;
-use crate::pipeline::overdue::Phase;
 use crate::pipeline::overdue::Transfer;
+use crate::pipeline::overdue::TransferPhase;
 use crate::pipeline::trace::Trace;
 use crate::request_info::RequestInfo;
 use crate::upstream::body::BodyProgress;
@@ -35,35 +35,35 @@ use crate::upstream::body::BodyState;
 
 /// A watch without a mark in its stream is taken for initialized when nothing has come for this long: several times what
 /// kube-apiserver needs between two of the events that it has at hand.
-const LULL: Duration = Duration::from_millis(100);
+const INITIAL_EVENTS_IDLE: Duration = Duration::from_millis(100);
 
 /// A watch gives its seats back after this long at the latest, whatever its stream looks like.
-const INITIALIZED_WITHIN: Duration = Duration::from_secs(10);
+const INITIALIZATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Dropped in this order: the record, the turn on the connection, the permit.
-pub(super) struct Riding {
+pub(super) struct ResponseGuard {
     pub(super) trace: Trace,
-    pub(super) in_flight: InFlight,
+    pub(super) in_flight: InFlightRequest,
     /// The request's body, where an answer may have come before its end.
-    pub(super) upload: Option<Upload>,
+    pub(super) upload: Option<MonitoredUpload>,
     pub(super) list: Option<Box<ListObserver>>,
-    pub(super) begun: Option<Begun>,
-    pub(super) _under_way: Option<UnderWay>,
+    pub(super) active_request: Option<ActiveRequest>,
+    pub(super) _drain_guard: Option<DrainGuard>,
 }
 
 /// A request's body that is not all sent, and held to the least rate.
-pub(super) struct Upload {
+pub(super) struct MonitoredUpload {
     pub(super) progress: Arc<BodyProgress>,
-    pub(super) _entered: Entered,
+    pub(super) _deadline_guard: DeadlineGuard,
 }
 
-impl Upload {
+impl MonitoredUpload {
     /// Held to the least rate from now on.
-    pub(super) fn watched(progress: Arc<BodyProgress>, overdue: &Arc<Overdue>) -> Self {
+    pub(super) fn new(progress: Arc<BodyProgress>, overdue: &Arc<Deadlines>) -> Self {
         let what: Arc<dyn Expire> = Arc::<BodyProgress>::clone(&progress);
         Self {
             progress,
-            _entered: overdue.enter(None, what),
+            _deadline_guard: overdue.register(None, what),
         }
     }
 }
@@ -75,130 +75,133 @@ impl Expire for BodyProgress {
 
     fn transfer(&self) -> Option<Transfer> {
         Some(Transfer {
-            phase: Phase::RequestBody,
+            phase: TransferPhase::RequestBody,
             bytes: self.bytes(),
-            awaited: self.is_awaited(),
+            waiting_for_client: self.is_awaiting_client(),
         })
     }
 }
 
 /// The permit: given back at the end, or, of a watch, when it is initialized.
-pub(super) enum Held {
+pub(super) enum PermitLifetime {
     /// To the end.
-    ToTheEnd { permit: Permit },
+    UntilEnd { permit: Permit },
     /// Until the watch has sent what there was.
-    UntilInitialized(Box<Initializing>),
+    UntilInitialized(Box<WatchInitialization>),
 }
 
-impl Guard for Riding {
-    fn passed(&mut self, data: &[u8]) {
-        self.trace.passed(data.len());
-        self.trace.look(data);
-        if let Some(Held::UntilInitialized(watch)) = self.in_flight.held()
-            && watch.passed(data)
+impl BodyGuard for ResponseGuard {
+    fn on_data(&mut self, data: &[u8]) {
+        self.trace.record_sent(data.len());
+        self.trace.inspect_body(data);
+        if let Some(PermitLifetime::UntilInitialized(watch)) = self.in_flight.permit_mut()
+            && watch.feed(data)
         {
-            self.trace.watch_listed(Clock.now());
+            self.trace.record_watch_list(Clock.now());
         }
         if let Some(list) = &mut self.list {
             list.feed(data);
         }
     }
 
-    fn idle(&mut self, cx: &mut Context<'_>) {
-        if let Some(Held::UntilInitialized(watch)) = self.in_flight.held() {
-            watch.idle(cx);
+    fn on_idle(&mut self, cx: &mut Context<'_>) {
+        if let Some(PermitLifetime::UntilInitialized(watch)) = self.in_flight.permit_mut() {
+            watch.poll_idle(cx);
         }
     }
 
-    fn complete(&mut self) {
+    fn on_complete(&mut self) {
         let sent = self.upload.as_ref().map(|upload| upload.progress.state());
         let all_sent = sent.is_none_or(|state| state == BodyState::Complete);
         self.in_flight.complete(all_sent);
         if let Some(list) = self.list.take() {
-            list.ended();
+            list.finish();
         }
     }
 
-    fn broken(&mut self) {
-        self.trace.cut_off();
+    fn on_error(&mut self) {
+        self.trace.record_truncation();
     }
 }
 
 /// A watch that has not sent yet what there was when it began.
-pub(super) struct Initializing {
-    permit: Arc<Shared>,
-    evidence: Evidence,
-    events: InitialEvents,
+pub(super) struct WatchInitialization {
+    permit: Arc<SharedPermit>,
+    signal: InitializationSignal,
+    observer: InitialEventsObserver,
     /// Ends it when it takes too long, also when nobody reads it.
-    cap: Option<Entered>,
+    timeout_guard: Option<DeadlineGuard>,
 }
 
 /// What tells that a watch is initialized (`apf_filter.go` waits for the watch cache's own signal, which is not seen from
 /// outside).
-enum Evidence {
+enum InitializationSignal {
     /// The mark.
     Bookmark,
     /// A time without data, from the last.
-    Lull(Option<Pin<Box<Sleep>>>),
+    Idle(Option<Pin<Box<Sleep>>>),
     /// It is.
-    Seen,
+    Received,
 }
 
-struct Shared(Mutex<Permit>);
+struct SharedPermit(Mutex<Permit>);
 
-impl Shared {
-    fn initialized(&self) {
+impl SharedPermit {
+    fn release_seats(&self) {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .initialized();
+            .signal_watch_initialized();
     }
 }
 
-impl Expire for Shared {
+impl Expire for SharedPermit {
     fn expire(&self) {
-        self.initialized();
+        self.release_seats();
     }
 }
 
-impl Held {
+impl PermitLifetime {
     /// Of a watch that was answered at `now`, well if there are events.
-    pub(super) fn by_watch(
+    pub(super) fn for_watch(
         info: &RequestInfo<'_>,
-        events: Option<InitialEvents>,
+        events: Option<InitialEventsObserver>,
         mut permit: Permit,
         now: Instant,
-        overdue: &Arc<Overdue>,
+        overdue: &Arc<Deadlines>,
     ) -> Self {
         let query = info.query();
         let evidence = if query
             .first("sendInitialEvents")
             .is_some_and(|value| is_true(&value))
         {
-            Evidence::Bookmark
+            InitializationSignal::Bookmark
         } else if query
             .first("resourceVersion")
             .is_none_or(|version| matches!(&*version, b"" | b"0"))
         {
-            Evidence::Lull(None)
+            InitializationSignal::Idle(None)
         } else {
-            Evidence::Seen // the headers are
+            InitializationSignal::Received // the headers are
         };
         // The mark is looked for in any case: when it comes is measured.
-        let waits = permit.holds() || matches!(evidence, Evidence::Bookmark);
-        let Some(events) = events.filter(|_| waits && !matches!(evidence, Evidence::Seen)) else {
-            permit.initialized();
-            return Self::ToTheEnd { permit };
+        let waits =
+            permit.holds_concurrency() || matches!(evidence, InitializationSignal::Bookmark);
+        let Some(events) =
+            events.filter(|_| waits && !matches!(evidence, InitializationSignal::Received))
+        else {
+            permit.signal_watch_initialized();
+            return Self::UntilEnd { permit };
         };
-        let events = events.read(matches!(evidence, Evidence::Bookmark));
-        let permit = Arc::new(Shared(Mutex::new(permit)));
-        let cap: Arc<dyn Expire> = Arc::<Shared>::clone(&permit);
-        let cap = overdue.enter(Some(now + INITIALIZED_WITHIN), cap);
-        Self::UntilInitialized(Box::new(Initializing {
+        let events = events.with_scan(matches!(evidence, InitializationSignal::Bookmark));
+        let permit = Arc::new(SharedPermit(Mutex::new(permit)));
+        let cap: Arc<dyn Expire> = Arc::<SharedPermit>::clone(&permit);
+        let cap = overdue.register(Some(now + INITIALIZATION_TIMEOUT), cap);
+        Self::UntilInitialized(Box::new(WatchInitialization {
             permit,
-            evidence,
-            events,
-            cap: Some(cap),
+            signal: evidence,
+            observer: events,
+            timeout_guard: Some(cap),
         }))
     }
 }
@@ -208,34 +211,36 @@ fn is_true(value: &[u8]) -> bool {
     !(value == b"0" || value.eq_ignore_ascii_case(b"false"))
 }
 
-impl Initializing {
+impl WatchInitialization {
     /// Whether its mark has come with these.
-    fn passed(&mut self, data: &[u8]) -> bool {
-        let marked = !matches!(self.evidence, Evidence::Seen) && self.events.feed(data);
-        match &mut self.evidence {
-            Evidence::Bookmark if marked => {
-                self.seen(InitialEventsEnd::Bookmark);
+    fn feed(&mut self, data: &[u8]) -> bool {
+        let marked =
+            !matches!(self.signal, InitializationSignal::Received) && self.observer.feed(data);
+        match &mut self.signal {
+            InitializationSignal::Bookmark if marked => {
+                self.finish(InitialEventsEnd::Bookmark);
                 return true;
             }
-            Evidence::Lull(timer) => *timer = None,
-            Evidence::Bookmark | Evidence::Seen => {}
+            InitializationSignal::Idle(timer) => *timer = None,
+            InitializationSignal::Bookmark | InitializationSignal::Received => {}
         }
         false
     }
 
-    fn idle(&mut self, cx: &mut Context<'_>) {
-        if let Evidence::Lull(timer) = &mut self.evidence {
-            let timer = timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(LULL)));
+    fn poll_idle(&mut self, cx: &mut Context<'_>) {
+        if let InitializationSignal::Idle(timer) = &mut self.signal {
+            let timer =
+                timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(INITIAL_EVENTS_IDLE)));
             if timer.as_mut().poll(cx).is_ready() {
-                self.seen(InitialEventsEnd::Lull);
+                self.finish(InitialEventsEnd::Idle);
             }
         }
     }
 
-    fn seen(&mut self, end: InitialEventsEnd) {
-        self.evidence = Evidence::Seen;
-        self.events.ended(end);
-        self.permit.initialized();
-        self.cap = None;
+    fn finish(&mut self, end: InitialEventsEnd) {
+        self.signal = InitializationSignal::Received;
+        self.observer.finish(end);
+        self.permit.release_seats();
+        self.timeout_guard = None;
     }
 }

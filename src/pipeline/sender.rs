@@ -1,5 +1,6 @@
 //! Who sends a request, by which way it goes on, and what the upstream's answer says about the two.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use std::time::SystemTime;
@@ -12,198 +13,219 @@ use http::request;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::Asserted;
-use crate::identity::Client;
-use crate::identity::Credential;
-use crate::identity::Known;
-use crate::identity::Mark;
+use crate::identity::AssertedIdentity;
+use crate::identity::Authentication;
+use crate::identity::ClientContext;
 use crate::identity::PeerCertificate;
-use crate::identity::tokens::turns::Asker;
+use crate::identity::RequestCredential;
+use crate::identity::TokenHash;
+use crate::identity::tokens::turns::ClientSource;
+use crate::identity::tokens::turns::source_network;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
-use crate::pipeline::impersonation::InTheNameOf;
-use crate::pipeline::refusal::Refusal;
-use crate::pipeline::request_body;
+use crate::pipeline::impersonation::EffectiveUser;
+use crate::pipeline::refusal::RequestRejection;
 use crate::pipeline::trace::Trace;
-use crate::upstream::Dressed;
+use crate::upstream::UpstreamRequest;
 use crate::upstream::headers;
 use crate::upstream::headers::ClientAddress;
 use crate::upstream::room::Requester;
 
 /// What the upstream's answer says something about.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Told {
+pub(super) struct AuthFeedback {
     /// The token, whether the upstream takes it.
-    proves: Option<Mark>,
+    token: Option<TokenHash>,
     /// The token, whether what was found out about it still holds.
-    verified: Option<Mark>,
+    verified_token: Option<TokenHash>,
     /// weir's own credentials, which the request went by.
-    impersonates: bool,
+    impersonated: bool,
 }
 
 impl Peer {
-    pub(super) fn client(&self) -> Client<'_> {
-        Client {
+    pub(super) fn client(&self) -> ClientContext<'_> {
+        ClientContext {
             certificate: self.certificate.as_ref(),
-            asker: Asker {
+            source: ClientSource {
                 address: self.address.ip(),
-                connection: self.number,
+                connection_id: self.connection_id,
             },
-            trusted: self.trusted,
-            unverified: &self.unverified,
+            from_trusted_proxy: self.trusted,
+            unverified_user: &self.unverified_user,
             upgrade: None,
         }
     }
 }
 
 impl Peer {
+    /// The network whose use of memory and connections is limited, unless the peer is a trusted proxy.
+    pub(crate) fn source_network(&self) -> Option<IpAddr> {
+        (!self.trusted).then(|| source_network(self.address.ip()))
+    }
+
     /// For whom a request that counts for `user` takes a place.
     pub(super) fn requester(&self, user: &Arc<UserInfo>) -> Requester {
         Requester {
             user: Some(Arc::clone(user)),
-            network: request_body::source(self),
+            network: self.source_network(),
         }
     }
 }
 
 impl Pipeline {
-    pub(super) async fn identify(
+    pub(super) async fn authenticate(
         &self,
-        asserted: Asserted,
+        asserted: AssertedIdentity,
         (peer, upgrade): (&Peer, Option<&HeaderValue>),
         headers: &HeaderMap,
         (began, wall): (Instant, SystemTime),
         trace: &mut Trace,
-    ) -> Result<Known, Refusal> {
-        let client = Client {
+    ) -> Result<Authentication, RequestRejection> {
+        let client = ClientContext {
             upgrade,
             ..peer.client()
         };
         let resolved = self
-            .identity
-            .resolve(asserted, client, headers, began, wall);
-        let resolved = self.heads.while_pending(peer, headers, resolved);
+            .authenticator
+            .authenticate(asserted, client, headers, began, wall);
+        let resolved = self
+            .head_budget
+            .reserve_while_pending(peer, headers, resolved);
         let took = |at: Instant| at.saturating_duration_since(began);
-        let filters = &self.metrics.filters;
+        let filters = &self.metrics.stages;
         let known = match resolved.await? {
-            Ok(known) if known.credential == Credential::UnverifiedToken => {
-                filters.unauthenticated(took(known.at));
+            Ok(known) if known.credential == RequestCredential::UnverifiedToken => {
+                filters.record_unauthenticated(took(known.authenticated_at));
                 known
             }
             Ok(known) => {
-                filters.authenticated(&known.user.name, took(known.at));
+                filters.record_authenticated(&known.user.name, took(known.authenticated_at));
                 known
             }
             Err(why) => {
-                filters.unauthenticated(took(Clock.now()));
+                filters.record_unauthenticated(took(Clock.now()));
                 return Err(why.into());
             }
         };
-        if known.credential == Credential::Certificate
-            && let Some(ends) = peer.certificate.as_ref().and_then(PeerCertificate::ends)
+        if known.credential == RequestCredential::Certificate
+            && let Some(ends) = peer
+                .certificate
+                .as_ref()
+                .and_then(PeerCertificate::not_after)
         {
-            filters.by_certificate(ends.duration_since(wall).unwrap_or_default());
+            filters.record_certificate_expiration(ends.duration_since(wall).unwrap_or_default());
         }
-        trace.known(&known.user, known.at);
+        trace.record_user(&known.user, known.authenticated_at);
         let ends_here = matches!(
             known.credential,
-            Credential::Certificate | Credential::FrontProxy
+            RequestCredential::Certificate | RequestCredential::FrontProxy
         );
         if ends_here && !self.upstream.can_assert() {
-            return Err(Refusal::NoFrontProxy);
+            return Err(RequestRejection::NoFrontProxyCertificate);
         }
         Ok(known)
     }
 
     /// Whether the API server has accepted the request's credential, or weir vouches for its user.
-    pub(super) fn is_proven(&self, known: &Known) -> bool {
+    pub(super) fn is_verified(&self, known: &Authentication) -> bool {
         match known.credential {
-            Credential::Certificate | Credential::FrontProxy => true,
-            Credential::Token
-            | Credential::KnownToken
-            | Credential::UnverifiedToken
-            | Credential::None => {
-                let proven = self.identity.proven();
-                known.mark.is_some_and(|mark| proven.knows(mark))
+            RequestCredential::Certificate | RequestCredential::FrontProxy => true,
+            RequestCredential::ReviewedToken
+            | RequestCredential::LocallyVerifiedToken
+            | RequestCredential::UnverifiedToken
+            | RequestCredential::None => {
+                let proven = self.authenticator.accepted_tokens();
+                known.token_hash.is_some_and(|mark| proven.contains(mark))
             }
         }
     }
 
     /// Decides by which way the request goes, and makes of it what that way carries.
-    pub(super) fn dress(
+    pub(super) fn build_upstream_request(
         &self,
         head: request::Parts,
         peer: &Peer,
-        (known, name): (&Known, &InTheNameOf),
-    ) -> Result<(Dressed, Told), Refusal> {
+        (known, name): (&Authentication, &EffectiveUser),
+    ) -> Result<(UpstreamRequest, AuthFeedback), RequestRejection> {
         let client = ClientAddress {
             peer: peer.address.ip(),
             trusted: peer.trusted,
         };
         let names = &*self.identity_headers;
-        let proves = known.mark.filter(|_| is_asked_of_kubernetes(&head));
-        let told = Told {
-            verified: known.mark,
-            ..Told::default()
+        let proves = known.token_hash.filter(|_| reaches_authentication(&head));
+        let told = AuthFeedback {
+            verified_token: known.token_hash,
+            ..AuthFeedback::default()
         };
         Ok(match known.credential {
-            Credential::Certificate | Credential::FrontProxy if self.upstream.impersonates() => {
-                let own = self.upstream.impersonator()?;
-                let head = headers::impersonating(head, client, names, name.sent(known), own)?;
-                let told = Told {
-                    impersonates: true,
+            RequestCredential::Certificate | RequestCredential::FrontProxy
+                if self.upstream.impersonates() =>
+            {
+                let own = self.upstream.impersonation_credential()?;
+                let head = headers::impersonation_head(
+                    head,
+                    client,
+                    names,
+                    name.for_upstream(known),
+                    own,
+                )?;
+                let told = AuthFeedback {
+                    impersonated: true,
                     ..told
                 };
-                (Dressed::Impersonating(head), told)
+                (UpstreamRequest::Impersonating(head), told)
             }
-            Credential::Certificate | Credential::FrontProxy => {
-                let head = headers::asserting(head, client, names, &known.user)?;
+            RequestCredential::Certificate | RequestCredential::FrontProxy => {
+                let head = headers::front_proxy_head(head, client, names, &known.user)?;
                 let dressed = if known.user.is_anonymous() {
-                    Dressed::AssertingNobody(head)
+                    UpstreamRequest::FrontProxyAnonymous(head)
                 } else {
-                    Dressed::Asserting(head)
+                    UpstreamRequest::FrontProxy(head)
                 };
                 (dressed, told)
             }
-            Credential::Token
-            | Credential::KnownToken
-            | Credential::UnverifiedToken
-            | Credential::None => {
-                let dressed = if self.is_proven(known) {
-                    Dressed::PassThrough(headers::pass_through(head, client, names))
+            RequestCredential::ReviewedToken
+            | RequestCredential::LocallyVerifiedToken
+            | RequestCredential::UnverifiedToken
+            | RequestCredential::None => {
+                let dressed = if self.is_verified(known) {
+                    UpstreamRequest::PassThrough(headers::pass_through_head(head, client, names))
                 } else {
-                    Dressed::Stranger(headers::stranger(head, client, names))
+                    UpstreamRequest::Unverified(headers::unverified_head(head, client, names))
                 };
-                let told = Told { proves, ..told };
+                let told = AuthFeedback {
+                    token: proves,
+                    ..told
+                };
                 (dressed, told)
             }
         })
     }
 
     /// Takes note of what the upstream has answered.
-    pub(super) fn heard(&self, status: StatusCode, told: Told) {
+    pub(super) fn record_feedback(&self, status: StatusCode, told: AuthFeedback) {
         let refused = status == StatusCode::UNAUTHORIZED;
-        if let (Some(mark), Some(good)) = (told.proves, proof(status)) {
-            self.identity.proven().note(mark, good);
+        if let (Some(mark), Some(good)) = (told.token, token_acceptance(status)) {
+            self.authenticator.accepted_tokens().record(mark, good);
         }
-        if let (Some(mark), true) = (told.verified, refused) {
-            self.identity.doubt(mark, Clock.now());
+        if let (Some(mark), true) = (told.verified_token, refused) {
+            self.authenticator.record_unauthorized(mark, Clock.now());
         }
-        if told.impersonates && refused {
-            self.upstream.impersonator_refused();
+        if told.impersonated && refused {
+            self.upstream.record_impersonation_unauthorized();
         }
     }
 }
 
 /// Whether what answers this request has looked at its token. Go's server answers `OPTIONS *` by itself, and kube-apiserver's CORS filter
 /// any OPTIONS, before anybody is authenticated.
-fn is_asked_of_kubernetes(head: &request::Parts) -> bool {
+fn reaches_authentication(head: &request::Parts) -> bool {
     head.method != Method::OPTIONS && head.uri.path().starts_with('/')
 }
 
 /// Whether an answer shows that a token is good or that it is not. Those that kube-apiserver gives before it has looked at the
 /// token show neither.
-fn proof(status: StatusCode) -> Option<bool> {
+fn token_acceptance(status: StatusCode) -> Option<bool> {
     match status {
         StatusCode::UNAUTHORIZED => Some(false),
         StatusCode::SWITCHING_PROTOCOLS
@@ -222,8 +244,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_answers_that_come_after_authentication_prove_a_token() {
-        let proof = |code| proof(StatusCode::from_u16(code).unwrap());
+    fn only_responses_after_authentication_verify_a_token() {
+        let proof = |code| token_acceptance(StatusCode::from_u16(code).unwrap());
         for code in [200, 201, 101, 304, 403, 404, 409, 422] {
             assert_eq!(proof(code), Some(true), "{code}");
         }

@@ -5,45 +5,45 @@ use super::*;
 use crate::limits::Rejection;
 use crate::metrics::Registry;
 use crate::pipeline::Peer;
-use crate::pipeline::holding::Patience;
-use crate::pipeline::record::Witness;
-use crate::pipeline::record::Witnesses;
-use crate::pipeline::refusing::Skips;
-use crate::pipeline::request_body::BodyFault;
+use crate::pipeline::holding::HoldState;
+use crate::pipeline::record::RequestObserver;
+use crate::pipeline::record::RequestObservers;
+use crate::pipeline::refusing::BodyDrainSlots;
+use crate::pipeline::request_body::BodyReadError;
 use crate::request_info::MetricLabels;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 
 /// Has nothing to say.
 #[derive(Debug)]
-struct Onlooker;
+struct SilentObserver;
 
-impl Witness for Onlooker {
-    fn ended(&self, _: &crate::pipeline::record::Record, _: Instant) {}
+impl RequestObserver for SilentObserver {
+    fn on_ended(&self, _: &crate::pipeline::record::Record, _: Instant) {}
 }
 
 fn trace_of(metrics: &Arc<RequestMetrics>, target: &str, code: u16, answered: bool) {
     let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-    let labels = MetricLabels::of("GET", &info, None);
-    let subject = Subject {
+    let labels = MetricLabels::from_request("GET", &info, None);
+    let subject = MetricSubject {
         labels,
         info: &info,
     };
-    let mut trace = Trace::started(Arc::clone(metrics), Clock.now());
+    let mut trace = Trace::start(Arc::clone(metrics), Clock.now());
     let code = StatusCode::from_u16(code).unwrap();
     if answered {
-        trace.answered(subject, code, None);
+        trace.record_response(subject, code, None);
     } else {
         let rejection = Rejection::MaxInFlight {
             kind: RequestKind::ReadOnly,
             limit: 1,
         };
-        trace.refused(subject, &Refusal::Rejected(rejection));
+        trace.record_rejection(subject, &RequestRejection::Limit(rejection));
     }
 }
 
 #[test]
-fn a_refusal_has_the_labels_of_a_known_resource_from_the_start() {
+fn a_rejection_has_the_labels_of_a_built_in_resource_from_the_start() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     trace_of(&metrics, "/api/v1/nodes", 429, false);
@@ -59,25 +59,25 @@ fn a_refusal_has_the_labels_of_a_known_resource_from_the_start() {
 }
 
 #[test]
-fn what_reaches_no_handler_is_one_series_a_code_whatever_is_made_up() {
+fn requests_without_a_handler_have_one_series_per_code() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     let authorizer = br#"{"kind":"Status","message":"pods is forbidden: User \"system:anonymous\" cannot list"}"#;
     let quota = br#"{"kind":"Status","message":"pods \"x\" is forbidden: exceeded quota"}"#;
     let answer = |target: &str, code: u16, body: &[u8], plain: bool| {
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-        let subject = Subject {
-            labels: MetricLabels::of("GET", &info, None),
+        let subject = MetricSubject {
+            labels: MetricLabels::from_request("GET", &info, None),
             info: &info,
         };
-        let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
-        trace.answered(subject, StatusCode::from_u16(code).unwrap(), Some(9));
+        let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
+        trace.record_response(subject, StatusCode::from_u16(code).unwrap(), Some(9));
         if plain {
             let plain = http::HeaderValue::from_static("text/plain; charset=utf-8");
-            trace.answered_with(&HeaderMap::from_iter([(header::CONTENT_TYPE, plain)]));
+            trace.record_response_headers(&HeaderMap::from_iter([(header::CONTENT_TYPE, plain)]));
         }
         for part in body.chunks(10) {
-            trace.look(part);
+            trace.inspect_body(part);
         }
     };
     for n in 0..5000 {
@@ -116,7 +116,7 @@ fn what_reaches_no_handler_is_one_series_a_code_whatever_is_made_up() {
 }
 
 #[test]
-fn there_are_so_many_series_at_most_whatever_there_is() {
+fn the_number_of_series_is_bounded() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     for n in 0..5000 {
@@ -136,7 +136,7 @@ fn there_are_so_many_series_at_most_whatever_there_is() {
 }
 
 #[test]
-fn made_up_groups_of_what_is_refused_are_no_labels() {
+fn unknown_groups_of_rejected_requests_are_not_labels() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     for n in 0..100 {
@@ -148,19 +148,19 @@ fn made_up_groups_of_what_is_refused_are_no_labels() {
 }
 
 #[test]
-fn what_is_answered_before_anybody_is_known_tells_of_no_resource() {
+fn a_response_before_authentication_confirms_no_resource() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     for (method, resource) in [("OPTIONS", "made-up"), ("GET", "widgets")] {
         let target = format!("/apis/example.com/v1/{resource}");
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        let labels = MetricLabels::of(method, &info, None);
-        let subject = Subject {
+        let labels = MetricLabels::from_request(method, &info, None);
+        let subject = MetricSubject {
             labels,
             info: &info,
         };
-        let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
-        trace.answered(subject, StatusCode::NO_CONTENT, None);
+        let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
+        trace.record_response(subject, StatusCode::NO_CONTENT, None);
     }
     let text = registry.render();
     assert!(text.contains("resource=\"widgets\""), "{text}");
@@ -168,18 +168,18 @@ fn what_is_answered_before_anybody_is_known_tells_of_no_resource() {
 }
 
 #[test]
-fn an_event_for_whose_body_there_is_no_room_is_ended_in_self_defense() {
+fn an_event_over_the_body_budget_is_a_termination() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     let target = b"/api/v1/namespaces/a/events";
     let info = RequestInfo::parse("POST", target).unwrap();
-    for fault in [BodyFault::NoRoom, BodyFault::Malformed] {
-        let subject = Subject {
-            labels: MetricLabels::of("POST", &info, None),
+    for fault in [BodyReadError::BudgetExhausted, BodyReadError::Malformed] {
+        let subject = MetricSubject {
+            labels: MetricLabels::from_request("POST", &info, None),
             info: &info,
         };
-        let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
-        trace.refused(subject, &Refusal::Body(fault));
+        let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
+        trace.record_rejection(subject, &RequestRejection::Body(fault));
     }
     let terminations = "apiserver_request_terminations_total{code=\"";
     let of = |code: &str| value(&registry, &format!("{terminations}{code}\""));
@@ -193,24 +193,24 @@ fn value(registry: &Registry, series: &str) -> Option<f64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_measured_with_its_time_in_the_queue_and_without() {
+async fn a_response_is_measured_with_and_without_its_queue_wait() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     for target in ["/api/v1/nodes", "/api/v1/nodes?dryRun=All"] {
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-        let subject = Subject {
-            labels: MetricLabels::of("GET", &info, None),
+        let subject = MetricSubject {
+            labels: MetricLabels::from_request("GET", &info, None),
             info: &info,
         };
-        let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
-        trace.times.queued = Duration::from_secs(10);
+        let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
+        trace.times.queue_wait = Duration::from_secs(10);
         tokio::time::advance(Duration::from_secs(12)).await;
         trace.times.admitted = Clock.now();
         tokio::time::advance(Duration::from_secs(3)).await;
-        trace.answered(subject, StatusCode::OK, None);
+        trace.record_response(subject, StatusCode::OK, None);
         tokio::time::advance(Duration::from_secs(5)).await;
-        trace.passed(2500);
-        trace.passed(500);
+        trace.record_sent(2500);
+        trace.record_sent(500);
     }
     let of = |name: &str, labels: &str| value(&registry, &format!("{name}{{{labels}"));
     let labels = "component=\"apiserver\",";
@@ -231,7 +231,7 @@ async fn an_answer_is_measured_with_its_time_in_the_queue_and_without() {
 }
 
 #[test]
-fn a_watch_is_measured_but_by_no_objective() {
+fn a_watch_is_measured_but_not_in_the_sli() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     for target in [
@@ -255,7 +255,7 @@ fn a_watch_is_measured_but_by_no_objective() {
 }
 
 #[test]
-fn the_bodies_of_requests_that_write_are_measured_by_what_they_say() {
+fn request_bodies_are_measured_by_their_content_length() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     for (method, target, size) in [
@@ -266,12 +266,12 @@ fn the_bodies_of_requests_that_write_are_measured_by_what_they_say() {
         ("GET", "/api/v1/namespaces/a/pods", Some(0)),
     ] {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        let subject = Subject {
-            labels: MetricLabels::of(method, &info, None),
+        let subject = MetricSubject {
+            labels: MetricLabels::from_request(method, &info, None),
             info: &info,
         };
-        let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
-        trace.answered(subject, StatusCode::OK, size);
+        let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
+        trace.record_response(subject, StatusCode::OK, size);
     }
     let name = "apiserver_request_body_size_bytes";
     let sum = |resource, verb| {
@@ -306,7 +306,7 @@ fn a_client_cannot_choose_a_label() {
 }
 
 #[test]
-fn a_panic_is_counted_as_500_under_what_was_asked_and_not_as_a_client_gone() {
+fn a_panic_is_counted_as_500_of_its_request_and_not_as_an_abort() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     let (head, ()) = http::Request::get("/api/v1/nodes")
@@ -317,22 +317,22 @@ fn a_panic_is_counted_as_500_under_what_was_asked_and_not_as_a_client_gone() {
     let info = RequestInfo::parse("GET", target.as_str().as_bytes()).unwrap();
     let peer = Peer {
         address: ([127, 0, 0, 1], 1).into(),
-        number: 0,
+        connection_id: 0,
         trusted: false,
         certificate: None,
-        fragments: Arc::default(),
-        patience: Patience::new(1),
-        skips: Skips::default(),
-        unverified: std::sync::OnceLock::new(),
+        target_fragments: Arc::default(),
+        hold_state: HoldState::new(1),
+        body_drain_slots: BodyDrainSlots::default(),
+        unverified_user: std::sync::OnceLock::new(),
     };
-    let onlooker: Arc<dyn Witness> = Arc::new(Onlooker);
-    let witnesses: Witnesses = Arc::from([onlooker]);
+    let onlooker: Arc<dyn RequestObserver> = Arc::new(SilentObserver);
+    let witnesses: RequestObservers = Arc::from([onlooker]);
     let now = (Clock.now(), Clock.wall());
-    let recorded = Recorded::of(&witnesses, (&peer, &head), (target, &info), now);
+    let recorded = RecordGuard::new(&witnesses, (&peer, &head), (target, &info), now);
     assert!(recorded.is_some());
     for recorded in [recorded, None] {
-        let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
-        trace.classified(recorded);
+        let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
+        trace.start_counting(recorded);
         let panicked = catch_unwind(AssertUnwindSafe(move || {
             let _trace = trace;
             panic!("on purpose");
@@ -352,7 +352,7 @@ fn a_panic_is_counted_as_500_under_what_was_asked_and_not_as_a_client_gone() {
 }
 
 #[test]
-fn paths_that_handlers_count_by_themselves_have_their_labels_and_refusals_have_not() {
+fn instrumented_paths_have_their_handler_labels_and_rejections_do_not() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     for (target, code, answered) in [
@@ -389,10 +389,10 @@ fn an_open_watch_is_counted_while_it_is_open() {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     let info = RequestInfo::parse("GET", b"/api/v1/pods?watch=1").unwrap();
-    let labels = MetricLabels::of("GET", &info, None);
-    let mut trace = Trace::started(Arc::clone(&metrics), Clock.now());
-    trace.answered(
-        Subject {
+    let labels = MetricLabels::from_request("GET", &info, None);
+    let mut trace = Trace::start(Arc::clone(&metrics), Clock.now());
+    trace.record_response(
+        MetricSubject {
             labels,
             info: &info,
         },

@@ -23,31 +23,31 @@ const SAMPLED: u8 = 1;
 #[derive(Clone, Copy, Debug)]
 pub struct Sampler {
     /// What the second half of a trace's id, without its last bit, must be below.
-    below: u64,
+    threshold: u64,
 }
 
 /// A request that is traced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Traced {
+pub struct TraceContext {
     /// The trace's id.
-    pub trace: [u8; 16],
+    pub trace_id: [u8; 16],
     /// The client's span, if it has one.
-    pub parent: Option<[u8; 8]>,
+    pub parent_span: Option<[u8; 8]>,
     /// weir's span of the request.
-    pub request: [u8; 8],
+    pub request_span: [u8; 8],
     /// weir's span of its way to the API server, which is the parent of the API server's own.
-    pub forwarding: [u8; 8],
+    pub upstream_span: [u8; 8],
     /// When it went on to the API server.
-    pub forwarded: Option<Instant>,
+    pub forwarded_at: Option<Instant>,
     /// When the API server began to answer.
-    pub answered: Option<Instant>,
+    pub responded_at: Option<Instant>,
 }
 
 /// What a client says of its trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Parent {
-    trace: [u8; 16],
-    span: [u8; 8],
+struct ParentContext {
+    trace_id: [u8; 16],
+    span_id: [u8; 8],
     sampled: bool,
 }
 
@@ -59,19 +59,19 @@ impl Sampler {
         let whole = 1_u128 << 63;
         let below = whole * u128::from(rate_per_million) / 1_000_000;
         Self {
-            below: u64::try_from(below).unwrap_or(u64::MAX),
+            threshold: u64::try_from(below).unwrap_or(u64::MAX),
         }
     }
 
     /// The trace of a request with these headers, if it is traced; `random` gives its ids.
-    fn begin(self, headers: &HeaderMap, mut random: impl FnMut() -> u64) -> Option<Traced> {
-        let parent = parent(headers);
+    fn start(self, headers: &HeaderMap, mut random: impl FnMut() -> u64) -> Option<TraceContext> {
+        let parent = parse_traceparent(headers);
         let trace = match parent {
-            Some(parent) if parent.sampled => parent.trace,
+            Some(parent) if parent.sampled => parent.trace_id,
             Some(_) => return None,
             None => {
                 let (high, low) = (random().max(1), random());
-                if low >> 1 >= self.below {
+                if low >> 1 >= self.threshold {
                     return None;
                 }
                 let mut trace = [0; 16];
@@ -80,30 +80,30 @@ impl Sampler {
                 trace
             }
         };
-        Some(Traced {
-            trace,
-            parent: parent.map(|parent| parent.span),
-            request: random().max(1).to_be_bytes(),
-            forwarding: random().max(1).to_be_bytes(),
-            forwarded: None,
-            answered: None,
+        Some(TraceContext {
+            trace_id: trace,
+            parent_span: parent.map(|parent| parent.span_id),
+            request_span: random().max(1).to_be_bytes(),
+            upstream_span: random().max(1).to_be_bytes(),
+            forwarded_at: None,
+            responded_at: None,
         })
     }
 }
 
-impl Traced {
+impl TraceContext {
     /// Writes into what goes on to the API server whose child its span is.
-    fn go_on(&self, headers: &mut HeaderMap) {
+    fn propagate(&self, headers: &mut HeaderMap) {
         let mut text = String::with_capacity(55);
         text.push_str("00-");
-        hex(&mut text, &self.trace);
+        push_hex(&mut text, &self.trace_id);
         text.push('-');
-        hex(&mut text, &self.forwarding);
+        push_hex(&mut text, &self.upstream_span);
         text.push_str("-01");
         if let Ok(value) = HeaderValue::from_str(&text) {
             headers.insert(TRACEPARENT, value);
         }
-        if self.parent.is_none() {
+        if self.parent_span.is_none() {
             headers.remove(TRACESTATE); // of a trace that could not be read
         }
     }
@@ -113,19 +113,19 @@ impl Trace {
     /// Decides whether the request is traced, and writes that into what goes on; once what is the connection's own has been
     /// removed from the headers.
     pub(super) fn sample(&mut self, sampler: Option<Sampler>, headers: &mut HeaderMap) {
-        let (Some(sampler), Some(recorded)) = (sampler, self.recorded_mut()) else {
+        let (Some(sampler), Some(recorded)) = (sampler, self.record_mut()) else {
             return;
         };
-        let traced = sampler.begin(headers, || fastrand::u64(..));
+        let traced = sampler.start(headers, || fastrand::u64(..));
         if let Some(traced) = &traced {
-            traced.go_on(headers);
+            traced.propagate(headers);
         }
-        recorded.record.traced = traced.map(Box::new);
+        recorded.record.trace_context = traced.map(Box::new);
     }
 }
 
 /// Lower case, as it must be.
-fn hex(text: &mut String, bytes: &[u8]) {
+fn push_hex(text: &mut String, bytes: &[u8]) {
     for byte in bytes {
         let _ = write!(text, "{byte:02x}"); // into a string: it does not fail
     }
@@ -133,26 +133,26 @@ fn hex(text: &mut String, bytes: &[u8]) {
 
 /// `traceparent` as <https://www.w3.org/TR/trace-context/#traceparent-header> has it; `None` for anything else, and for more
 /// than one.
-fn parent(headers: &HeaderMap) -> Option<Parent> {
+fn parse_traceparent(headers: &HeaderMap) -> Option<ParentContext> {
     let mut values = headers.get_all(TRACEPARENT).iter();
     let text = values.next().filter(|_| values.next().is_none())?;
     let mut parts = text.to_str().ok()?.split('-');
-    let [version] = bytes(parts.next()?)?;
-    let trace: [u8; 16] = bytes(parts.next()?)?;
-    let span: [u8; 8] = bytes(parts.next()?)?;
-    let [flags] = bytes(parts.next()?)?;
+    let [version] = parse_hex(parts.next()?)?;
+    let trace: [u8; 16] = parse_hex(parts.next()?)?;
+    let span: [u8; 8] = parse_hex(parts.next()?)?;
+    let [flags] = parse_hex(parts.next()?)?;
     // A later version may say more.
     let more = parts.next().is_some();
     let good = version != 0xff && (version != 0 || !more) && trace != [0; 16] && span != [0; 8];
-    good.then_some(Parent {
-        trace,
-        span,
+    good.then_some(ParentContext {
+        trace_id: trace,
+        span_id: span,
         sampled: flags & SAMPLED != 0,
     })
 }
 
 /// Of lower-case hexadecimal digits, just so many.
-fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
+fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
         b'a'..=b'f' => Some(byte - b'a' + 10),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     /// The numbers from 1.
-    fn counting() -> impl FnMut() -> u64 {
+    fn counting_ids() -> impl FnMut() -> u64 {
         let mut last = 0;
         move || {
             last += 1;
@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_is_traced_goes_on_with_a_child() {
+    fn a_sampled_parent_is_continued_with_a_child_span() {
         let mut headers = headers(&[PARENT]);
-        let traced = Sampler::new(0).begin(&headers, counting()).unwrap();
+        let traced = Sampler::new(0).start(&headers, counting_ids()).unwrap();
         assert_eq!(
-            traced.parent,
+            traced.parent_span,
             Some([0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31])
         );
-        traced.go_on(&mut headers);
+        traced.propagate(&mut headers);
         assert_eq!(
             headers[TRACEPARENT],
             "00-0af7651916cd43dd8448eb211c80319c-0000000000000002-01"
@@ -210,15 +210,18 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_is_not_traced_decides_as_well() {
+    fn an_unsampled_parent_is_not_traced() {
         let headers = headers(&["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"]);
-        assert_eq!(Sampler::new(1_000_000).begin(&headers, counting()), None);
+        assert_eq!(
+            Sampler::new(1_000_000).start(&headers, counting_ids()),
+            None
+        );
     }
 
     #[test]
-    fn what_cannot_be_read_is_no_parent() {
+    fn an_invalid_traceparent_is_ignored() {
         let mut later = headers(&["01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-03-more"]);
-        assert!(Sampler::new(0).begin(&later, counting()).is_some());
+        assert!(Sampler::new(0).start(&later, counting_ids()).is_some());
         for bad in [
             &["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more"][..],
             &["ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
@@ -231,22 +234,28 @@ mod tests {
             &[PARENT, PARENT],
         ] {
             later = headers(bad);
-            assert_eq!(Sampler::new(0).begin(&later, counting()), None, "{bad:?}");
-            let traced = Sampler::new(1_000_000).begin(&later, counting()).unwrap();
-            assert_eq!(traced.parent, None, "{bad:?}");
-            traced.go_on(&mut later);
+            assert_eq!(
+                Sampler::new(0).start(&later, counting_ids()),
+                None,
+                "{bad:?}"
+            );
+            let traced = Sampler::new(1_000_000)
+                .start(&later, counting_ids())
+                .unwrap();
+            assert_eq!(traced.parent_span, None, "{bad:?}");
+            traced.propagate(&mut later);
             assert_eq!(later.get_all(TRACEPARENT).iter().count(), 1, "{bad:?}");
             assert_eq!(later.get(TRACESTATE), None, "{bad:?}");
         }
     }
 
     #[test]
-    fn so_many_of_a_million_are_traced() {
+    fn the_sampling_rate_is_per_million() {
         let mut random = fastrand::Rng::with_seed(7);
         let sampler = Sampler::new(250_000);
         let none = HeaderMap::new();
         let traced = (0..100_000)
-            .filter(|_| sampler.begin(&none, || random.u64(..)).is_some())
+            .filter(|_| sampler.start(&none, || random.u64(..)).is_some())
             .count();
         assert!((24_000..26_000).contains(&traced), "{traced}");
     }

@@ -11,26 +11,25 @@ use http::header;
 use http::request;
 use hyper::upgrade::OnUpgrade;
 
-use crate::identity::Known;
+use crate::identity::Authentication;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
 use crate::pipeline::body::Body;
+use crate::pipeline::overdue::Deadlines;
 use crate::pipeline::overdue::Expire;
-use crate::pipeline::overdue::Overdue;
-use crate::pipeline::overdue::Phase;
 use crate::pipeline::overdue::Transfer;
-use crate::pipeline::refusal::Refusal;
-use crate::pipeline::request_body;
-use crate::pipeline::riding::Riding;
+use crate::pipeline::overdue::TransferPhase;
+use crate::pipeline::refusal::RequestRejection;
+use crate::pipeline::riding::ResponseGuard;
 use crate::upstream::ForwardError;
-use crate::upstream::body::AnswerBody;
+use crate::upstream::body::ResponseBody;
 use crate::upstream::headers;
 use crate::upstream::upgrade;
 use crate::upstream::upgrade::TunnelProgress;
 
 /// Takes the connection's own headers off, and the wish to change the protocol with them. Without `Connection` (which the library
 /// refuses on HTTP/2) there is no such wish, and they may stay on until the request goes on.
-pub(super) fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
+pub(super) fn take_upgrade(head: &mut request::Parts) -> Option<(HeaderValue, OnUpgrade)> {
     if !head.headers.contains_key(header::CONNECTION) {
         return None;
     }
@@ -41,58 +40,66 @@ pub(super) fn upgrade_of(head: &mut request::Parts) -> Option<(HeaderValue, OnUp
 
 /// Whether a request asks for another protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AsksUpgrade {
+pub(super) enum RequestedUpgrade {
     /// It does not.
-    No,
+    NotRequested,
     /// With a credential that the API server has accepted, or that weir vouches for.
-    Proven,
+    Verified,
     /// With none, or one that is not known.
-    Unproven,
+    Unverified,
 }
 
 impl Pipeline {
-    pub(super) fn asks_upgrade<T>(&self, known: &Known, upgrade: Option<T>) -> AsksUpgrade {
+    pub(super) fn requested_upgrade<T>(
+        &self,
+        known: &Authentication,
+        upgrade: Option<T>,
+    ) -> RequestedUpgrade {
         match upgrade {
-            None => AsksUpgrade::No,
-            Some(_) if self.is_proven(known) => AsksUpgrade::Proven,
-            Some(_) => AsksUpgrade::Unproven,
+            None => RequestedUpgrade::NotRequested,
+            Some(_) if self.is_verified(known) => RequestedUpgrade::Verified,
+            Some(_) => RequestedUpgrade::Unverified,
         }
     }
 
     /// Checks the rate of protocol upgrades of clients without a proven credential.
-    pub(super) fn pass_upgrade_rate(&self, peer: &Peer, now: Instant) -> Result<(), Refusal> {
-        let admitted = self.upgrades.admit(request_body::source(peer), now);
-        admitted.map_err(Refusal::Rejected)
+    pub(super) fn check_upgrade_rate(
+        &self,
+        peer: &Peer,
+        now: Instant,
+    ) -> Result<(), RequestRejection> {
+        let admitted = self.upgrade_rate.admit(peer.source_network(), now);
+        admitted.map_err(RequestRejection::Limit)
     }
 }
 
 /// The client's side of a tunnel, if the answer begins one.
-pub(super) fn switched(
+pub(super) fn tunnel_client(
     status: StatusCode,
     upgrade: Option<(HeaderValue, OnUpgrade)>,
 ) -> Result<Option<OnUpgrade>, ForwardError> {
     if status != StatusCode::SWITCHING_PROTOCOLS {
         return Ok(None);
     }
-    let (_, client) = upgrade.ok_or(ForwardError::Unasked)?;
+    let (_, client) = upgrade.ok_or(ForwardError::UnexpectedUpgrade)?;
     Ok(Some(client))
 }
 
 /// Answers 101 and passes bytes both ways from then on.
-pub(super) fn switch(
-    mut response: Response<AnswerBody>,
+pub(super) fn start_tunnel(
+    mut response: Response<ResponseBody>,
     client: OnUpgrade,
-    mut riding: Riding,
-    overdue: &Arc<Overdue>,
+    mut riding: ResponseGuard,
+    overdue: &Arc<Deadlines>,
 ) -> Response<Body> {
     let upstream = hyper::upgrade::on(&mut response);
     let protocol = headers::strip_hop_by_hop(response.headers_mut());
     let progress = Arc::<TunnelProgress>::default();
     let ended: Arc<dyn Expire> = Arc::<TunnelProgress>::clone(&progress);
-    let entered = overdue.enter(None, ended);
+    let entered = overdue.register(None, ended);
     tokio::spawn(async move {
-        let passed = |bytes| riding.trace.passed(bytes);
-        upgrade::tunnel(client, upstream, &progress, passed).await;
+        let passed = |bytes| riding.trace.record_sent(bytes);
+        upgrade::run_tunnel(client, upstream, &progress, passed).await;
         drop((riding, entered));
     });
     let mut response = response.map(|_| Body::fixed(Bytes::new()));
@@ -107,14 +114,14 @@ pub(super) fn switch(
 
 impl Expire for TunnelProgress {
     fn expire(&self) {
-        self.end();
+        self.shutdown();
     }
 
     fn transfer(&self) -> Option<Transfer> {
         Some(Transfer {
-            phase: Phase::Tunnel,
+            phase: TransferPhase::Tunnel,
             bytes: self.bytes(),
-            awaited: self.is_awaited(),
+            waiting_for_client: self.is_write_blocked(),
         })
     }
 }

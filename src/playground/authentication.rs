@@ -4,12 +4,12 @@
 //! not a broken connection. A credential that was presented and is not good never makes its bearer
 //! anonymous. Who impersonates whom is told here, and whether he may in `authorization`.
 
-use crate::playground::authorization::Attributes;
+use crate::playground::authorization::AccessAttributes;
 use crate::playground::pki::Certificates;
 use crate::playground::pki::FRONT_PROXY_NAME;
-use crate::playground::request::percent_decoded;
-use crate::playground::service_accounts::Issuer;
-use crate::playground::status::Status;
+use crate::playground::request::percent_decode;
+use crate::playground::service_accounts::ServiceAccountTokenIssuer;
+use crate::playground::status::StatusError;
 use crate::playground::time;
 use base64::Engine;
 use base64::alphabet;
@@ -36,26 +36,26 @@ use std::sync::Arc;
 use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
 
-const AUTHENTICATED: &str = "system:authenticated";
-const UNAUTHENTICATED: &str = "system:unauthenticated";
-const MASTERS: &str = "system:masters";
+const GROUP_AUTHENTICATED: &str = "system:authenticated";
+const GROUP_UNAUTHENTICATED: &str = "system:unauthenticated";
+const GROUP_MASTERS: &str = "system:masters";
 const ANONYMOUS: &str = "system:anonymous";
-const ACCOUNTS: &str = "system:serviceaccounts";
+const GROUP_SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 /// Before a token among the subprotocols of a WebSocket.
-const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
+const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 /// Go's `base64.RawURLEncoding`, which ignores spare bits.
-const LENIENT: GeneralPurpose = GeneralPurpose::new(
+const RAW_URL_BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::URL_SAFE,
     GeneralPurposeConfig::new()
         .with_decode_allow_trailing_bits(true)
         .with_decode_padding_mode(DecodePaddingMode::RequireNone),
 );
 /// The API group of uids and extra values.
-const GROUP: &str = "authentication.k8s.io";
+const AUTHENTICATION_API_GROUP: &str = "authentication.k8s.io";
 
 /// Someone who asks, as `user.Info`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct User {
+pub struct ApiUser {
     /// The user name.
     pub name: String,
     /// The uid, or empty.
@@ -72,54 +72,54 @@ pub(crate) struct Unauthorized;
 
 /// What a connection's client certificate says, judged once.
 #[derive(Clone, Debug)]
-pub(crate) struct Peer {
+pub(crate) struct ClientCertificateResult {
     /// Whether it is the front proxy's; `None` without a certificate.
     front_proxy: Option<Result<(), Unauthorized>>,
     /// Whose it is; `None` without a certificate, or without a name in it.
-    client: Option<Result<User, Unauthorized>>,
+    client: Option<Result<ApiUser, Unauthorized>>,
 }
 
 /// Knows the certificate authorities and the tokens.
 #[derive(Debug)]
-pub(crate) struct Authenticator {
-    clients: Arc<dyn ClientCertVerifier>,
-    front_proxies: Arc<dyn ClientCertVerifier>,
-    tokens: HashMap<String, User>,
-    service_accounts: Issuer,
+pub(crate) struct PlaygroundAuthenticator {
+    client_verifier: Arc<dyn ClientCertVerifier>,
+    front_proxy_verifier: Arc<dyn ClientCertVerifier>,
+    tokens: HashMap<String, ApiUser>,
+    service_account_issuer: ServiceAccountTokenIssuer,
 }
 
-impl User {
+impl ApiUser {
     /// Nobody in particular.
     fn anonymous() -> Self {
         Self {
             name: ANONYMOUS.to_owned(),
-            groups: vec![UNAUTHENTICATED.to_owned()],
+            groups: vec![GROUP_UNAUTHENTICATED.to_owned()],
             ..Self::default()
         }
     }
 
     /// With the group that everyone who is known has.
-    fn authenticated(mut self) -> Self {
-        if !self.is_in(AUTHENTICATED) && !self.is_in(UNAUTHENTICATED) {
-            self.groups.push(AUTHENTICATED.to_owned());
+    fn with_authenticated_group(mut self) -> Self {
+        if !self.in_group(GROUP_AUTHENTICATED) && !self.in_group(GROUP_UNAUTHENTICATED) {
+            self.groups.push(GROUP_AUTHENTICATED.to_owned());
         }
         self
     }
 
-    fn is_in(&self, group: &str) -> bool {
+    fn in_group(&self, group: &str) -> bool {
         self.groups.iter().any(|g| g == group)
     }
 
     pub(crate) fn is_anonymous(&self) -> bool {
-        self.name == ANONYMOUS || self.is_in(UNAUTHENTICATED)
+        self.name == ANONYMOUS || self.in_group(GROUP_UNAUTHENTICATED)
     }
 
-    pub(crate) fn is_master(&self) -> bool {
-        self.is_in(MASTERS)
+    pub(crate) fn is_privileged(&self) -> bool {
+        self.in_group(GROUP_MASTERS)
     }
 }
 
-impl Authenticator {
+impl PlaygroundAuthenticator {
     /// Believes the authorities and tokens of `certificates`. The error says what is wrong with them.
     pub(crate) fn new(
         certificates: &Certificates,
@@ -129,7 +129,7 @@ impl Authenticator {
             .users
             .iter()
             .map(|user| {
-                let known = User {
+                let known = ApiUser {
                     name: user.name.to_owned(),
                     uid: user.uid.to_owned(),
                     groups: vec![user.group.to_owned()],
@@ -139,48 +139,51 @@ impl Authenticator {
             })
             .collect();
         Ok(Self {
-            clients: verifier(&certificates.ca, provider)?,
-            front_proxies: verifier(&certificates.front_proxy_ca, provider)?,
+            client_verifier: build_verifier(&certificates.ca, provider)?,
+            front_proxy_verifier: build_verifier(&certificates.front_proxy_ca, provider)?,
             tokens,
-            service_accounts: certificates.service_accounts.clone(),
+            service_account_issuer: certificates.service_account_issuer.clone(),
         })
     }
 
     /// The issuer of service accounts' tokens.
-    pub(crate) const fn service_accounts(&self) -> &Issuer {
-        &self.service_accounts
+    pub(crate) const fn service_account_issuer(&self) -> &ServiceAccountTokenIssuer {
+        &self.service_account_issuer
     }
 
     /// The verifier of ordinary client certificates; its hints go into the handshake.
-    pub(crate) const fn authorities(&self) -> [&Arc<dyn ClientCertVerifier>; 2] {
-        [&self.clients, &self.front_proxies]
+    pub(crate) const fn verifiers(&self) -> [&Arc<dyn ClientCertVerifier>; 2] {
+        [&self.client_verifier, &self.front_proxy_verifier]
     }
 
     /// Judges a connection's certificates.
-    pub(crate) fn peer(&self, certificates: Option<&[CertificateDer<'_>]>) -> Peer {
+    pub(crate) fn verify_peer(
+        &self,
+        certificates: Option<&[CertificateDer<'_>]>,
+    ) -> ClientCertificateResult {
         let Some((leaf, rest)) = certificates.and_then(<[_]>::split_first) else {
-            return Peer {
+            return ClientCertificateResult {
                 front_proxy: None,
                 client: None,
             };
         };
         let holds = |verifier: &Arc<dyn ClientCertVerifier>| {
             verifier
-                .verify_client_cert(leaf, rest, time::unix())
+                .verify_client_cert(leaf, rest, time::unix_time())
                 .map_err(|_| Unauthorized)
         };
-        let user = subject(leaf);
-        let front_proxy = holds(&self.front_proxies).and_then(|_| {
+        let user = certificate_user(leaf);
+        let front_proxy = holds(&self.front_proxy_verifier).and_then(|_| {
             let named = user
                 .as_ref()
                 .is_some_and(|user| user.name == FRONT_PROXY_NAME);
             named.then_some(()).ok_or(Unauthorized)
         });
-        let client = match holds(&self.clients) {
+        let client = match holds(&self.client_verifier) {
             Err(refused) => Some(Err(refused)),
             Ok(_) => user.map(Ok),
         };
-        Peer {
+        ClientCertificateResult {
             front_proxy: Some(front_proxy),
             client,
         }
@@ -189,38 +192,39 @@ impl Authenticator {
     /// The user of one request, impersonation not yet considered.
     pub(crate) fn authenticate(
         &self,
-        peer: &Peer,
+        peer: &ClientCertificateResult,
         headers: &HeaderMap,
-    ) -> Result<User, Unauthorized> {
+    ) -> Result<ApiUser, Unauthorized> {
         let attempts = [
-            asserted(peer, headers),
+            front_proxy_user(peer, headers),
             peer.client.clone(),
-            bearer(headers).map(|token| self.token(&token).ok_or(Unauthorized)),
-            websocket_bearer(headers).map(|token| self.token(&token?).ok_or(Unauthorized)),
+            bearer_token(headers).map(|token| self.verify_token(&token).ok_or(Unauthorized)),
+            websocket_bearer_token(headers)
+                .map(|token| self.verify_token(&token?).ok_or(Unauthorized)),
         ];
         let mut refused = false;
         for attempt in attempts.into_iter().flatten() {
             match attempt {
-                Ok(user) => return Ok(user.authenticated()),
+                Ok(user) => return Ok(user.with_authenticated_group()),
                 Err(Unauthorized) => refused = true,
             }
         }
         if refused {
             Err(Unauthorized)
         } else {
-            Ok(User::anonymous())
+            Ok(ApiUser::anonymous())
         }
     }
 
     /// Whose token this is, for TokenReview.
-    pub(crate) fn token(&self, token: &str) -> Option<User> {
+    pub(crate) fn verify_token(&self, token: &str) -> Option<ApiUser> {
         let known = self.tokens.get(token).cloned();
-        let user = known.or_else(|| self.service_accounts.user(token))?;
-        Some(user.authenticated())
+        let user = known.or_else(|| self.service_account_issuer.verify_token(token))?;
+        Some(user.with_authenticated_group())
     }
 }
 
-fn verifier(
+fn build_verifier(
     ca: &str,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, String> {
@@ -235,7 +239,7 @@ fn verifier(
 }
 
 /// The user that a certificate names: common name, organizations, and its fingerprint.
-fn subject(certificate: &CertificateDer<'_>) -> Option<User> {
+fn certificate_user(certificate: &CertificateDer<'_>) -> Option<ApiUser> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
         attribute.as_str().map(str::to_owned).ok()
@@ -248,7 +252,7 @@ fn subject(certificate: &CertificateDer<'_>) -> Option<User> {
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    Some(User {
+    Some(ApiUser {
         name,
         uid: String::new(),
         groups: parsed
@@ -264,16 +268,19 @@ fn subject(certificate: &CertificateDer<'_>) -> Option<User> {
 }
 
 /// What the front proxy says, if it is the front proxy and says something.
-fn asserted(peer: &Peer, headers: &HeaderMap) -> Option<Result<User, Unauthorized>> {
+fn front_proxy_user(
+    peer: &ClientCertificateResult,
+    headers: &HeaderMap,
+) -> Option<Result<ApiUser, Unauthorized>> {
     if peer.front_proxy? == Err(Unauthorized) {
         return Some(Err(Unauthorized));
     }
-    let user = user_of(headers, "x-remote-")?;
+    let user = user_from_headers(headers, "x-remote-")?;
     Some(Ok(user))
 }
 
 /// The user that a set of headers (`<prefix>user`, `-group`, `-uid`, `-extra-…`) describes.
-fn user_of(headers: &HeaderMap, prefix: &str) -> Option<User> {
+fn user_from_headers(headers: &HeaderMap, prefix: &str) -> Option<ApiUser> {
     let values = |name: &str| -> Vec<String> {
         headers
             .get_all(format!("{prefix}{name}"))
@@ -294,11 +301,11 @@ fn user_of(headers: &HeaderMap, prefix: &str) -> Option<User> {
     for (name, value) in headers {
         if let (Some(key), Ok(value)) = (name.as_str().strip_prefix(&extra_prefix), value.to_str())
         {
-            let key = percent_decoded(key);
+            let key = percent_decode(key);
             extra.entry(key).or_default().push(value.to_owned());
         }
     }
-    Some(User {
+    Some(ApiUser {
         name: name.to_owned(),
         uid: values("uid").into_iter().next().unwrap_or_default(),
         groups: values("group"),
@@ -307,7 +314,7 @@ fn user_of(headers: &HeaderMap, prefix: &str) -> Option<User> {
 }
 
 /// Go's `strings.TrimSpace` trims Unicode's spaces, as `trim` does.
-fn bearer(headers: &HeaderMap) -> Option<String> {
+fn bearer_token(headers: &HeaderMap) -> Option<String> {
     let value = String::from_utf8_lossy(headers.get(AUTHORIZATION)?.as_bytes());
     let mut words = value.trim().split(' ');
     let scheme = words.next()?;
@@ -317,7 +324,7 @@ fn bearer(headers: &HeaderMap) -> Option<String> {
 
 /// The token among the subprotocols of a WebSocket upgrade; on any other request it is none. Follows
 /// `websocket.ProtocolAuthenticator`.
-fn websocket_bearer(headers: &HeaderMap) -> Option<Result<String, Unauthorized>> {
+fn websocket_bearer_token(headers: &HeaderMap) -> Option<Result<String, Unauthorized>> {
     let texts = |name: HeaderName| -> Vec<&str> {
         let values = headers.get_all(name).iter();
         values
@@ -332,19 +339,21 @@ fn websocket_bearer(headers: &HeaderMap) -> Option<Result<String, Unauthorized>>
     let protocols = texts(SEC_WEBSOCKET_PROTOCOL);
     let mut tokens = protocols
         .iter()
-        .filter_map(|protocol| protocol.strip_prefix(WEBSOCKET_BEARER));
+        .filter_map(|protocol| protocol.strip_prefix(WEBSOCKET_BEARER_PREFIX));
     let token = tokens.next().filter(|token| !token.is_empty())?;
     // Another subprotocol is needed, since this one is not to be chosen.
     if tokens.next().is_some() || protocols.len() < 2 {
         return Some(Err(Unauthorized));
     }
-    let decoded = LENIENT.decode(token).ok();
+    let decoded = RAW_URL_BASE64.decode(token).ok();
     let text = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
     Some(text.ok_or(Unauthorized))
 }
 
 /// The user that a request wants to be taken for, if it wants to, and what it must be allowed for that.
-pub(crate) fn impersonated(headers: &HeaderMap) -> Result<Option<(User, Vec<Attributes>)>, Status> {
+pub(crate) fn impersonated_user(
+    headers: &HeaderMap,
+) -> Result<Option<(ApiUser, Vec<AccessAttributes>)>, StatusError> {
     let texts = |name: &str| -> Vec<String> {
         let values = headers.get_all(name).iter();
         values
@@ -352,7 +361,7 @@ pub(crate) fn impersonated(headers: &HeaderMap) -> Result<Option<(User, Vec<Attr
             .collect()
     };
     let first = |name: &str| texts(name).into_iter().next().unwrap_or_default();
-    let mut user = user_of(headers, "impersonate-").unwrap_or_default();
+    let mut user = user_from_headers(headers, "impersonate-").unwrap_or_default();
     user.name = first("impersonate-user");
     user.groups = texts("impersonate-group");
     if user.name.is_empty() {
@@ -360,38 +369,45 @@ pub(crate) fn impersonated(headers: &HeaderMap) -> Result<Option<(User, Vec<Attr
         let others = !user.groups.is_empty() || !first("impersonate-uid").is_empty();
         if others || headers.keys().any(extra) {
             let why = "requested groups, a uid or extra values without impersonating a user name";
-            return Err(Status::bad_request(why));
+            return Err(StatusError::bad_request(why));
         }
         return Ok(None);
     }
     let account = user.name.strip_prefix("system:serviceaccount:");
     let account = account.and_then(|rest| rest.split_once(':'));
     let account = account.map(|(space, name)| (space.to_owned(), name.to_owned()));
-    let rights = rights(&user, account.as_ref());
+    let rights = impersonation_attributes(&user, account.as_ref());
     if let (Some((space, _)), true) = (&account, user.groups.is_empty()) {
-        user.groups = vec![ACCOUNTS.to_owned(), format!("{ACCOUNTS}:{space}")];
+        user.groups = vec![
+            GROUP_SERVICE_ACCOUNTS.to_owned(),
+            format!("{GROUP_SERVICE_ACCOUNTS}:{space}"),
+        ];
     }
-    if user.name == ANONYMOUS && !user.is_in(UNAUTHENTICATED) {
-        user.groups.push(UNAUTHENTICATED.to_owned());
+    if user.name == ANONYMOUS && !user.in_group(GROUP_UNAUTHENTICATED) {
+        user.groups.push(GROUP_UNAUTHENTICATED.to_owned());
     }
-    Ok(Some((user.authenticated(), rights)))
+    Ok(Some((user.with_authenticated_group(), rights)))
 }
 
 /// What it takes to be taken for `user`, who may be a service account (namespace and name).
-fn rights(user: &User, account: Option<&(String, String)>) -> Vec<Attributes> {
-    let right = |group: &str, resource: &str, namespace: &str, name: &str| Attributes::Resource {
-        verb: "impersonate".to_owned(),
-        group: group.to_owned(),
-        resource: resource.to_owned(),
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-    };
+fn impersonation_attributes(
+    user: &ApiUser,
+    account: Option<&(String, String)>,
+) -> Vec<AccessAttributes> {
+    let right =
+        |group: &str, resource: &str, namespace: &str, name: &str| AccessAttributes::Resource {
+            verb: "impersonate".to_owned(),
+            group: group.to_owned(),
+            resource: resource.to_owned(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
     let mut rights = vec![match account {
         None => right("", "users", "", &user.name),
         Some((space, name)) => right("", "serviceaccounts", space, name),
     }];
     if !user.uid.is_empty() {
-        rights.push(right(GROUP, "uids", "", &user.uid));
+        rights.push(right(AUTHENTICATION_API_GROUP, "uids", "", &user.uid));
     }
     for group in &user.groups {
         rights.push(right("", "groups", "", group));
@@ -401,7 +417,7 @@ fn rights(user: &User, account: Option<&(String, String)>) -> Vec<Attributes> {
         rights.extend(
             values
                 .iter()
-                .map(|value| right(GROUP, &resource, "", value)),
+                .map(|value| right(AUTHENTICATION_API_GROUP, &resource, "", value)),
         );
     }
     rights
@@ -409,10 +425,10 @@ fn rights(user: &User, account: Option<&(String, String)>) -> Vec<Attributes> {
 
 #[cfg(test)]
 mod tests {
-    use super::Authenticator;
+    use super::PlaygroundAuthenticator;
     use super::Unauthorized;
+    use crate::playground::pki::CertificateAndKey;
     use crate::playground::pki::Certificates;
-    use crate::playground::pki::Credential;
     use base64::Engine;
     use base64::prelude::BASE64_URL_SAFE_NO_PAD;
     use http::HeaderMap;
@@ -424,14 +440,14 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
     use std::sync::Arc;
 
-    fn setup() -> (Certificates, Authenticator) {
+    fn setup() -> (Certificates, PlaygroundAuthenticator) {
         let certificates = Certificates::generate().unwrap();
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let authenticator = Authenticator::new(&certificates, &provider).unwrap();
+        let authenticator = PlaygroundAuthenticator::new(&certificates, &provider).unwrap();
         (certificates, authenticator)
     }
 
-    fn chain(credential: &Credential) -> Vec<CertificateDer<'static>> {
+    fn chain(credential: &CertificateAndKey) -> Vec<CertificateDer<'static>> {
         vec![CertificateDer::from_pem_slice(credential.certificate.as_bytes()).unwrap()]
     }
 
@@ -445,7 +461,8 @@ mod tests {
     #[test]
     fn a_client_certificate_names_user_and_groups() {
         let (certificates, authenticator) = setup();
-        let peer = authenticator.peer(Some(&chain(&certificates.users[0].credential)));
+        let peer =
+            authenticator.verify_peer(Some(&chain(&certificates.users[0].client_certificate)));
         let user = authenticator
             .authenticate(&peer, &HeaderMap::new())
             .unwrap();
@@ -454,9 +471,9 @@ mod tests {
     }
 
     #[test]
-    fn a_token_among_subprotocols_counts_on_websocket_upgrades_only() {
+    fn a_token_in_a_subprotocol_counts_on_websocket_upgrades_only() {
         let (certificates, authenticator) = setup();
-        let nobody = authenticator.peer(None);
+        let nobody = authenticator.verify_peer(None);
         let encoded = BASE64_URL_SAFE_NO_PAD.encode(&certificates.users[1].token);
         let protocols =
             format!("base64url.bearer.authorization.k8s.io.{encoded}, v5.channel.k8s.io");
@@ -481,9 +498,9 @@ mod tests {
     }
 
     #[test]
-    fn the_spaces_of_unicode_around_a_bearer_token_do_not_matter() {
+    fn unicode_spaces_around_a_bearer_token_are_trimmed() {
         let (certificates, authenticator) = setup();
-        let nobody = authenticator.peer(None);
+        let nobody = authenticator.verify_peer(None);
         let token = &certificates.users[1].token;
         for value in [
             format!("\u{a0}Bearer {token}"),
@@ -497,9 +514,9 @@ mod tests {
     }
 
     #[test]
-    fn the_first_name_of_a_front_proxy_decides() {
+    fn the_first_remote_user_header_decides() {
         let (certificates, authenticator) = setup();
-        let front = authenticator.peer(Some(&chain(&certificates.front_proxy_client)));
+        let front = authenticator.verify_peer(Some(&chain(&certificates.front_proxy_client)));
         let asserted = headers(&[("x-remote-user", ""), ("x-remote-user", "carol")]);
         assert_eq!(
             authenticator.authenticate(&front, &asserted),
@@ -508,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn the_front_proxy_is_believed_and_nobody_else() {
+    fn identity_headers_are_accepted_from_the_front_proxy_only() {
         let (certificates, authenticator) = setup();
         let asserted = headers(&[
             ("x-remote-user", "carol"),
@@ -517,17 +534,18 @@ mod tests {
             ("x-remote-uid", "7"),
             ("x-remote-extra-example.org%2fkey", "v"),
         ]);
-        let front = authenticator.peer(Some(&chain(&certificates.front_proxy_client)));
+        let front = authenticator.verify_peer(Some(&chain(&certificates.front_proxy_client)));
         let user = authenticator.authenticate(&front, &asserted).unwrap();
         assert_eq!((user.name.as_str(), user.uid.as_str()), ("carol", "7"));
         assert_eq!(user.groups, ["a", "b", "system:authenticated"]);
         assert_eq!(user.extra["example.org/key"], ["v"]);
-        let alice = authenticator.peer(Some(&chain(&certificates.users[1].credential)));
+        let alice =
+            authenticator.verify_peer(Some(&chain(&certificates.users[1].client_certificate)));
         let user = authenticator.authenticate(&alice, &asserted).unwrap();
         assert_eq!(user.name, "alice");
         let without = authenticator.authenticate(&front, &HeaderMap::new());
         assert_eq!(without, Err(Unauthorized));
-        let nobody = authenticator.peer(None);
+        let nobody = authenticator.verify_peer(None);
         assert!(
             authenticator
                 .authenticate(&nobody, &asserted)
@@ -537,9 +555,9 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_token_is_refused_and_no_token_is_anonymous() {
+    fn a_bad_token_is_rejected_and_no_token_is_anonymous() {
         let (certificates, authenticator) = setup();
-        let nobody = authenticator.peer(None);
+        let nobody = authenticator.verify_peer(None);
         let ask = |value: &str| {
             authenticator.authenticate(&nobody, &headers(&[("authorization", value)]))
         };
@@ -553,10 +571,10 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_s_certificate_is_refused_unless_a_token_is_good() {
+    fn an_unknown_certificate_is_rejected_unless_a_token_is_valid() {
         let (certificates, authenticator) = setup();
         let (strangers, _) = setup();
-        let peer = authenticator.peer(Some(&chain(&strangers.users[0].credential)));
+        let peer = authenticator.verify_peer(Some(&chain(&strangers.users[0].client_certificate)));
         let refused = authenticator.authenticate(&peer, &HeaderMap::new());
         assert_eq!(refused, Err(Unauthorized));
         let token = format!("Bearer {}", certificates.users[2].token);

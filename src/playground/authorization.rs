@@ -4,13 +4,13 @@
 //! impersonation is for `system:masters` and for whom it was granted to. Nobody in particular may ask for health and version only,
 //! as the role `system:public-info-viewer` allows. Pure.
 
-use crate::playground::authentication::User;
-use crate::playground::status::Details;
-use crate::playground::status::Status;
+use crate::playground::authentication::ApiUser;
+use crate::playground::status::StatusDetails;
+use crate::playground::status::StatusError;
 
 /// What is to be done, as `authorizer.Attributes`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Attributes {
+pub(crate) enum AccessAttributes {
     Path {
         verb: String,
         path: String,
@@ -48,22 +48,22 @@ pub struct Denial {
     /// What: `get`, `list`.
     pub verb: String,
     /// With what: the plural name of a resource (`pods`), or a path (`/metrics`).
-    pub what: String,
+    pub target: String,
 }
 
 impl Denial {
-    fn covers(&self, user: &User, attributes: &Attributes) -> bool {
+    fn covers(&self, user: &ApiUser, attributes: &AccessAttributes) -> bool {
         let (verb, what) = match attributes {
-            Attributes::Path { verb, path } => (verb, path),
-            Attributes::Resource { verb, resource, .. } => (verb, resource),
+            AccessAttributes::Path { verb, path } => (verb, path),
+            AccessAttributes::Resource { verb, resource, .. } => (verb, resource),
         };
-        self.user == user.name && self.verb == *verb && self.what == *what
+        self.user == user.name && self.verb == *verb && self.target == *what
     }
 }
 
 impl Grant {
-    fn covers(&self, user: &User, attributes: &Attributes) -> bool {
-        let Attributes::Resource {
+    fn covers(&self, user: &ApiUser, attributes: &AccessAttributes) -> bool {
+        let AccessAttributes::Resource {
             verb,
             resource,
             namespace,
@@ -82,7 +82,7 @@ impl Grant {
     }
 }
 
-impl Attributes {
+impl AccessAttributes {
     /// The same, to be done by a verb of another name.
     pub(crate) fn with_verb_prefix(mut self, prefix: &str) -> Self {
         match &mut self {
@@ -93,51 +93,60 @@ impl Attributes {
 }
 
 /// Whose requests are refused in the forbidden namespace.
-const RESTRICTED: [&str; 2] = ["alice", "bob"];
+const RESTRICTED_USERS: [&str; 2] = ["alice", "bob"];
 const FORBIDDEN_NAMESPACE: &str = "kube-system";
 
 /// What anyone may GET.
-const PUBLIC: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
+const PUBLIC_PATHS: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
 
 /// What was changed of the fixed rules since the start.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Changes {
+pub(crate) struct PolicyChanges {
     pub(crate) grants: Vec<Grant>,
     pub(crate) denials: Vec<Denial>,
 }
 
-pub(crate) fn allowed(user: &User, attributes: &Attributes, changes: &Changes) -> bool {
-    let Changes { grants, denials } = changes;
+pub(crate) fn is_allowed(
+    user: &ApiUser,
+    attributes: &AccessAttributes,
+    changes: &PolicyChanges,
+) -> bool {
+    let PolicyChanges { grants, denials } = changes;
     let denied = denials.iter().any(|denial| denial.covers(user, attributes));
-    if denied && !user.is_master() {
+    if denied && !user.is_privileged() {
         return false;
     }
-    if user.is_master() || grants.iter().any(|grant| grant.covers(user, attributes)) {
+    if user.is_privileged() || grants.iter().any(|grant| grant.covers(user, attributes)) {
         return true;
     }
     match attributes {
-        Attributes::Path { verb, path } => {
-            !user.is_anonymous() || (verb == "get" && PUBLIC.contains(&path.trim_end_matches('/')))
+        AccessAttributes::Path { verb, path } => {
+            !user.is_anonymous()
+                || (verb == "get" && PUBLIC_PATHS.contains(&path.trim_end_matches('/')))
         }
-        Attributes::Resource {
+        AccessAttributes::Resource {
             verb, namespace, ..
         } => {
             let restricted =
-                RESTRICTED.contains(&user.name.as_str()) && namespace == FORBIDDEN_NAMESPACE;
+                RESTRICTED_USERS.contains(&user.name.as_str()) && namespace == FORBIDDEN_NAMESPACE;
             !user.is_anonymous() && !restricted && !verb.starts_with("impersonate")
         }
     }
 }
 
 /// The refusal of what is not allowed; `details` says what it was about.
-pub(crate) fn refusal(user: &User, attributes: &Attributes, details: Details) -> Status {
+pub(crate) fn forbidden_status(
+    user: &ApiUser,
+    attributes: &AccessAttributes,
+    details: StatusDetails,
+) -> StatusError {
     let who = &user.name;
     match attributes {
-        Attributes::Path { verb, path } => Status::forbidden(
+        AccessAttributes::Path { verb, path } => StatusError::forbidden(
             format!("forbidden: User {who:?} cannot {verb} path {path:?}"),
             details,
         ),
-        Attributes::Resource {
+        AccessAttributes::Resource {
             verb,
             group,
             resource,
@@ -164,32 +173,32 @@ pub(crate) fn refusal(user: &User, attributes: &Attributes, details: Details) ->
                 "{what} is forbidden: User {who:?} cannot {verb} resource {resource:?} in API group \
                  {group:?} {place}"
             );
-            Status::forbidden(message, details)
+            StatusError::forbidden(message, details)
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Attributes;
-    use super::Changes;
+    use super::AccessAttributes;
     use super::Denial;
     use super::Grant;
-    use super::allowed;
-    use super::refusal;
-    use crate::playground::authentication::User;
-    use crate::playground::status::Details;
+    use super::PolicyChanges;
+    use super::forbidden_status;
+    use super::is_allowed;
+    use crate::playground::authentication::ApiUser;
+    use crate::playground::status::StatusDetails;
 
-    fn user(name: &str, group: &str) -> User {
-        User {
+    fn user(name: &str, group: &str) -> ApiUser {
+        ApiUser {
             name: name.into(),
             groups: vec![group.into()],
-            ..User::default()
+            ..ApiUser::default()
         }
     }
 
-    fn pod(namespace: &str) -> Attributes {
-        Attributes::Resource {
+    fn pod(namespace: &str) -> AccessAttributes {
+        AccessAttributes::Resource {
             verb: "get".into(),
             group: String::new(),
             resource: "pods".into(),
@@ -198,46 +207,66 @@ mod tests {
         }
     }
 
-    fn path(path: &str) -> Attributes {
-        Attributes::Path {
+    fn path(path: &str) -> AccessAttributes {
+        AccessAttributes::Path {
             verb: "get".into(),
             path: path.into(),
         }
     }
 
     #[test]
-    fn alice_is_kept_out_of_kube_system_only() {
+    fn alice_is_denied_kube_system_only() {
         let alice = user("alice", "dev");
-        assert!(allowed(&alice, &pod("team-b"), &Changes::default()));
-        assert!(!allowed(&alice, &pod("kube-system"), &Changes::default()));
-        assert!(allowed(
+        assert!(is_allowed(
+            &alice,
+            &pod("team-b"),
+            &PolicyChanges::default()
+        ));
+        assert!(!is_allowed(
+            &alice,
+            &pod("kube-system"),
+            &PolicyChanges::default()
+        ));
+        assert!(is_allowed(
             &user("alice", "system:masters"),
             &pod("kube-system"),
-            &Changes::default()
+            &PolicyChanges::default()
         ));
         assert_eq!(
-            refusal(&alice, &pod("kube-system"), Details::default()).message,
+            forbidden_status(&alice, &pod("kube-system"), StatusDetails::default()).message,
             "pods \"foo\" is forbidden: User \"alice\" cannot get resource \"pods\" in API group \
              \"\" in the namespace \"kube-system\""
         );
     }
 
     #[test]
-    fn anyone_may_ask_for_health_and_version() {
+    fn anonymous_users_may_get_health_and_version() {
         let nobody = user("system:anonymous", "system:unauthenticated");
         for public in ["/livez", "/readyz", "/healthz", "/version", "/version/"] {
-            assert!(allowed(&nobody, &path(public), &Changes::default()));
+            assert!(is_allowed(
+                &nobody,
+                &path(public),
+                &PolicyChanges::default()
+            ));
         }
-        assert!(!allowed(&nobody, &path("/metrics"), &Changes::default()));
-        assert!(!allowed(&nobody, &pod("default"), &Changes::default()));
+        assert!(!is_allowed(
+            &nobody,
+            &path("/metrics"),
+            &PolicyChanges::default()
+        ));
+        assert!(!is_allowed(
+            &nobody,
+            &pod("default"),
+            &PolicyChanges::default()
+        ));
         assert_eq!(
-            refusal(&nobody, &path("/metrics"), Details::default()).message,
+            forbidden_status(&nobody, &path("/metrics"), StatusDetails::default()).message,
             "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
         );
     }
 
     #[test]
-    fn a_grant_is_for_one_user_and_what_it_names() {
+    fn a_grant_covers_one_user_and_what_it_names() {
         let alice = user("alice", "dev");
         let grant = Grant {
             user: "alice".into(),
@@ -246,21 +275,25 @@ mod tests {
             namespace: String::new(),
             name: "carol".into(),
         };
-        let impersonate = |resource: &str, name: &str| Attributes::Resource {
+        let impersonate = |resource: &str, name: &str| AccessAttributes::Resource {
             verb: "impersonate".into(),
             group: String::new(),
             resource: resource.into(),
             namespace: String::new(),
             name: name.into(),
         };
-        let grants = Changes {
+        let grants = PolicyChanges {
             grants: vec![grant],
             denials: Vec::new(),
         };
-        assert!(allowed(&alice, &impersonate("users", "carol"), &grants));
-        assert!(!allowed(&alice, &impersonate("users", "admin"), &grants));
-        assert!(!allowed(&alice, &impersonate("groups", "carol"), &grants));
-        assert!(!allowed(
+        assert!(is_allowed(&alice, &impersonate("users", "carol"), &grants));
+        assert!(!is_allowed(&alice, &impersonate("users", "admin"), &grants));
+        assert!(!is_allowed(
+            &alice,
+            &impersonate("groups", "carol"),
+            &grants
+        ));
+        assert!(!is_allowed(
             &user("bob", "dev"),
             &impersonate("users", "carol"),
             &grants
@@ -268,22 +301,22 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_is_for_one_user_and_what_it_names() {
+    fn a_denial_covers_one_user_and_what_it_names() {
         let denial = |verb: &str, what: &str| Denial {
             user: "carol".into(),
             verb: verb.into(),
-            what: what.into(),
+            target: what.into(),
         };
-        let changes = Changes {
+        let changes = PolicyChanges {
             grants: Vec::new(),
             denials: vec![denial("get", "/metrics"), denial("get", "pods")],
         };
         let carol = user("carol", "dev");
-        assert!(!allowed(&carol, &path("/metrics"), &changes));
-        assert!(!allowed(&carol, &pod("team-b"), &changes));
-        assert!(allowed(&carol, &path("/livez"), &changes));
-        assert!(allowed(&user("alice", "dev"), &pod("team-b"), &changes));
+        assert!(!is_allowed(&carol, &path("/metrics"), &changes));
+        assert!(!is_allowed(&carol, &pod("team-b"), &changes));
+        assert!(is_allowed(&carol, &path("/livez"), &changes));
+        assert!(is_allowed(&user("alice", "dev"), &pod("team-b"), &changes));
         let master = user("carol", "system:masters");
-        assert!(allowed(&master, &path("/metrics"), &changes));
+        assert!(is_allowed(&master, &path("/metrics"), &changes));
     }
 }

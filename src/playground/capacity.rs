@@ -22,40 +22,40 @@ use tokio::sync::oneshot;
 ///
 /// All ask for the same service, so that the order of arrival is the order of finishing.
 #[derive(Debug)]
-pub(crate) struct Sharing {
+pub(crate) struct ProcessorSharing {
     capacity: u128,
     /// Nanoseconds.
     service_time: u128,
     /// Virtual time, in nanoseconds, and when it was that.
     virtual_now: u128,
-    last: Instant,
+    updated_at: Instant,
     next_ticket: u64,
     /// Ticket to the virtual time at which it is served.
-    waiting: BTreeMap<u64, u128>,
+    in_service: BTreeMap<u64, u128>,
 }
 
-impl Sharing {
+impl ProcessorSharing {
     pub(crate) fn new(now: Instant, capacity: NonZeroUsize, service_time: Duration) -> Self {
         Self {
             // Bounded, so that no product with a time overflows.
             capacity: u128::from(u32::try_from(capacity.get()).unwrap_or(u32::MAX)),
             service_time: service_time.as_nanos(),
             virtual_now: 0,
-            last: now,
+            updated_at: now,
             next_ticket: 0,
-            waiting: BTreeMap::new(),
+            in_service: BTreeMap::new(),
         }
     }
 
-    fn crowd(&self) -> u128 {
-        u128::try_from(self.waiting.len()).unwrap_or(u128::MAX)
+    fn in_service_count(&self) -> u128 {
+        u128::try_from(self.in_service.len()).unwrap_or(u128::MAX)
     }
 
     fn advance(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.last).as_nanos();
-        let crowd = self.crowd().max(self.capacity);
+        let passed = now.saturating_duration_since(self.updated_at).as_nanos();
+        let crowd = self.in_service_count().max(self.capacity);
         self.virtual_now += passed * self.capacity / crowd;
-        self.last = self.last.max(now);
+        self.updated_at = self.updated_at.max(now);
     }
 
     /// Someone comes to be served.
@@ -63,21 +63,21 @@ impl Sharing {
         self.advance(now);
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        self.waiting
+        self.in_service
             .insert(ticket, self.virtual_now + self.service_time);
         ticket
     }
 
     /// Someone goes, served or not.
-    pub(crate) fn leave(&mut self, now: Instant, ticket: u64) {
+    pub(crate) fn depart(&mut self, now: Instant, ticket: u64) {
         self.advance(now);
-        self.waiting.remove(&ticket);
+        self.in_service.remove(&ticket);
     }
 
     /// The next one that is served by now.
-    pub(crate) fn served(&mut self, now: Instant) -> Option<u64> {
+    pub(crate) fn pop_finished(&mut self, now: Instant) -> Option<u64> {
         self.advance(now);
-        let first = self.waiting.first_entry()?;
+        let first = self.in_service.first_entry()?;
         if *first.get() > self.virtual_now {
             return None;
         }
@@ -85,12 +85,12 @@ impl Sharing {
     }
 
     /// When the next one is served if nobody comes or goes.
-    pub(crate) fn next(&self) -> Option<Instant> {
-        let (_, due) = self.waiting.first_key_value()?;
-        let crowd = self.crowd().max(self.capacity);
+    pub(crate) fn next_finish(&self) -> Option<Instant> {
+        let (_, due) = self.in_service.first_key_value()?;
+        let crowd = self.in_service_count().max(self.capacity);
         let wait = (due.saturating_sub(self.virtual_now) * crowd).div_ceil(self.capacity);
         let wait = Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX));
-        self.last.checked_add(wait)
+        self.updated_at.checked_add(wait)
     }
 }
 
@@ -98,27 +98,27 @@ impl Sharing {
 #[derive(Debug)]
 pub(crate) struct Capacity {
     /// Nothing is awaited under this lock.
-    state: Mutex<State>,
+    state: Mutex<CapacityState>,
     /// Someone came or went: look again who is next.
     changed: Notify,
 }
 
 #[derive(Debug)]
-struct State {
-    sharing: Sharing,
+struct CapacityState {
+    sharing: ProcessorSharing,
     waiters: HashMap<u64, oneshot::Sender<()>>,
 }
 
 /// One that is being served; goes when dropped.
-struct Served<'a> {
+struct ServiceGuard<'a> {
     capacity: &'a Capacity,
     ticket: u64,
 }
 
-impl Drop for Served<'_> {
+impl Drop for ServiceGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.capacity.state();
-        state.sharing.leave(time::now(), self.ticket);
+        state.sharing.depart(time::now(), self.ticket);
         state.waiters.remove(&self.ticket);
         drop(state);
         self.capacity.changed.notify_one();
@@ -128,15 +128,15 @@ impl Drop for Served<'_> {
 impl Capacity {
     pub(crate) fn new(capacity: NonZeroUsize, service_time: Duration) -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(State {
-                sharing: Sharing::new(time::now(), capacity, service_time),
+            state: Mutex::new(CapacityState {
+                sharing: ProcessorSharing::new(time::now(), capacity, service_time),
                 waiters: HashMap::new(),
             }),
             changed: Notify::new(),
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CapacityState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -149,7 +149,7 @@ impl Capacity {
             state.waiters.insert(ticket, sender);
             ticket
         };
-        let _served = Served {
+        let _served = ServiceGuard {
             capacity: self,
             ticket,
         };
@@ -158,17 +158,17 @@ impl Capacity {
     }
 
     /// Tells those that are served, for ever. To be run once. Cancel safety: nothing is lost.
-    pub(crate) async fn drive(&self) {
+    pub(crate) async fn run(&self) {
         loop {
             let next = {
                 let mut state = self.state();
                 let now = time::now();
-                while let Some(ticket) = state.sharing.served(now) {
+                while let Some(ticket) = state.sharing.pop_finished(now) {
                     if let Some(waiter) = state.waiters.remove(&ticket) {
                         let _ = waiter.send(());
                     }
                 }
-                state.sharing.next()
+                state.sharing.next_finish()
             };
             match next {
                 Some(next) => {
@@ -185,7 +185,7 @@ impl Capacity {
 #[cfg(test)]
 mod tests {
     use super::Capacity;
-    use super::Sharing;
+    use super::ProcessorSharing;
     use std::num::NonZeroUsize;
     use std::sync::Arc;
     use std::time::Duration;
@@ -198,22 +198,22 @@ mod tests {
         Instant::now()
     }
 
-    fn sharing(start: Instant, capacity: usize) -> Sharing {
-        Sharing::new(start, NonZeroUsize::new(capacity).unwrap(), SECOND)
+    fn sharing(start: Instant, capacity: usize) -> ProcessorSharing {
+        ProcessorSharing::new(start, NonZeroUsize::new(capacity).unwrap(), SECOND)
     }
 
     #[test]
-    fn within_the_capacity_everyone_takes_the_service_time() {
+    fn requests_within_the_capacity_take_the_service_time() {
         let start = origin();
         let mut sharing = sharing(start, 2);
         let first = sharing.arrive(start);
         let second = sharing.arrive(start + SECOND / 2);
-        assert_eq!(sharing.next(), Some(start + SECOND));
-        assert_eq!(sharing.served(start + SECOND), Some(first));
-        assert_eq!(sharing.served(start + SECOND), None);
-        assert_eq!(sharing.next(), Some(start + SECOND * 3 / 2));
-        assert_eq!(sharing.served(start + SECOND * 3 / 2), Some(second));
-        assert_eq!(sharing.next(), None);
+        assert_eq!(sharing.next_finish(), Some(start + SECOND));
+        assert_eq!(sharing.pop_finished(start + SECOND), Some(first));
+        assert_eq!(sharing.pop_finished(start + SECOND), None);
+        assert_eq!(sharing.next_finish(), Some(start + SECOND * 3 / 2));
+        assert_eq!(sharing.pop_finished(start + SECOND * 3 / 2), Some(second));
+        assert_eq!(sharing.next_finish(), None);
     }
 
     #[test]
@@ -223,29 +223,29 @@ mod tests {
         for _ in 0..4 {
             sharing.arrive(start);
         }
-        assert_eq!(sharing.next(), Some(start + SECOND * 4));
-        let served = std::iter::from_fn(|| sharing.served(start + SECOND * 4)).count();
+        assert_eq!(sharing.next_finish(), Some(start + SECOND * 4));
+        let served = std::iter::from_fn(|| sharing.pop_finished(start + SECOND * 4)).count();
         assert_eq!(served, 4);
     }
 
     #[test]
-    fn whoever_goes_leaves_their_share_to_the_others() {
+    fn a_departing_request_leaves_its_share_to_the_others() {
         let start = origin();
         let mut sharing = sharing(start, 1);
         let first = sharing.arrive(start);
         let second = sharing.arrive(start);
         // A second of two halves: each has had half of its service.
-        sharing.leave(start + SECOND, second);
-        assert_eq!(sharing.next(), Some(start + SECOND * 3 / 2));
-        assert_eq!(sharing.served(start + SECOND * 3 / 2), Some(first));
+        sharing.depart(start + SECOND, second);
+        assert_eq!(sharing.next_finish(), Some(start + SECOND * 3 / 2));
+        assert_eq!(sharing.pop_finished(start + SECOND * 3 / 2), Some(first));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn requests_wait_as_the_model_says() {
+    async fn requests_wait_as_the_model_computes() {
         let capacity = Capacity::new(NonZeroUsize::MIN, SECOND);
         let driver = tokio::spawn({
             let capacity = Arc::clone(&capacity);
-            async move { capacity.drive().await }
+            async move { capacity.run().await }
         });
         let start = crate::playground::time::now();
         let lone = capacity.serve();

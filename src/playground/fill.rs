@@ -1,7 +1,7 @@
 //! A cluster to look at: namespaces, nodes with their leases, running pods. Pure; the same every time
 //! but for the date.
 
-use crate::playground::objects::resources::Kind;
+use crate::playground::objects::resources::ObjectKind;
 use crate::playground::objects::store::Store;
 use fastrand::Rng;
 use serde_json::Value;
@@ -10,10 +10,10 @@ use serde_json::json;
 /// Where pods are put, in turn.
 const POD_NAMESPACES: [&str; 4] = ["default", "team-a", "team-b", "kube-system"];
 /// Namespaces without pods.
-const OTHER_NAMESPACES: [&str; 2] = ["kube-node-lease", "kube-public"];
+const EMPTY_NAMESPACES: [&str; 2] = ["kube-node-lease", "kube-public"];
 
 /// Pods that belong together.
-const PODS_OF_ONE_APP: usize = 10;
+const PODS_PER_APP: usize = 10;
 
 /// The random version 4 UUID that `rng` comes up with.
 pub(crate) fn uuid(rng: &mut Rng) -> String {
@@ -32,7 +32,7 @@ pub(crate) fn uuid(rng: &mut Rng) -> String {
 
 /// `length` characters as Kubernetes' generated names have them: no vowels, nothing that is read as
 /// something else.
-pub(crate) fn suffix(rng: &mut Rng, length: usize) -> String {
+pub(crate) fn name_suffix(rng: &mut Rng, length: usize) -> String {
     const ALPHABET: [char; 27] = [
         'b', 'c', 'd', 'f', 'g', 'h', 'j', 'k', 'l', 'm', 'n', 'p', 'q', 'r', 's', 't', 'v', 'w',
         'x', 'z', '2', '4', '5', '6', '7', '8', '9',
@@ -46,23 +46,26 @@ pub(crate) fn node_name(number: usize) -> String {
 }
 
 /// Fills an empty store. A watch may start at the result, and no earlier.
-pub(crate) fn fill(store: &mut Store, nodes: usize, pods: usize, now: &str) {
+pub(crate) fn seed_store(store: &mut Store, nodes: usize, pods: usize, now: &str) {
     // Any fixed seed: two playgrounds are to look alike.
     let mut rng = Rng::with_seed(0x77_65_69_72);
-    for name in POD_NAMESPACES.iter().chain(&OTHER_NAMESPACES) {
-        store.put(Kind::Namespace, namespace(&mut rng, name, now));
-        store.put(Kind::ServiceAccount, service_account(&mut rng, name, now));
-        store.put(Kind::ConfigMap, root_ca(&mut rng, name, now));
+    for name in POD_NAMESPACES.iter().chain(&EMPTY_NAMESPACES) {
+        store.put(ObjectKind::Namespace, namespace(&mut rng, name, now));
+        store.put(
+            ObjectKind::ServiceAccount,
+            service_account(&mut rng, name, now),
+        );
+        store.put(ObjectKind::ConfigMap, root_ca(&mut rng, name, now));
     }
-    store.put(Kind::Service, kubernetes_service(&mut rng, now));
+    store.put(ObjectKind::Service, kubernetes_service(&mut rng, now));
     for number in 0..nodes {
-        store.put(Kind::Node, node(&mut rng, number, now));
-        store.put(Kind::Lease, lease(&mut rng, number, now));
+        store.put(ObjectKind::Node, node(&mut rng, number, now));
+        store.put(ObjectKind::Lease, lease(&mut rng, number, now));
     }
     for number in 0..pods {
-        store.put(Kind::Pod, pod(&mut rng, number, nodes, now));
+        store.put(ObjectKind::Pod, pod(&mut rng, number, nodes, now));
     }
-    store.forget();
+    store.clear_history();
 }
 
 fn namespace(rng: &mut Rng, name: &str, now: &str) -> Value {
@@ -188,14 +191,14 @@ fn lease(rng: &mut Rng, number: usize, now: &str) -> Value {
 fn pod(rng: &mut Rng, number: usize, nodes: usize, now: &str) -> Value {
     let place = number % POD_NAMESPACES.len();
     let namespace = POD_NAMESPACES.get(place).copied().unwrap_or_default();
-    let batch = number / POD_NAMESPACES.len() / PODS_OF_ONE_APP;
+    let batch = number / POD_NAMESPACES.len() / PODS_PER_APP;
     let app = format!("web-{batch:02}");
     // Looks like the hash of a pod template.
     let template = format!("{:x}", 0x6d4c_0000_usize.wrapping_add(batch));
     let image = format!("registry.example.com/{namespace}/{app}:v1");
     json!({
         "metadata": {
-            "name": format!("{app}-{template}-{}", suffix(rng, 5)),
+            "name": format!("{app}-{template}-{}", name_suffix(rng, 5)),
             "generateName": format!("{app}-{template}-"),
             "namespace": namespace,
             "uid": uuid(rng),
@@ -251,23 +254,27 @@ fn pod_status(number: usize, image: &str, now: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::fill;
-    use super::suffix;
+    use super::name_suffix;
+    use super::seed_store;
     use super::uuid;
-    use crate::playground::objects::resources::Kind;
+    use crate::playground::objects::resources::ObjectKind;
     use crate::playground::objects::store::Store;
     use fastrand::Rng;
 
     #[test]
-    fn a_cluster_has_what_was_asked_for() {
+    fn a_cluster_has_the_configured_objects() {
         let mut store = Store::new(10);
-        fill(&mut store, 3, 20, "2026-11-21T00:00:00Z");
-        assert_eq!(store.len(Kind::Node), 3);
-        assert_eq!(store.len(Kind::Lease), 3);
-        assert_eq!(store.len(Kind::Pod), 20);
-        assert_eq!(store.len(Kind::Namespace), 6);
-        assert!(store.get(Kind::Namespace, "", "kube-system").is_some());
-        let node = store.get(Kind::Node, "", "node-0002").unwrap();
+        seed_store(&mut store, 3, 20, "2026-11-21T00:00:00Z");
+        assert_eq!(store.len(ObjectKind::Node), 3);
+        assert_eq!(store.len(ObjectKind::Lease), 3);
+        assert_eq!(store.len(ObjectKind::Pod), 20);
+        assert_eq!(store.len(ObjectKind::Namespace), 6);
+        assert!(
+            store
+                .get(ObjectKind::Namespace, "", "kube-system")
+                .is_some()
+        );
+        let node = store.get(ObjectKind::Node, "", "node-0002").unwrap();
         assert!(
             (800..2000).contains(&node.json().len()),
             "{}",
@@ -276,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_says_its_version() {
+    fn a_uuid_has_version_4() {
         let mut rng = Rng::with_seed(1);
         for _ in 0..100 {
             let uuid = uuid(&mut rng);
@@ -284,6 +291,6 @@ mod tests {
             assert_eq!(&uuid[14..15], "4");
             assert!(matches!(&uuid[19..20], "8" | "9" | "a" | "b"));
         }
-        assert_eq!(suffix(&mut rng, 5).len(), 5);
+        assert_eq!(name_suffix(&mut rng, 5).len(), 5);
     }
 }

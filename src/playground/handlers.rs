@@ -14,42 +14,42 @@ use tokio::sync::Notify;
 use tokio::sync::oneshot;
 
 /// How many unstarted handlers Go's server keeps, in multiples of the advertised streams.
-const UNSTARTED: usize = 4;
+const UNSTARTED_FACTOR: usize = 4;
 
 /// The handlers of one HTTP/2 connection.
 #[derive(Debug)]
-pub(crate) struct Handlers {
+pub(crate) struct HandlerScheduler {
     /// Most that run at once.
     limit: usize,
     /// Nothing is awaited under this lock.
-    state: Mutex<Scheduling>,
+    state: Mutex<SchedulerState>,
     /// Notified when the client has reset too many streams.
     too_many_resets: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Scheduling {
+struct SchedulerState {
     running: usize,
-    unstarted: VecDeque<oneshot::Sender<Running>>,
+    unstarted: VecDeque<oneshot::Sender<HandlerSlot>>,
 }
 
 /// A handler that runs, until dropped.
 #[derive(Debug)]
-pub(crate) struct Running {
-    handlers: Arc<Handlers>,
+pub(crate) struct HandlerSlot {
+    scheduler: Arc<HandlerScheduler>,
 }
 
 /// When a handler runs.
 #[derive(Debug)]
-pub(crate) enum Scheduled {
-    Now(Running),
+pub(crate) enum ScheduledHandler {
+    Now(HandlerSlot),
     /// After others. Dropping the receiver says that the stream was reset.
-    Later(oneshot::Receiver<Running>),
+    Later(oneshot::Receiver<HandlerSlot>),
     /// Never: the connection ends.
     Never,
 }
 
-impl Handlers {
+impl HandlerScheduler {
     pub(crate) fn new(streams: u32) -> Arc<Self> {
         Arc::new(Self {
             limit: usize::try_from(streams).unwrap_or(usize::MAX),
@@ -58,35 +58,35 @@ impl Handlers {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, Scheduling> {
+    fn state(&self) -> MutexGuard<'_, SchedulerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A stream was opened.
-    pub(crate) fn schedule(self: &Arc<Self>) -> Scheduled {
+    pub(crate) fn schedule(self: &Arc<Self>) -> ScheduledHandler {
         let mut state = self.state();
         if state.running < self.limit {
             state.running += 1;
-            return Scheduled::Now(Running {
-                handlers: Arc::clone(self),
+            return ScheduledHandler::Now(HandlerSlot {
+                scheduler: Arc::clone(self),
             });
         }
-        if state.unstarted.len() > self.limit.saturating_mul(UNSTARTED) {
+        if state.unstarted.len() > self.limit.saturating_mul(UNSTARTED_FACTOR) {
             self.too_many_resets.notify_one();
-            return Scheduled::Never;
+            return ScheduledHandler::Never;
         }
         let (sender, receiver) = oneshot::channel();
         state.unstarted.push_back(sender);
-        Scheduled::Later(receiver)
+        ScheduledHandler::Later(receiver)
     }
 
     /// Until the client has reset too many streams. Cancel safety: nothing is lost.
-    pub(crate) async fn too_many_resets(&self) {
+    pub(crate) async fn wait_for_too_many_resets(&self) {
         self.too_many_resets.notified().await;
     }
 
     /// A handler has ended: the next ones run, but for those whose streams were reset meanwhile.
-    fn done(self: &Arc<Self>) {
+    fn handler_done(self: &Arc<Self>) {
         let mut next = Vec::new();
         let mut state = self.state();
         state.running = state.running.saturating_sub(1);
@@ -104,24 +104,24 @@ impl Handlers {
         drop(state);
         for sender in next {
             // One that was reset just now gives it back by its drop, which takes the lock again.
-            let _ = sender.send(Running {
-                handlers: Arc::clone(self),
+            let _ = sender.send(HandlerSlot {
+                scheduler: Arc::clone(self),
             });
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for HandlerSlot {
     fn drop(&mut self) {
-        self.handlers.done();
+        self.scheduler.handler_done();
     }
 }
 
-impl Scheduled {
+impl ScheduledHandler {
     /// Waits until the handler may run; for ever if it never may.
     ///
     /// Cancel safety: what is dropped does not run.
-    pub(crate) async fn started(self) -> Running {
+    pub(crate) async fn wait_for_slot(self) -> HandlerSlot {
         match self {
             Self::Now(running) => running,
             Self::Later(receiver) => match receiver.await {
@@ -135,44 +135,44 @@ impl Scheduled {
 
 #[cfg(test)]
 mod tests {
-    use super::Handlers;
-    use super::Scheduled;
+    use super::HandlerScheduler;
+    use super::ScheduledHandler;
 
     #[tokio::test]
-    async fn as_many_run_as_there_may_be_streams_and_the_next_follow_in_order() {
-        let handlers = Handlers::new(1);
-        let Scheduled::Now(first) = handlers.schedule() else {
+    async fn as_many_handlers_run_as_streams_are_allowed_and_the_rest_in_order() {
+        let handlers = HandlerScheduler::new(1);
+        let ScheduledHandler::Now(first) = handlers.schedule() else {
             panic!("one may run");
         };
         let reset = handlers.schedule();
         let second = handlers.schedule();
         let third = handlers.schedule();
-        assert!(matches!(third, Scheduled::Later(_)));
+        assert!(matches!(third, ScheduledHandler::Later(_)));
         drop(reset);
         drop(first);
-        let second = second.started().await;
+        let second = second.wait_for_slot().await;
         assert_eq!(handlers.state().unstarted.len(), 1);
         drop(second);
-        let third = third.started().await;
+        let third = third.wait_for_slot().await;
         assert_eq!(handlers.state().running, 1);
         drop(third);
         assert_eq!(handlers.state().running, 0);
-        assert!(matches!(handlers.schedule(), Scheduled::Now(_)));
+        assert!(matches!(handlers.schedule(), ScheduledHandler::Now(_)));
     }
 
     #[tokio::test]
-    async fn more_than_four_times_as_many_unstarted_end_the_connection() {
-        let handlers = Handlers::new(2);
+    async fn more_than_four_times_as_many_unstarted_handlers_end_the_connection() {
+        let handlers = HandlerScheduler::new(2);
         let running = [handlers.schedule(), handlers.schedule()];
         // Reset or not: Go counts them until a handler has ended.
         for number in 0..9 {
             assert!(
-                matches!(handlers.schedule(), Scheduled::Later(_)),
+                matches!(handlers.schedule(), ScheduledHandler::Later(_)),
                 "{number}"
             );
         }
-        assert!(matches!(handlers.schedule(), Scheduled::Never));
-        handlers.too_many_resets().await;
+        assert!(matches!(handlers.schedule(), ScheduledHandler::Never));
+        handlers.wait_for_too_many_resets().await;
         drop(running);
         assert!(handlers.state().unstarted.is_empty());
     }

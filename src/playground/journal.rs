@@ -3,9 +3,9 @@
 //!
 //! Requests are kept in memory with all their headers, credentials included, and never logged.
 
-use crate::playground::authentication::User;
-use crate::playground::fairness::Seat;
-use crate::playground::handlers::Running;
+use crate::playground::authentication::ApiUser;
+use crate::playground::fairness::SeatGuard;
+use crate::playground::handlers::HandlerSlot;
 use bytes::Bytes;
 use http::HeaderMap;
 use http::Method;
@@ -38,7 +38,7 @@ pub struct RequestRecord {
     /// The protocol version.
     pub version: http::Version,
     /// Who was taken to have sent it (before impersonation); `None` was refused with 401.
-    pub user: Option<User>,
+    pub user: Option<ApiUser>,
     /// All headers, as sent.
     pub headers: HeaderMap,
 }
@@ -54,7 +54,7 @@ pub struct ReviewRecord {
 
 /// What the server has counted since it was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct ServerCounters {
     /// Connections whose handshake succeeded.
     pub connections: u64,
     /// Requests of any kind that arrived.
@@ -73,32 +73,32 @@ pub struct Counters {
     /// reset, or too many streams were reset before they were accepted.
     pub too_many_early_resets: u64,
     /// Requests refused by the server's own limit on requests in flight, or by its priority and fairness.
-    pub refused: u64,
+    pub rejected: u64,
     /// Answers by their code.
     pub by_code: BTreeMap<u16, u64>,
     /// Writes that were accepted, by verb and resource (`("create", "events")`).
-    pub accepted: BTreeMap<(&'static str, &'static str), u64>,
+    pub accepted_writes: BTreeMap<(&'static str, &'static str), u64>,
 }
 
 /// Remembers and counts.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct RequestLog {
     /// How many requests are remembered.
-    memory: usize,
+    max_records: usize,
     /// Nothing is awaited under this lock.
-    state: Mutex<State>,
+    state: Mutex<RequestLogState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    counters: Counters,
+struct RequestLogState {
+    counters: ServerCounters,
     requests: VecDeque<RequestRecord>,
     reviews: VecDeque<ReviewRecord>,
 }
 
 /// What a request occupies while it is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Occupied {
+pub(crate) enum ServingClass {
     /// Nothing that is counted: what reads the counters, and a health check, which kube-apiserver's flow schema `probes` exempts.
     Exempt,
     InFlight,
@@ -107,51 +107,51 @@ pub(crate) enum Occupied {
 
 /// A request that is being served, until dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
-    journal: Arc<Journal>,
-    occupied: Occupied,
+pub(crate) struct RequestGuard {
+    log: Arc<RequestLog>,
+    class: ServingClass,
     /// Of priority and fairness.
-    pub(crate) seat: Option<Seat>,
+    pub(crate) seat: Option<SeatGuard>,
 }
 
 /// A handler that runs although its client is gone, until dropped.
 #[derive(Debug)]
-pub(crate) struct Abandoned {
-    journal: Arc<Journal>,
+pub(crate) struct AbandonedGuard {
+    log: Arc<RequestLog>,
 }
 
-impl Drop for Abandoned {
+impl Drop for AbandonedGuard {
     fn drop(&mut self) {
-        let counters = &mut self.journal.state().counters;
+        let counters = &mut self.log.state().counters;
         counters.abandoned = counters.abandoned.saturating_sub(1);
     }
 }
 
-impl Journal {
+impl RequestLog {
     pub(crate) fn new(memory: usize) -> Arc<Self> {
         Arc::new(Self {
-            memory,
+            max_records: memory,
             state: Mutex::default(),
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RequestLogState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn arrived(&self, record: RequestRecord) {
+    pub(crate) fn record_request(&self, record: RequestRecord) {
         let mut state = self.state();
         state.counters.requests += 1;
         state.requests.push_back(record);
-        if state.requests.len() > self.memory {
+        if state.requests.len() > self.max_records {
             state.requests.pop_front();
         }
     }
 
-    pub(crate) fn reviewed(&self, kind: &'static str, spec: serde_json::Value) {
+    pub(crate) fn record_review(&self, kind: &'static str, spec: serde_json::Value) {
         let mut state = self.state();
         state.reviews.push_back(ReviewRecord { kind, spec });
-        if state.reviews.len() > self.memory {
+        if state.reviews.len() > self.max_records {
             state.reviews.pop_front();
         }
     }
@@ -160,66 +160,66 @@ impl Journal {
         self.state().reviews.iter().cloned().collect()
     }
 
-    pub(crate) fn answered(&self, code: u16) {
+    pub(crate) fn record_response(&self, code: u16) {
         *self.state().counters.by_code.entry(code).or_default() += 1;
     }
 
-    pub(crate) fn accepted(&self, verb: &'static str, resource: &'static str) {
+    pub(crate) fn record_write(&self, verb: &'static str, resource: &'static str) {
         *self
             .state()
             .counters
-            .accepted
+            .accepted_writes
             .entry((verb, resource))
             .or_default() += 1;
     }
 
     /// Begins to serve a request, unless it is an ordinary one and `limit` are being served.
-    pub(crate) fn begin(
+    pub(crate) fn begin_request(
         self: &Arc<Self>,
-        occupied: Occupied,
+        occupied: ServingClass,
         limit: Option<usize>,
-    ) -> Option<Place> {
+    ) -> Option<RequestGuard> {
         let counters = &mut self.state().counters;
         match occupied {
-            Occupied::InFlight => {
+            ServingClass::InFlight => {
                 if limit.is_some_and(|limit| counters.in_flight >= limit) {
                     return None;
                 }
                 counters.in_flight += 1;
                 counters.max_in_flight = counters.max_in_flight.max(counters.in_flight);
             }
-            Occupied::Exempt => {}
-            Occupied::LongRunning => counters.long_running += 1,
+            ServingClass::Exempt => {}
+            ServingClass::LongRunning => counters.long_running += 1,
         }
-        Some(Place {
-            journal: Arc::clone(self),
-            occupied,
+        Some(RequestGuard {
+            log: Arc::clone(self),
+            class: occupied,
             seat: None,
         })
     }
 
     /// A request is refused by a limit of the server's.
-    pub(crate) fn refused(&self) {
-        self.state().counters.refused += 1;
+    pub(crate) fn record_rejection(&self) {
+        self.state().counters.rejected += 1;
     }
 
     /// A connection's handshake succeeded.
-    pub(crate) fn connected(&self) {
+    pub(crate) fn record_connection(&self) {
         self.state().counters.connections += 1;
     }
 
     /// The client of a handler that runs is gone.
-    pub(crate) fn abandoned(self: &Arc<Self>) -> Abandoned {
+    pub(crate) fn track_abandoned(self: &Arc<Self>) -> AbandonedGuard {
         let counters = &mut self.state().counters;
         counters.abandoned += 1;
         counters.max_abandoned = counters.max_abandoned.max(counters.abandoned);
-        Abandoned {
-            journal: Arc::clone(self),
+        AbandonedGuard {
+            log: Arc::clone(self),
         }
     }
 
     /// A connection is ended because of the streams that were reset on it.
-    pub(crate) fn too_many_early_resets(&self) {
+    pub(crate) fn record_too_many_early_resets(&self) {
         self.state().counters.too_many_early_resets += 1;
     }
 
@@ -227,25 +227,25 @@ impl Journal {
         self.state().requests.iter().cloned().collect()
     }
 
-    pub(crate) fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> ServerCounters {
         self.state().counters.clone()
     }
 }
 
-impl Drop for Place {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        let counters = &mut self.journal.state().counters;
-        let count = match self.occupied {
-            Occupied::Exempt => return,
-            Occupied::InFlight => &mut counters.in_flight,
-            Occupied::LongRunning => &mut counters.long_running,
+        let counters = &mut self.log.state().counters;
+        let count = match self.class {
+            ServingClass::Exempt => return,
+            ServingClass::InFlight => &mut counters.in_flight,
+            ServingClass::LongRunning => &mut counters.long_running,
         };
         *count = count.saturating_sub(1);
     }
 }
 
 /// A response body.
-pub(crate) type PlainBody = UnsyncBoxBody<Bytes, Infallible>;
+pub(crate) type PlaygroundBody = UnsyncBoxBody<Bytes, Infallible>;
 
 /// A response body that keeps its request's place until it ends or is dropped.
 ///
@@ -253,58 +253,58 @@ pub(crate) type PlainBody = UnsyncBoxBody<Bytes, Infallible>;
 /// read an answer to its end must find that it is no longer counted. An ordinary request's that is dropped
 /// before is encoded to its end all the same, as a Go handler does.
 #[derive(Debug)]
-pub(crate) struct Counted {
-    body: PlainBody,
-    place: Option<Place>,
+pub(crate) struct TrackedBody {
+    body: PlaygroundBody,
+    guard: Option<RequestGuard>,
     /// On HTTP/2: the handler, which runs as long as the place is taken.
-    running: Option<Running>,
+    handler_slot: Option<HandlerSlot>,
     headers_only: bool,
 }
 
-impl Counted {
-    pub(crate) fn new(body: PlainBody, place: Option<Place>) -> Self {
+impl TrackedBody {
+    pub(crate) fn new(body: PlaygroundBody, place: Option<RequestGuard>) -> Self {
         let place = place.filter(|_| !body.is_end_stream());
         Self {
             body,
-            place,
-            running: None,
+            guard: place,
+            handler_slot: None,
             headers_only: false,
         }
     }
 
     /// With the handler that it is a part of.
-    pub(crate) fn running(mut self, running: Option<Running>) -> Self {
-        self.running = running.filter(|_| !self.is_end_stream());
+    pub(crate) fn with_handler_slot(mut self, running: Option<HandlerSlot>) -> Self {
+        self.handler_slot = running.filter(|_| !self.is_end_stream());
         self
     }
 
     /// The request is no longer counted, although the body is still to be sent.
-    pub(crate) fn leave(&mut self) {
-        self.place = None;
+    pub(crate) fn release(&mut self) {
+        self.guard = None;
     }
 
     /// Nothing of the body is sent. For HTTP/2, where the library sends what it is given even to HEAD, and a client
     /// takes the stream for broken then.
-    pub(crate) fn headers_only(mut self) -> Self {
-        self.place = None;
+    pub(crate) fn into_headers_only(mut self) -> Self {
+        self.guard = None;
         self.headers_only = true;
         self
     }
 }
 
-impl Drop for Counted {
+impl Drop for TrackedBody {
     fn drop(&mut self) {
         let Some(place) = self
-            .place
-            .take_if(|place| place.occupied == Occupied::InFlight)
+            .guard
+            .take_if(|place| place.class == ServingClass::InFlight)
         else {
             return;
         };
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        let running = self.running.take();
-        let abandoned = place.journal.abandoned();
+        let running = self.handler_slot.take();
+        let abandoned = place.log.track_abandoned();
         let mut body = std::mem::replace(&mut self.body, Empty::new().boxed_unsync());
         runtime.spawn(async move {
             while body.frame().await.is_some() {
@@ -315,7 +315,7 @@ impl Drop for Counted {
     }
 }
 
-impl Body for Counted {
+impl Body for TrackedBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -328,8 +328,8 @@ impl Body for Counted {
         }
         let frame = Pin::new(&mut self.body).poll_frame(context);
         if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
-            self.place = None;
-            self.running = None;
+            self.guard = None;
+            self.handler_slot = None;
         }
         frame
     }
@@ -345,9 +345,9 @@ impl Body for Counted {
 
 #[cfg(test)]
 mod tests {
-    use super::Counted;
-    use super::Journal;
-    use super::Occupied;
+    use super::ServingClass;
+    use super::RequestLog;
+    use super::TrackedBody;
     use bytes::Bytes;
     use futures_util::stream;
     use http_body::Frame;
@@ -358,17 +358,21 @@ mod tests {
     use tokio::sync::oneshot;
 
     #[test]
-    fn the_limit_is_for_ordinary_requests() {
-        let journal = Journal::new(10);
-        let first = journal.begin(Occupied::InFlight, Some(1));
+    fn the_limit_applies_to_ordinary_requests() {
+        let journal = RequestLog::new(10);
+        let first = journal.begin_request(ServingClass::InFlight, Some(1));
         assert!(first.is_some());
-        assert!(journal.begin(Occupied::InFlight, Some(1)).is_none());
-        journal.refused();
-        let watch = journal.begin(Occupied::LongRunning, Some(1));
+        assert!(
+            journal
+                .begin_request(ServingClass::InFlight, Some(1))
+                .is_none()
+        );
+        journal.record_rejection();
+        let watch = journal.begin_request(ServingClass::LongRunning, Some(1));
         assert!(watch.is_some());
         let counters = journal.counters();
         assert_eq!(
-            (counters.in_flight, counters.long_running, counters.refused),
+            (counters.in_flight, counters.long_running, counters.rejected),
             (1, 1, 1)
         );
         drop((first, watch));
@@ -384,11 +388,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_place_is_given_back_with_the_last_frame() {
-        let journal = Journal::new(10);
-        let place = journal.begin(Occupied::InFlight, None);
+    async fn a_request_is_released_with_its_last_frame() {
+        let journal = RequestLog::new(10);
+        let place = journal.begin_request(ServingClass::InFlight, None);
         let body = Full::new(Bytes::from_static(b"x")).boxed_unsync();
-        let mut body = Counted::new(body, place);
+        let mut body = TrackedBody::new(body, place);
         assert_eq!(journal.counters().in_flight, 1);
         assert!(body.frame().await.is_some());
         assert_eq!(journal.counters().in_flight, 0);
@@ -396,7 +400,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_abandoned_list_is_encoded_to_its_end_and_a_watch_is_not() {
-        let journal = Journal::new(10);
+        let journal = RequestLog::new(10);
         let (encoding, mut encoded) = mpsc::channel(1);
         let begin = |occupied| {
             let (gate, open) = oneshot::channel::<()>();
@@ -406,11 +410,11 @@ mod tests {
                 let _ = encoding.try_send(occupied);
                 Ok(Frame::data(Bytes::from_static(b"x")))
             }));
-            let place = journal.begin(occupied, None);
-            (gate, Counted::new(body.boxed_unsync(), place))
+            let place = journal.begin_request(occupied, None);
+            (gate, TrackedBody::new(body.boxed_unsync(), place))
         };
-        let (list_gate, list) = begin(Occupied::InFlight);
-        let (_watch_gate, watch) = begin(Occupied::LongRunning);
+        let (list_gate, list) = begin(ServingClass::InFlight);
+        let (_watch_gate, watch) = begin(ServingClass::LongRunning);
         drop((list, watch));
         let counters = journal.counters();
         assert_eq!(
@@ -422,7 +426,7 @@ mod tests {
             (1, 0, 1)
         );
         drop(list_gate);
-        assert_eq!(encoded.recv().await, Some(Occupied::InFlight));
+        assert_eq!(encoded.recv().await, Some(ServingClass::InFlight));
         while journal.counters().in_flight > 0 {
             tokio::task::yield_now().await;
         }

@@ -23,16 +23,16 @@ pub fn render(server: &str, certificates: &Certificates) -> String {
     for user in &certificates.users {
         let name = user.name;
         for context in [name.to_owned(), format!("{name}-token")] {
-            append(
+            push_fmt(
                 &mut contexts,
                 format_args!(
                     "- name: {context}\n  context:\n    cluster: {CLUSTER}\n    user: {context}\n"
                 ),
             );
         }
-        let certificate = BASE64_STANDARD.encode(&user.credential.certificate);
-        let key = BASE64_STANDARD.encode(&user.credential.key);
-        append(
+        let certificate = BASE64_STANDARD.encode(&user.client_certificate.certificate);
+        let key = BASE64_STANDARD.encode(&user.client_certificate.key);
+        push_fmt(
             &mut users,
             format_args!(
                 "- name: {name}\n  user:\n    client-certificate-data: {certificate}\n    \
@@ -48,7 +48,7 @@ pub fn render(server: &str, certificates: &Certificates) -> String {
     )
 }
 
-fn append(text: &mut String, piece: std::fmt::Arguments<'_>) {
+fn push_fmt(text: &mut String, piece: std::fmt::Arguments<'_>) {
     // Writing to a string cannot fail.
     let _ = text.write_fmt(piece);
 }
@@ -68,7 +68,7 @@ mod tests {
     use crate::playground::pki::Certificates;
 
     #[test]
-    fn it_names_six_contexts_and_is_yaml() {
+    fn the_kubeconfig_has_six_contexts_and_is_yaml() {
         let certificates = Certificates::generate().unwrap();
         let config = yaml::parse(&render("https://127.0.0.1:6443", &certificates)).unwrap();
         let names: Vec<_> = config["contexts"]

@@ -4,7 +4,7 @@
 //! client certificate and a bearer token. A second CA signs the front proxy's certificate, as
 //! kube-apiserver's `--requestheader-client-ca-file` wants it. Keys are ECDSA P-256.
 
-use crate::playground::service_accounts::Issuer as AccountIssuer;
+use crate::playground::service_accounts::ServiceAccountTokenIssuer as AccountIssuer;
 use crate::playground::time;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -36,13 +36,13 @@ pub(crate) const FRONT_PROXY_NAME: &str = "front-proxy-client";
 const VALID_DAYS: i64 = 365;
 
 /// What must be left of that where they are used again: longer than a day of play.
-const ENOUGH: Duration = Duration::from_secs(2 * 24 * 60 * 60);
+const MIN_VALIDITY: Duration = Duration::from_secs(2 * 24 * 60 * 60);
 
 /// The file of tokens.
-const TOKENS: &str = "tokens.csv";
+const TOKENS_FILE: &str = "tokens.csv";
 
 /// How long the service account's token holds that is written down: as long as the certificates.
-const ACCOUNT_TOKEN_LASTS: Duration = Duration::from_secs(365 * 24 * 3600);
+const ACCOUNT_TOKEN_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The users: name, uid, group.
 const USERS: [(&str, &str, &str); 3] = [
@@ -53,7 +53,7 @@ const USERS: [(&str, &str, &str); 3] = [
 
 /// A certificate and its private key, both PEM.
 #[derive(Clone)]
-pub struct Credential {
+pub struct CertificateAndKey {
     /// The certificate, PEM.
     pub certificate: String,
     /// The private key, PEM (PKCS#8).
@@ -70,7 +70,7 @@ pub struct PlaygroundUser {
     /// The user's only group.
     pub group: &'static str,
     /// The client certificate.
-    pub credential: Credential,
+    pub client_certificate: CertificateAndKey,
     /// The bearer token, random.
     pub token: String,
 }
@@ -83,15 +83,15 @@ pub struct Certificates {
     /// The CA of the front proxy's certificate, PEM.
     pub front_proxy_ca: String,
     /// The client certificate with which a proxy asserts identities.
-    pub front_proxy_client: Credential,
+    pub front_proxy_client: CertificateAndKey,
     /// The API server's serving certificate.
-    pub apiserver: Credential,
+    pub apiserver: CertificateAndKey,
     /// The proxy's serving certificate.
-    pub tls: Credential,
+    pub tls: CertificateAndKey,
     /// `admin`, `alice` and `bob`.
     pub users: Vec<PlaygroundUser>,
     /// Signs service accounts' tokens.
-    pub service_accounts: AccountIssuer,
+    pub service_account_issuer: AccountIssuer,
 }
 
 /// Why certificates could not be made.
@@ -121,7 +121,7 @@ impl From<rcgen::Error> for PkiError {
 }
 
 /// What a certificate is for.
-enum Use<'a> {
+enum CertificateUsage<'a> {
     Authority,
     Client { organization: Option<&'a str> },
     Server,
@@ -130,30 +130,30 @@ enum Use<'a> {
 impl Certificates {
     /// Makes all of them anew.
     pub fn generate() -> Result<Self, PkiError> {
-        let (ca, ca_issuer) = authority("weir-playground-ca")?;
-        let (front_proxy_ca, front_proxy_issuer) = authority("weir-playground-front-proxy-ca")?;
-        let front = Use::Client { organization: None };
+        let (ca, ca_issuer) = create_ca("weir-playground-ca")?;
+        let (front_proxy_ca, front_proxy_issuer) = create_ca("weir-playground-front-proxy-ca")?;
+        let front = CertificateUsage::Client { organization: None };
         let mut users = Vec::with_capacity(USERS.len());
         for (name, uid, group) in USERS {
-            let purpose = Use::Client {
+            let purpose = CertificateUsage::Client {
                 organization: Some(group),
             };
             users.push(PlaygroundUser {
                 name,
                 uid,
                 group,
-                credential: issue(name, &purpose, &ca_issuer)?,
-                token: token()?,
+                client_certificate: issue_certificate(name, &purpose, &ca_issuer)?,
+                token: random_token()?,
             });
         }
         Ok(Self {
-            front_proxy_client: issue(FRONT_PROXY_NAME, &front, &front_proxy_issuer)?,
-            apiserver: issue("kube-apiserver", &Use::Server, &ca_issuer)?,
-            tls: issue("weir", &Use::Server, &ca_issuer)?,
+            front_proxy_client: issue_certificate(FRONT_PROXY_NAME, &front, &front_proxy_issuer)?,
+            apiserver: issue_certificate("kube-apiserver", &CertificateUsage::Server, &ca_issuer)?,
+            tls: issue_certificate("weir", &CertificateUsage::Server, &ca_issuer)?,
             ca,
             front_proxy_ca,
             users,
-            service_accounts: AccountIssuer::generate()?,
+            service_account_issuer: AccountIssuer::generate()?,
         })
     }
 
@@ -163,12 +163,12 @@ impl Certificates {
     pub fn read_from(directory: &Path) -> Option<Self> {
         let read = |name: &str| fs::read_to_string(directory.join(name)).ok();
         let credential = |name: &str| {
-            Some(Credential {
+            Some(CertificateAndKey {
                 certificate: read(&format!("{name}.crt"))?,
                 key: read(&format!("{name}.key"))?,
             })
         };
-        let tokens = read(TOKENS)?;
+        let tokens = read(TOKENS_FILE)?;
         let user = |(name, uid, group)| {
             let mut lines = tokens.lines().filter_map(|line| line.split_once(','));
             let (token, _) = lines.find(|(_, rest)| rest.split(',').next() == Some(name))?;
@@ -176,13 +176,13 @@ impl Certificates {
                 name,
                 uid,
                 group,
-                credential: credential(name)?,
+                client_certificate: credential(name)?,
                 token: token.to_owned(),
             })
         };
         let ca = read("ca.crt")?;
         // All of them are made at the same time, and for the same time.
-        if !holds(&ca) {
+        if !has_min_validity(&ca) {
             return None;
         }
         let account_key = read("service-account.pub")?;
@@ -194,7 +194,8 @@ impl Certificates {
             apiserver: credential("apiserver")?,
             tls: credential("tls")?,
             users: USERS.into_iter().map(user).collect::<Option<_>>()?,
-            service_accounts: service_accounts.filter(|accounts| accounts.pem == account_key)?,
+            service_account_issuer: service_accounts
+                .filter(|accounts| accounts.public_key_pem == account_key)?,
             ca,
         })
     }
@@ -209,13 +210,16 @@ impl Certificates {
     /// The first file that cannot be written ends it.
     pub fn write_to(&self, directory: &Path) -> io::Result<()> {
         // Written last, so that it stands for the whole: what ends half way is not read again.
-        match fs::remove_file(directory.join(TOKENS)) {
+        match fs::remove_file(directory.join(TOKENS_FILE)) {
             Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
             _ => {}
         }
         write_public(&directory.join("ca.crt"), &self.ca)?;
         write_public(&directory.join("front-proxy-ca.crt"), &self.front_proxy_ca)?;
-        let users = self.users.iter().map(|user| (user.name, &user.credential));
+        let users = self
+            .users
+            .iter()
+            .map(|user| (user.name, &user.client_certificate));
         let others = [
             (FRONT_PROXY_NAME, &self.front_proxy_client),
             ("apiserver", &self.apiserver),
@@ -226,14 +230,20 @@ impl Certificates {
             write_public(&certificate, &credential.certificate)?;
             write_private(&directory.join(format!("{name}.key")), &credential.key)?;
         }
-        let accounts = &self.service_accounts;
-        write_public(&directory.join("service-account.pub"), &accounts.pem)?;
-        write_private(&directory.join("service-account.key"), &accounts.key_pem)?;
+        let accounts = &self.service_account_issuer;
+        write_public(
+            &directory.join("service-account.pub"),
+            &accounts.public_key_pem,
+        )?;
+        write_private(
+            &directory.join("service-account.key"),
+            &accounts.private_key_pem,
+        )?;
         let token = accounts
-            .token("default", "default", ACCOUNT_TOKEN_LASTS)
+            .issue_token("default", "default", ACCOUNT_TOKEN_LIFETIME)
             .map_err(|why| io::Error::other(why.to_string()))?;
         write_private(&directory.join("service-account.token"), &token)?;
-        write_private(&directory.join(TOKENS), &self.tokens_csv())
+        write_private(&directory.join(TOKENS_FILE), &self.tokens_csv())
     }
 
     /// `token,user,uid,"group"` lines.
@@ -255,51 +265,54 @@ impl Certificates {
 }
 
 /// Whether a certificate is valid for some time yet.
-fn holds(pem: &str) -> bool {
+fn has_min_validity(pem: &str) -> bool {
     let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(pem.as_bytes()) else {
         return false;
     };
     let left = pem.parse_x509().ok();
     let left = left.and_then(|certificate| certificate.validity().time_to_expiration());
-    left.is_some_and(|left| left > ENOUGH)
+    left.is_some_and(|left| left > MIN_VALIDITY)
 }
 
-fn authority(name: &str) -> Result<(String, Issuer<'static, KeyPair>), PkiError> {
+fn create_ca(name: &str) -> Result<(String, Issuer<'static, KeyPair>), PkiError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-    let params = params(name, &Use::Authority)?;
+    let params = certificate_params(name, &CertificateUsage::Authority)?;
     let certificate = params.self_signed(&key)?.pem();
     Ok((certificate, Issuer::new(params, key)))
 }
 
-fn issue(
+fn issue_certificate(
     name: &str,
-    purpose: &Use<'_>,
+    purpose: &CertificateUsage<'_>,
     issuer: &Issuer<'_, KeyPair>,
-) -> Result<Credential, PkiError> {
+) -> Result<CertificateAndKey, PkiError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-    let certificate = params(name, purpose)?.signed_by(&key, issuer)?;
-    Ok(Credential {
+    let certificate = certificate_params(name, purpose)?.signed_by(&key, issuer)?;
+    Ok(CertificateAndKey {
         certificate: certificate.pem(),
         key: key.serialize_pem(),
     })
 }
 
-fn params(name: &str, purpose: &Use<'_>) -> Result<CertificateParams, PkiError> {
+fn certificate_params(
+    name: &str,
+    purpose: &CertificateUsage<'_>,
+) -> Result<CertificateParams, PkiError> {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
     // A day's grace before, for clocks that differ.
-    let ((y, m, d), (end_y, end_m, end_d)) = (day(-1), day(VALID_DAYS));
+    let ((y, m, d), (end_y, end_m, end_d)) = (date_from_today(-1), date_from_today(VALID_DAYS));
     params.not_before = rcgen::date_time_ymd(y, m, d);
     params.not_after = rcgen::date_time_ymd(end_y, end_m, end_d);
     match purpose {
-        Use::Authority => {
+        CertificateUsage::Authority => {
             params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
             params.key_usages = vec![
                 KeyUsagePurpose::KeyCertSign,
                 KeyUsagePurpose::DigitalSignature,
             ];
         }
-        Use::Client { organization } => {
+        CertificateUsage::Client { organization } => {
             if let Some(organization) = organization {
                 params
                     .distinguished_name
@@ -308,26 +321,26 @@ fn params(name: &str, purpose: &Use<'_>) -> Result<CertificateParams, PkiError> 
             params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         }
-        Use::Server => {
+        CertificateUsage::Server => {
             let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
             params.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
             params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         }
     }
-    params.use_authority_key_identifier_extension = !matches!(purpose, Use::Authority);
+    params.use_authority_key_identifier_extension = !matches!(purpose, CertificateUsage::Authority);
     Ok(params)
 }
 
 /// Year, month and day of the day that is `days` from today.
-fn day(days: i64) -> (i32, u8, u8) {
-    let today = time::wall().to_zoned(TimeZone::UTC).date();
+fn date_from_today(days: i64) -> (i32, u8, u8) {
+    let today = time::wall_time().to_zoned(TimeZone::UTC).date();
     let date = today.saturating_add(days.days());
     let part = |part: i8| u8::try_from(part).unwrap_or(1);
     (i32::from(date.year()), part(date.month()), part(date.day()))
 }
 
-fn token() -> Result<String, PkiError> {
+fn random_token() -> Result<String, PkiError> {
     let mut bytes = [0_u8; 24];
     aws_lc_rs::default_provider()
         .secure_random
@@ -359,7 +372,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn everything_is_written_and_secrets_are_the_owners_alone() {
+    fn every_file_is_written_and_secrets_are_readable_by_the_owner_only() {
         let certificates = Certificates::generate().unwrap();
         let directory = tempfile::tempdir().unwrap();
         certificates.write_to(directory.path()).unwrap();
@@ -388,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_again_whole_or_not_at_all() {
+    fn written_certificates_are_read_back_completely_or_not_at_all() {
         let certificates = Certificates::generate().unwrap();
         let directory = tempfile::tempdir().unwrap();
         assert!(Certificates::read_from(directory.path()).is_none());
@@ -405,7 +418,10 @@ mod tests {
         }
         for (a, b) in again.users.iter().zip(&certificates.users) {
             assert_eq!((a.name, a.uid, a.group), (b.name, b.uid, b.group));
-            assert_eq!((&a.token, &a.credential.key), (&b.token, &b.credential.key));
+            assert_eq!(
+                (&a.token, &a.client_certificate.key),
+                (&b.token, &b.client_certificate.key)
+            );
         }
         for entry in std::fs::read_dir(directory.path()).unwrap() {
             let path = entry.unwrap().path();

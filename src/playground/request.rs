@@ -3,19 +3,19 @@
 //! Follows `RequestInfoFactory` where a path names a resource; what it does not serve is a route of
 //! its own, so that the answer can be the right kind of 404.
 
-use crate::playground::authorization::Attributes;
+use crate::playground::authorization::AccessAttributes;
+use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::GROUPS;
-use crate::playground::objects::resources::Resource;
-use crate::playground::status::Status;
+use crate::playground::status::StatusError;
 use http::Method;
 
 /// The decoded parameters of a query, in order.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Query(Vec<(String, String)>);
+pub(crate) struct QueryParameters(Vec<(String, String)>);
 
 /// Where a path leads.
 #[derive(Clone, Debug)]
-pub(crate) enum Route {
+pub(crate) enum ApiRoute {
     /// `/apis`: the groups.
     ApiGroups,
     /// `/api`: the versions of the core group.
@@ -33,7 +33,7 @@ pub(crate) enum Route {
     /// The index.
     OpenApiV3,
     OpenApiV3Document(&'static str, &'static str),
-    Resource(Target),
+    Resource(ResourceTarget),
     /// Looks like a resource, and is none that is served.
     UnknownResource,
     Version,
@@ -41,8 +41,8 @@ pub(crate) enum Route {
 
 /// A resource, as far as the path tells.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
-    pub(crate) resource: &'static Resource,
+pub(crate) struct ResourceTarget {
+    pub(crate) resource: &'static ApiResource,
     /// Empty for cluster-scoped resources and for all namespaces.
     pub(crate) namespace: String,
     /// Empty for the collection.
@@ -55,17 +55,17 @@ pub(crate) struct Target {
 
 /// The form in which objects are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum ResponseForm {
     /// The group and version discovery of all groups at once.
     AggregatedDiscovery,
     Object,
     /// `PartialObjectMetadata`.
-    Partial,
+    PartialMetadata,
     /// With the version of `meta.k8s.io`.
     Table(&'static str),
 }
 
-impl Query {
+impl QueryParameters {
     pub(crate) fn parse(query: Option<&str>) -> Self {
         let pairs = query
             .unwrap_or_default()
@@ -75,7 +75,7 @@ impl Query {
             pairs
                 .map(|pair| {
                     let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-                    let decode = |text: &str| percent_decoded(&text.replace('+', " "));
+                    let decode = |text: &str| percent_decode(&text.replace('+', " "));
                     (decode(key), decode(value))
                 })
                 .collect(),
@@ -103,18 +103,19 @@ impl Query {
     }
 
     /// A number, or a 400.
-    pub(crate) fn number<T: std::str::FromStr>(&self, key: &str) -> Result<Option<T>, Status> {
+    pub(crate) fn number<T: std::str::FromStr>(&self, key: &str) -> Result<Option<T>, StatusError> {
         self.first(key)
             .map(|text| {
-                text.parse()
-                    .map_err(|_| Status::bad_request(format!("invalid value {text:?} for {key}")))
+                text.parse().map_err(|_| {
+                    StatusError::bad_request(format!("invalid value {text:?} for {key}"))
+                })
             })
             .transpose()
     }
 }
 
 /// Decodes `%XX`; what is malformed stays as it is.
-pub(crate) fn percent_decoded(text: &str) -> String {
+pub(crate) fn percent_decode(text: &str) -> String {
     if !text.contains('%') {
         return text.to_owned();
     }
@@ -140,28 +141,30 @@ pub(crate) fn percent_decoded(text: &str) -> String {
     String::from_utf8(out).unwrap_or_else(|_| text.to_owned())
 }
 
-impl Route {
+impl ApiRoute {
     pub(crate) fn parse(path: &str) -> Self {
         let parts: Vec<String> = path
             .split('/')
             .filter(|part| !part.is_empty())
-            .map(percent_decoded)
+            .map(percent_decode)
             .collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         match parts.as_slice() {
             ["api"] => Self::ApiVersions,
             ["apis"] => Self::ApiGroups,
-            ["api", version, rest @ ..] => Self::within("", version, rest),
+            ["api", version, rest @ ..] => Self::parse_group_version("", version, rest),
             ["apis", group] => GROUPS
                 .iter()
                 .find(|(g, _)| g == group && !g.is_empty())
                 .map_or(Self::NotFound, |(g, _)| Self::Group(g)),
-            ["apis", group, version, rest @ ..] => Self::within(group, version, rest),
+            ["apis", group, version, rest @ ..] => Self::parse_group_version(group, version, rest),
             ["version"] => Self::Version,
             ["openapi", "v2"] => Self::OpenApiV2,
             ["openapi", "v3"] => Self::OpenApiV3,
-            ["openapi", "v3", "api", version] => Self::document("", version),
-            ["openapi", "v3", "apis", group, version] => Self::document(group, version),
+            ["openapi", "v3", "api", version] => Self::parse_openapi_document("", version),
+            ["openapi", "v3", "apis", group, version] => {
+                Self::parse_openapi_document(group, version)
+            }
             ["healthz", ..] => Self::Health("healthz"),
             ["livez", ..] => Self::Health("livez"),
             ["readyz", ..] => Self::Health("readyz"),
@@ -170,12 +173,13 @@ impl Route {
         }
     }
 
-    fn document(group: &str, version: &str) -> Self {
-        known(group, version).map_or(Self::NotFound, |(g, v)| Self::OpenApiV3Document(g, v))
+    fn parse_openapi_document(group: &str, version: &str) -> Self {
+        served_group_version(group, version)
+            .map_or(Self::NotFound, |(g, v)| Self::OpenApiV3Document(g, v))
     }
 
-    fn within(group: &str, version: &str, rest: &[&str]) -> Self {
-        let Some((group, version)) = known(group, version) else {
+    fn parse_group_version(group: &str, version: &str, rest: &[&str]) -> Self {
+        let Some((group, version)) = served_group_version(group, version) else {
             return Self::NotFound;
         };
         if rest.is_empty() {
@@ -197,7 +201,7 @@ impl Route {
             [plural, name, subresource] => (plural, *name, *subresource),
             _ => return Self::UnknownResource,
         };
-        let Some(resource) = Resource::find(group, version, plural) else {
+        let Some(resource) = ApiResource::find(group, version, plural) else {
             return Self::UnknownResource;
         };
         let misplaced = if resource.namespaced {
@@ -213,7 +217,7 @@ impl Route {
         if misplaced || !known {
             return Self::UnknownResource;
         }
-        Self::Resource(Target {
+        Self::Resource(ResourceTarget {
             resource,
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -223,7 +227,7 @@ impl Route {
     }
 
     /// Whether the answer may take as long as it likes, by the test that kube-apiserver uses.
-    pub(crate) fn is_long_running(&self, method: &Method, query: &Query) -> bool {
+    pub(crate) fn is_long_running(&self, method: &Method, query: &QueryParameters) -> bool {
         match self {
             Self::Resource(target) => {
                 matches!(target.verb(method, query), "watch")
@@ -248,9 +252,14 @@ impl Route {
     }
 
     /// What the request wants to do, for authorization.
-    pub(crate) fn attributes(&self, method: &Method, path: &str, query: &Query) -> Attributes {
+    pub(crate) fn attributes(
+        &self,
+        method: &Method,
+        path: &str,
+        query: &QueryParameters,
+    ) -> AccessAttributes {
         if let Self::Resource(target) = self {
-            let Target {
+            let ResourceTarget {
                 resource,
                 namespace,
                 name,
@@ -263,7 +272,7 @@ impl Route {
             } else {
                 namespace
             };
-            return Attributes::Resource {
+            return AccessAttributes::Resource {
                 verb: target.verb(method, query).to_owned(),
                 group: resource.group.to_owned(),
                 resource: if subresource.is_empty() {
@@ -275,7 +284,7 @@ impl Route {
                 name: name.clone(),
             };
         }
-        Attributes::Path {
+        AccessAttributes::Path {
             verb: method.as_str().to_lowercase(),
             path: path.to_owned(),
         }
@@ -283,16 +292,16 @@ impl Route {
 }
 
 /// The group and version, if they are served.
-fn known(group: &str, version: &str) -> Option<(&'static str, &'static str)> {
+fn served_group_version(group: &str, version: &str) -> Option<(&'static str, &'static str)> {
     GROUPS
         .iter()
         .find(|(g, v)| *g == group && *v == version)
         .copied()
 }
 
-impl Target {
+impl ResourceTarget {
     /// The verb, as `RequestInfo` has it; empty for a method that has none.
-    pub(crate) fn verb(&self, method: &Method, query: &Query) -> &'static str {
+    pub(crate) fn verb(&self, method: &Method, query: &QueryParameters) -> &'static str {
         let collection = self.name.is_empty();
         match method.as_str() {
             "GET" | "HEAD" if self.watch || (collection && query.flag("watch")) => "watch",
@@ -308,17 +317,17 @@ impl Target {
     }
 }
 
-impl Form {
+impl ResponseForm {
     /// The first form of `Accept` that can be given; `None` if there is none.
     pub(crate) fn negotiate(accept: Option<&str>) -> Option<Self> {
         let accept = accept.unwrap_or_default();
         if accept.trim().is_empty() {
             return Some(Self::Object);
         }
-        accept.split(',').find_map(Self::of)
+        accept.split(',').find_map(Self::from_media_range)
     }
 
-    fn of(offer: &str) -> Option<Self> {
+    fn from_media_range(offer: &str) -> Option<Self> {
         let mut parts = offer.split(';').map(str::trim);
         let media = parts.next()?;
         if !matches!(
@@ -341,7 +350,7 @@ impl Form {
                 Some("PartialObjectMetadata" | "PartialObjectMetadataList"),
                 Some("meta.k8s.io"),
                 Some("v1"),
-            ) => Some(Self::Partial),
+            ) => Some(Self::PartialMetadata),
             (Some("APIGroupDiscoveryList"), Some("apidiscovery.k8s.io"), Some("v2")) => {
                 Some(Self::AggregatedDiscovery)
             }
@@ -352,21 +361,21 @@ impl Form {
 
 #[cfg(test)]
 mod tests {
-    use super::Form;
-    use super::Query;
-    use super::Route;
-    use super::Target;
+    use super::ApiRoute;
+    use super::QueryParameters;
+    use super::ResourceTarget;
+    use super::ResponseForm;
     use http::Method;
 
-    fn target(path: &str) -> Option<Target> {
-        if let Route::Resource(target) = Route::parse(path) {
+    fn target(path: &str) -> Option<ResourceTarget> {
+        if let ApiRoute::Resource(target) = ApiRoute::parse(path) {
             return Some(target);
         }
         None
     }
 
     #[test]
-    fn paths_name_resources() {
+    fn paths_are_resolved_to_resources() {
         for (path, expected) in [
             ("/api/v1/nodes", ("nodes", "", "", "", false)),
             ("/api/v1/pods", ("pods", "", "", "", false)),
@@ -406,7 +415,7 @@ mod tests {
             "/api/v1/namespaces/x/pods/p/log/more",
         ] {
             assert!(
-                matches!(Route::parse(path), Route::UnknownResource),
+                matches!(ApiRoute::parse(path), ApiRoute::UnknownResource),
                 "{path}"
             );
         }
@@ -417,7 +426,10 @@ mod tests {
             "/api/v2",
             "/",
         ] {
-            assert!(matches!(Route::parse(path), Route::NotFound), "{path}");
+            assert!(
+                matches!(ApiRoute::parse(path), ApiRoute::NotFound),
+                "{path}"
+            );
         }
     }
 
@@ -426,7 +438,7 @@ mod tests {
         let verb = |method: Method, path: &str, query: &str| {
             target(path)
                 .unwrap()
-                .verb(&method, &Query::parse(Some(query)))
+                .verb(&method, &QueryParameters::parse(Some(query)))
         };
         let pods = "/api/v1/namespaces/x/pods";
         assert_eq!(verb(Method::GET, pods, ""), "list");
@@ -439,7 +451,8 @@ mod tests {
 
     #[test]
     fn queries_are_decoded() {
-        let query = Query::parse(Some("labelSelector=a%3Db%2Cc&x=1+2&command=a&command=b%"));
+        let query =
+            QueryParameters::parse(Some("labelSelector=a%3Db%2Cc&x=1+2&command=a&command=b%"));
         assert_eq!(query.first("labelSelector"), Some("a=b,c"));
         assert_eq!(query.first("x"), Some("1 2"));
         assert_eq!(query.all("command").collect::<Vec<_>>(), ["a", "b%"]);
@@ -447,22 +460,28 @@ mod tests {
     }
 
     #[test]
-    fn the_first_form_that_can_be_given_is_given() {
+    fn the_first_supported_form_is_negotiated() {
         let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;\
                        v=v1beta1;g=meta.k8s.io,application/json";
-        assert_eq!(Form::negotiate(Some(kubectl)), Some(Form::Table("v1")));
-        assert_eq!(Form::negotiate(None), Some(Form::Object));
-        let typed = "application/vnd.kubernetes.protobuf,application/json";
-        assert_eq!(Form::negotiate(Some(typed)), Some(Form::Object));
         assert_eq!(
-            Form::negotiate(Some("application/vnd.kubernetes.protobuf")),
+            ResponseForm::negotiate(Some(kubectl)),
+            Some(ResponseForm::Table("v1"))
+        );
+        assert_eq!(ResponseForm::negotiate(None), Some(ResponseForm::Object));
+        let typed = "application/vnd.kubernetes.protobuf,application/json";
+        assert_eq!(
+            ResponseForm::negotiate(Some(typed)),
+            Some(ResponseForm::Object)
+        );
+        assert_eq!(
+            ResponseForm::negotiate(Some("application/vnd.kubernetes.protobuf")),
             None
         );
         let discovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
                          application/json";
         assert_eq!(
-            Form::negotiate(Some(discovery)),
-            Some(Form::AggregatedDiscovery)
+            ResponseForm::negotiate(Some(discovery)),
+            Some(ResponseForm::AggregatedDiscovery)
         );
     }
 }

@@ -10,40 +10,40 @@
 //! has room for so many (`handlers`).
 
 use crate::playground::answers;
-use crate::playground::authentication::Authenticator;
-use crate::playground::authentication::Peer;
+use crate::playground::authentication::ApiUser;
+use crate::playground::authentication::ClientCertificateResult;
+use crate::playground::authentication::PlaygroundAuthenticator;
 use crate::playground::authentication::Unauthorized;
-use crate::playground::authentication::User;
-use crate::playground::authorization::Changes;
 use crate::playground::authorization::Denial;
 use crate::playground::authorization::Grant;
+use crate::playground::authorization::PolicyChanges;
 use crate::playground::capacity::Capacity;
-use crate::playground::fairness::Classified;
+use crate::playground::fairness::ClassificationUids;
 use crate::playground::fairness::Fairness;
 use crate::playground::fairness::TooManyRequests;
 use crate::playground::fill;
-use crate::playground::handlers::Handlers;
-use crate::playground::handlers::Running;
-use crate::playground::journal::Counted;
-use crate::playground::journal::Counters;
-use crate::playground::journal::Journal;
-use crate::playground::journal::Occupied;
-use crate::playground::journal::Place;
-use crate::playground::journal::PlainBody;
+use crate::playground::handlers::HandlerScheduler;
+use crate::playground::handlers::HandlerSlot;
+use crate::playground::journal::ServingClass;
+use crate::playground::journal::PlaygroundBody;
+use crate::playground::journal::RequestGuard;
+use crate::playground::journal::RequestLog;
 use crate::playground::journal::RequestRecord;
 use crate::playground::journal::ReviewRecord;
+use crate::playground::journal::ServerCounters;
+use crate::playground::journal::TrackedBody;
 use crate::playground::objects::resources::RESOURCES;
-use crate::playground::objects::resources::Served;
+use crate::playground::objects::resources::ResourceBackend;
 use crate::playground::objects::store::Store;
 use crate::playground::pki::Certificates;
-use crate::playground::request::Query;
-use crate::playground::request::Route;
-use crate::playground::server::frames::Frames;
-use crate::playground::server::handler::Handler;
-use crate::playground::settings::Settings;
-use crate::playground::state::State;
-use crate::playground::status::Status;
-use crate::playground::storage::Storage;
+use crate::playground::request::ApiRoute;
+use crate::playground::request::QueryParameters;
+use crate::playground::server::frames::FramedStream;
+use crate::playground::server::handler::HandlerFuture;
+use crate::playground::settings::PlaygroundSettings;
+use crate::playground::state::ServerState;
+use crate::playground::status::StatusError;
+use crate::playground::storage::SharedStore;
 use crate::playground::time;
 use crate::playground::tls;
 use crate::playground::unread;
@@ -85,48 +85,51 @@ mod frames;
 mod handler;
 
 /// How long a client may take to shake hands.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long requests may take to end once the server stops; then they are cut.
-const GRACE: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// kube-apiserver's limit on idle connections. (hyper counts it from the end of a request.)
-const IDLE_LIMIT: Duration = Duration::from_secs(90);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// How long to wait when there are no file descriptors left to accept with.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// kube-apiserver's HTTP/2 frame size and stream window, in bytes.
 const H2_WINDOW: u32 = 256 * 1024;
 
 /// kube-apiserver's limit on a request's head, in bytes.
-const LARGEST_HEAD: u32 = 1024 * 1024;
+const MAX_HEAD_BYTES: u32 = 1024 * 1024;
 /// On HTTP/1.1 headers are counted: room for a user with some hundreds of groups.
-const MOST_HEADERS: usize = 512;
+const MAX_HEADERS: usize = 512;
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 
 /// The API server. Clones are the same server.
 #[derive(Clone, Debug)]
-pub struct ApiServer {
-    state: Arc<State>,
+pub struct PlaygroundServer {
+    state: Arc<ServerState>,
     tls: Arc<ServerConfig>,
 }
 
 /// Why a server could not be made: something is wrong with its certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StartError(String);
+pub struct PlaygroundStartError(String);
 
-impl std::fmt::Display for StartError {
+impl std::fmt::Display for PlaygroundStartError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "cannot start the API server: {}", self.0)
     }
 }
 
-impl std::error::Error for StartError {}
+impl std::error::Error for PlaygroundStartError {}
 
-impl ApiServer {
+impl PlaygroundServer {
     /// A server with the objects that `settings` asks for.
     ///
     /// # Errors
     /// The certificates cannot be used.
-    pub fn new(settings: Settings, certificates: &Certificates) -> Result<Self, StartError> {
+    pub fn new(
+        settings: PlaygroundSettings,
+        certificates: &Certificates,
+    ) -> Result<Self, PlaygroundStartError> {
         Self::with_fairness(settings, certificates, None)
     }
 
@@ -135,26 +138,27 @@ impl ApiServer {
     /// # Errors
     /// The certificates cannot be used.
     pub fn with_fairness(
-        settings: Settings,
+        settings: PlaygroundSettings,
         certificates: &Certificates,
         fairness: Option<Arc<dyn Fairness>>,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Self, PlaygroundStartError> {
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let authenticator = Authenticator::new(certificates, &provider).map_err(StartError)?;
-        let tls =
-            tls::config(&certificates.apiserver, &authenticator, provider).map_err(StartError)?;
+        let authenticator =
+            PlaygroundAuthenticator::new(certificates, &provider).map_err(PlaygroundStartError)?;
+        let tls = tls::server_config(&certificates.apiserver, &authenticator, provider)
+            .map_err(PlaygroundStartError)?;
         let mut store = Store::new(settings.watch_history);
-        let now = time::wall().to_string();
-        fill::fill(&mut store, settings.nodes, settings.pods, &now);
+        let now = time::wall_time().to_string();
+        fill::seed_store(&mut store, settings.nodes, settings.pods, &now);
         let capacity = (!settings.service_time.is_zero()).then(|| {
             let unshared = NonZeroUsize::MAX;
             Capacity::new(settings.capacity.unwrap_or(unshared), settings.service_time)
         });
-        let state = State {
-            storage: Storage::new(store),
-            journal: Journal::new(settings.remembered_requests),
+        let state = ServerState {
+            storage: SharedStore::new(store),
+            request_log: RequestLog::new(settings.max_recorded_requests),
             authenticator,
-            rights: RwLock::default(),
+            policy: RwLock::default(),
             fairness,
             capacity,
             stopping: tokio::sync::watch::Sender::new(false),
@@ -174,7 +178,7 @@ impl ApiServer {
         let mut connections = JoinSet::new();
         // Both end with the set, when it is dropped.
         if let Some(capacity) = self.state.capacity.clone() {
-            connections.spawn(async move { capacity.drive().await });
+            connections.spawn(async move { capacity.run().await });
         }
         if let Some(fairness) = self.state.fairness.clone() {
             connections.spawn(async move { fairness.run().await });
@@ -188,7 +192,7 @@ impl ApiServer {
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
                         let (state, acceptor) = (Arc::clone(&self.state), acceptor.clone());
-                        connections.spawn(connection(state, acceptor, stream));
+                        connections.spawn(handle_connection(state, acceptor, stream));
                     }
                     Err(error) => {
                         tracing::debug!(%error, "cannot accept");
@@ -203,130 +207,137 @@ impl ApiServer {
         let drained = async {
             while connections.len() > drivers && connections.join_next().await.is_some() {}
         };
-        let _ = tokio::time::timeout(GRACE, drained).await;
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, drained).await;
     }
 
     /// Lets a user do what the fixed rules do not.
     pub fn grant(&self, grant: Grant) {
-        self.change_rights(|rights| rights.grants.push(grant));
+        self.change_policy(|rights| rights.grants.push(grant));
     }
 
     /// Takes from a user what the fixed rules allow.
     pub fn deny(&self, denial: Denial) {
-        self.change_rights(|rights| rights.denials.push(denial));
+        self.change_policy(|rights| rights.denials.push(denial));
     }
 
-    fn change_rights(&self, change: impl FnOnce(&mut Changes)) {
-        let rights = self.state.rights.write();
+    fn change_policy(&self, change: impl FnOnce(&mut PolicyChanges)) {
+        let rights = self.state.policy.write();
         change(&mut rights.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The last requests, oldest first.
     pub fn requests(&self) -> Vec<RequestRecord> {
-        self.state.journal.requests()
+        self.state.request_log.requests()
     }
 
     /// The last reviews that were asked for, oldest first.
     pub fn reviews(&self) -> Vec<ReviewRecord> {
-        self.state.journal.reviews()
+        self.state.request_log.reviews()
     }
 
     /// What has been counted.
-    pub fn counters(&self) -> Counters {
-        self.state.journal.counters()
+    pub fn counters(&self) -> ServerCounters {
+        self.state.request_log.counters()
     }
 
     /// How many objects of a resource (`pods`, `events`) are stored; `None` if it is not known.
-    pub fn count(&self, plural: &str) -> Option<usize> {
-        let Served::Objects(kind) = RESOURCES.iter().find(|r| r.plural == plural)?.served else {
+    pub fn object_count(&self, plural: &str) -> Option<usize> {
+        let ResourceBackend::Objects(kind) = RESOURCES.iter().find(|r| r.plural == plural)?.backend
+        else {
             return None;
         };
-        Some(self.state.storage.read().len(kind))
+        Some(self.state.storage.lock().len(kind))
     }
 
     /// How long all objects of a resource are together, as they are stored, in bytes; `None` if it is not known.
-    pub fn size(&self, plural: &str) -> Option<usize> {
-        let Served::Objects(kind) = RESOURCES.iter().find(|r| r.plural == plural)?.served else {
+    pub fn object_bytes(&self, plural: &str) -> Option<usize> {
+        let ResourceBackend::Objects(kind) = RESOURCES.iter().find(|r| r.plural == plural)?.backend
+        else {
             return None;
         };
-        Some(self.state.storage.read().bytes(kind))
+        Some(self.state.storage.lock().bytes(kind))
     }
 
     /// A stored object, without `kind` and `apiVersion`. `namespace` is empty for cluster-scoped ones.
     pub fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<serde_json::Value> {
-        let Served::Objects(kind) = RESOURCES.iter().find(|r| r.plural == plural)?.served else {
+        let ResourceBackend::Objects(kind) = RESOURCES.iter().find(|r| r.plural == plural)?.backend
+        else {
             return None;
         };
-        let object = Arc::clone(self.state.storage.read().get(kind, namespace, name)?);
+        let object = Arc::clone(self.state.storage.lock().get(kind, namespace, name)?);
         Some(object.value())
     }
 }
 
 /// One connection, from the handshake to its end.
-async fn connection(state: Arc<State>, acceptor: TlsAcceptor, stream: TcpStream) {
+async fn handle_connection(state: Arc<ServerState>, acceptor: TlsAcceptor, stream: TcpStream) {
     let _ = stream.set_nodelay(true);
-    let handshake = tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream));
+    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream));
     let Ok(Ok(stream)) = handshake.await else {
         return;
     };
-    state.journal.connected();
+    state.request_log.record_connection();
     let (_, session) = stream.get_ref();
-    let peer = Arc::new(state.authenticator.peer(session.peer_certificates()));
+    let peer = Arc::new(state.authenticator.verify_peer(session.peer_certificates()));
     let h2 = session.alpn_protocol() == Some(b"h2");
     let closing = Arc::new(Notify::new());
     let streams = state.settings.max_concurrent_streams;
-    let handlers = h2.then(|| Handlers::new(streams));
+    let handlers = h2.then(|| HandlerScheduler::new(streams));
     let service = service_fn({
         let (state, closing, handlers) =
             (Arc::clone(&state), Arc::clone(&closing), handlers.clone());
         move |request| {
-            let scheduled = handlers.as_ref().map(Handlers::schedule);
+            let scheduled = handlers.as_ref().map(HandlerScheduler::schedule);
             let (state, peer) = (Arc::clone(&state), Arc::clone(&peer));
             let closing = Arc::clone(&closing);
             async move {
                 let running = match scheduled {
-                    Some(scheduled) => Some(scheduled.started().await),
+                    Some(scheduled) => Some(scheduled.wait_for_slot().await),
                     None => None,
                 };
-                let handled = serve(Arc::clone(&state), peer, closing, request, running);
-                Ok::<_, Infallible>(Handler::new(state, handled).await)
+                let handled = serve_request(Arc::clone(&state), peer, closing, request, running);
+                Ok::<_, Infallible>(HandlerFuture::new(state, handled).await)
             }
         }
     });
     if let Some(handlers) = handlers {
-        let stream = Frames::new(stream);
+        let stream = FramedStream::new(stream);
         let io = TokioIo::new(stream.clone());
         let connection = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .max_concurrent_streams(streams)
-            .max_header_list_size(LARGEST_HEAD)
+            .max_header_list_size(MAX_HEAD_BYTES)
             .max_frame_size(H2_WINDOW)
             .initial_stream_window_size(H2_WINDOW)
             .initial_connection_window_size(H2_WINDOW.saturating_mul(streams.clamp(1, 100)))
             .serve_connection(io, service);
-        let served = drive(&state, &closing, connection, |c| c.graceful_shutdown());
+        let served = run_connection(&state, &closing, connection, |c| c.graceful_shutdown());
         tokio::select! {
             () = served => return,
-            () = handlers.too_many_resets() => {}
+            () = handlers.wait_for_too_many_resets() => {}
         }
-        state.journal.too_many_early_resets();
+        state.request_log.record_too_many_early_resets();
         stream.enhance_your_calm().await;
     } else {
         let io = TokioIo::new(stream);
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .title_case_headers(true)
-            .max_headers(MOST_HEADERS)
-            .header_read_timeout(IDLE_LIMIT)
+            .max_headers(MAX_HEADERS)
+            .header_read_timeout(IDLE_TIMEOUT)
             .serve_connection(io, service)
             .with_upgrades();
-        drive(&state, &closing, connection, |c| c.graceful_shutdown()).await;
+        run_connection(&state, &closing, connection, |c| c.graceful_shutdown()).await;
     }
 }
 
 /// Runs a connection; closes it gracefully when asked to or when the server stops.
-async fn drive<C, E>(state: &State, closing: &Notify, connection: C, close: impl Fn(Pin<&mut C>))
-where
+async fn run_connection<C, E>(
+    state: &ServerState,
+    closing: &Notify,
+    connection: C,
+    close: impl Fn(Pin<&mut C>),
+) where
     C: Future<Output = Result<(), E>>,
     E: std::error::Error + 'static,
 {
@@ -349,8 +360,8 @@ where
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "connection ended");
-            if is_excessive(&error) {
-                state.journal.too_many_early_resets();
+            if is_enhance_your_calm(&error) {
+                state.request_log.record_too_many_early_resets();
             }
         }
         return;
@@ -359,7 +370,7 @@ where
 
 /// Whether the HTTP/2 library itself ended the connection with ENHANCE_YOUR_CALM: streams that are reset before they are
 /// accepted have a limit of its own.
-fn is_excessive(error: &(dyn std::error::Error + 'static)) -> bool {
+fn is_enhance_your_calm(error: &(dyn std::error::Error + 'static)) -> bool {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes
         .filter_map(|error| error.downcast_ref::<h2::Error>())
@@ -367,25 +378,25 @@ fn is_excessive(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// One request: who asks, then everything else, then the headers that every answer has.
-async fn serve(
-    state: Arc<State>,
-    peer: Arc<Peer>,
+async fn serve_request(
+    state: Arc<ServerState>,
+    peer: Arc<ClientCertificateResult>,
     closing: Arc<Notify>,
     mut request: Request<Incoming>,
-    running: Option<Running>,
-) -> Response<Counted> {
+    running: Option<HandlerSlot>,
+) -> Response<TrackedBody> {
     let h2 = request.version() == Version::HTTP_2;
     let head = *request.method() == Method::HEAD;
     let audit_id = request.headers().get(AUDIT_ID).cloned();
     let user = state.authenticator.authenticate(&peer, request.headers());
-    state.journal.arrived(RequestRecord {
+    state.request_log.record_request(RequestRecord {
         method: request.method().clone(),
         uri: request.uri().clone(),
         version: request.version(),
         user: user.clone().ok(),
         headers: request.headers().clone(),
     });
-    if h2 && user.as_ref().map_or(true, User::is_anonymous) {
+    if h2 && user.as_ref().map_or(true, ApiUser::is_anonymous) {
         closing.notify_one();
     }
     let mut response = match user {
@@ -394,13 +405,15 @@ async fn serve(
             if let Some(capacity) = &state.capacity {
                 capacity.serve().await;
             }
-            plain(answers::refused(&Status::unauthorized()))
+            untracked(answers::status_error(&StatusError::unauthorized()))
         }
         Ok(user) => admit(&state, &user, &mut request).await,
     };
-    state.journal.answered(response.status().as_u16());
+    state
+        .request_log
+        .record_response(response.status().as_u16());
     if !h2 {
-        settle(&mut request, &mut response).await;
+        drain_request_body(&mut request, &mut response).await;
     }
     let headers = response.headers_mut();
     headers.insert(AUDIT_ID, audit_id.unwrap_or_else(new_audit_id));
@@ -410,32 +423,32 @@ async fn serve(
     if head && h2 {
         return without_body(response);
     }
-    response.map(|body| body.running(running))
+    response.map(|body| body.with_handler_slot(running))
 }
 
 /// On HTTP/1.1: what the unread part of the request's body does to the response.
-async fn settle(request: &mut Request<Incoming>, response: &mut Response<Counted>) {
+async fn drain_request_body(request: &mut Request<Incoming>, response: &mut Response<TrackedBody>) {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         return; // the connection is taken over
     }
     let length = response.body().size_hint().exact();
-    if length.is_some_and(|length| length <= unread::BUFFERED) {
-        response.body_mut().leave(); // the handler has returned
+    if length.is_some_and(|length| length <= unread::BUFFERED_RESPONSE_LENGTH) {
+        response.body_mut().release(); // the handler has returned
     }
-    if let Some(connection) = unread::settle(request).await {
+    if let Some(connection) = unread::drain(request).await {
         response.headers_mut().insert(CONNECTION, connection);
     }
 }
 
 /// The answer to HEAD on HTTP/2: as to GET, with the length that its body would have, and without it.
-fn without_body(mut response: Response<Counted>) -> Response<Counted> {
+fn without_body(mut response: Response<TrackedBody>) -> Response<TrackedBody> {
     if let Some(length) = response.body().size_hint().exact() {
         response
             .headers_mut()
             .entry(CONTENT_LENGTH)
             .or_insert_with(|| HeaderValue::from(length));
     }
-    response.map(Counted::headers_only)
+    response.map(TrackedBody::into_headers_only)
 }
 
 fn new_audit_id() -> HeaderValue {
@@ -443,67 +456,69 @@ fn new_audit_id() -> HeaderValue {
     HeaderValue::try_from(uuid).unwrap_or(HeaderValue::from_static("0"))
 }
 
-fn plain(response: Response<PlainBody>) -> Response<Counted> {
-    response.map(|body| Counted::new(body, None))
+fn untracked(response: Response<PlaygroundBody>) -> Response<TrackedBody> {
+    response.map(|body| TrackedBody::new(body, None))
 }
 
 /// Whether a known user's request is served now, when, and with what.
 async fn admit(
-    state: &Arc<State>,
-    user: &User,
+    state: &Arc<ServerState>,
+    user: &ApiUser,
     request: &mut Request<Incoming>,
-) -> Response<Counted> {
-    let query = Query::parse(request.uri().query());
-    let route = Route::parse(request.uri().path());
-    let occupied = if matches!(route, Route::Health(_) | Route::Metrics) {
-        Occupied::Exempt
+) -> Response<TrackedBody> {
+    let query = QueryParameters::parse(request.uri().query());
+    let route = ApiRoute::parse(request.uri().path());
+    let occupied = if matches!(route, ApiRoute::Health(_) | ApiRoute::Metrics) {
+        ServingClass::Exempt
     } else if route.is_long_running(request.method(), &query) {
-        Occupied::LongRunning
+        ServingClass::LongRunning
     } else {
-        Occupied::InFlight
+        ServingClass::InFlight
     };
     let mut seat = match &state.fairness {
-        Some(fairness) if occupied != Occupied::Exempt => {
+        Some(fairness) if occupied != ServingClass::Exempt => {
             let admitted = fairness.admit(request.method(), request.uri(), user);
             match admitted.await {
                 Ok(seat) => seat,
-                Err(rejected) => return too_many_requests(state, Some(rejected)),
+                Err(rejected) => return reject_request(state, Some(rejected)),
             }
         }
         Some(_) | None => None,
     };
     let limit = state.settings.max_in_flight;
-    let Some(mut place) = state.journal.begin(occupied, limit) else {
-        return too_many_requests(state, None);
+    let Some(mut place) = state.request_log.begin_request(occupied, limit) else {
+        return reject_request(state, None);
     };
     if let Some(capacity) = &state.capacity {
         capacity.serve().await;
     }
-    time::burn_in_turns(state.settings.service_cpu).await;
-    let answer = answers::answer(state, user, &route, &query, request).await;
-    let mut response = answer.unwrap_or_else(|status| answers::refused(&status));
-    let classified = seat.as_ref().map(|seat| seat.classified.clone());
-    let classified = classified.unwrap_or(Classified::NONE);
-    classified.name_in(response.headers_mut());
+    time::burn_cpu_in_slices(state.settings.service_cpu).await;
+    let answer = answers::handle(state, user, &route, &query, request).await;
+    let mut response = answer.unwrap_or_else(|status| answers::status_error(&status));
+    let classified = seat.as_ref().map(|seat| seat.classification.clone());
+    let classified = classified.unwrap_or(ClassificationUids::PLACEHOLDER);
+    classified.insert_headers(response.headers_mut());
     // A watch that has begun holds no seat; what else runs long never had one.
-    place.seat = seat.take_if(|_| occupied == Occupied::InFlight);
-    occupying(response, place)
+    place.seat = seat.take_if(|_| occupied == ServingClass::InFlight);
+    tracked(response, place)
 }
 
 /// What a request is answered that the server's own limit does not let in.
-fn too_many_requests(state: &State, rejected: Option<TooManyRequests>) -> Response<Counted> {
-    state.journal.refused();
-    time::burn(state.settings.refusal_cpu);
+fn reject_request(state: &ServerState, rejected: Option<TooManyRequests>) -> Response<TrackedBody> {
+    state.request_log.record_rejection();
+    time::burn_cpu(state.settings.rejection_cpu);
     let retry_after = rejected.as_ref().map_or(1, |rejected| rejected.retry_after);
     let mut response = answers::too_many_requests(retry_after);
     if let Some(rejected) = rejected {
-        rejected.classified.name_in(response.headers_mut());
+        rejected
+            .classification
+            .insert_headers(response.headers_mut());
     }
-    plain(response)
+    untracked(response)
 }
 
-fn occupying(response: Response<PlainBody>, place: Place) -> Response<Counted> {
-    response.map(|body| Counted::new(body, Some(place)))
+fn tracked(response: Response<PlaygroundBody>, place: RequestGuard) -> Response<TrackedBody> {
+    response.map(|body| TrackedBody::new(body, Some(place)))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! As kube-apiserver's `TokenRequest`, but that whoever has the [`Issuer`] may have a token for any account, and that an account
 //! need not exist. ES256, one key.
 
-use crate::playground::authentication::User;
+use crate::playground::authentication::ApiUser;
 use crate::playground::pki::PkiError;
 use crate::playground::time;
 use aws_lc_rs::encoding::AsDer;
@@ -37,27 +37,27 @@ pub(crate) const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 
 /// Signs and knows tokens. Clones are the same issuer.
 #[derive(Clone)]
-pub struct Issuer {
+pub struct ServiceAccountTokenIssuer {
     key: Arc<EcdsaKeyPair>,
     kid: String,
     /// The public key, PEM.
-    pub pem: String,
+    pub public_key_pem: String,
     /// The private key, PEM (PKCS#8).
-    pub(crate) key_pem: String,
+    pub(crate) private_key_pem: String,
 }
 
-impl std::fmt::Debug for Issuer {
+impl std::fmt::Debug for ServiceAccountTokenIssuer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Issuer({})", self.kid)
     }
 }
 
-impl Issuer {
+impl ServiceAccountTokenIssuer {
     /// One with a key of its own.
     pub(crate) fn generate() -> Result<Self, PkiError> {
         EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING)
             .map_err(|_| PkiError::Random)
-            .and_then(Self::of)
+            .and_then(Self::from_key)
     }
 
     /// The one that has this key.
@@ -65,10 +65,10 @@ impl Issuer {
         let key = PrivatePkcs8KeyDer::from_pem_slice(pem.as_bytes()).ok()?;
         let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
         let key = EcdsaKeyPair::from_pkcs8(algorithm, key.secret_pkcs8_der()).ok()?;
-        Self::of(key).ok()
+        Self::from_key(key).ok()
     }
 
-    fn of(key: EcdsaKeyPair) -> Result<Self, PkiError> {
+    fn from_key(key: EcdsaKeyPair) -> Result<Self, PkiError> {
         let private = key.to_pkcs8v1().map_err(|_| PkiError::Random)?;
         let der: PublicKeyX509Der<'_> = key.public_key().as_der().map_err(|_| PkiError::Random)?;
         let pem = |what: &str, der: &[u8]| {
@@ -80,8 +80,8 @@ impl Issuer {
         Ok(Self {
             kid: BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(der.as_ref())),
             key: Arc::new(key),
-            pem,
-            key_pem,
+            public_key_pem: pem,
+            private_key_pem: key_pem,
         })
     }
 
@@ -89,14 +89,14 @@ impl Issuer {
     ///
     /// # Errors
     /// There is no randomness to sign with.
-    pub fn token(
+    pub fn issue_token(
         &self,
         namespace: &str,
         name: &str,
         lifetime: Duration,
     ) -> Result<String, PkiError> {
-        let now = time::unix().as_secs();
-        let account = json!({"name": name, "uid": uid(namespace, name)});
+        let now = time::unix_time().as_secs();
+        let account = json!({"name": name, "uid": account_uid(namespace, name)});
         let claims = json!({
             "iss": ISSUER,
             "aud": [ISSUER],
@@ -118,7 +118,7 @@ impl Issuer {
     }
 
     /// Whose token it is, if it is one of its own and still good.
-    pub(crate) fn user(&self, token: &str) -> Option<User> {
+    pub(crate) fn verify_token(&self, token: &str) -> Option<ApiUser> {
         let (message, signature) = token.rsplit_once('.')?;
         let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
         UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, self.key.public_key())
@@ -128,13 +128,13 @@ impl Issuer {
         let claims = BASE64_URL_SAFE_NO_PAD.decode(claims).ok()?;
         let claims: Value = serde_json::from_slice(&claims).ok()?;
         let meant = claims.get("aud")?.as_array()?.iter().any(|a| a == ISSUER);
-        if !meant || claims.get("exp")?.as_u64()? <= time::unix().as_secs() {
+        if !meant || claims.get("exp")?.as_u64()? <= time::unix_time().as_secs() {
             return None;
         }
         let private = claims.get("kubernetes.io")?;
         let namespace = private.get("namespace")?.as_str()?;
         let account = private.get("serviceaccount")?;
-        Some(User {
+        Some(ApiUser {
             name: claims.get("sub")?.as_str()?.to_owned(),
             uid: account.get("uid")?.as_str()?.to_owned(),
             groups: vec![
@@ -146,7 +146,7 @@ impl Issuer {
     }
 
     /// What is published at `path`.
-    pub(crate) fn published(&self, path: &str) -> Option<Value> {
+    pub(crate) fn discovery_document(&self, path: &str) -> Option<Value> {
         match path {
             JWKS_PATH => Some(self.jwks()),
             DISCOVERY_PATH => Some(json!({
@@ -175,7 +175,7 @@ impl Issuer {
 }
 
 /// The same account has the same uid.
-fn uid(namespace: &str, name: &str) -> String {
+fn account_uid(namespace: &str, name: &str) -> String {
     let digest = Sha256::digest(format!("{namespace}/{name}"));
     digest
         .iter()

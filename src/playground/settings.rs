@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Everything that can be chosen. The default is a small cluster on an unlimited server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct PlaygroundSettings {
     /// How many nodes there are at the start. Default: 3.
     pub nodes: usize,
     /// How many running pods there are at the start. Default: 20.
@@ -22,19 +22,19 @@ pub struct Settings {
     /// How long the serving thread is kept busy for each answer. Default: zero.
     pub service_cpu: Duration,
     /// How long the serving thread is kept busy for each of the server's own refusals. Default: zero.
-    pub refusal_cpu: Duration,
+    pub rejection_cpu: Duration,
     /// Concurrent HTTP/2 streams of one connection. Default: 100, as kube-apiserver's.
     pub max_concurrent_streams: u32,
     /// Changes of each kind that are remembered for watches and for the pages of a list. Default:
     /// 10 000.
     pub watch_history: usize,
     /// Requests that [`super::ApiServer::requests`] remembers. Default: 1 000.
-    pub remembered_requests: usize,
+    pub max_recorded_requests: usize,
     /// How often a followed log gets another line. Default: one second.
     pub log_interval: Duration,
 }
 
-impl Default for Settings {
+impl Default for PlaygroundSettings {
     fn default() -> Self {
         Self {
             nodes: 3,
@@ -43,10 +43,10 @@ impl Default for Settings {
             service_time: Duration::ZERO,
             max_in_flight: None,
             service_cpu: Duration::ZERO,
-            refusal_cpu: Duration::ZERO,
+            rejection_cpu: Duration::ZERO,
             max_concurrent_streams: 100,
             watch_history: 10_000,
-            remembered_requests: 1_000,
+            max_recorded_requests: 1_000,
             log_interval: Duration::from_secs(1),
         }
     }

@@ -1,15 +1,15 @@
 //! What all connections and answers share.
 
-use crate::playground::authentication::Authenticator;
-use crate::playground::authentication::User;
+use crate::playground::authentication::ApiUser;
+use crate::playground::authentication::PlaygroundAuthenticator;
 use crate::playground::authorization;
-use crate::playground::authorization::Attributes;
-use crate::playground::authorization::Changes;
+use crate::playground::authorization::AccessAttributes;
+use crate::playground::authorization::PolicyChanges;
 use crate::playground::capacity::Capacity;
 use crate::playground::fairness::Fairness;
-use crate::playground::journal::Journal;
-use crate::playground::settings::Settings;
-use crate::playground::storage::Storage;
+use crate::playground::journal::RequestLog;
+use crate::playground::settings::PlaygroundSettings;
+use crate::playground::storage::SharedStore;
 use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::RwLock;
@@ -17,13 +17,13 @@ use tokio::sync::watch;
 
 /// The server's inside.
 #[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) settings: Settings,
-    pub(crate) storage: Storage,
-    pub(crate) journal: Arc<Journal>,
-    pub(crate) authenticator: Authenticator,
+pub(crate) struct ServerState {
+    pub(crate) settings: PlaygroundSettings,
+    pub(crate) storage: SharedStore,
+    pub(crate) request_log: Arc<RequestLog>,
+    pub(crate) authenticator: PlaygroundAuthenticator,
     /// What was granted and denied since the start; read for a look.
-    pub(crate) rights: RwLock<Changes>,
+    pub(crate) policy: RwLock<PolicyChanges>,
     /// `None`: no priority and fairness.
     pub(crate) fairness: Option<Arc<dyn Fairness>>,
     /// `None`: a service time of zero.
@@ -32,10 +32,10 @@ pub(crate) struct State {
     pub(crate) stopping: watch::Sender<bool>,
 }
 
-impl State {
+impl ServerState {
     /// Whether a user may do something.
-    pub(crate) fn allows(&self, user: &User, attributes: &Attributes) -> bool {
-        let rights = self.rights.read().unwrap_or_else(PoisonError::into_inner);
-        authorization::allowed(user, attributes, &rights)
+    pub(crate) fn allows(&self, user: &ApiUser, attributes: &AccessAttributes) -> bool {
+        let rights = self.policy.read().unwrap_or_else(PoisonError::into_inner);
+        authorization::is_allowed(user, attributes, &rights)
     }
 }

@@ -6,20 +6,20 @@ use serde::Serialize;
 
 /// A refusal: what `kubectl` prints after `Error from server (<reason>): `.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Status {
+pub(crate) struct StatusError {
     /// The HTTP status code.
     pub(crate) code: u16,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
-    pub(crate) details: Option<Box<Details>>,
+    pub(crate) details: Option<Box<StatusDetails>>,
     /// Where an expired list may be continued inconsistently; only on 410.
-    pub(crate) resume: Option<String>,
+    pub(crate) continue_token: Option<String>,
 }
 
 /// `metav1.StatusDetails`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Details {
+pub(crate) struct StatusDetails {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) name: String,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -29,14 +29,14 @@ pub(crate) struct Details {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) uid: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) causes: Vec<Cause>,
+    pub(crate) causes: Vec<StatusCause>,
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) retry_after_seconds: u32,
 }
 
 /// `metav1.StatusCause`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Cause {
+pub(crate) struct StatusCause {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -45,7 +45,7 @@ pub(crate) struct Cause {
 
 /// What a request was about, for the details of a refusal.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Subject<'a> {
+pub(crate) struct ResourceRef<'a> {
     pub(crate) group: &'static str,
     /// The plural, as in the path.
     pub(crate) resource: &'static str,
@@ -62,37 +62,39 @@ fn is_zero(number: &u32) -> bool {
 /// The wire form; field order as Kubernetes writes it.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Wire<'a> {
+struct StatusJson<'a> {
     kind: &'static str,
     api_version: &'static str,
-    metadata: WireMeta<'a>,
+    metadata: StatusJsonMeta<'a>,
     status: &'static str,
     #[serde(skip_serializing_if = "str::is_empty")]
     message: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
     reason: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    details: Option<&'a Details>,
+    details: Option<&'a StatusDetails>,
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<u16>,
 }
 
 #[derive(Serialize)]
-struct WireMeta<'a> {
+struct StatusJsonMeta<'a> {
     #[serde(rename = "continue", skip_serializing_if = "Option::is_none")]
-    resume: Option<&'a str>,
+    continue_token: Option<&'a str>,
 }
 
-fn wire(wire: &Wire<'_>) -> Vec<u8> {
+fn encode(wire: &StatusJson<'_>) -> Vec<u8> {
     serde_json::to_vec(wire).unwrap_or_default()
 }
 
 /// The Status of something that went well and has no object to show, such as a deletion.
-pub(crate) fn success(details: &Details) -> Vec<u8> {
-    wire(&Wire {
+pub(crate) fn success_json(details: &StatusDetails) -> Vec<u8> {
+    encode(&StatusJson {
         kind: "Status",
         api_version: "v1",
-        metadata: WireMeta { resume: None },
+        metadata: StatusJsonMeta {
+            continue_token: None,
+        },
         status: "Success",
         message: "",
         reason: "",
@@ -101,23 +103,23 @@ pub(crate) fn success(details: &Details) -> Vec<u8> {
     })
 }
 
-impl Subject<'_> {
-    fn details(&self) -> Details {
-        Details {
+impl ResourceRef<'_> {
+    fn status_details(&self) -> StatusDetails {
+        StatusDetails {
             name: self.name.to_owned(),
             group: self.group,
             kind: self.resource,
-            ..Details::default()
+            ..StatusDetails::default()
         }
     }
 
     /// `configmaps`, or `leases.coordination.k8s.io` outside the core group.
-    fn qualified(&self) -> String {
-        qualified(self.resource, self.group)
+    fn qualified_name(&self) -> String {
+        qualify(self.resource, self.group)
     }
 }
 
-fn qualified(name: &str, group: &str) -> String {
+fn qualify(name: &str, group: &str) -> String {
     if group.is_empty() {
         name.to_owned()
     } else {
@@ -125,14 +127,14 @@ fn qualified(name: &str, group: &str) -> String {
     }
 }
 
-impl Status {
+impl StatusError {
     /// The JSON of a refusal.
     pub(crate) fn to_json(&self) -> Vec<u8> {
-        wire(&Wire {
+        encode(&StatusJson {
             kind: "Status",
             api_version: "v1",
-            metadata: WireMeta {
-                resume: self.resume.as_deref(),
+            metadata: StatusJsonMeta {
+                continue_token: self.continue_token.as_deref(),
             },
             status: "Failure",
             message: &self.message,
@@ -148,37 +150,37 @@ impl Status {
         (seconds > 0).then_some(seconds)
     }
 
-    const fn plain(code: u16, reason: &'static str, message: String) -> Self {
+    const fn new(code: u16, reason: &'static str, message: String) -> Self {
         Self {
             code,
             reason,
             message,
             details: None,
-            resume: None,
+            continue_token: None,
         }
     }
 
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
-        Self::plain(400, "BadRequest", message.into())
+        Self::new(400, "BadRequest", message.into())
     }
 
     pub(crate) fn unauthorized() -> Self {
-        Self::plain(401, "Unauthorized", "Unauthorized".to_owned())
+        Self::new(401, "Unauthorized", "Unauthorized".to_owned())
     }
 
     /// `why` says who may not do what; `details` what it was about.
-    pub(crate) fn forbidden(message: String, details: Details) -> Self {
+    pub(crate) fn forbidden(message: String, details: StatusDetails) -> Self {
         Self {
             details: Some(Box::new(details)),
-            ..Self::plain(403, "Forbidden", message)
+            ..Self::new(403, "Forbidden", message)
         }
     }
 
-    pub(crate) fn not_found(subject: Subject<'_>) -> Self {
-        let message = format!("{} {:?} not found", subject.qualified(), subject.name);
+    pub(crate) fn not_found(subject: ResourceRef<'_>) -> Self {
+        let message = format!("{} {:?} not found", subject.qualified_name(), subject.name);
         Self {
-            details: Some(Box::new(subject.details())),
-            ..Self::plain(404, "NotFound", message)
+            details: Some(Box::new(subject.status_details())),
+            ..Self::new(404, "NotFound", message)
         }
     }
 
@@ -187,7 +189,7 @@ impl Status {
         let message = "the server could not find the requested resource".to_owned();
         Self {
             details: Some(Box::default()),
-            ..Self::plain(404, "NotFound", message)
+            ..Self::new(404, "NotFound", message)
         }
     }
 
@@ -195,49 +197,53 @@ impl Status {
         let message = "the server does not allow this method on the requested resource".to_owned();
         Self {
             details: Some(Box::default()),
-            ..Self::plain(405, "MethodNotAllowed", message)
+            ..Self::new(405, "MethodNotAllowed", message)
         }
     }
 
     pub(crate) fn not_acceptable() -> Self {
         let message = "only the following media types are accepted: application/json, \
                        application/yaml";
-        Self::plain(406, "NotAcceptable", message.to_owned())
+        Self::new(406, "NotAcceptable", message.to_owned())
     }
 
-    pub(crate) fn already_exists(subject: Subject<'_>) -> Self {
-        let message = format!("{} {:?} already exists", subject.qualified(), subject.name);
+    pub(crate) fn already_exists(subject: ResourceRef<'_>) -> Self {
+        let message = format!(
+            "{} {:?} already exists",
+            subject.qualified_name(),
+            subject.name
+        );
         Self {
-            details: Some(Box::new(subject.details())),
-            ..Self::plain(409, "AlreadyExists", message)
+            details: Some(Box::new(subject.status_details())),
+            ..Self::new(409, "AlreadyExists", message)
         }
     }
 
     /// Someone else wrote in between.
-    pub(crate) fn conflict(subject: Subject<'_>) -> Self {
-        Self::conflict_because(
+    pub(crate) fn conflict(subject: ResourceRef<'_>) -> Self {
+        Self::conflict_with_reason(
             subject,
             "the object has been modified; please apply your changes to the latest version and \
              try again",
         )
     }
 
-    pub(crate) fn conflict_because(subject: Subject<'_>, why: &str) -> Self {
-        let (resource, name) = (subject.qualified(), subject.name);
+    pub(crate) fn conflict_with_reason(subject: ResourceRef<'_>, why: &str) -> Self {
+        let (resource, name) = (subject.qualified_name(), subject.name);
         let message = format!("Operation cannot be fulfilled on {resource} {name:?}: {why}");
         Self {
-            details: Some(Box::new(subject.details())),
-            ..Self::plain(409, "Conflict", message)
+            details: Some(Box::new(subject.status_details())),
+            ..Self::new(409, "Conflict", message)
         }
     }
 
     pub(crate) fn expired(message: impl Into<String>) -> Self {
-        Self::plain(410, "Expired", message.into())
+        Self::new(410, "Expired", message.into())
     }
 
     pub(crate) fn too_large(limit: usize) -> Self {
         let message = format!("Request entity too large: limit is {limit}");
-        Self::plain(413, "RequestEntityTooLarge", message)
+        Self::new(413, "RequestEntityTooLarge", message)
     }
 
     pub(crate) fn unsupported_media_type(accepted: &str) -> Self {
@@ -245,23 +251,23 @@ impl Status {
             "the body of the request was in an unknown format - accepted media types include: \
              {accepted}"
         );
-        Self::plain(415, "UnsupportedMediaType", message)
+        Self::new(415, "UnsupportedMediaType", message)
     }
 
     /// A field of the object (or of the options) is wrong: `field: what: why`.
-    pub(crate) fn invalid(subject: Subject<'_>, cause: Cause) -> Self {
-        let kind = qualified(subject.kind, subject.group);
-        let Cause { message, field, .. } = &cause;
+    pub(crate) fn invalid(subject: ResourceRef<'_>, cause: StatusCause) -> Self {
+        let kind = qualify(subject.kind, subject.group);
+        let StatusCause { message, field, .. } = &cause;
         let message = format!("{kind} {:?} is invalid: {field}: {message}", subject.name);
         Self {
-            details: Some(Box::new(Details {
+            details: Some(Box::new(StatusDetails {
                 name: subject.name.to_owned(),
                 group: subject.group,
                 kind: subject.kind,
                 causes: vec![cause],
-                ..Details::default()
+                ..StatusDetails::default()
             })),
-            ..Self::plain(422, "Invalid", message)
+            ..Self::new(422, "Invalid", message)
         }
     }
 
@@ -270,7 +276,7 @@ impl Status {
         let message = "the server rejected our request due to an error in our request".to_owned();
         Self {
             details: Some(Box::default()),
-            ..Self::plain(422, "Invalid", message)
+            ..Self::new(422, "Invalid", message)
         }
     }
 
@@ -278,21 +284,21 @@ impl Status {
     pub(crate) fn too_large_version(asked: u64, current: u64) -> Self {
         let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
         Self {
-            details: Some(Box::new(Details {
-                causes: vec![Cause {
+            details: Some(Box::new(StatusDetails {
+                causes: vec![StatusCause {
                     reason: "ResourceVersionTooLarge",
                     message: "Too large resource version".to_owned(),
                     field: String::new(),
                 }],
                 retry_after_seconds: 1,
-                ..Details::default()
+                ..StatusDetails::default()
             })),
-            ..Self::plain(504, "Timeout", message)
+            ..Self::new(504, "Timeout", message)
         }
     }
 }
 
-impl Cause {
+impl StatusCause {
     pub(crate) fn required(field: &str, why: &str) -> Self {
         Self {
             reason: "FieldValueRequired",
@@ -329,13 +335,13 @@ impl Cause {
 
 #[cfg(test)]
 mod tests {
-    use super::Cause;
-    use super::Details;
-    use super::Status;
-    use super::Subject;
-    use super::success;
+    use super::ResourceRef;
+    use super::StatusCause;
+    use super::StatusDetails;
+    use super::StatusError;
+    use super::success_json;
 
-    const CONFIG_MAP: Subject<'_> = Subject {
+    const CONFIG_MAP: ResourceRef<'_> = ResourceRef {
         group: "",
         resource: "configmaps",
         kind: "ConfigMap",
@@ -343,41 +349,41 @@ mod tests {
     };
 
     #[test]
-    fn a_refusal_reads_as_kube_apiserver_writes_it() {
+    fn an_error_status_is_written_as_by_kube_apiserver() {
         assert_eq!(
-            String::from_utf8(Status::not_found(CONFIG_MAP).to_json()).unwrap(),
+            String::from_utf8(StatusError::not_found(CONFIG_MAP).to_json()).unwrap(),
             r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"configmaps \"cap\" not found","reason":"NotFound","details":{"name":"cap","kind":"configmaps"},"code":404}"#
         );
         assert_eq!(
-            String::from_utf8(Status::unauthorized().to_json()).unwrap(),
+            String::from_utf8(StatusError::unauthorized().to_json()).unwrap(),
             r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Unauthorized","reason":"Unauthorized","code":401}"#
         );
     }
 
     #[test]
-    fn a_deletion_answers_with_the_uid() {
-        let details = Details {
+    fn the_status_of_a_deletion_has_the_uid() {
+        let details = StatusDetails {
             name: "cap".into(),
             kind: "configmaps",
             uid: "a718e525".into(),
-            ..Details::default()
+            ..StatusDetails::default()
         };
         assert_eq!(
-            String::from_utf8(success(&details)).unwrap(),
+            String::from_utf8(success_json(&details)).unwrap(),
             r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","details":{"name":"cap","kind":"configmaps","uid":"a718e525"}}"#
         );
     }
 
     #[test]
     fn an_invalid_object_names_the_field_and_the_kind() {
-        let status = Status::invalid(
-            Subject {
+        let status = StatusError::invalid(
+            ResourceRef {
                 group: "coordination.k8s.io",
                 resource: "leases",
                 kind: "Lease",
                 name: "",
             },
-            Cause::required("metadata.name", "name or generateName is required"),
+            StatusCause::required("metadata.name", "name or generateName is required"),
         );
         assert_eq!(
             status.message,

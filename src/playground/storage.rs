@@ -1,6 +1,6 @@
 //! The store behind its lock, and the bell that rings for watchers.
 
-use crate::playground::objects::resources::Kind;
+use crate::playground::objects::resources::ObjectKind;
 use crate::playground::objects::store::Store;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -9,17 +9,17 @@ use tokio::sync::watch;
 
 /// All objects, shared.
 #[derive(Debug)]
-pub(crate) struct Storage {
+pub(crate) struct SharedStore {
     /// Nothing is awaited under this lock.
     store: Mutex<Store>,
     /// One a kind: the version of its newest change.
-    changed: Vec<watch::Sender<u64>>,
+    versions: Vec<watch::Sender<u64>>,
 }
 
-impl Storage {
+impl SharedStore {
     pub(crate) fn new(store: Store) -> Self {
         Self {
-            changed: Kind::ALL
+            versions: ObjectKind::ALL
                 .map(|_| watch::Sender::new(store.version()))
                 .into(),
             store: Mutex::new(store),
@@ -27,40 +27,42 @@ impl Storage {
     }
 
     /// For reading.
-    pub(crate) fn read(&self) -> MutexGuard<'_, Store> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes to objects of `kind` and tells the watchers, after the lock is given back.
-    pub(crate) fn write<T>(&self, kind: Kind, write: impl FnOnce(&mut Store) -> T) -> T {
+    pub(crate) fn write<T>(&self, kind: ObjectKind, write: impl FnOnce(&mut Store) -> T) -> T {
         let (result, before, after) = {
-            let mut store = self.read();
+            let mut store = self.lock();
             let before = store.version();
             let result = write(&mut store);
             (result, before, store.version())
         };
         if before != after {
-            self.ring(kind, after);
+            self.notify(kind, after);
         }
         result
     }
 
-    fn ring(&self, kind: Kind, version: u64) {
-        if let Some(changed) = self.changed.get(kind.index()) {
+    fn notify(&self, kind: ObjectKind, version: u64) {
+        if let Some(changed) = self.versions.get(kind.index()) {
             changed.send_replace(version);
         }
     }
 
     /// Rings for every kind: a write touched more than one.
-    pub(crate) fn ring_all(&self) {
-        let version = self.read().version();
-        for kind in Kind::ALL {
-            self.ring(kind, version);
+    pub(crate) fn notify_all(&self) {
+        let version = self.lock().version();
+        for kind in ObjectKind::ALL {
+            self.notify(kind, version);
         }
     }
 
     /// Rings whenever an object of `kind` has changed.
-    pub(crate) fn bell(&self, kind: Kind) -> Option<watch::Receiver<u64>> {
-        self.changed.get(kind.index()).map(watch::Sender::subscribe)
+    pub(crate) fn subscribe(&self, kind: ObjectKind) -> Option<watch::Receiver<u64>> {
+        self.versions
+            .get(kind.index())
+            .map(watch::Sender::subscribe)
     }
 }

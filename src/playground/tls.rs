@@ -4,8 +4,8 @@
 //! Whether the certificate is any good is decided later, by `authentication`, so that a bad one gets an
 //! answer and not a broken connection.
 
-use crate::playground::authentication::Authenticator;
-use crate::playground::pki::Credential;
+use crate::playground::authentication::PlaygroundAuthenticator;
+use crate::playground::pki::CertificateAndKey;
 use rustls::DigitallySignedStruct;
 use rustls::DistinguishedName;
 use rustls::ServerConfig;
@@ -23,9 +23,9 @@ use rustls::server::danger::ClientCertVerifier;
 use std::sync::Arc;
 
 /// The server side of TLS. The error says what is wrong with the certificate.
-pub(crate) fn config(
-    serving: &Credential,
-    authenticator: &Authenticator,
+pub(crate) fn server_config(
+    serving: &CertificateAndKey,
+    authenticator: &PlaygroundAuthenticator,
     provider: Arc<CryptoProvider>,
 ) -> Result<ServerConfig, String> {
     let wrong = |error: &dyn std::error::Error| error.to_string();
@@ -34,13 +34,13 @@ pub(crate) fn config(
     let key =
         PrivateKeyDer::from_pem_slice(serving.key.as_bytes()).map_err(|error| wrong(&error))?;
     let hints = authenticator
-        .authorities()
+        .verifiers()
         .iter()
         .flat_map(|verifier| verifier.root_hint_subjects().to_vec())
         .collect();
-    let verifier = AnyCertificate {
+    let verifier = AcceptAnyCertificate {
         provider: Arc::clone(&provider),
-        hints,
+        root_hints: hints,
     };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -54,18 +54,18 @@ pub(crate) fn config(
 
 /// Asks for a certificate and accepts any whose key the client has, and none as well.
 #[derive(Debug)]
-struct AnyCertificate {
+struct AcceptAnyCertificate {
     provider: Arc<CryptoProvider>,
-    hints: Vec<DistinguishedName>,
+    root_hints: Vec<DistinguishedName>,
 }
 
-impl ClientCertVerifier for AnyCertificate {
+impl ClientCertVerifier for AcceptAnyCertificate {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &self.hints
+        &self.root_hints
     }
 
     fn verify_client_cert(

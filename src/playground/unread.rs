@@ -15,21 +15,21 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 /// Go's `maxPostHandlerReadBytes`: a rest as long as this is not waited for.
-const LONGEST: u64 = 256 * 1024;
+const MAX_POST_HANDLER_READ: u64 = 256 * 1024;
 
 /// The `Content-Length` up to which Go's server has not begun to write when the handler returns (`bufferBeforeChunkingSize`):
 /// what is longer waits within the handler.
-pub(crate) const BUFFERED: u64 = 2048;
+pub(crate) const BUFFERED_RESPONSE_LENGTH: u64 = 2048;
 
 /// In a request's extensions: its body was read to the end.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ReadToEnd;
+pub(crate) struct BodyReadToEnd;
 
 /// What is to be done before the response's head is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unread {
+enum UnreadBodyAction {
     /// Nothing: all was read, or the client wants the connection closed.
-    Nothing,
+    KeepAlive,
     /// The rest is read and thrown away.
     Discard,
     /// The response goes at once, and closes the connection.
@@ -38,41 +38,45 @@ enum Unread {
 
 /// What a request tells about its body, after the handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Rest {
+struct UnreadBody {
     read_to_end: bool,
     /// Bytes of the `Content-Length` that are left; `None` for a chunked body.
-    left: Option<u64>,
+    remaining: Option<u64>,
     /// `Connection: close`, or HTTP/1.0.
     closes: bool,
     /// `Expect: 100-continue`.
     expects_continue: bool,
 }
 
-impl Rest {
-    fn of(request: &Request<Incoming>) -> Self {
+impl UnreadBody {
+    fn from_request(request: &Request<Incoming>) -> Self {
         let headers = request.headers();
         Self {
-            read_to_end: request.extensions().get::<ReadToEnd>().is_some()
+            read_to_end: request.extensions().get::<BodyReadToEnd>().is_some()
                 || request.body().is_end_stream(),
-            left: request.body().size_hint().exact(),
+            remaining: request.body().size_hint().exact(),
             closes: request.version() < Version::HTTP_11
-                || names(headers, CONNECTION.as_str(), "close"),
-            expects_continue: names(headers, EXPECT.as_str(), "100-continue"),
+                || has_token(headers, CONNECTION.as_str(), "close"),
+            expects_continue: has_token(headers, EXPECT.as_str(), "100-continue"),
         }
     }
 
-    fn unread(self) -> Unread {
-        if self.read_to_end || self.left == Some(0) || self.closes {
-            Unread::Nothing
-        } else if self.expects_continue || self.left.is_some_and(|left| left >= LONGEST) {
-            Unread::Close
+    fn action(self) -> UnreadBodyAction {
+        if self.read_to_end || self.remaining == Some(0) || self.closes {
+            UnreadBodyAction::KeepAlive
+        } else if self.expects_continue
+            || self
+                .remaining
+                .is_some_and(|left| left >= MAX_POST_HANDLER_READ)
+        {
+            UnreadBodyAction::Close
         } else {
-            Unread::Discard
+            UnreadBodyAction::Discard
         }
     }
 }
 
-fn names(headers: &HeaderMap, header: &str, token: &str) -> bool {
+fn has_token(headers: &HeaderMap, header: &str, token: &str) -> bool {
     headers
         .get_all(header)
         .iter()
@@ -84,11 +88,11 @@ fn names(headers: &HeaderMap, header: &str, token: &str) -> bool {
 /// Reads a small rest of the body. What is to be said about the connection then, if anything.
 ///
 /// Cancel safety: what was read is lost.
-pub(crate) async fn settle(request: &mut Request<Incoming>) -> Option<HeaderValue> {
-    let whole = match Rest::of(request).unread() {
-        Unread::Nothing => true,
-        Unread::Discard => discard(request.body_mut()).await,
-        Unread::Close => false,
+pub(crate) async fn drain(request: &mut Request<Incoming>) -> Option<HeaderValue> {
+    let whole = match UnreadBody::from_request(request).action() {
+        UnreadBodyAction::KeepAlive => true,
+        UnreadBodyAction::Discard => discard(request.body_mut()).await,
+        UnreadBodyAction::Close => false,
     };
     (!whole).then_some(HeaderValue::from_static("close"))
 }
@@ -102,7 +106,7 @@ async fn discard(body: &mut Incoming) -> bool {
         };
         let length = frame.data_ref().map_or(0, |data| data.len());
         passed += u64::try_from(length).unwrap_or(u64::MAX);
-        if passed > LONGEST {
+        if passed > MAX_POST_HANDLER_READ {
             return false;
         }
     }
@@ -111,44 +115,50 @@ async fn discard(body: &mut Incoming) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::LONGEST;
-    use super::Rest;
-    use super::Unread;
+    use super::MAX_POST_HANDLER_READ;
+    use super::UnreadBody;
+    use super::UnreadBodyAction;
 
     #[test]
-    fn a_small_rest_is_waited_for_and_a_large_one_closes() {
-        let chunked = Rest {
+    fn a_small_unread_body_is_discarded_and_a_large_one_closes_the_connection() {
+        let chunked = UnreadBody {
             read_to_end: false,
-            left: None,
+            remaining: None,
             closes: false,
             expects_continue: false,
         };
-        let left = |left| Rest {
-            left: Some(left),
+        let left = |left| UnreadBody {
+            remaining: Some(left),
             ..chunked
         };
-        assert_eq!(chunked.unread(), Unread::Discard);
-        assert_eq!(left(1).unread(), Unread::Discard);
-        assert_eq!(left(LONGEST - 1).unread(), Unread::Discard);
-        assert_eq!(left(LONGEST).unread(), Unread::Close);
-        assert_eq!(left(0).unread(), Unread::Nothing);
-        for rest in [chunked, left(1), left(LONGEST)] {
-            let read_to_end = Rest {
+        assert_eq!(chunked.action(), UnreadBodyAction::Discard);
+        assert_eq!(left(1).action(), UnreadBodyAction::Discard);
+        assert_eq!(
+            left(MAX_POST_HANDLER_READ - 1).action(),
+            UnreadBodyAction::Discard
+        );
+        assert_eq!(
+            left(MAX_POST_HANDLER_READ).action(),
+            UnreadBodyAction::Close
+        );
+        assert_eq!(left(0).action(), UnreadBodyAction::KeepAlive);
+        for rest in [chunked, left(1), left(MAX_POST_HANDLER_READ)] {
+            let read_to_end = UnreadBody {
                 read_to_end: true,
                 ..rest
             };
-            let closes = Rest {
+            let closes = UnreadBody {
                 closes: true,
                 expects_continue: true,
                 ..rest
             };
-            let expects_continue = Rest {
+            let expects_continue = UnreadBody {
                 expects_continue: true,
                 ..rest
             };
-            assert_eq!(read_to_end.unread(), Unread::Nothing);
-            assert_eq!(closes.unread(), Unread::Nothing);
-            assert_eq!(expects_continue.unread(), Unread::Close);
+            assert_eq!(read_to_end.action(), UnreadBodyAction::KeepAlive);
+            assert_eq!(closes.action(), UnreadBodyAction::KeepAlive);
+            assert_eq!(expects_continue.action(), UnreadBodyAction::Close);
         }
     }
 }

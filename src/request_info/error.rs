@@ -8,13 +8,13 @@ use std::fmt;
 use super::RequestInfo;
 use super::escape;
 use super::go_duration::DurationError;
-use super::target::Malformed;
+use super::target::MalformedTarget;
 
 /// The request target says nothing that could be served.
 #[derive(Clone, Debug)]
 pub enum TargetError<'a> {
     /// Go's server answers 400 `Bad Request`; no handler sees the request.
-    Malformed(Malformed),
+    Malformed(MalformedTarget),
     /// The RequestInfo filter answers 500.
     Unresolvable(Box<Unresolvable<'a>>),
 }
@@ -30,8 +30,8 @@ impl fmt::Display for TargetError<'_> {
 
 impl Error for TargetError<'_> {}
 
-impl From<Malformed> for TargetError<'_> {
-    fn from(fault: Malformed) -> Self {
+impl From<MalformedTarget> for TargetError<'_> {
+    fn from(fault: MalformedTarget) -> Self {
         Self::Malformed(fault)
     }
 }

@@ -7,18 +7,18 @@ use std::borrow::Cow;
 
 /// What a `+` stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plus {
+pub(super) enum PlusMode {
     /// Itself, as in a path.
-    Kept,
+    Literal,
     /// A space, as in a query.
     Space,
 }
 
 /// `raw` with its percent-escapes resolved; `None` if one of them is not `%` and two hexadecimal digits.
-pub(super) fn decode(raw: &[u8], plus: Plus) -> Option<Cow<'_, [u8]>> {
+pub(super) fn decode(raw: &[u8], plus: PlusMode) -> Option<Cow<'_, [u8]>> {
     if !raw
         .iter()
-        .any(|&b| b == b'%' || (b == b'+' && plus == Plus::Space))
+        .any(|&b| b == b'%' || (b == b'+' && plus == PlusMode::Space))
     {
         return Some(Cow::Borrowed(raw));
     }
@@ -26,8 +26,8 @@ pub(super) fn decode(raw: &[u8], plus: Plus) -> Option<Cow<'_, [u8]>> {
     let mut bytes = raw.iter().copied();
     while let Some(byte) = bytes.next() {
         decoded.push(match byte {
-            b'%' => escaped(&mut bytes)?,
-            b'+' if plus == Plus::Space => b' ',
+            b'%' => decode_escape(&mut bytes)?,
+            b'+' if plus == PlusMode::Space => b' ',
             other => other,
         });
     }
@@ -35,11 +35,11 @@ pub(super) fn decode(raw: &[u8], plus: Plus) -> Option<Cow<'_, [u8]>> {
 }
 
 /// The byte that the two hexadecimal digits after a `%` stand for.
-pub(super) fn escaped(after_percent: &mut impl Iterator<Item = u8>) -> Option<u8> {
-    Some(hexadecimal(after_percent.next()?)? << 4 | hexadecimal(after_percent.next()?)?)
+pub(super) fn decode_escape(after_percent: &mut impl Iterator<Item = u8>) -> Option<u8> {
+    Some(hex_value(after_percent.next()?)? << 4 | hex_value(after_percent.next()?)?)
 }
 
-const fn hexadecimal(digit: u8) -> Option<u8> {
+const fn hex_value(digit: u8) -> Option<u8> {
     match digit {
         b'0'..=b'9' => Some(digit - b'0'),
         b'A'..=b'F' => Some(digit - b'A' + 10),
@@ -50,14 +50,14 @@ const fn hexadecimal(digit: u8) -> Option<u8> {
 
 /// The path as `URL.EscapedPath` shows it: as it came, unless it holds a byte that Go would have escaped; then the
 /// whole of `decoded`, escaped anew.
-pub(super) fn shown_path<'p>(raw: &'p [u8], decoded: &[u8]) -> Cow<'p, [u8]> {
-    let accepted = |b: u8| stays_in_path(b) || b"!'()*[]%".contains(&b);
+pub(super) fn escaped_path<'p>(raw: &'p [u8], decoded: &[u8]) -> Cow<'p, [u8]> {
+    let accepted = |b: u8| is_unescaped_in_path(b) || b"!'()*[]%".contains(&b);
     if raw.iter().all(|&b| accepted(b)) {
         return Cow::Borrowed(raw);
     }
     let mut shown = Vec::with_capacity(decoded.len() * 2);
     for &byte in decoded {
-        if stays_in_path(byte) {
+        if is_unescaped_in_path(byte) {
             shown.push(byte);
         } else {
             shown.extend_from_slice(format!("%{byte:02X}").as_bytes());
@@ -66,7 +66,7 @@ pub(super) fn shown_path<'p>(raw: &'p [u8], decoded: &[u8]) -> Cow<'p, [u8]> {
     Cow::Owned(shown)
 }
 
-const fn stays_in_path(byte: u8) -> bool {
+const fn is_unescaped_in_path(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(byte, b'-' | b'_' | b'.' | b'~')
         || matches!(
@@ -113,34 +113,37 @@ mod tests {
     #[test]
     fn decoding_borrows_what_holds_no_escape() {
         assert!(matches!(
-            decode(b"/api/v1/a+b", Plus::Kept),
+            decode(b"/api/v1/a+b", PlusMode::Literal),
             Some(Cow::Borrowed(_))
         ));
         assert!(matches!(
-            decode(b"500", Plus::Space),
+            decode(b"500", PlusMode::Space),
             Some(Cow::Borrowed(_))
         ));
     }
 
     #[test]
-    fn a_plus_is_a_space_only_where_it_is_said_to_be() {
-        assert_eq!(decode(b"a+%2B%20", Plus::Space).unwrap(), &b"a + "[..]);
-        assert_eq!(decode(b"a+%2b%20", Plus::Kept).unwrap(), &b"a++ "[..]);
+    fn a_plus_is_a_space_in_queries_only() {
+        assert_eq!(decode(b"a+%2B%20", PlusMode::Space).unwrap(), &b"a + "[..]);
+        assert_eq!(
+            decode(b"a+%2b%20", PlusMode::Literal).unwrap(),
+            &b"a++ "[..]
+        );
     }
 
     #[test]
     fn an_escape_needs_two_hexadecimal_digits() {
         for bad in ["%", "%2", "%2g", "a%zz", "%%20", "%+1"] {
-            assert_eq!(decode(bad.as_bytes(), Plus::Kept), None, "{bad}");
+            assert_eq!(decode(bad.as_bytes(), PlusMode::Literal), None, "{bad}");
         }
         assert_eq!(
-            decode(b"%ff%FE%00", Plus::Kept).unwrap(),
+            decode(b"%ff%FE%00", PlusMode::Literal).unwrap(),
             &b"\xff\xfe\0"[..]
         );
     }
 
     #[test]
-    fn a_path_is_shown_as_it_came_unless_go_would_have_escaped_it() {
+    fn a_path_is_printed_as_received_unless_go_would_escape_it() {
         let cases: [(&str, &str); 6] = [
             ("/a%2fb/(x)[1]!", "/a%2fb/(x)[1]!"),
             ("/\u{e9}/(x)", "/%C3%A9/%28x%29"),
@@ -150,9 +153,9 @@ mod tests {
             ("/a\"<>", "/a%22%3C%3E"),
         ];
         for (raw, shown) in cases {
-            let decoded = decode(raw.as_bytes(), Plus::Kept).unwrap();
+            let decoded = decode(raw.as_bytes(), PlusMode::Literal).unwrap();
             assert_eq!(
-                shown_path(raw.as_bytes(), &decoded),
+                escaped_path(raw.as_bytes(), &decoded),
                 shown.as_bytes(),
                 "{raw}"
             );
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn quoting_escapes_what_go_does_not_print() {
+    fn quoting_escapes_characters_that_go_does_not_print() {
         let cases: [(&[u8], &str); 7] = [
             (b"/a?b=\"\\'<&", r#""/a?b=\"\\'<&""#),
             (

@@ -8,17 +8,17 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 /// 2^63: the magnitude of the longest negative duration, one more than that of the longest positive one.
-const LIMIT: u64 = 1 << 63;
+const MAX_MAGNITUDE: u64 = 1 << 63;
 
 /// Why a text is no duration; prints as Go's error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DurationError {
     text: Box<[u8]>,
-    fault: Fault,
+    fault: DurationFault,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Fault {
+enum DurationFault {
     Invalid,
     MissingUnit,
     UnknownUnit(Box<[u8]>),
@@ -28,9 +28,9 @@ impl fmt::Display for DurationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = quote(&self.text);
         match &self.fault {
-            Fault::Invalid => write!(f, "time: invalid duration {text}"),
-            Fault::MissingUnit => write!(f, "time: missing unit in duration {text}"),
-            Fault::UnknownUnit(unit) => {
+            DurationFault::Invalid => write!(f, "time: invalid duration {text}"),
+            DurationFault::MissingUnit => write!(f, "time: missing unit in duration {text}"),
+            DurationFault::UnknownUnit(unit) => {
                 write!(f, "time: unknown unit {} in duration {text}", quote(unit))
             }
         }
@@ -57,7 +57,7 @@ pub fn parse(text: &[u8]) -> Result<i64, DurationError> {
         return Ok(0);
     }
     if unsigned.is_empty() {
-        return Err(error(Fault::Invalid));
+        return Err(error(DurationFault::Invalid));
     }
     let mut total: u64 = 0;
     let mut rest = unsigned;
@@ -66,8 +66,8 @@ pub fn parse(text: &[u8]) -> Result<i64, DurationError> {
         (term, rest) = split_term(rest).map_err(error)?;
         // Go adds without a check, and two terms of 2^63 make zero.
         total = total.wrapping_add(term);
-        if total > LIMIT {
-            return Err(error(Fault::Invalid));
+        if total > MAX_MAGNITUDE {
+            return Err(error(DurationFault::Invalid));
         }
     }
     let nanoseconds = if negative {
@@ -75,32 +75,33 @@ pub fn parse(text: &[u8]) -> Result<i64, DurationError> {
     } else {
         0_i64.checked_add_unsigned(total)
     };
-    nanoseconds.ok_or_else(|| error(Fault::Invalid))
+    nanoseconds.ok_or_else(|| error(DurationFault::Invalid))
 }
 
 /// The nanoseconds of the number and unit that `text` begins with, and what follows them.
-fn split_term(text: &[u8]) -> Result<(u64, &[u8]), Fault> {
+fn split_term(text: &[u8]) -> Result<(u64, &[u8]), DurationFault> {
     let (whole, rest) = split_digits(text);
     let (fraction, rest) = match rest {
         [b'.', rest @ ..] => split_digits(rest),
         _ => (Default::default(), rest),
     };
     if whole.is_empty() && fraction.is_empty() {
-        return Err(Fault::Invalid);
+        return Err(DurationFault::Invalid);
     }
-    let mut value = whole_number(whole).ok_or(Fault::Invalid)?;
+    let mut value = parse_whole(whole).ok_or(DurationFault::Invalid)?;
     let is_number = |b: &u8| *b == b'.' || b.is_ascii_digit();
     let (unit, rest) = rest.split_at(rest.iter().position(is_number).unwrap_or(rest.len()));
     if unit.is_empty() {
-        return Err(Fault::MissingUnit);
+        return Err(DurationFault::MissingUnit);
     }
-    let nanoseconds = nanoseconds_per(unit).ok_or_else(|| Fault::UnknownUnit(unit.into()))?;
-    if value > LIMIT / nanoseconds {
-        return Err(Fault::Invalid);
+    let nanoseconds =
+        nanoseconds_per(unit).ok_or_else(|| DurationFault::UnknownUnit(unit.into()))?;
+    if value > MAX_MAGNITUDE / nanoseconds {
+        return Err(DurationFault::Invalid);
     }
-    value = value * nanoseconds + fraction_of(nanoseconds, fraction);
-    if value > LIMIT {
-        return Err(Fault::Invalid);
+    value = value * nanoseconds + scale_fraction(nanoseconds, fraction);
+    if value > MAX_MAGNITUDE {
+        return Err(DurationFault::Invalid);
     }
     Ok((value, rest))
 }
@@ -113,12 +114,12 @@ fn split_digits(text: &[u8]) -> (&[u8], &[u8]) {
     )
 }
 
-fn whole_number(digits: &[u8]) -> Option<u64> {
+fn parse_whole(digits: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0_u64, |number, digit| {
         let number = number
             .checked_mul(10)?
             .checked_add(u64::from(digit - b'0'))?;
-        (number <= LIMIT).then_some(number)
+        (number <= MAX_MAGNITUDE).then_some(number)
     })
 }
 
@@ -127,14 +128,14 @@ fn whole_number(digits: &[u8]) -> Option<u64> {
     clippy::as_conversions,
     reason = "Go computes in float64, and both ends are far within its range: at most 3.6e12"
 )]
-fn fraction_of(nanoseconds: u64, digits: &[u8]) -> u64 {
+fn scale_fraction(nanoseconds: u64, digits: &[u8]) -> u64 {
     let (mut fraction, mut scale) = (0_u64, 1_f64);
     for digit in digits {
-        if fraction > (LIMIT - 1) / 10 {
+        if fraction > (MAX_MAGNITUDE - 1) / 10 {
             break;
         }
         let longer = fraction * 10 + u64::from(digit - b'0');
-        if longer > LIMIT {
+        if longer > MAX_MAGNITUDE {
             break;
         }
         fraction = longer;
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_written_as_go_writes_them() {
+    fn durations_are_formatted_as_in_go() {
         for (nanoseconds, text) in [
             (0, "0s"),
             (7, "7ns"),
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_read_as_go_reads_them() {
+    fn durations_are_parsed_as_in_go() {
         let cases: [(&str, i64); 27] = [
             ("0", 0),
             ("-0", 0),
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_worded_as_gos() {
+    fn errors_are_worded_as_in_go() {
         let cases = [
             ("", r#"time: invalid duration """#),
             ("-", r#"time: invalid duration "-""#),

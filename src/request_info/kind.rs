@@ -17,7 +17,7 @@ impl RequestKind {
 
     /// The kind of `info`'s verb.
     #[must_use]
-    pub const fn of(info: &RequestInfo<'_>) -> Self {
+    pub const fn from_request_info(info: &RequestInfo<'_>) -> Self {
         if info.mutating() {
             Self::Mutating
         } else {

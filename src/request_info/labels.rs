@@ -22,12 +22,12 @@ pub struct MetricLabels {
 impl MetricLabels {
     /// The labels of a request with the given method and the first `Content-Type` header, if it has one.
     #[must_use]
-    pub fn of(method: &str, info: &RequestInfo<'_>, content_type: Option<&[u8]>) -> Self {
-        let scope = scope(info);
+    pub fn from_request(method: &str, info: &RequestInfo<'_>, content_type: Option<&[u8]>) -> Self {
+        let scope = scope_label(info);
         Self {
-            verb: verb(method, info, scope, content_type),
+            verb: verb_label(method, info, scope, content_type),
             scope,
-            dry_run: dry_run(info.query()),
+            dry_run: dry_run_label(info.query()),
         }
     }
 }
@@ -36,7 +36,7 @@ impl MetricLabels {
     /// The same where a handler has answered: its route knows verb and scope (`InstrumentRouteFunc`), where filters guess them from
     /// the request. A list of one name is a list, and `/watch/` before the resource is a watch.
     #[must_use]
-    pub fn handled(self, info: &RequestInfo<'_>) -> Self {
+    pub fn for_route(self, info: &RequestInfo<'_>) -> Self {
         let collection = matches!(
             info.verb(),
             Verb::List | Verb::Watch | Verb::DeleteCollection
@@ -76,7 +76,7 @@ fn has_watch_prefix(info: &RequestInfo<'_>) -> bool {
     behind == Some(b"watch")
 }
 
-fn scope(info: &RequestInfo<'_>) -> &'static str {
+fn scope_label(info: &RequestInfo<'_>) -> &'static str {
     if !info.name().is_empty() || *info.verb() == Verb::Create {
         "resource"
     } else if !info.namespace().is_empty() {
@@ -88,7 +88,7 @@ fn scope(info: &RequestInfo<'_>) -> &'static str {
     }
 }
 
-fn verb(
+fn verb_label(
     method: &str,
     info: &RequestInfo<'_>,
     scope: &str,
@@ -97,10 +97,10 @@ fn verb(
     if info.connects() {
         return "CONNECT";
     }
-    let verb = known_verb(method);
+    let verb = clean_verb(method);
     match verb {
         // A HEAD is never shown as a watch, though it is one.
-        "GET" | "LIST" if !method.eq_ignore_ascii_case("HEAD") && asks_to_watch(info.query()) => {
+        "GET" | "LIST" if !method.eq_ignore_ascii_case("HEAD") && is_watch_query(info.query()) => {
             "WATCH"
         }
         "GET" if matches!(scope, "cluster" | "namespace") => "LIST",
@@ -111,8 +111,8 @@ fn verb(
 }
 
 /// The methods and verbs that a label may show. A method of the wrong case is understood here, unlike elsewhere.
-fn known_verb(method: &str) -> &'static str {
-    const KNOWN: [&str; 14] = [
+fn clean_verb(method: &str) -> &'static str {
+    const VALID_VERBS: [&str; 14] = [
         "APPLY",
         "CONNECT",
         "CREATE",
@@ -131,13 +131,13 @@ fn known_verb(method: &str) -> &'static str {
     if method.eq_ignore_ascii_case("HEAD") {
         return "GET";
     }
-    let known = KNOWN
+    let known = VALID_VERBS
         .into_iter()
         .find(|known| method.eq_ignore_ascii_case(known));
     known.unwrap_or("other")
 }
 
-fn asks_to_watch(query: Query<'_>) -> bool {
+fn is_watch_query(query: Query<'_>) -> bool {
     query
         .first("watch")
         .is_some_and(|value| list_options::is_true_lower_cased(&value))
@@ -145,7 +145,7 @@ fn asks_to_watch(query: Query<'_>) -> bool {
 
 /// `All` is the only dry run that Kubernetes has. Upstream looks for the name in the raw query first, so that one with an
 /// escape in it goes unseen.
-fn dry_run(query: Query<'_>) -> &'static str {
+fn dry_run_label(query: Query<'_>) -> &'static str {
     const NAME: &str = "dryRun";
     if !query
         .raw()
@@ -168,17 +168,21 @@ fn dry_run(query: Query<'_>) -> &'static str {
 mod tests {
     use super::*;
 
-    fn labels(method: &str, target: &str) -> MetricLabels {
-        typed(method, target, None)
+    fn labels_of(method: &str, target: &str) -> MetricLabels {
+        labels_with_content_type(method, target, None)
     }
 
-    fn typed(method: &str, target: &str, content_type: Option<&[u8]>) -> MetricLabels {
+    fn labels_with_content_type(
+        method: &str,
+        target: &str,
+        content_type: Option<&[u8]>,
+    ) -> MetricLabels {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        MetricLabels::of(method, &info, content_type)
+        MetricLabels::from_request(method, &info, content_type)
     }
 
     #[test]
-    fn verb_and_scope_are_what_kube_apiserver_shows() {
+    fn verb_and_scope_equal_those_of_kube_apiserver() {
         let cases = [
             ("GET", "/api/v1/pods", "LIST", "cluster"),
             ("HEAD", "/api/v1/pods", "LIST", "cluster"),
@@ -232,7 +236,7 @@ mod tests {
             ("WATCHLIST", "/healthz", "WATCH", ""),
         ];
         for (method, target, verb, scope) in cases {
-            let labels = labels(method, target);
+            let labels = labels_of(method, target);
             assert_eq!(
                 (labels.verb, labels.scope),
                 (verb, scope),
@@ -242,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_handler_answers_has_the_verb_and_scope_of_its_route() {
+    fn a_handled_request_has_the_verb_and_scope_of_its_route() {
         for (target, verb, scope) in [
             (
                 "/api/v1/pods?fieldSelector=metadata.name%3Da",
@@ -281,18 +285,20 @@ mod tests {
             ("/healthz", "GET", ""),
         ] {
             let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-            let labels = MetricLabels::of("GET", &info, None).handled(&info);
+            let labels = MetricLabels::from_request("GET", &info, None).for_route(&info);
             assert_eq!((labels.verb, labels.scope), (verb, scope), "{target}");
         }
         let target = "/api/v1/namespaces/a/pods?fieldSelector=metadata.name=b";
         let info = RequestInfo::parse("DELETE", target.as_bytes()).unwrap();
-        let labels = MetricLabels::of("DELETE", &info, None).handled(&info);
+        let labels = MetricLabels::from_request("DELETE", &info, None).for_route(&info);
         assert_eq!((labels.verb, labels.scope), ("DELETE", "namespace"));
     }
 
     #[test]
     fn an_apply_is_a_patch_of_one_content_type() {
-        let verb = |content_type| typed("PATCH", "/api/v1/namespaces/a", content_type).verb;
+        let verb = |content_type| {
+            labels_with_content_type("PATCH", "/api/v1/namespaces/a", content_type).verb
+        };
         assert_eq!(verb(Some(b"application/apply-patch+yaml")), "APPLY");
         assert_eq!(
             verb(Some(b"application/apply-patch+yaml; charset=utf-8")),
@@ -318,7 +324,7 @@ mod tests {
             ("dryRun=a;b", ""),
         ];
         for (query, dry_run) in cases {
-            let labels = labels("POST", &format!("/api/v1/pods?{query}"));
+            let labels = labels_of("POST", &format!("/api/v1/pods?{query}"));
             assert_eq!(labels.dry_run, dry_run, "{query}");
         }
     }

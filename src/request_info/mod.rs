@@ -27,13 +27,13 @@ mod verb;
 use std::borrow::Cow;
 use std::time::Duration;
 
-use list_options::DemandedName;
 use list_options::ListOptions;
+use list_options::SelectorNameSpan;
 use list_options::field_selector;
-use path::Located;
+use path::ByteSpan;
+use path::ParsedPath;
 use path::PathVerb;
-use path::Span;
-use target::Target;
+use target::RequestTarget;
 
 pub use error::TargetError;
 pub use error::TimeoutError;
@@ -42,7 +42,7 @@ pub use kind::RequestKind;
 pub use labels::MetricLabels;
 pub use query::Parameter;
 pub use query::Query;
-pub use target::Malformed;
+pub use target::MalformedTarget;
 pub use verb::Verb;
 
 /// A request, resolved. What it does not have is empty.
@@ -51,17 +51,17 @@ pub struct RequestInfo<'a> {
     path: Cow<'a, [u8]>,
     query: Query<'a>,
     verb: Verb,
-    located: Located,
-    demanded_name: Option<Demanded>,
+    parsed_path: ParsedPath,
+    selector_name: Option<SelectorName>,
     field_selector: Cow<'a, [u8]>,
     label_selector: Cow<'a, [u8]>,
 }
 
 /// The name that a field selector demands, where the path has none.
 #[derive(Clone, Debug)]
-enum Demanded {
+enum SelectorName {
     /// Somewhere in the field selector.
-    AsWritten(Span),
+    AsWritten(ByteSpan),
     /// It was written with backslashes.
     Unescaped(Box<[u8]>),
 }
@@ -73,21 +73,21 @@ impl<'a> RequestInfo<'a> {
     /// [`TargetError::Malformed`] where Go's server answers 400 by itself, [`TargetError::Unresolvable`] where
     /// kube-apiserver answers 500.
     pub fn parse(method: &str, target: &'a [u8]) -> Result<Self, TargetError<'a>> {
-        let parsed = Target::parse(method, target)?;
-        let located = Located::locate(&parsed.path);
+        let parsed = RequestTarget::parse(method, target)?;
+        let located = ParsedPath::parse(&parsed.path);
         let verb = match located.verb {
-            PathVerb::Absent if located.is_resource_request => Verb::on_resource(method),
-            PathVerb::Absent | PathVerb::Alone => Verb::off_resource(method),
+            PathVerb::Absent if located.is_resource_request => Verb::for_resource(method),
+            PathVerb::Absent | PathVerb::Dangling => Verb::for_non_resource(method),
             PathVerb::Proxy => Verb::Proxy,
             PathVerb::Watch => Verb::Watch,
         };
-        let url = (located.verb == PathVerb::Alone).then(|| parsed.url());
+        let url = (located.verb == PathVerb::Dangling).then(|| parsed.url());
         let mut info = Self {
             query: Query::new(parsed.query()),
             path: parsed.path,
             verb,
-            located,
-            demanded_name: None,
+            parsed_path: located,
+            selector_name: None,
             field_selector: Cow::default(),
             label_selector: Cow::default(),
         };
@@ -102,13 +102,13 @@ impl<'a> RequestInfo<'a> {
             && located.verb == PathVerb::Absent
             && located.name.is_empty()
         {
-            info.resolve_nameless();
+            info.resolve_collection();
         }
         Ok(info)
     }
 
     /// A get without a name is a list or a watch, a delete that of a collection. All of them may have selectors.
-    fn resolve_nameless(&mut self) {
+    fn resolve_collection(&mut self) {
         if !matches!(self.verb, Verb::Delete | Verb::Get) {
             return;
         }
@@ -118,12 +118,12 @@ impl<'a> RequestInfo<'a> {
         } else {
             let (watch, name) = options.decode();
             self.verb = if watch { Verb::Watch } else { Verb::List };
-            self.demanded_name = name.and_then(|DemandedName(written)| {
+            self.selector_name = name.and_then(|SelectorNameSpan(written)| {
                 let selector = options.field_selector.as_deref().unwrap_or_default();
-                match field_selector::unescape(written.of(selector)) {
+                match field_selector::unescape(written.slice(selector)) {
                     name if !is_path_segment(&name) => None,
-                    Cow::Borrowed(_) => Some(Demanded::AsWritten(written)),
-                    Cow::Owned(name) => Some(Demanded::Unescaped(name.into_boxed_slice())),
+                    Cow::Borrowed(_) => Some(SelectorName::AsWritten(written)),
+                    Cow::Owned(name) => Some(SelectorName::Unescaped(name.into_boxed_slice())),
                 }
             });
         }
@@ -134,7 +134,7 @@ impl<'a> RequestInfo<'a> {
     /// Whether an API object or a collection of them is addressed, rather than a path such as `/healthz`.
     #[must_use]
     pub const fn is_resource_request(&self) -> bool {
-        self.located.is_resource_request
+        self.parsed_path.is_resource_request
     }
 
     /// The path with its percent-escapes resolved and nothing else done to it.
@@ -152,52 +152,52 @@ impl<'a> RequestInfo<'a> {
     /// `api` or `apis`, at the beginning of a path of at least three segments.
     #[must_use]
     pub fn api_prefix(&self) -> &[u8] {
-        self.located.api_prefix.of(&self.path)
+        self.parsed_path.api_prefix.slice(&self.path)
     }
 
     /// Empty for the core group.
     #[must_use]
     pub fn api_group(&self) -> &[u8] {
-        self.located.api_group.of(&self.path)
+        self.parsed_path.api_group.slice(&self.path)
     }
 
     /// The version of the group.
     #[must_use]
     pub fn api_version(&self) -> &[u8] {
-        self.located.api_version.of(&self.path)
+        self.parsed_path.api_version.slice(&self.path)
     }
 
     /// The namespace, also of a request for a Namespace itself.
     #[must_use]
     pub fn namespace(&self) -> &[u8] {
-        self.located.namespace.of(&self.path)
+        self.parsed_path.namespace.slice(&self.path)
     }
 
     /// The resource, in the plural of its URL.
     #[must_use]
     pub fn resource(&self) -> &[u8] {
-        self.located.resource.of(&self.path)
+        self.parsed_path.resource.slice(&self.path)
     }
 
     /// Whatever follows the name.
     #[must_use]
     pub fn subresource(&self) -> &[u8] {
-        self.located.subresource.of(&self.path)
+        self.parsed_path.subresource.slice(&self.path)
     }
 
     /// The object's name, from the path or demanded by the field selector of a list or watch.
     #[must_use]
     pub fn name(&self) -> &[u8] {
-        match &self.demanded_name {
-            None => self.located.name.of(&self.path),
-            Some(Demanded::AsWritten(span)) => span.of(&self.field_selector),
-            Some(Demanded::Unescaped(name)) => name,
+        match &self.selector_name {
+            None => self.parsed_path.name.slice(&self.path),
+            Some(SelectorName::AsWritten(span)) => span.slice(&self.field_selector),
+            Some(SelectorName::Unescaped(name)) => name,
         }
     }
 
     /// The segments of the path from the resource on.
     pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
-        let parts = self.located.parts.map(|span| span.of(&self.path));
+        let parts = self.parsed_path.parts.map(|span| span.slice(&self.path));
         parts
             .into_iter()
             .flat_map(|parts| parts.split(|&b| b == b'/'))
@@ -222,7 +222,7 @@ impl<'a> RequestInfo<'a> {
         let options = ListOptions::read(self.query);
         let value = options.exact_match(field.as_bytes()).ok()??;
         let selector = options.field_selector.as_deref()?;
-        Some(field_selector::unescape(value.of(selector)).into_owned())
+        Some(field_selector::unescape(value.slice(selector)).into_owned())
     }
 
     /// The parameters.

@@ -5,16 +5,16 @@
 
 /// API prefixes of kube-apiserver; the first is the one whose group is not in the path.
 const LEGACY_PREFIX: &[u8] = b"api";
-const GROUPS_PREFIX: &[u8] = b"apis";
+const GROUP_PREFIX: &[u8] = b"apis";
 
 /// A piece of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct ByteSpan {
     start: usize,
     end: usize,
 }
 
-impl Span {
+impl ByteSpan {
     pub(super) const fn new(start: usize, end: usize) -> Self {
         Self { start, end }
     }
@@ -28,7 +28,7 @@ impl Span {
     }
 
     /// The piece itself, of the text that it was measured in.
-    pub(super) fn of(self, text: &[u8]) -> &[u8] {
+    pub(super) fn slice(self, text: &[u8]) -> &[u8] {
         text.get(self.start..self.end).unwrap_or_default()
     }
 }
@@ -40,29 +40,29 @@ pub(super) enum PathVerb {
     #[default]
     Absent,
     /// There is one, and nothing after it that it could be applied to.
-    Alone,
+    Dangling,
     Proxy,
     Watch,
 }
 
 /// A path, located. Pieces that it does not have are empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Located {
+pub(super) struct ParsedPath {
     pub(super) is_resource_request: bool,
     pub(super) verb: PathVerb,
-    pub(super) api_prefix: Span,
-    pub(super) api_group: Span,
-    pub(super) api_version: Span,
-    pub(super) namespace: Span,
-    pub(super) resource: Span,
-    pub(super) name: Span,
-    pub(super) subresource: Span,
+    pub(super) api_prefix: ByteSpan,
+    pub(super) api_group: ByteSpan,
+    pub(super) api_version: ByteSpan,
+    pub(super) namespace: ByteSpan,
+    pub(super) resource: ByteSpan,
+    pub(super) name: ByteSpan,
+    pub(super) subresource: ByteSpan,
     /// From the resource to the end, without trailing slashes.
-    pub(super) parts: Option<Span>,
+    pub(super) parts: Option<ByteSpan>,
 }
 
-impl Located {
-    pub(super) fn locate(path: &[u8]) -> Self {
+impl ParsedPath {
+    pub(super) fn parse(path: &[u8]) -> Self {
         let mut located = Self::default();
         let segments = Segments::split(path);
         let [prefix, after_prefix @ ..] = segments.as_slice() else {
@@ -71,9 +71,9 @@ impl Located {
         if after_prefix.len() < 2 {
             return located;
         }
-        let from_version = match prefix.of(path) {
+        let from_version = match prefix.slice(path) {
             LEGACY_PREFIX => after_prefix,
-            GROUPS_PREFIX => match after_prefix {
+            GROUP_PREFIX => match after_prefix {
                 [group, rest @ ..] if rest.len() >= 2 => {
                     located.api_group = *group;
                     rest
@@ -89,15 +89,15 @@ impl Located {
         if let [version, rest @ ..] = from_version {
             located.is_resource_request = true;
             located.api_version = *version;
-            located.locate_object(path, rest, segments.end);
+            located.parse_object(path, rest, segments.end);
         }
         located
     }
 
-    fn locate_object(&mut self, path: &[u8], segments: &[Span], end: usize) {
+    fn parse_object(&mut self, path: &[u8], segments: &[ByteSpan], end: usize) {
         let (verb, segments) = match segments {
-            [first, rest @ ..] => match first.of(path) {
-                b"proxy" | b"watch" if rest.is_empty() => (PathVerb::Alone, rest),
+            [first, rest @ ..] => match first.slice(path) {
+                b"proxy" | b"watch" if rest.is_empty() => (PathVerb::Dangling, rest),
                 b"proxy" => (PathVerb::Proxy, rest),
                 b"watch" => (PathVerb::Watch, rest),
                 _ => (PathVerb::Absent, segments),
@@ -106,12 +106,12 @@ impl Located {
         };
         self.verb = verb;
         let parts = match segments {
-            [first, namespace, rest @ ..] if first.of(path) == b"namespaces" => {
+            [first, namespace, rest @ ..] if first.slice(path) == b"namespaces" => {
                 self.namespace = *namespace;
                 match rest {
                     // What is asked about is the namespace itself.
                     [] => segments,
-                    [third, ..] if matches!(third.of(path), b"finalize" | b"status") => segments,
+                    [third, ..] if matches!(third.slice(path), b"finalize" | b"status") => segments,
                     _ => rest,
                 }
             }
@@ -119,7 +119,7 @@ impl Located {
         };
         let mut parts = parts.iter().copied();
         if let Some(resource) = parts.next() {
-            self.parts = Some(Span::new(resource.start, end));
+            self.parts = Some(ByteSpan::new(resource.start, end));
             self.resource = resource;
         }
         self.name = parts.next().unwrap_or_default();
@@ -131,11 +131,11 @@ impl Located {
 
 /// As many segments as are ever looked at: prefix, group, version, verb, `namespaces`, a namespace, resource, name,
 /// subresource.
-const INTERPRETED: usize = 9;
+const MAX_SEGMENTS: usize = 9;
 
 /// The first segments of a path, between its leading and trailing slashes. One may be empty inside.
 struct Segments {
-    spans: [Span; INTERPRETED],
+    spans: [ByteSpan; MAX_SEGMENTS],
     count: usize,
     /// Where the trailing slashes begin.
     end: usize,
@@ -149,22 +149,22 @@ impl Segments {
             .rposition(is_no_slash)
             .map_or(0, |last| last + 1);
         let mut start = path.iter().position(is_no_slash).unwrap_or(end);
-        let mut spans = [Span::default(); INTERPRETED];
+        let mut spans = [ByteSpan::default(); MAX_SEGMENTS];
         let mut count = 0;
         for span in &mut spans {
             if start >= end {
                 break;
             }
-            let rest = Span::new(start, end).of(path);
+            let rest = ByteSpan::new(start, end).slice(path);
             let length = rest.iter().position(|&b| b == b'/').unwrap_or(rest.len());
-            *span = Span::new(start, start + length);
+            *span = ByteSpan::new(start, start + length);
             count += 1;
             start += length + 1;
         }
         Self { spans, count, end }
     }
 
-    fn as_slice(&self) -> &[Span] {
+    fn as_slice(&self) -> &[ByteSpan] {
         self.spans.get(..self.count).unwrap_or_default()
     }
 }
@@ -175,7 +175,7 @@ mod tests {
 
     fn segments(path: &str) -> Vec<&str> {
         let segments = Segments::split(path.as_bytes());
-        let text = |span: &Span| &path[span.start..span.end];
+        let text = |span: &ByteSpan| &path[span.start..span.end];
         segments.as_slice().iter().map(text).collect()
     }
 
@@ -188,15 +188,15 @@ mod tests {
     }
 
     #[test]
-    fn segments_past_the_ninth_are_left_alone() {
-        assert_eq!(segments("/1/2/3/4/5/6/7/8/9/10/11").len(), INTERPRETED);
+    fn segments_past_the_ninth_are_ignored() {
+        assert_eq!(segments("/1/2/3/4/5/6/7/8/9/10/11").len(), MAX_SEGMENTS);
     }
 
     #[test]
     fn parts_reach_to_the_end_of_a_path_of_any_length() {
         let path = b"/apis/g/v/watch/namespaces/n/r/name/sub/a/b/";
-        let located = Located::locate(path);
-        assert_eq!(located.parts.unwrap().of(path), b"r/name/sub/a/b");
-        assert_eq!(located.subresource.of(path), b"sub");
+        let located = ParsedPath::parse(path);
+        assert_eq!(located.parts.unwrap().slice(path), b"r/name/sub/a/b");
+        assert_eq!(located.subresource.slice(path), b"sub");
     }
 }

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use super::escape;
-use super::escape::Plus;
+use super::escape::PlusMode;
 
 /// Above this many pairs Go gives up and reads none (`urlmaxqueryparams`). A client could otherwise show weir a
 /// parameter that kube-apiserver does not see.
@@ -21,7 +21,7 @@ pub type Parameter<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 pub struct Query<'a> {
     raw: &'a [u8],
     /// The same, or nothing if there are too many pairs.
-    readable: &'a [u8],
+    accepted: &'a [u8],
 }
 
 impl<'a> Query<'a> {
@@ -31,7 +31,10 @@ impl<'a> Query<'a> {
         let too_many =
             raw.len() >= MAX_PAIRS && raw.iter().filter(|&&b| b == b'&').count() >= MAX_PAIRS;
         let readable = if too_many { Default::default() } else { raw };
-        Self { raw, readable }
+        Self {
+            raw,
+            accepted: readable,
+        }
     }
 
     /// The text as it came.
@@ -54,23 +57,23 @@ impl<'a> Query<'a> {
     }
 
     /// Name and value of each parameter, in order; `None` for one that Go drops.
-    pub fn decoded(&self) -> impl Iterator<Item = Option<Parameter<'a>>> {
+    pub fn parameters(&self) -> impl Iterator<Item = Option<Parameter<'a>>> {
         self.pairs().map(|pair| pair.key().zip(pair.value()))
     }
 
-    pub(super) fn pairs(&self) -> impl Iterator<Item = Pair<'a>> + use<'a> {
-        self.readable
+    pub(super) fn pairs(&self) -> impl Iterator<Item = QueryPair<'a>> + use<'a> {
+        self.accepted
             .split(|&b| b == b'&')
             .filter(|pair| !pair.is_empty())
-            .map(Pair)
+            .map(QueryPair)
     }
 }
 
 /// One `key=value`, still encoded and perhaps faulty.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pair<'a>(&'a [u8]);
+pub(super) struct QueryPair<'a>(&'a [u8]);
 
-impl<'a> Pair<'a> {
+impl<'a> QueryPair<'a> {
     fn split(self) -> (&'a [u8], &'a [u8]) {
         let equals = self
             .0
@@ -83,7 +86,7 @@ impl<'a> Pair<'a> {
 
     /// The name; `None` if it is malformed, and then the pair does not count.
     pub(super) fn key(self) -> Option<Cow<'a, [u8]>> {
-        escape::decode(self.split().0, Plus::Space)
+        escape::decode(self.split().0, PlusMode::Space)
     }
 
     /// The value; `None` if the pair does not count.
@@ -91,7 +94,7 @@ impl<'a> Pair<'a> {
         if self.0.contains(&b';') {
             return None;
         }
-        escape::decode(self.split().1, Plus::Space)
+        escape::decode(self.split().1, PlusMode::Space)
     }
 }
 
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn faulty_pairs_are_dropped_one_by_one() {
+    fn malformed_pairs_are_dropped_one_by_one() {
         assert_eq!(first("a=1;b=2&a=3", "a").as_deref(), Some("3"));
         assert_eq!(first("a=%zz&a=3", "a").as_deref(), Some("3"));
         assert_eq!(first("a%=1&a=3", "a").as_deref(), Some("3"));
@@ -137,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_pairs_are_none() {
+    fn a_query_with_too_many_pairs_has_none() {
         let at_most = format!("watch=1{}", "&a".repeat(MAX_PAIRS - 1));
         assert_eq!(first(&at_most, "watch").as_deref(), Some("1"));
         let one_more = format!("{at_most}&");

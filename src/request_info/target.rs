@@ -10,11 +10,11 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::escape;
-use super::escape::Plus;
+use super::escape::PlusMode;
 
 /// A target that Go's server refuses with a plain 400, before any handler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Malformed {
+pub enum MalformedTarget {
     /// The host of an absolute URL or of CONNECT is not one.
     Authority,
     /// A byte below 0x20, or 0x7F.
@@ -31,7 +31,7 @@ pub enum Malformed {
     Space,
 }
 
-impl Malformed {
+impl MalformedTarget {
     /// Why, in words.
     #[must_use]
     pub const fn reason(self) -> &'static str {
@@ -47,7 +47,7 @@ impl Malformed {
     }
 }
 
-impl fmt::Display for Malformed {
+impl fmt::Display for MalformedTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.reason())
     }
@@ -55,7 +55,7 @@ impl fmt::Display for Malformed {
 
 /// A target in its pieces, in order of appearance.
 #[derive(Debug)]
-pub(super) struct Target<'a> {
+pub(super) struct RequestTarget<'a> {
     /// Without the colon; empty in most targets.
     scheme: &'a [u8],
     /// What stood between `//` and the path, where a host was allowed.
@@ -67,20 +67,20 @@ pub(super) struct Target<'a> {
     tail: &'a [u8],
 }
 
-impl<'a> Target<'a> {
-    pub(super) fn parse(method: &str, target: &'a [u8]) -> Result<Self, Malformed> {
+impl<'a> RequestTarget<'a> {
+    pub(super) fn parse(method: &str, target: &'a [u8]) -> Result<Self, MalformedTarget> {
         // Without an early exit this compiles to a few vector instructions.
         if target.iter().fold(false, |found, b| {
             found | b.is_ascii_control() | (*b == b' ')
         }) {
             return Err(if target.contains(&b' ') {
-                Malformed::Space
+                MalformedTarget::Space
             } else {
-                Malformed::ControlByte
+                MalformedTarget::ControlByte
             });
         }
         if method.is_empty() || !method.bytes().all(is_token_byte) {
-            return Err(Malformed::Method);
+            return Err(MalformedTarget::Method);
         }
         let question_mark = target
             .iter()
@@ -95,9 +95,9 @@ impl<'a> Target<'a> {
         } else if target == b"*" {
             (b"", None, front)
         } else if target.is_empty() {
-            return Err(Malformed::Empty);
+            return Err(MalformedTarget::Empty);
         } else {
-            let (scheme, rest) = split_scheme(front).ok_or(Malformed::Form)?;
+            let (scheme, rest) = split_scheme(front).ok_or(MalformedTarget::Form)?;
             match rest.strip_prefix(b"//") {
                 Some(rest) => {
                     let (authority, path) = split_authority(rest);
@@ -115,9 +115,9 @@ impl<'a> Target<'a> {
                 || scheme.eq_ignore_ascii_case(b"https");
             is_authority(authority, web)
                 .then_some(())
-                .ok_or(Malformed::Authority)?;
+                .ok_or(MalformedTarget::Authority)?;
         }
-        let path = escape::decode(raw_path, Plus::Kept).ok_or(Malformed::Escape)?;
+        let path = escape::decode(raw_path, PlusMode::Literal).ok_or(MalformedTarget::Escape)?;
         Ok(Self {
             scheme,
             authority,
@@ -142,7 +142,7 @@ impl<'a> Target<'a> {
             url.extend_from_slice(b"//");
             url.extend_from_slice(authority);
         }
-        url.extend_from_slice(&escape::shown_path(self.raw_path, &self.path));
+        url.extend_from_slice(&escape::escaped_path(self.raw_path, &self.path));
         url.extend_from_slice(self.tail);
         url
     }
@@ -201,7 +201,7 @@ fn is_authority(authority: &[u8], web: bool) -> bool {
     };
     let userinfo_byte = |b: &u8| b.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(b);
     userinfo.iter().all(userinfo_byte)
-        && escape::decode(userinfo, Plus::Kept).is_some()
+        && escape::decode(userinfo, PlusMode::Literal).is_some()
         && is_host(host, web)
 }
 
@@ -220,7 +220,7 @@ fn is_host(host: &[u8], web: bool) -> bool {
             let port = colon
                 .and_then(|colon| host.get(colon..))
                 .unwrap_or_default();
-            is_optional_port(port) && only_host_bytes(host, |b| b >= 0x80 || b == b'%')
+            is_optional_port(port) && has_only_host_bytes(host, |b| b >= 0x80 || b == b'%')
         }
     }
 }
@@ -239,7 +239,7 @@ fn is_bracketed_host(host: &[u8]) -> bool {
     is_optional_port(port)
         && address.parse::<Ipv6Addr>().is_ok()
         && zone != b"%25"
-        && only_host_bytes(zone, zone_byte)
+        && has_only_host_bytes(zone, zone_byte)
 }
 
 /// Nothing, or a colon and perhaps digits.
@@ -252,11 +252,11 @@ fn is_optional_port(port: &[u8]) -> bool {
 }
 
 /// Whether every ASCII byte may stand in a host and every escape is for an `escapable` byte.
-fn only_host_bytes(text: &[u8], escapable: impl Fn(u8) -> bool) -> bool {
+fn has_only_host_bytes(text: &[u8], escapable: impl Fn(u8) -> bool) -> bool {
     let mut bytes = text.iter().copied();
     while let Some(byte) = bytes.next() {
         let fine = match byte {
-            b'%' => escape::escaped(&mut bytes).is_some_and(&escapable),
+            b'%' => escape::decode_escape(&mut bytes).is_some_and(&escapable),
             _ => byte >= 0x80 || is_host_byte(byte),
         };
         if !fine {
@@ -274,9 +274,9 @@ fn is_host_byte(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    fn path_and_query(method: &str, target: &str) -> Result<(String, String), Malformed> {
+    fn path_and_query(method: &str, target: &str) -> Result<(String, String), MalformedTarget> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let target = Target::parse(method, target.as_bytes())?;
+        let target = RequestTarget::parse(method, target.as_bytes())?;
         Ok((text(&target.path), text(target.query())))
     }
 
@@ -314,29 +314,29 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_malformed() {
+    fn targets_that_go_rejects_are_malformed() {
         let cases = [
-            ("GET", "", Malformed::Empty),
-            ("GET", "foo", Malformed::Form),
-            ("GET", "?x", Malformed::Form),
-            ("GET", ":x", Malformed::Form),
-            ("GET", "*?x", Malformed::Form),
-            ("GET", "**", Malformed::Form),
-            ("GET", "1http://h/a", Malformed::Form),
-            ("GET", "ht_tp://h/a", Malformed::Form),
-            ("GET", "/a\u{1f}", Malformed::ControlByte),
-            ("GET", "/a?\u{7f}", Malformed::ControlByte),
-            ("GET", "/a%2", Malformed::Escape),
-            ("GET", "http://h/%zz", Malformed::Escape),
-            ("GET", "http://h:8x/", Malformed::Authority),
-            ("CONNECT", "h:x", Malformed::Authority),
-            ("CONNECT", "a b", Malformed::Space),
-            ("GET", "/a b", Malformed::Space),
-            ("GET", "/a?b c", Malformed::Space),
-            ("GET", " /a", Malformed::Space),
-            ("G@T", "/a", Malformed::Method),
-            ("", "/a", Malformed::Method),
-            ("G\u{e9}T", "/a", Malformed::Method),
+            ("GET", "", MalformedTarget::Empty),
+            ("GET", "foo", MalformedTarget::Form),
+            ("GET", "?x", MalformedTarget::Form),
+            ("GET", ":x", MalformedTarget::Form),
+            ("GET", "*?x", MalformedTarget::Form),
+            ("GET", "**", MalformedTarget::Form),
+            ("GET", "1http://h/a", MalformedTarget::Form),
+            ("GET", "ht_tp://h/a", MalformedTarget::Form),
+            ("GET", "/a\u{1f}", MalformedTarget::ControlByte),
+            ("GET", "/a?\u{7f}", MalformedTarget::ControlByte),
+            ("GET", "/a%2", MalformedTarget::Escape),
+            ("GET", "http://h/%zz", MalformedTarget::Escape),
+            ("GET", "http://h:8x/", MalformedTarget::Authority),
+            ("CONNECT", "h:x", MalformedTarget::Authority),
+            ("CONNECT", "a b", MalformedTarget::Space),
+            ("GET", "/a b", MalformedTarget::Space),
+            ("GET", "/a?b c", MalformedTarget::Space),
+            ("GET", " /a", MalformedTarget::Space),
+            ("G@T", "/a", MalformedTarget::Method),
+            ("", "/a", MalformedTarget::Method),
+            ("G\u{e9}T", "/a", MalformedTarget::Method),
         ];
         for (method, target, fault) in cases {
             assert_eq!(
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_what_go_takes_for_one() {
+    fn hosts_are_accepted_as_in_go() {
         let hosts = [
             "",
             "h",
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_prints_itself_as_it_came_but_for_what_go_escapes() {
+    fn a_url_is_printed_as_received_except_for_what_go_escapes() {
         let cases = [
             ("GET", "/api/v1/watch/?a=<%zz>", "/api/v1/watch/?a=<%zz>"),
             ("GET", "/api/v1/watch?", "/api/v1/watch?"),
@@ -418,7 +418,9 @@ mod tests {
             ("CONNECT", "h:1/api/v1/watch", "//h:1/api/v1/watch"),
         ];
         for (method, target, url) in cases {
-            let shown = Target::parse(method, target.as_bytes()).unwrap().url();
+            let shown = RequestTarget::parse(method, target.as_bytes())
+                .unwrap()
+                .url();
             assert_eq!(String::from_utf8(shown).unwrap(), url, "{method} {target}");
         }
     }

@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use super::Demanded;
-use super::Malformed;
+use super::MalformedTarget;
 use super::MetricLabels;
 use super::RequestInfo;
+use super::SelectorName;
 use super::TargetError;
 use super::Verb;
 
@@ -88,7 +88,7 @@ const EXAMPLES: &[Example] = &[
     ("GET", "/APIS/apps/v1/deployments", false, "get", "", "", "", "", "", false),
 ];
 
-fn parse<'a>(method: &str, target: &'a str) -> RequestInfo<'a> {
+fn resolve<'a>(method: &str, target: &'a str) -> RequestInfo<'a> {
     RequestInfo::parse(method, target.as_bytes()).unwrap()
 }
 
@@ -111,7 +111,7 @@ fn examples_are_resolved_as_kubernetes_does() {
         long,
     ) in EXAMPLES
     {
-        let info = parse(method, target);
+        let info = resolve(method, target);
         let group = text(info.api_group());
         let slash = if group.is_empty() { "" } else { "/" };
         let found = (
@@ -139,7 +139,7 @@ fn examples_are_resolved_as_kubernetes_does() {
 }
 
 #[test]
-fn selectors_are_kept_as_written_where_the_verb_has_them() {
+fn selectors_are_kept_as_written_for_verbs_that_have_them() {
     let selectors =
         "fieldSelector=metadata.name%3Dfoo&fieldSelector=metadata.name%3Dbar&labelSelector=a+b";
     let cases = [
@@ -168,7 +168,7 @@ fn selectors_are_kept_as_written_where_the_verb_has_them() {
     for (method, path, verb, name, fields, labels) in cases {
         let separator = if path.contains('?') { '&' } else { '?' };
         let target = format!("{path}{separator}{selectors}");
-        let info = parse(method, &target);
+        let info = resolve(method, &target);
         let found = [info.name(), info.field_selector(), info.label_selector()].map(text);
         assert_eq!(info.verb().as_str(), verb, "{target}");
         assert_eq!(found, [name, fields, labels].map(Cow::Borrowed), "{target}");
@@ -176,10 +176,10 @@ fn selectors_are_kept_as_written_where_the_verb_has_them() {
 }
 
 #[test]
-fn a_demanded_name_must_be_a_path_segment() {
+fn a_selector_name_must_be_a_path_segment() {
     let name = |value: &str| {
         let target = format!("/api/v1/pods?fieldSelector=metadata.name%3D{value}");
-        text(parse("GET", &target).name()).into_owned()
+        text(resolve("GET", &target).name()).into_owned()
     };
     for none in [".", "..", "a/b", "a%25b", "", "%5C", "a%3Db"] {
         assert_eq!(name(none), "", "{none}");
@@ -190,23 +190,26 @@ fn a_demanded_name_must_be_a_path_segment() {
 }
 
 #[test]
-fn nothing_is_copied_that_can_be_borrowed() {
-    let info = parse(
+fn parts_are_borrowed_where_possible() {
+    let info = resolve(
         "GET",
         "/api/v1/namespaces/foo/pods?limit=500&resourceVersion=0&fieldSelector=a=b",
     );
     assert!(matches!(info.path, Cow::Borrowed(_)));
     assert!(matches!(info.field_selector, Cow::Borrowed(_)));
-    let info = parse(
+    let info = resolve(
         "GET",
         "/api/v1/secrets?fieldSelector=metadata.name=x&watch=true",
     );
-    assert!(matches!(info.demanded_name, Some(Demanded::AsWritten(_))));
+    assert!(matches!(
+        info.selector_name,
+        Some(SelectorName::AsWritten(_))
+    ));
     assert_eq!((info.name(), info.verb()), (&b"x"[..], &Verb::Watch));
 }
 
 #[test]
-fn a_field_is_demanded_by_any_request_whose_options_decode() {
+fn exact_matches_are_found_in_any_request_whose_options_decode() {
     let demanded = |target: &str| {
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
         let value = info.requires_exact_match("spec.nodeName");
@@ -234,7 +237,7 @@ fn a_field_is_demanded_by_any_request_whose_options_decode() {
 #[test]
 fn parts_begin_at_the_resource() {
     let parts = |target| {
-        parse("GET", target)
+        resolve("GET", target)
             .parts()
             .map(<[u8]>::to_vec)
             .collect::<Vec<_>>()
@@ -251,15 +254,15 @@ fn parts_begin_at_the_resource() {
 }
 
 #[test]
-fn a_method_that_reads_like_a_verb_is_taken_for_it_off_resources() {
-    assert!(parse("WATCH", "/healthz").long_running());
-    assert!(!parse("LIST", "/healthz").mutating());
-    assert!(parse("WATCH", "/api/v1/pods").mutating());
-    assert_eq!(parse("PropFind", "/x").verb().as_str(), "propfind");
+fn a_method_named_like_a_verb_is_that_verb_on_non_resources() {
+    assert!(resolve("WATCH", "/healthz").long_running());
+    assert!(!resolve("LIST", "/healthz").mutating());
+    assert!(resolve("WATCH", "/api/v1/pods").mutating());
+    assert_eq!(resolve("PropFind", "/x").verb().as_str(), "propfind");
 }
 
 #[test]
-fn a_verb_without_an_object_is_upstreams_500() {
+fn a_path_verb_without_an_object_is_the_500_of_upstream() {
     let target = "/api/v1/watch/?a=\"<b>&\u{e9}\\";
     let Err(TargetError::Unresolvable(found)) = RequestInfo::parse("HEAD", target.as_bytes())
     else {
@@ -293,11 +296,11 @@ fn a_verb_without_an_object_is_upstreams_500() {
 }
 
 #[test]
-fn a_malformed_target_says_why() {
+fn a_malformed_target_has_a_reason() {
     let Err(TargetError::Malformed(fault)) = RequestInfo::parse("GET", b"/api/v1/pods/%zz") else {
         panic!("not refused");
     };
-    assert_eq!(fault, Malformed::Escape);
+    assert_eq!(fault, MalformedTarget::Escape);
     assert_eq!(
         fault.to_string(),
         "the path holds a malformed percent-escape"
@@ -305,10 +308,10 @@ fn a_malformed_target_says_why() {
 }
 
 #[test]
-fn a_timeout_counts_where_it_is_shorter_than_the_deadline() {
+fn a_timeout_applies_if_it_is_shorter_than_the_deadline() {
     let timeout = |query: &str| {
         let target = format!("/api/v1/pods?{query}");
-        let info = parse("GET", &target);
+        let info = resolve("GET", &target);
         info.timeout(Duration::from_secs(60))
             .map_err(|error| error.to_string())
     };
@@ -364,10 +367,10 @@ impl Xorshift {
 }
 
 /// Looks at everything that there is to a request.
-fn exercise(method: &str, target: &[u8]) {
+fn read_all_parts(method: &str, target: &[u8]) {
     match RequestInfo::parse(method, target) {
         Ok(info) => {
-            let labels = MetricLabels::of(method, &info, Some(target));
+            let labels = MetricLabels::from_request(method, &info, Some(target));
             let _ = (
                 info.timeout(Duration::from_secs(60)),
                 labels,
@@ -397,7 +400,7 @@ const METHODS: &[&str] = &[
 ];
 
 #[test]
-fn no_method_and_no_target_panics() {
+fn arbitrary_methods_and_targets_cause_no_panic() {
     for seed in 1..=20_000_u64 {
         let mut random = Xorshift(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let method = random.pick(METHODS);
@@ -414,7 +417,7 @@ fn no_method_and_no_target_panics() {
                 target.extend_from_slice(random.pick(PIECES));
             }
         }
-        let caught = std::panic::catch_unwind(|| exercise(method, &target));
+        let caught = std::panic::catch_unwind(|| read_all_parts(method, &target));
         assert!(
             caught.is_ok(),
             "seed {seed}: {method:?} {:?}",

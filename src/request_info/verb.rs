@@ -41,7 +41,7 @@ pub enum Verb {
 
 impl Verb {
     /// What a method does to a resource, as long as nothing is known of a name or of the query.
-    pub(super) fn on_resource(method: &str) -> Self {
+    pub(super) fn for_resource(method: &str) -> Self {
         match method {
             "DELETE" => Self::Delete,
             "GET" | "HEAD" => Self::Get,
@@ -53,7 +53,7 @@ impl Verb {
     }
 
     /// The lower-cased method. One that nobody has heard of may well read like an API verb, and then is taken for it.
-    pub(super) fn off_resource(method: &str) -> Self {
+    pub(super) fn for_non_resource(method: &str) -> Self {
         match method {
             "" => Self::None,
             "CONNECT" => Self::Connect,
@@ -65,11 +65,11 @@ impl Verb {
             "POST" => Self::Post,
             "PUT" => Self::Put,
             "TRACE" => Self::Trace,
-            _ => Self::named(method.to_ascii_lowercase()),
+            _ => Self::from_name(method.to_ascii_lowercase()),
         }
     }
 
-    fn named(name: String) -> Self {
+    fn from_name(name: String) -> Self {
         match name.as_str() {
             "connect" => Self::Connect,
             "create" => Self::Create,
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_method_off_resource_is_its_lower_case() {
+    fn the_verb_of_a_non_resource_request_is_the_lower_case_method() {
         let methods = [
             "",
             "CONNECT",
@@ -143,14 +143,14 @@ mod tests {
             "weird!",
         ];
         for method in methods {
-            let verb = Verb::off_resource(method);
+            let verb = Verb::for_non_resource(method);
             assert_eq!(verb.as_str(), method.to_ascii_lowercase(), "{verb:?}");
         }
     }
 
     #[test]
     fn methods_are_case_sensitive_on_resources() {
-        assert_eq!(Verb::on_resource("get"), Verb::None);
-        assert_eq!(Verb::on_resource("LIST"), Verb::None);
+        assert_eq!(Verb::for_resource("get"), Verb::None);
+        assert_eq!(Verb::for_resource("LIST"), Verb::None);
     }
 }

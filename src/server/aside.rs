@@ -17,34 +17,34 @@ use std::task::Waker;
 
 /// Which of the two has come.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum First<M, A> {
+pub(super) enum FirstReady<M, A> {
     Main(M),
-    Aside(A),
+    Rare(A),
 }
 
 /// Runs both until one of them has come; `aside` is asked only when it was woken.
 ///
 /// # Cancel safety
 /// That of the two.
-pub(super) async fn beside<M: Future, A: Future>(
+pub(super) async fn poll_with_rare_event<M: Future, A: Future>(
     mut main: Pin<&mut M>,
     mut aside: Pin<&mut A>,
-) -> First<M::Output, A::Output> {
-    let mut bell: Option<Arc<Bell>> = None;
+) -> FirstReady<M::Output, A::Output> {
+    let mut bell: Option<Arc<RareEventWaker>> = None;
     poll_fn(|cx| {
         let task = cx.waker();
         let bell = match &mut bell {
             Some(bell) if bell.task.will_wake(task) => bell,
-            other => other.insert(Bell::rung(task)),
+            other => other.insert(RareEventWaker::new_woken(task)),
         };
         // First, so that what has come in is seen before the connection is found to be quiet.
         if let Poll::Ready(came) = main.as_mut().poll(cx) {
-            return Poll::Ready(First::Main(came));
+            return Poll::Ready(FirstReady::Main(came));
         }
-        if bell.answer() {
+        if bell.take_woken() {
             let waker = Waker::from(Arc::clone(bell));
             if let Poll::Ready(came) = aside.as_mut().poll(&mut Context::from_waker(&waker)) {
-                return Poll::Ready(First::Aside(came));
+                return Poll::Ready(FirstReady::Rare(came));
             }
         }
         Poll::Pending
@@ -53,32 +53,32 @@ pub(super) async fn beside<M: Future, A: Future>(
 }
 
 /// Says that it was `aside` that was woken.
-struct Bell {
-    rung: AtomicBool,
+struct RareEventWaker {
+    woken: AtomicBool,
     task: Waker,
 }
 
-impl Bell {
-    fn rung(task: &Waker) -> Arc<Self> {
+impl RareEventWaker {
+    fn new_woken(task: &Waker) -> Arc<Self> {
         Arc::new(Self {
-            rung: AtomicBool::new(true), // it has never been asked by this waker
+            woken: AtomicBool::new(true), // it has never been asked by this waker
             task: task.clone(),
         })
     }
 
     /// Whether it rang since the last time. Looked at before it is written to: it has hardly ever rung.
-    fn answer(&self) -> bool {
-        self.rung.load(Ordering::Acquire) && self.rung.swap(false, Ordering::AcqRel)
+    fn take_woken(&self) -> bool {
+        self.woken.load(Ordering::Acquire) && self.woken.swap(false, Ordering::AcqRel)
     }
 }
 
-impl Wake for Bell {
+impl Wake for RareEventWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.rung.store(true, Ordering::Release);
+        self.woken.store(true, Ordering::Release);
         self.task.wake_by_ref();
     }
 }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     /// Counts how often it is asked.
-    fn counting<'a, F: Future + 'a>(
+    fn count_polls<'a, F: Future + 'a>(
         asked: &'a Cell<u32>,
         future: F,
     ) -> impl Future<Output = F::Output> + 'a {
@@ -106,20 +106,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_aside_is_asked_when_it_is_woken_and_not_before() {
+    fn the_rare_future_is_polled_only_when_woken() {
         let (asked, busy, rare) = (Cell::new(0), Notify::new(), Notify::new());
         let main = pin!(async {
             loop {
                 busy.notified().await;
             }
         });
-        let aside = pin!(counting(&asked, async {
+        let aside = pin!(count_polls(&asked, async {
             rare.notified().await;
             rare.notified().await;
         }));
-        let mut both = pin!(beside::<_, _>(main, aside));
+        let mut both = pin!(poll_with_rare_event::<_, _>(main, aside));
         for _ in 0..5 {
-            assert_eq!(both.as_mut().now_or_never(), None::<First<(), ()>>);
+            assert_eq!(both.as_mut().now_or_never(), None::<FirstReady<(), ()>>);
             busy.notify_one();
         }
         // `now_or_never` polls with the same waker each time.
@@ -128,34 +128,34 @@ mod tests {
         assert_eq!(both.as_mut().now_or_never(), None);
         assert_eq!(asked.get(), 2);
         rare.notify_one();
-        assert_eq!(both.as_mut().now_or_never(), Some(First::Aside(())));
+        assert_eq!(both.as_mut().now_or_never(), Some(FirstReady::Rare(())));
     }
 
     #[tokio::test]
-    async fn both_wake_the_task() {
+    async fn both_futures_wake_the_task() {
         let (busy, rare) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         for first in [&busy, &rare] {
             let waking = Arc::clone(first);
             let waking = tokio::spawn(async move { waking.notify_one() });
             let (main, aside) = (pin!(busy.notified()), pin!(rare.notified()));
-            let came = beside(main, aside).await;
-            assert_eq!(came == First::Main(()), Arc::ptr_eq(first, &busy));
+            let came = poll_with_rare_event(main, aside).await;
+            assert_eq!(came == FirstReady::Main(()), Arc::ptr_eq(first, &busy));
             waking.await.unwrap();
         }
     }
 
     #[tokio::test]
-    async fn another_task_may_go_on_with_it() {
+    async fn the_future_may_move_to_another_task() {
         let rare = Arc::new(Notify::new());
         let heard = Arc::clone(&rare);
         let mut both = Box::pin(async move {
             let main = pin!(std::future::pending::<()>());
             let aside = pin!(heard.notified());
-            beside(main, aside).await
+            poll_with_rare_event(main, aside).await
         });
         assert_eq!(both.as_mut().now_or_never(), None); // by a waker of nobody
         let both = tokio::spawn(both);
         rare.notify_one();
-        assert_eq!(both.await.unwrap(), First::Aside(()));
+        assert_eq!(both.await.unwrap(), FirstReady::Rare(()));
     }
 }

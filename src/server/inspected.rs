@@ -21,20 +21,20 @@ use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
 use tokio::io::ReadBuf;
 
-use crate::metrics::Counted;
-use crate::pipeline::begun::Requests;
-use crate::pipeline::fragments::Fragments;
-use crate::pipeline::heads::memory_of_block;
-use crate::pipeline::refusal::Refusal;
-use crate::server::frame_scan::FrameScan;
-use crate::server::frame_scan::Incomplete;
-use crate::server::heads::HeadFault;
-use crate::server::heads::HeadWatch;
-use crate::server::pacing::Pace;
-use crate::server::worker::Held;
+use crate::metrics::GaugeGuard;
+use crate::pipeline::begun::RequestCount;
+use crate::pipeline::fragments::TargetFragments;
+use crate::pipeline::heads::header_block_memory;
+use crate::pipeline::refusal::RequestRejection;
+use crate::server::frame_scan::FrameScanner;
+use crate::server::frame_scan::IncompleteBlock;
+use crate::server::heads::HeadMonitor;
+use crate::server::heads::IncompleteHeadError;
+use crate::server::pacing::UnwrittenBytes;
+use crate::server::worker::ConnectionGuard;
 
 /// What is read at a time of what nobody wants any more.
-const PASSED_OVER: usize = 4 << 10;
+const DISCARD_BUFFER: usize = 4 << 10;
 
 /// An empty line, and the line break before it.
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
@@ -44,69 +44,73 @@ const GOAWAY: u8 = 7;
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
 /// A connection whose bytes are looked over as they are read, and of which it is known whether some wait to be written.
-pub(super) struct LookedOver<S, H = (Held, Counted)> {
+pub(super) struct InspectedStream<S, H = (ConnectionGuard, GaugeGuard)> {
     pub(super) stream: S,
-    pub(super) fragments: Arc<Fragments>,
-    pub(super) requests: Arc<Requests>,
-    pub(super) heads: Arc<HeadWatch>,
-    pub(super) pace: Arc<Pace>,
+    pub(super) target_fragments: Arc<TargetFragments>,
+    pub(super) requests: Arc<RequestCount>,
+    pub(super) head_monitor: Arc<HeadMonitor>,
+    pub(super) unwritten_bytes: Arc<UnwrittenBytes>,
     /// What is left to write of weir's answer to a head that is incomplete or cannot be parsed.
-    pub(super) refusal: Option<Vec<u8>>,
+    pub(super) rejection_response: Option<Vec<u8>>,
     /// Whether the library's answer to a head that it cannot parse was swallowed.
-    pub(super) swallowed: bool,
+    pub(super) response_suppressed: bool,
     /// Here, because the stream outlives HTTP where the protocol changes: a tunnel is an open connection, too.
-    pub(super) _open: H,
+    pub(super) _guard: H,
 }
 
-impl<S, H> LookedOver<S, H> {
-    fn noted<T>(&self, polled: Poll<T>) -> Poll<T> {
-        self.requests.set_unwritten(polled.is_pending());
+impl<S, H> InspectedStream<S, H> {
+    fn record_pending<T>(&self, polled: Poll<T>) -> Poll<T> {
+        self.requests.set_write_pending(polled.is_pending());
         polled
     }
 
-    fn written(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn record_written(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Ok(bytes)) = polled {
-            self.pace.written(bytes);
+            self.unwritten_bytes.record_written(bytes);
         }
-        self.noted(polled)
+        self.record_pending(polled)
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> LookedOver<S, H> {
+impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> InspectedStream<S, H> {
     /// Answers a head of which the library's answer was swallowed, and ends the connection.
     ///
     /// # Errors
     /// The connection is over, as it is afterwards in any case.
-    pub(super) async fn reject(&mut self, refusal: &Refusal) -> io::Result<()> {
-        self.refusal = Some(raw_answer(refusal));
-        poll_fn(|cx| self.poll_refuse(cx)).await
+    pub(super) async fn reject(&mut self, refusal: &RequestRejection) -> io::Result<()> {
+        self.rejection_response = Some(raw_response(refusal));
+        poll_fn(|cx| self.poll_write_rejection(cx)).await
     }
 
     /// Answers a head that is not complete. Where the end of an answer before is not written, this one is left out: it would stand
     /// within that.
-    fn poll_refuse_incomplete(
+    fn poll_reject_incomplete(
         &mut self,
         cx: &mut Context<'_>,
-        fault: HeadFault,
+        fault: IncompleteHeadError,
     ) -> Poll<io::Result<()>> {
-        if self.refusal.is_none() {
-            if self.requests.unwritten() {
+        if self.rejection_response.is_none() {
+            if self.requests.write_pending() {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
             }
             let refusal = match fault {
-                HeadFault::TooSlow => Refusal::SlowHead,
-                HeadFault::NoRoom => Refusal::NoRoomForHead,
+                IncompleteHeadError::Timeout => RequestRejection::HeadTimeout,
+                IncompleteHeadError::BudgetExceeded => RequestRejection::HeadBudgetExhausted,
             };
-            self.refusal = Some(raw_answer(&refusal));
+            self.rejection_response = Some(raw_response(&refusal));
         }
-        self.poll_refuse(cx)
+        self.poll_write_rejection(cx)
     }
 
     /// Writes the answer, ends this direction, and passes over what still comes: a connection that is closed before all of it was
     /// read is reset, and its client might not see the answer.
-    fn poll_refuse(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_write_rejection(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let over = || Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
-        while let Some(left) = self.refusal.as_mut().filter(|left| !left.is_empty()) {
+        while let Some(left) = self
+            .rejection_response
+            .as_mut()
+            .filter(|left| !left.is_empty())
+        {
             let written = ready!(Pin::new(&mut self.stream).poll_write(cx, left))?;
             if written == 0 {
                 return over();
@@ -115,7 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> LookedOver<S, H> {
         }
         ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
         loop {
-            let mut passed_over = [0; PASSED_OVER];
+            let mut passed_over = [0; DISCARD_BUFFER];
             let mut buffer = ReadBuf::new(&mut passed_over);
             ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
             if buffer.filled().is_empty() {
@@ -125,20 +129,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> LookedOver<S, H> {
     }
 }
 
-impl<S, H> LookedOver<S, H> {
+impl<S, H> InspectedStream<S, H> {
     /// Whether this is the library's answer to a head that it cannot parse. It is the only thing that the library writes while it
     /// waits for a head and nothing before is unwritten.
-    fn swallows(&mut self, written: &[u8]) -> bool {
-        self.swallowed = written.starts_with(b"HTTP/1.1 4")
+    fn suppress_response(&mut self, written: &[u8]) -> bool {
+        self.response_suppressed = written.starts_with(b"HTTP/1.1 4")
             && written.ends_with(END_OF_HEAD)
-            && !self.requests.unwritten()
-            && self.heads.http1_is_awaited();
-        self.swallowed
+            && !self.requests.write_pending()
+            && self.head_monitor.http1_is_head_expected();
+        self.response_suppressed
     }
 }
 
 /// An answer that is written without the library, after which the connection ends.
-fn raw_answer(refusal: &Refusal) -> Vec<u8> {
+fn raw_response(refusal: &RequestRejection) -> Vec<u8> {
     let code = refusal.code();
     let status = refusal.status();
     let again = status.as_ref().ok().and_then(|s| s.retry_after_seconds);
@@ -156,37 +160,37 @@ fn raw_answer(refusal: &Refusal) -> Vec<u8> {
     [head.as_bytes(), &body].concat()
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for LookedOver<S, H> {
+impl<S: AsyncRead + AsyncWrite + Unpin, H: Unpin> AsyncRead for InspectedStream<S, H> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Err(fault) = self.heads.http1_reads_on() {
-            return self.poll_refuse_incomplete(cx, fault);
+        if let Err(fault) = self.head_monitor.http1_before_read() {
+            return self.poll_reject_incomplete(cx, fault);
         }
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         let read = buffer.filled().get(before..).unwrap_or_default();
         if !read.is_empty() {
-            self.fragments.look(read);
-            self.heads.http1_read(read);
+            self.target_fragments.scan(read);
+            self.head_monitor.http1_record_read(read);
         }
         polled
     }
 }
 
-impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for LookedOver<S, H> {
+impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for InspectedStream<S, H> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.swallows(bytes) {
+        if self.suppress_response(bytes) {
             return Poll::Ready(Ok(bytes.len()));
         }
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.written(polled)
+        self.record_written(polled)
     }
 
     fn poll_write_vectored(
@@ -195,12 +199,12 @@ impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for LookedOver<S, H> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         if let [bytes] = slices
-            && self.swallows(bytes)
+            && self.suppress_response(bytes)
         {
             return Poll::Ready(Ok(bytes.len()));
         }
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.written(polled)
+        self.record_written(polled)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -209,11 +213,11 @@ impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for LookedOver<S, H> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_flush(cx);
-        self.noted(polled)
+        self.record_pending(polled)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.swallowed {
+        if self.response_suppressed {
             return Poll::Ready(Ok(())); // weir's answer is still to come
         }
         Pin::new(&mut self.stream).poll_shutdown(cx)
@@ -222,20 +226,20 @@ impl<S: AsyncWrite + Unpin, H: Unpin> AsyncWrite for LookedOver<S, H> {
 
 /// The stream of an HTTP/2 connection, whose frames are looked over as they are read.
 #[derive(Debug)]
-pub(super) struct Scanned<S> {
+pub(super) struct Http2InspectedStream<S> {
     stream: S,
-    scan: FrameScan,
-    heads: Arc<HeadWatch>,
-    last_stream: Arc<LastStream>,
+    scanner: FrameScanner,
+    head_monitor: Arc<HeadMonitor>,
+    last_stream_id: Arc<LastStreamId>,
 }
 
 /// The last stream of an HTTP/2 connection whose header block is complete.
 #[derive(Debug, Default)]
-pub(super) struct LastStream(AtomicU32);
+pub(super) struct LastStreamId(AtomicU32);
 
-impl LastStream {
+impl LastStreamId {
     /// The frame that tells a client to go away because it is too much: streams after the last one were not looked at.
-    pub(super) fn go_away(&self) -> Vec<u8> {
+    pub(super) fn goaway_frame(&self) -> Vec<u8> {
         let last = self.0.load(Ordering::Relaxed).to_be_bytes();
         let payload = [last, ENHANCE_YOUR_CALM.to_be_bytes()].concat();
         let header = [0, 0, 8, GOAWAY, 0, 0, 0, 0, 0];
@@ -243,57 +247,70 @@ impl LastStream {
     }
 }
 
-impl<S> Scanned<S> {
+impl<S> Http2InspectedStream<S> {
     /// Of a connection on which nothing has been read.
-    pub(super) fn new(stream: S, heads: &Arc<HeadWatch>, last_stream: &Arc<LastStream>) -> Self {
+    pub(super) fn new(
+        stream: S,
+        heads: &Arc<HeadMonitor>,
+        last_stream: &Arc<LastStreamId>,
+    ) -> Self {
         Self {
             stream,
-            scan: FrameScan::new(),
-            heads: Arc::clone(heads),
-            last_stream: Arc::clone(last_stream),
+            scanner: FrameScanner::new(),
+            head_monitor: Arc::clone(heads),
+            last_stream_id: Arc::clone(last_stream),
         }
     }
 
-    fn look(&mut self, read: &[u8]) {
-        let complete = self.scan.complete();
-        let before = self.scan.incomplete().map(|_| self.scan.over());
-        self.scan.feed(read);
-        self.heads.decoded(self.scan.complete() - complete);
-        let last = self.scan.last_stream();
-        self.last_stream.0.store(last, Ordering::Relaxed);
+    fn scan(&mut self, read: &[u8]) {
+        let complete = self.scanner.completed_block_bytes();
+        let before = self
+            .scanner
+            .incomplete()
+            .map(|_| self.scanner.completed_units());
+        self.scanner.feed(read);
+        self.head_monitor
+            .record_decoded(self.scanner.completed_block_bytes() - complete);
+        let last = self.scanner.last_stream_id();
+        self.last_stream_id.0.store(last, Ordering::Relaxed);
         // The next one may have begun with the same read: it has a time of its own.
-        let is_same = self.scan.incomplete().is_some() && before == Some(self.scan.over());
+        let is_same =
+            self.scanner.incomplete().is_some() && before == Some(self.scanner.completed_units());
         if before.is_some() && !is_same {
-            self.heads.complete();
+            self.head_monitor.record_complete();
         }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Scanned<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for Http2InspectedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.heads.block_limit_reached() {
+        if self.head_monitor.block_limit_reached() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if let Some(Incomplete { decoded, frame }) = self.scan.incomplete() {
+        if let Some(IncompleteBlock {
+            decoded_bytes: decoded,
+            frame_length: frame,
+        }) = self.scanner.incomplete()
+        {
             // The library's buffer may have grown by doubling for the frame.
-            let memory = memory_of_block(decoded).saturating_add(2 * frame);
-            if self.heads.reads_on(memory).is_err() {
+            let memory = header_block_memory(decoded).saturating_add(2 * frame);
+            if self.head_monitor.record_incomplete(memory).is_err() {
                 return Poll::Pending; // who waits for the fault ends the connection
             }
         }
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        self.look(buffer.filled().get(before..).unwrap_or_default());
+        self.scan(buffer.filled().get(before..).unwrap_or_default());
         polled
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Scanned<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Http2InspectedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -338,23 +355,23 @@ mod tests {
     use crate::clock::Clock;
     use crate::metrics::Registry;
     use crate::pipeline::heads::HeadBudget;
-    use crate::server::frame_scan::PREFACE;
+    use crate::server::frame_scan::PREFACE_LENGTH;
 
     #[tokio::test]
     async fn a_poll_decodes_a_bounded_number_of_header_blocks() {
         const HEADS: usize = 40;
         const BLOCK: usize = 4 << 10;
-        let (near, mut far) = tokio::io::duplex(HEADS * (BLOCK + 9) + PREFACE);
-        far.write_all(&[0; PREFACE]).await.unwrap();
+        let (near, mut far) = tokio::io::duplex(HEADS * (BLOCK + 9) + PREFACE_LENGTH);
+        far.write_all(&[0; PREFACE_LENGTH]).await.unwrap();
         for _ in 0..HEADS {
             far.write_all(&[0, 0x10, 0, 1, 4, 0, 0, 0, 1])
                 .await
                 .unwrap();
             far.write_all(&[0; BLOCK]).await.unwrap();
         }
-        let heads = HeadWatch::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None);
-        let mut stream = Scanned::new(near, &heads, &Arc::default());
-        let whole = PREFACE + HEADS * (BLOCK + 9);
+        let heads = HeadMonitor::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None);
+        let mut stream = Http2InspectedStream::new(near, &heads, &Arc::default());
+        let whole = PREFACE_LENGTH + HEADS * (BLOCK + 9);
         let reads = AtomicU32::new(0);
         let mut reading = pin!(heads.with_block_limit(async {
             let mut all = 0;
@@ -386,11 +403,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_head_that_begins_with_the_end_of_another_has_its_own_time() {
+    async fn a_head_that_begins_in_the_same_read_as_the_end_of_another_has_its_own_timeout() {
         const TIME: Duration = Duration::from_secs(10);
         let (near, mut far) = tokio::io::duplex(1 << 10);
-        let heads = HeadWatch::new(TIME, &HeadBudget::new(&Registry::new()), None);
-        let mut scanned = Scanned::new(near, &heads, &Arc::default());
+        let heads = HeadMonitor::new(TIME, &HeadBudget::new(&Registry::new()), None);
+        let mut scanned = Http2InspectedStream::new(near, &heads, &Arc::default());
         let reading = async { while !matches!(scanned.read(&mut [0; 100]).await, Ok(0)) {} };
         let sending = async {
             let ((first, rest), (next, _)) = (halves(1), halves(3));
@@ -400,7 +417,7 @@ mod tests {
             tokio::time::sleep(TIME / 2).await;
             far.write_all(&[&rest[..], &next].concat()).await.unwrap();
             let second_began = Clock.now();
-            assert_eq!(heads.fault().await, HeadFault::TooSlow);
+            assert_eq!(heads.wait_for_error().await, IncompleteHeadError::Timeout);
             assert_eq!(Clock.now() - second_began, TIME);
         };
         tokio::select! {
@@ -410,25 +427,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_known_that_a_client_has_not_read_all() {
+    async fn unwritten_bytes_are_recorded() {
         let (near, mut far) = tokio::io::duplex(8);
-        let requests = Arc::<Requests>::default();
-        let mut stream = LookedOver {
+        let requests = Arc::<RequestCount>::default();
+        let mut stream = InspectedStream {
             stream: near,
-            fragments: Arc::default(),
+            target_fragments: Arc::default(),
             requests: Arc::clone(&requests),
-            heads: HeadWatch::new(Duration::ZERO, &HeadBudget::new(&Registry::new()), None),
-            pace: Arc::default(),
-            refusal: None,
-            swallowed: false,
-            _open: (),
+            head_monitor: HeadMonitor::new(
+                Duration::ZERO,
+                &HeadBudget::new(&Registry::new()),
+                None,
+            ),
+            unwritten_bytes: Arc::default(),
+            rejection_response: None,
+            response_suppressed: false,
+            _guard: (),
         };
         let mut written = pin!(async { stream.write_all(&[7; 20]).await });
         assert!(written.as_mut().now_or_never().is_none());
-        assert!(requests.unwritten());
+        assert!(requests.write_pending());
         let mut read = [0; 20];
         let (written, read) = tokio::join!(written, far.read_exact(&mut read));
         assert!(written.is_ok() && read.is_ok());
-        assert!(!requests.unwritten());
+        assert!(!requests.write_pending());
     }
 }

@@ -30,22 +30,22 @@ use crate::metrics::Registry;
 
 /// What is counted here.
 #[derive(Clone, Debug)]
-pub struct Metrics {
+pub struct ServerMetrics {
     handshake_errors: IntCounter,
-    connections: IntGauge,
-    most: IntGauge,
-    refused: IntCounter,
-    closed: IntCounterVec,
-    pending: IntGauge,
-    handshakes: IntGauge,
-    waiting: IntGauge,
-    turned_away: IntCounter,
+    open_connections: IntGauge,
+    max_connections: IntGauge,
+    rejected_connections: IntCounter,
+    closed_connections: IntCounterVec,
+    pending_connections: IntGauge,
+    active_handshakes: IntGauge,
+    queued_handshakes: IntGauge,
+    rejected_handshakes: IntCounter,
     panics: IntCounter,
-    tasks: IntGaugeVec,
-    busy: CounterVec,
+    worker_tasks: IntGaugeVec,
+    worker_busy_seconds: CounterVec,
 }
 
-impl Metrics {
+impl ServerMetrics {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
@@ -54,33 +54,33 @@ impl Metrics {
                 "apiserver_tls_handshake_errors_total",
                 "[ALPHA] Connections dropped because of an error in the TLS handshake.",
             ),
-            connections: registry.gauge("weir_client_connections", "Open connections of clients."),
-            most: registry.gauge(
+            open_connections: registry.gauge("weir_client_connections", "Open connections of clients."),
+            max_connections: registry.gauge(
                 "weir_client_connections_limit",
                 "Most open connections of clients (--max-connections).",
             ),
-            refused: registry.counter(
+            rejected_connections: registry.counter(
                 "weir_client_connections_refused_total",
                 "Connections closed at once because as many as --max-connections are open.",
             ),
-            closed: registry.counters(
+            closed_connections: registry.counters(
                 "weir_client_connections_closed_total",
                 "Connections of clients that weir closed for what their clients did or did not do, by reason: an incomplete request head took too long (head_timeout) or had no room (head_budget), too many requests were cancelled (resets), nothing was asked for too long (idle), or nothing was sent after the handshake (silence).",
                 &["reason"],
             ),
-            pending: registry.gauge(
+            pending_connections: registry.gauge(
                 "weir_client_connections_pending",
                 "Open connections of clients whose TLS handshake is not over.",
             ),
-            handshakes: registry.gauge(
+            active_handshakes: registry.gauge(
                 "weir_client_handshakes",
                 "Connections of clients whose TLS handshake has its turn.",
             ),
-            waiting: registry.gauge(
+            queued_handshakes: registry.gauge(
                 "weir_client_handshakes_waiting",
                 "Connections of clients that wait for their turn to begin the TLS handshake.",
             ),
-            turned_away: registry.counter(
+            rejected_handshakes: registry.counter(
                 "weir_client_handshakes_turned_away_total",
                 "Connections of clients that were closed because too many waited for the TLS handshake, or for too long, or because somebody with fewer needed the place.",
             ),
@@ -88,12 +88,12 @@ impl Metrics {
                 "weir_panics_total",
                 "Requests that ended in a panic: a defect of weir's, please report it.",
             ),
-            tasks: registry.gauges(
+            worker_tasks: registry.gauges(
                 "weir_worker_tasks",
                 "Tasks that each worker has: its clients' connections and HTTP/2 streams, connections to the API server, and what keeps house.",
                 &["worker"],
             ),
-            busy: registry.seconds(
+            worker_busy_seconds: registry.seconds_counters(
                 "weir_worker_busy_seconds_total",
                 "Time in which each worker had something to do, in seconds: at one second a second it can do no more.",
                 &["worker"],

@@ -13,83 +13,87 @@ use std::sync::PoisonError;
 
 use tokio::sync::watch;
 
-use crate::metrics::Counted;
-use crate::server::gate::Origin;
+use crate::metrics::GaugeGuard;
+use crate::server::gate::ConnectionSource;
 
 /// Who has how many. Pure; `T` tells a connection to go.
 #[derive(Debug)]
-struct Crowd<T> {
-    origins: HashMap<Origin, BTreeMap<u64, T>>,
+struct PendingBySource<T> {
+    sources: HashMap<ConnectionSource, BTreeMap<u64, T>>,
     /// How many have come so far: the next one's number.
-    came: u64,
+    next_id: u64,
 }
 
-impl<T> Crowd<T> {
-    fn enter(&mut self, origin: Origin, connection: T) -> u64 {
-        let number = self.came;
-        self.came += 1;
+impl<T> PendingBySource<T> {
+    fn add(&mut self, origin: ConnectionSource, connection: T) -> u64 {
+        let number = self.next_id;
+        self.next_id += 1;
         self.insert(origin, number, connection);
         number
     }
 
-    fn insert(&mut self, origin: Origin, number: u64, connection: T) {
-        self.origins
+    fn insert(&mut self, origin: ConnectionSource, number: u64, connection: T) {
+        self.sources
             .entry(origin)
             .or_default()
             .insert(number, connection);
     }
 
-    fn leave(&mut self, origin: Origin, number: u64) -> Option<T> {
-        let line = self.origins.get_mut(&origin)?;
+    fn remove(&mut self, origin: ConnectionSource, number: u64) -> Option<T> {
+        let line = self.sources.get_mut(&origin)?;
         let connection = line.remove(&number);
         if line.is_empty() {
-            self.origins.remove(&origin);
+            self.sources.remove(&origin);
         }
         connection
     }
 
     /// Takes out the last of who has most, if that is still no fewer than `origin` has with one more: nobody gains by
     /// coming again.
-    fn make_room(&mut self, origin: Origin) -> Option<T> {
-        let own = self.origins.get(&origin).map_or(0, BTreeMap::len);
-        let (&most, line) = self.origins.iter().max_by_key(|(_, line)| line.len())?;
+    fn remove_from_largest(&mut self, origin: ConnectionSource) -> Option<T> {
+        let own = self.sources.get(&origin).map_or(0, BTreeMap::len);
+        let (&most, line) = self.sources.iter().max_by_key(|(_, line)| line.len())?;
         if line.len() <= own + 1 {
             return None;
         }
         let (&last, _) = line.last_key_value()?;
-        self.leave(most, last)
+        self.remove(most, last)
     }
 }
 
 /// All of them, over all workers.
 #[derive(Debug)]
-pub struct Newcomers {
+pub struct PendingHandshakes {
     /// Held for one step of a connection; nothing is awaited, and nobody told, under it.
-    crowd: Mutex<Crowd<watch::Sender<()>>>,
+    pending: Mutex<PendingBySource<watch::Sender<()>>>,
 }
 
-impl Newcomers {
+impl PendingHandshakes {
     /// Nobody there.
     #[must_use]
-    pub fn none() -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         Arc::new(Self {
-            crowd: Mutex::new(Crowd {
-                origins: HashMap::new(),
-                came: 0,
+            pending: Mutex::new(PendingBySource {
+                sources: HashMap::new(),
+                next_id: 0,
             }),
         })
     }
 
     /// A connection has been accepted, which is `counted` for as long as it is one of these.
     #[must_use]
-    pub fn enter(self: &Arc<Self>, origin: Origin, counted: Option<Counted>) -> Newcomer {
+    pub fn register(
+        self: &Arc<Self>,
+        origin: ConnectionSource,
+        counted: Option<GaugeGuard>,
+    ) -> PendingHandshakeGuard {
         let (tells, told) = watch::channel(());
-        Newcomer {
-            origin,
-            number: self.crowd().enter(origin, tells),
-            told,
-            newcomers: Arc::clone(self),
-            _counted: counted,
+        PendingHandshakeGuard {
+            source: origin,
+            id: self.lock_pending().add(origin, tells),
+            evicted: told,
+            pending_handshakes: Arc::clone(self),
+            _gauge_guard: counted,
         }
     }
 
@@ -97,8 +101,8 @@ impl Newcomers {
     ///
     /// # Cancel safety
     /// Who was told goes, whether it is waited for or not.
-    pub async fn make_room(&self, origin: Origin) -> bool {
-        let Some(goes) = self.displaced(origin) else {
+    pub async fn evict_for(&self, origin: ConnectionSource) -> bool {
+        let Some(goes) = self.remove_for(origin) else {
             return false;
         };
         goes.send_replace(());
@@ -106,41 +110,41 @@ impl Newcomers {
         true
     }
 
-    fn displaced(&self, origin: Origin) -> Option<watch::Sender<()>> {
-        self.crowd().make_room(origin)
+    fn remove_for(&self, origin: ConnectionSource) -> Option<watch::Sender<()>> {
+        self.lock_pending().remove_from_largest(origin)
     }
 
-    fn crowd(&self) -> MutexGuard<'_, Crowd<watch::Sender<()>>> {
-        self.crowd.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_pending(&self) -> MutexGuard<'_, PendingBySource<watch::Sender<()>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// One of them, until it is dropped: when its handshake is over, or its socket closed.
 #[derive(Debug)]
-pub struct Newcomer {
-    origin: Origin,
-    number: u64,
-    told: watch::Receiver<()>,
-    newcomers: Arc<Newcomers>,
-    _counted: Option<Counted>,
+pub struct PendingHandshakeGuard {
+    source: ConnectionSource,
+    id: u64,
+    evicted: watch::Receiver<()>,
+    pending_handshakes: Arc<PendingHandshakes>,
+    _gauge_guard: Option<GaugeGuard>,
 }
 
-impl Newcomer {
+impl PendingHandshakeGuard {
     /// A proxy has told where it is really from.
-    pub fn is_from(&mut self, origin: Origin) {
-        let mut crowd = self.newcomers.crowd();
-        if let Some(connection) = crowd.leave(self.origin, self.number) {
-            crowd.insert(origin, self.number, connection);
+    pub fn set_source(&mut self, origin: ConnectionSource) {
+        let mut crowd = self.pending_handshakes.lock_pending();
+        if let Some(connection) = crowd.remove(self.source, self.id) {
+            crowd.insert(origin, self.id, connection);
         }
-        self.origin = origin;
+        self.source = origin;
     }
 
     /// Comes when it is to go.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub fn displaced(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut told = self.told.clone();
+    pub fn wait_for_eviction(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut told = self.evicted.clone();
         async move {
             // Fails if the sender has gone, which goes only after it told so, or with the newcomer.
             let _ = told.changed().await;
@@ -148,9 +152,13 @@ impl Newcomer {
     }
 }
 
-impl Drop for Newcomer {
+impl Drop for PendingHandshakeGuard {
     fn drop(&mut self) {
-        drop(self.newcomers.crowd().leave(self.origin, self.number));
+        drop(
+            self.pending_handshakes
+                .lock_pending()
+                .remove(self.source, self.id),
+        );
     }
 }
 
@@ -162,71 +170,73 @@ mod tests {
 
     use super::*;
 
-    fn from(n: u8) -> Origin {
-        Origin::of(IpAddr::from([10, 0, 0, n]))
+    fn source(n: u8) -> ConnectionSource {
+        ConnectionSource::from_address(IpAddr::from([10, 0, 0, n]))
     }
 
     #[tokio::test]
-    async fn the_last_of_who_has_most_goes() {
-        let newcomers = Newcomers::none();
+    async fn the_newest_of_the_largest_source_is_evicted() {
+        let newcomers = PendingHandshakes::new();
         let few = [
-            newcomers.enter(from(1), None),
-            newcomers.enter(from(1), None),
+            newcomers.register(source(1), None),
+            newcomers.register(source(1), None),
         ];
-        let many = [0; 3].map(|_| newcomers.enter(from(2), None));
-        let goes = newcomers.displaced(from(3)).unwrap();
+        let many = [0; 3].map(|_| newcomers.register(source(2), None));
+        let goes = newcomers.remove_for(source(3)).unwrap();
         goes.send_replace(());
-        let told = |newcomer: &Newcomer| newcomer.displaced().now_or_never().is_some();
+        let told = |newcomer: &PendingHandshakeGuard| {
+            newcomer.wait_for_eviction().now_or_never().is_some()
+        };
         assert_eq!(many.each_ref().map(told), [false, false, true]);
         assert_eq!(few.each_ref().map(told), [false, false]);
     }
 
     #[tokio::test]
-    async fn room_is_there_when_the_one_who_goes_has_gone() {
-        let newcomers = Newcomers::none();
-        let _stays = newcomers.enter(from(1), None);
-        let goes = newcomers.enter(from(1), None);
-        let mut room = Box::pin(newcomers.make_room(from(2)));
+    async fn eviction_completes_when_the_evicted_connection_is_dropped() {
+        let newcomers = PendingHandshakes::new();
+        let _stays = newcomers.register(source(1), None);
+        let goes = newcomers.register(source(1), None);
+        let mut room = Box::pin(newcomers.evict_for(source(2)));
         assert_eq!(room.as_mut().now_or_never(), None);
-        goes.displaced().await;
+        goes.wait_for_eviction().await;
         assert_eq!(room.as_mut().now_or_never(), None);
         drop(goes);
         assert!(room.await);
     }
 
     #[tokio::test]
-    async fn nobody_goes_for_who_would_have_as_many_then() {
-        let newcomers = Newcomers::none();
-        let room = |origin| newcomers.make_room(origin).now_or_never();
-        assert_eq!(room(from(1)), Some(false), "nobody is there");
+    async fn no_connection_is_evicted_for_a_source_that_would_have_as_many() {
+        let newcomers = PendingHandshakes::new();
+        let room = |origin| newcomers.evict_for(origin).now_or_never();
+        assert_eq!(room(source(1)), Some(false), "nobody is there");
         let _other = [
-            newcomers.enter(from(2), None),
-            newcomers.enter(from(2), None),
+            newcomers.register(source(2), None),
+            newcomers.register(source(2), None),
         ];
-        let _own = newcomers.enter(from(1), None);
-        assert_eq!(room(from(1)), Some(false));
-        assert_eq!(room(from(2)), Some(false), "for its own");
+        let _own = newcomers.register(source(1), None);
+        assert_eq!(room(source(1)), Some(false));
+        assert_eq!(room(source(2)), Some(false), "for its own");
     }
 
     #[tokio::test]
-    async fn who_is_behind_a_proxy_counts_where_it_is_from() {
-        let newcomers = Newcomers::none();
-        let mut behind = [0; 4].map(|_| newcomers.enter(from(9), None));
+    async fn a_connection_behind_a_proxy_counts_for_its_client_address() {
+        let newcomers = PendingHandshakes::new();
+        let mut behind = [0; 4].map(|_| newcomers.register(source(9), None));
         for newcomer in &mut behind {
-            newcomer.is_from(from(1));
+            newcomer.set_source(source(1));
         }
-        assert!(newcomers.displaced(from(9)).is_some());
-        assert!(newcomers.displaced(from(1)).is_none());
+        assert!(newcomers.remove_for(source(9)).is_some());
+        assert!(newcomers.remove_for(source(1)).is_none());
     }
 
     #[test]
-    fn nothing_is_kept_of_those_who_have_gone() {
-        let newcomers = Newcomers::none();
-        let mut some = newcomers.enter(from(1), None);
-        let others = [0; 3].map(|_| newcomers.enter(from(2), None));
-        drop(newcomers.displaced(from(3)));
-        some.is_from(from(4));
+    fn dropped_guards_leave_no_entries() {
+        let newcomers = PendingHandshakes::new();
+        let mut some = newcomers.register(source(1), None);
+        let others = [0; 3].map(|_| newcomers.register(source(2), None));
+        drop(newcomers.remove_for(source(3)));
+        some.set_source(source(4));
         drop((some, others));
-        assert!(newcomers.crowd().origins.is_empty());
+        assert!(newcomers.lock_pending().sources.is_empty());
     }
 }

@@ -17,54 +17,57 @@ use http_body::Frame;
 use http_body::SizeHint;
 
 /// A body is not asked for more while so many of its bytes are not written: as much as an HTTP/2 stream may hold, and a frame.
-pub(super) const UNWRITTEN_AT_MOST: usize = 64 << 10;
+pub(super) const MAX_UNWRITTEN_BYTES: usize = 64 << 10;
 
 /// The bytes of answers that the library of one connection has and has not written. Body and connection are polled by one task:
 /// relaxed is enough.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
-    unwritten: AtomicUsize,
-    body: AtomicWaker,
+pub(super) struct UnwrittenBytes {
+    count: AtomicUsize,
+    body_waker: AtomicWaker,
 }
 
-impl Pace {
+impl UnwrittenBytes {
     /// So many bytes were written. What frames them counts as well here and not where it is taken, so that the count is never too
     /// high; when all is written, it is none.
-    pub(super) fn written(&self, bytes: usize) {
-        let before = self.unwritten.load(Ordering::Relaxed);
+    pub(super) fn record_written(&self, bytes: usize) {
+        let before = self.count.load(Ordering::Relaxed);
         if before == 0 {
             return;
         }
-        self.unwritten
+        self.count
             .store(before.saturating_sub(bytes), Ordering::Relaxed);
-        if before >= UNWRITTEN_AT_MOST {
-            self.body.wake();
+        if before >= MAX_UNWRITTEN_BYTES {
+            self.body_waker.wake();
         }
     }
 
-    fn has_room(&self) -> bool {
-        self.unwritten.load(Ordering::Relaxed) < UNWRITTEN_AT_MOST
+    fn has_capacity(&self) -> bool {
+        self.count.load(Ordering::Relaxed) < MAX_UNWRITTEN_BYTES
     }
 
-    fn taken(&self, bytes: usize) {
-        self.unwritten.fetch_add(bytes, Ordering::Relaxed);
+    fn record_buffered(&self, bytes: usize) {
+        self.count.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
 /// A body that gives no more than the connection writes.
-pub(super) struct Paced<B> {
+pub(super) struct BackpressureBody<B> {
     body: B,
-    pace: Arc<Pace>,
+    unwritten_bytes: Arc<UnwrittenBytes>,
 }
 
-impl<B> Paced<B> {
+impl<B> BackpressureBody<B> {
     /// `body`, on the connection with this pace.
-    pub(super) const fn new(body: B, pace: Arc<Pace>) -> Self {
-        Self { body, pace }
+    pub(super) const fn new(body: B, pace: Arc<UnwrittenBytes>) -> Self {
+        Self {
+            body,
+            unwritten_bytes: pace,
+        }
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Paced<B> {
+impl<B: Body<Data = Bytes> + Unpin> Body for BackpressureBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -72,15 +75,15 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Paced<B> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        if !self.pace.has_room() {
-            self.pace.body.register(cx.waker());
+        if !self.unwritten_bytes.has_capacity() {
+            self.unwritten_bytes.body_waker.register(cx.waker());
             return Poll::Pending;
         }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
         {
-            self.pace.taken(data.len());
+            self.unwritten_bytes.record_buffered(data.len());
         }
         polled
     }
@@ -103,23 +106,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_gives_no_more_until_something_is_written() {
+    fn a_body_yields_no_frame_beyond_the_limit_until_bytes_are_written() {
         const PART: usize = 16 << 10;
         let parts = futures_util::stream::iter(
             std::iter::repeat_n(Bytes::from_static(&[7; PART]), 100)
                 .map(|part| Ok::<_, std::convert::Infallible>(Frame::data(part))),
         );
-        let pace = Arc::new(Pace::default());
-        let mut body = Paced::new(StreamBody::new(parts), Arc::clone(&pace));
+        let pace = Arc::new(UnwrittenBytes::default());
+        let mut body = BackpressureBody::new(StreamBody::new(parts), Arc::clone(&pace));
         let mut given = || {
             let frames = std::iter::from_fn(|| body.frame().now_or_never());
             frames.count() * PART
         };
-        assert_eq!(given(), UNWRITTEN_AT_MOST);
+        assert_eq!(given(), MAX_UNWRITTEN_BYTES);
         assert_eq!(given(), 0);
-        pace.written(PART);
+        pace.record_written(PART);
         assert_eq!(given(), PART);
-        pace.written(2 * UNWRITTEN_AT_MOST);
-        assert_eq!(given(), UNWRITTEN_AT_MOST, "all was written");
+        pace.record_written(2 * MAX_UNWRITTEN_BYTES);
+        assert_eq!(given(), MAX_UNWRITTEN_BYTES, "all was written");
     }
 }

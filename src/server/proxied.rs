@@ -12,13 +12,13 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
 /// The first byte of the header's signature; a TLS handshake begins with another.
-const BEGINS: u8 = b'\r';
+const SIGNATURE_FIRST_BYTE: u8 = b'\r';
 
 /// Signature, version and command, family, and the length of what follows.
-const FIXED: usize = 16;
+const FIXED_HEADER_LENGTH: usize = 16;
 
 /// Most that may follow: addresses and what a load balancer adds to them take a few hundred bytes.
-const REST: usize = 4096;
+const MAX_VARIABLE_LENGTH: usize = 4096;
 
 /// Takes the header off, if there is one, and tells whom it names; `None` if the connection is the proxy's own.
 ///
@@ -27,31 +27,31 @@ const REST: usize = 4096;
 ///
 /// # Cancel safety
 /// None: part of the header may have been read.
-pub(super) async fn client(tcp: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
+pub(super) async fn read_client_address(tcp: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
     let mut first = [0];
-    if tcp.peek(&mut first).await? == 0 || first != [BEGINS] {
+    if tcp.peek(&mut first).await? == 0 || first != [SIGNATURE_FIRST_BYTE] {
         return Ok(None);
     }
-    let mut header = vec![0; FIXED];
+    let mut header = vec![0; FIXED_HEADER_LENGTH];
     tcp.read_exact(&mut header).await?;
-    let rest = match header.get(FIXED - 2..) {
+    let rest = match header.get(FIXED_HEADER_LENGTH - 2..) {
         Some(&[high, low]) => usize::from(u16::from_be_bytes([high, low])),
         _ => 0,
     };
-    if rest > REST {
+    if rest > MAX_VARIABLE_LENGTH {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("a PROXY header of {rest} bytes; at most {REST} are read"),
+            format!("a PROXY header of {rest} bytes; at most {MAX_VARIABLE_LENGTH} are read"),
         ));
     }
-    header.resize(FIXED + rest, 0);
-    if let Some(rest) = header.get_mut(FIXED..) {
+    header.resize(FIXED_HEADER_LENGTH + rest, 0);
+    if let Some(rest) = header.get_mut(FIXED_HEADER_LENGTH..) {
         tcp.read_exact(rest).await?;
     }
-    source(&header)
+    parse_source_address(&header)
 }
 
-fn source(header: &[u8]) -> io::Result<Option<SocketAddr>> {
+fn parse_source_address(header: &[u8]) -> io::Result<Option<SocketAddr>> {
     let header = Header::try_from(header)
         .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why.to_string()))?;
     if header.command == Command::Local {
@@ -79,27 +79,27 @@ mod tests {
     }
 
     #[test]
-    fn the_source_is_the_client() {
+    fn the_source_address_is_the_client_address() {
         let v4 = [203, 0, 113, 7, 10, 0, 0, 1, 0xc0, 0x01, 0x19, 0x2b];
-        let named = source(&header(1, 0x11, &v4)).unwrap();
+        let named = parse_source_address(&header(1, 0x11, &v4)).unwrap();
         assert_eq!(named, Some("203.0.113.7:49153".parse().unwrap()));
         let mut v6 = [0; 36];
         v6[..4].copy_from_slice(&[0x20, 0x01, 0x0d, 0xb8]);
         v6[15] = 7;
         v6[32..34].copy_from_slice(&[0xc0, 0x01]);
-        let named = source(&header(1, 0x21, &v6)).unwrap();
+        let named = parse_source_address(&header(1, 0x21, &v6)).unwrap();
         assert_eq!(named, Some("[2001:db8::7]:49153".parse().unwrap()));
     }
 
     #[test]
-    fn a_proxy_s_own_connection_names_nobody() {
-        assert_eq!(source(&header(0, 0, &[])).unwrap(), None);
-        assert_eq!(source(&header(1, 0, &[])).unwrap(), None);
+    fn a_local_connection_of_the_proxy_has_no_client_address() {
+        assert_eq!(parse_source_address(&header(0, 0, &[])).unwrap(), None);
+        assert_eq!(parse_source_address(&header(1, 0, &[])).unwrap(), None);
     }
 
     #[test]
-    fn what_is_no_header_is_an_error() {
-        assert!(source(b"\r\n\r\nGET / HTTP/1.1\r\n").is_err());
-        assert!(source(&header(1, 0x11, &[1, 2, 3])).is_err());
+    fn an_invalid_header_is_an_error() {
+        assert!(parse_source_address(b"\r\n\r\nGET / HTTP/1.1\r\n").is_err());
+        assert!(parse_source_address(&header(1, 0x11, &[1, 2, 3])).is_err());
     }
 }

@@ -6,25 +6,25 @@
 
 use std::time::Duration;
 
-use crate::pipeline::begun::Requests;
+use crate::pipeline::begun::RequestCount;
 
 /// How often the counts are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A connection that showed nothing new at so many looks in a row has idled for 90 to 120 s (kube-apiserver's `IdleTimeout` is
 /// 90 s). A head that has begun has a time of its own ([`heads`](crate::server::heads)).
-const LOOKS: u32 = 3;
+const IDLE_CHECKS: u32 = 3;
 
 /// Comes when the connection has been quiet for too long.
 ///
 /// # Cancel safety
 /// The time begins anew.
-pub(super) async fn quiet_for_too_long(requests: &Requests) {
+pub(super) async fn wait_for_idle_timeout(requests: &RequestCount) {
     let (mut before, mut looks) = (0, 0);
-    while looks < LOOKS {
-        tokio::time::sleep(LOOK_EVERY).await;
-        let begun = requests.begun();
-        let quiet = begun == before && begun == requests.ended() && !requests.unwritten();
+    while looks < IDLE_CHECKS {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        let begun = requests.started();
+        let quiet = begun == before && begun == requests.ended() && !requests.write_pending();
         looks = if quiet { looks + 1 } else { 0 };
         before = begun;
     }
@@ -39,30 +39,30 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_without_requests_is_quiet_after_ninety_seconds() {
+    async fn a_connection_without_requests_times_out_after_ninety_seconds() {
         let began = Instant::now();
-        quiet_for_too_long(&Requests::default()).await;
+        wait_for_idle_timeout(&RequestCount::default()).await;
         assert_eq!(began.elapsed().as_secs(), 90);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn neither_one_under_way_nor_those_that_come_and_go_are_quiet() {
-        let requests = Arc::new(Requests::default());
+    async fn requests_in_flight_unwritten_bytes_and_new_requests_prevent_the_idle_timeout() {
+        let requests = Arc::new(RequestCount::default());
         let began = Instant::now();
         let looking = async {
-            quiet_for_too_long(&requests).await;
+            wait_for_idle_timeout(&requests).await;
             began.elapsed()
         };
         let asking = async {
-            let long = requests.begin();
+            let long = requests.start();
             tokio::time::sleep(Duration::from_secs(600)).await; // a watch, without an event
             drop(long);
-            requests.set_unwritten(true);
+            requests.set_write_pending(true);
             tokio::time::sleep(Duration::from_secs(600)).await; // the end of an answer that its client does not read
-            requests.set_unwritten(false);
+            requests.set_write_pending(false);
             for _ in 0..10 {
                 tokio::time::sleep(Duration::from_secs(60)).await;
-                drop(requests.begin());
+                drop(requests.start());
             }
         };
         let (quiet_after, ()) = tokio::join!(looking, asking);

@@ -16,20 +16,20 @@ use std::task::Waker;
 use hyper::rt::Executor;
 use tokio::task::coop::poll_proceed;
 
-use crate::pipeline::begun::Requests;
+use crate::pipeline::begun::RequestCount;
 
 /// Runs the streams of the connection with these requests.
 #[derive(Clone, Debug)]
-pub(super) struct Streams(pub(super) Arc<Requests>);
+pub(super) struct StreamExecutor(pub(super) Arc<RequestCount>);
 
-impl<F> Executor<F> for Streams
+impl<F> Executor<F> for StreamExecutor
 where
     F: Future<Output = ()> + Send + Unpin + 'static,
 {
     fn execute(&self, mut stream: F) {
         // Nobody is to be woken: who has to wait is asked again, as a task.
         let mut context = Context::from_waker(Waker::noop());
-        if !self.0.last_at_once() || !may_go_on(&mut context) {
+        if !self.0.last_was_immediate() || !consume_coop_budget(&mut context) {
             tokio::spawn(stream);
             return;
         }
@@ -47,7 +47,7 @@ where
 
 /// Takes one step of what the connection may do in its turn, so that other connections have theirs. Whoever has more than a hundred
 /// streams answered in one leaves none for writing them, which has to wait for the next then.
-fn may_go_on(context: &mut Context<'_>) -> bool {
+fn consume_coop_budget(context: &mut Context<'_>) -> bool {
     match poll_proceed(context) {
         Poll::Ready(step) => {
             step.made_progress();
@@ -71,21 +71,21 @@ mod tests {
     use super::*;
 
     /// Of a connection whose last request was answered at once, or had to wait.
-    fn streams(at_once: bool) -> Streams {
-        let requests = Arc::new(Requests::default());
-        let begun = requests.begin();
+    fn stream_executor(at_once: bool) -> StreamExecutor {
+        let requests = Arc::new(RequestCount::default());
+        let begun = requests.start();
         let answer = async {
             if !at_once {
                 pending::<()>().await;
             }
         };
-        let watched = begun.watch(pin!(answer)).now_or_never();
+        let watched = begun.track(pin!(answer)).now_or_never();
         assert_eq!(watched.is_some(), at_once);
-        Streams(requests)
+        StreamExecutor(requests)
     }
 
     /// Counts those that have run.
-    fn running(ran: &Arc<AtomicU32>) -> impl Future<Output = ()> + Send + Unpin + 'static {
+    fn count_run(ran: &Arc<AtomicU32>) -> impl Future<Output = ()> + Send + Unpin + 'static {
         let ran = Arc::clone(ran);
         poll_fn(move |_| {
             ran.fetch_add(1, Ordering::Relaxed);
@@ -94,60 +94,60 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_is_answered_in_the_connection_s_turn_where_the_last_was_answered_at_once() {
+    async fn a_stream_is_polled_inline_if_the_last_request_was_answered_at_once() {
         let ran = Arc::new(AtomicU32::new(0));
-        streams(true).execute(running(&ran));
+        stream_executor(true).execute(count_run(&ran));
         assert_eq!(ran.load(Ordering::Relaxed), 1);
-        streams(false).execute(running(&ran));
+        stream_executor(false).execute(count_run(&ran));
         assert_eq!(ran.load(Ordering::Relaxed), 1, "it is a task");
         tokio::task::yield_now().await;
         assert_eq!(ran.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test]
-    async fn who_has_to_wait_after_all_becomes_a_task() {
+    async fn a_pending_stream_becomes_a_task() {
         let (tells, told) = oneshot::channel();
         let (done, ends) = oneshot::channel();
         let stream = Box::pin(async {
             let told = told.await;
             let _ = done.send(told);
         });
-        streams(true).execute(stream);
+        stream_executor(true).execute(stream);
         tokio::task::yield_now().await;
         tells.send(7).unwrap();
         assert_eq!(ends.await, Ok(Ok(7)));
     }
 
     /// Panics when it is dropped.
-    struct Ill;
+    struct PanicOnDrop;
 
-    impl Drop for Ill {
+    impl Drop for PanicOnDrop {
         fn drop(&mut self) {
             panic!("on purpose");
         }
     }
 
     #[tokio::test]
-    async fn a_panic_ends_the_stream_alone() {
-        let streams = streams(true);
+    async fn a_panic_ends_only_its_stream() {
+        let streams = stream_executor(true);
         streams.execute(Box::pin(async { panic!("on purpose") }));
-        let ill = Ill;
+        let ill = PanicOnDrop;
         streams.execute(poll_fn(move |_| {
             let _ = &ill;
             Poll::Ready(())
         }));
         let ran = Arc::new(AtomicU32::new(0));
-        streams.execute(running(&ran));
+        streams.execute(count_run(&ran));
         assert_eq!(ran.load(Ordering::Relaxed), 1);
     }
 
     #[tokio::test]
-    async fn a_connection_s_turn_is_bounded() {
+    async fn the_number_of_streams_polled_inline_is_bounded() {
         const MANY: u32 = 10_000;
         let ran = Arc::new(AtomicU32::new(0));
-        let streams = streams(true);
+        let streams = stream_executor(true);
         for _ in 0..MANY {
-            streams.execute(running(&ran));
+            streams.execute(count_run(&ran));
         }
         let at_once = ran.load(Ordering::Relaxed);
         assert!((1..MANY / 10).contains(&at_once), "{at_once}");

@@ -26,11 +26,11 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::UnixTime;
 
 /// Sessions kept for TLS 1.2 clients that resume by an id; TLS 1.3 and tickets need none.
-const SESSIONS: usize = 4096;
+const MAX_CACHED_SESSIONS: usize = 4096;
 
 /// What the listener presents.
 #[derive(Debug)]
-pub struct Config {
+pub struct ListenerTlsConfig {
     /// `--tls-cert-file` and `--tls-private-key-file`.
     pub certificate: Arc<CertifiedKey>,
     /// `--client-ca-file`: clients are asked for a certificate, and told these names.
@@ -43,8 +43,11 @@ pub struct Config {
 ///
 /// # Errors
 /// If the provider lacks a cipher suite for one of the versions.
-pub fn server_config(config: Config, provider: Arc<CryptoProvider>) -> Result<ServerConfig, Error> {
-    let Config {
+pub fn server_config(
+    config: ListenerTlsConfig,
+    provider: Arc<CryptoProvider>,
+) -> Result<ServerConfig, Error> {
+    let ListenerTlsConfig {
         certificate,
         client_ca,
         tls13_only,
@@ -57,7 +60,7 @@ pub fn server_config(config: Config, provider: Arc<CryptoProvider>) -> Result<Se
     let algorithms = provider.signature_verification_algorithms;
     let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(versions)?;
     let builder = match client_ca {
-        Some(roots) => builder.with_client_cert_verifier(Arc::new(Possession {
+        Some(roots) => builder.with_client_cert_verifier(Arc::new(PossessionVerifier {
             hints: roots.subjects(),
             algorithms,
         })),
@@ -65,19 +68,19 @@ pub fn server_config(config: Config, provider: Arc<CryptoProvider>) -> Result<Se
     };
     let mut tls = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certificate)));
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    tls.session_storage = ServerSessionMemoryCache::new(SESSIONS);
+    tls.session_storage = ServerSessionMemoryCache::new(MAX_CACHED_SESSIONS);
     tls.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new()?;
     Ok(tls)
 }
 
 /// Takes any certificate whose key the client holds.
 #[derive(Debug)]
-struct Possession {
+struct PossessionVerifier {
     hints: Vec<DistinguishedName>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl ClientCertVerifier for Possession {
+impl ClientCertVerifier for PossessionVerifier {
     fn client_auth_mandatory(&self) -> bool {
         false
     }

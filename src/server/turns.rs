@@ -11,52 +11,52 @@ use prometheus::IntGauge;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
-use crate::server::Metrics;
-use crate::server::gate::Bounds;
-use crate::server::gate::Entrance;
-use crate::server::gate::Gate;
-use crate::server::gate::Origin;
+use crate::server::ServerMetrics;
+use crate::server::gate::ConnectionSource;
+use crate::server::gate::HandshakeDecision;
+use crate::server::gate::HandshakeLimiter;
+use crate::server::gate::HandshakeLimits;
 
 /// Handshakes at a time: enough to keep the cores busy over a distance; from one address a quarter of them, so that a storm
 /// from there leaves the rest to others. Those that wait are open connections, which --max-connections bounds; who is turned
 /// away comes back at once, and costs more than who waits.
 #[must_use]
-pub const fn bounds(longest_wait: Duration) -> Bounds {
-    Bounds {
-        in_all: 128,
-        by_address: 32,
-        waiting: 16_384,
-        longest_wait,
+pub const fn handshake_limits(longest_wait: Duration) -> HandshakeLimits {
+    HandshakeLimits {
+        max_active: 128,
+        max_active_per_address: 32,
+        max_queued: 16_384,
+        max_wait: longest_wait,
     }
 }
 
 /// Whose turn it is.
 #[derive(Debug)]
-pub struct Turns {
+pub struct HandshakeQueue {
     /// Held for one decision; nothing is awaited, and nobody woken, under it.
-    gate: Mutex<Gate<oneshot::Sender<Turn>>>,
-    begun: IntGauge,
-    waiting: IntGauge,
-    turned_away: IntCounter,
+    limiter: Mutex<HandshakeLimiter<oneshot::Sender<HandshakePermit>>>,
+    active: IntGauge,
+    queued: IntGauge,
+    rejected: IntCounter,
 }
 
 /// A handshake's turn; dropping it gives it to the next.
 #[derive(Debug)]
-pub struct Turn {
-    origin: Origin,
+pub struct HandshakePermit {
+    source: ConnectionSource,
     /// Taken out of a turn that nobody wants.
-    turns: Option<Arc<Turns>>,
+    queue: Option<Arc<HandshakeQueue>>,
 }
 
-impl Turns {
+impl HandshakeQueue {
     /// All free; nobody waits longer than `longest_wait`.
     #[must_use]
-    pub fn new(longest_wait: Duration, metrics: &Metrics) -> Arc<Self> {
+    pub fn new(longest_wait: Duration, metrics: &ServerMetrics) -> Arc<Self> {
         Arc::new(Self {
-            gate: Mutex::new(Gate::new(bounds(longest_wait))),
-            begun: metrics.handshakes.clone(),
-            waiting: metrics.waiting.clone(),
-            turned_away: metrics.turned_away.clone(),
+            limiter: Mutex::new(HandshakeLimiter::new(handshake_limits(longest_wait))),
+            active: metrics.active_handshakes.clone(),
+            queued: metrics.queued_handshakes.clone(),
+            rejected: metrics.rejected_handshakes.clone(),
         })
     }
 
@@ -64,66 +64,66 @@ impl Turns {
     ///
     /// # Cancel safety
     /// Whoever stops waiting is passed over.
-    pub async fn take(self: &Arc<Self>, origin: Origin) -> Option<Turn> {
+    pub async fn acquire(self: &Arc<Self>, origin: ConnectionSource) -> Option<HandshakePermit> {
         let (sender, turn) = oneshot::channel();
-        match self.arrive(origin, sender) {
-            Entrance::Begin(_) => Some(self.turn(origin)),
-            Entrance::Wait { turned_away } => {
-                self.turned_away.inc_by(u64::from(turned_away.is_some()));
+        match self.start_or_queue(origin, sender) {
+            HandshakeDecision::Start(_) => Some(self.permit(origin)),
+            HandshakeDecision::Queue { turned_away } => {
+                self.rejected.inc_by(u64::from(turned_away.is_some()));
                 drop(turned_away); // which is told by that
                 turn.await.ok()
             }
         }
     }
 
-    fn arrive(
+    fn start_or_queue(
         &self,
-        origin: Origin,
-        waiting: oneshot::Sender<Turn>,
-    ) -> Entrance<oneshot::Sender<Turn>> {
-        let mut gate = self.gate();
-        let entrance = gate.arrive(origin, Clock.now(), waiting);
-        self.publish(&gate);
+        origin: ConnectionSource,
+        waiting: oneshot::Sender<HandshakePermit>,
+    ) -> HandshakeDecision<oneshot::Sender<HandshakePermit>> {
+        let mut gate = self.lock_limiter();
+        let entrance = gate.start_or_queue(origin, Clock.now(), waiting);
+        self.update_metrics(&gate);
         entrance
     }
 
-    fn turn(self: &Arc<Self>, origin: Origin) -> Turn {
-        Turn {
-            origin,
-            turns: Some(Arc::clone(self)),
+    fn permit(self: &Arc<Self>, origin: ConnectionSource) -> HandshakePermit {
+        HandshakePermit {
+            source: origin,
+            queue: Some(Arc::clone(self)),
         }
     }
 
-    fn gate(&self) -> MutexGuard<'_, Gate<oneshot::Sender<Turn>>> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_limiter(&self) -> MutexGuard<'_, HandshakeLimiter<oneshot::Sender<HandshakePermit>>> {
+        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn publish(&self, gate: &Gate<oneshot::Sender<Turn>>) {
+    fn update_metrics(&self, gate: &HandshakeLimiter<oneshot::Sender<HandshakePermit>>) {
         let set = |gauge: &IntGauge, count| gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
-        set(&self.begun, gate.begun());
-        set(&self.waiting, gate.waiting());
+        set(&self.active, gate.active());
+        set(&self.queued, gate.queued());
     }
 }
 
-impl Drop for Turn {
+impl Drop for HandshakePermit {
     fn drop(&mut self) {
-        let Some(turns) = self.turns.take() else {
+        let Some(turns) = self.queue.take() else {
             return;
         };
-        let mut free = Some(self.origin);
+        let mut free = Some(self.source);
         while let Some(origin) = free.take() {
-            let mut gate = turns.gate();
-            let (next, too_late) = gate.depart(origin, Clock.now());
-            turns.publish(&gate);
+            let mut gate = turns.lock_limiter();
+            let (next, too_late) = gate.finish(origin, Clock.now());
+            turns.update_metrics(&gate);
             drop(gate);
             turns
-                .turned_away
+                .rejected
                 .inc_by(u64::try_from(too_late.len()).unwrap_or(0));
             drop(too_late);
             if let Some((origin, waiting)) = next
-                && let Err(mut unwanted) = waiting.send(turns.turn(origin))
+                && let Err(mut unwanted) = waiting.send(turns.permit(origin))
             {
-                unwanted.turns = None;
+                unwanted.queue = None;
                 free = Some(origin); // its connection has gone
             }
         }

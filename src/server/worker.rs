@@ -18,39 +18,39 @@ use tokio_rustls::TlsAcceptor;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::drain::UnderWay;
-use crate::pipeline::overdue::LOOK_EVERY;
+use crate::drain::DrainGuard;
+use crate::pipeline::overdue::SCAN_INTERVAL;
 use crate::server::connection;
-use crate::server::connection::Serving;
-use crate::server::newcomers::Newcomer;
+use crate::server::connection::ConnectionContext;
+use crate::server::newcomers::PendingHandshakeGuard;
 
 /// How often idle connections to the upstream are looked through; their time-out is several times that.
 const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(10);
 
 /// A connection that was accepted.
 #[derive(Debug)]
-pub struct Accepted {
+pub struct AcceptedConnection {
     /// The socket, not yet part of a runtime.
     pub tcp: StdTcpStream,
     /// Where it is from.
     pub address: SocketAddr,
     /// Counts it as open.
-    pub open: UnderWay,
+    pub open_guard: DrainGuard,
     /// That its handshake is not over.
-    pub newcomer: Newcomer,
+    pub pending_guard: PendingHandshakeGuard,
 }
 
 /// What a connection holds for as long as its socket is open, whatever is spoken on it.
 #[derive(Debug)]
-pub struct Held {
-    _open: UnderWay,
-    _load: Arc<()>,
+pub struct ConnectionGuard {
+    _open_guard: DrainGuard,
+    _load_guard: Arc<()>,
 }
 
 /// A thread that serves connections.
 #[derive(Debug)]
 pub struct Worker {
-    connections: mpsc::UnboundedSender<(Accepted, Arc<()>)>,
+    connections: mpsc::UnboundedSender<(AcceptedConnection, Arc<()>)>,
     /// One reference for each connection, beside this one.
     load: Arc<()>,
     thread: JoinHandle<()>,
@@ -61,14 +61,18 @@ impl Worker {
     ///
     /// # Errors
     /// If the system gives no thread or no runtime.
-    pub fn start(number: usize, tls: TlsAcceptor, serving: Arc<Serving>) -> io::Result<Self> {
+    pub fn start(
+        number: usize,
+        tls: TlsAcceptor,
+        serving: Arc<ConnectionContext>,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let (connections, accepted) = mpsc::unbounded_channel();
         let thread = thread::Builder::new()
             .name(format!("weir-worker-{number}"))
-            .spawn(move || runtime.block_on(work(number, accepted, tls, serving)))?;
+            .spawn(move || runtime.block_on(run_worker(number, accepted, tls, serving)))?;
         Ok(Self {
             connections,
             load: Arc::new(()),
@@ -83,7 +87,7 @@ impl Worker {
     }
 
     /// Gives it a connection.
-    pub fn take(&self, accepted: Accepted) {
+    pub fn assign(&self, accepted: AcceptedConnection) {
         if self
             .connections
             .send((accepted, Arc::clone(&self.load)))
@@ -103,19 +107,19 @@ impl Worker {
 }
 
 /// Ends when no more connections can come; the runtime's end cuts off what is left.
-async fn work(
+async fn run_worker(
     number: usize,
-    mut accepted: mpsc::UnboundedReceiver<(Accepted, Arc<()>)>,
+    mut accepted: mpsc::UnboundedReceiver<(AcceptedConnection, Arc<()>)>,
     tls: TlsAcceptor,
-    serving: Arc<Serving>,
+    serving: Arc<ConnectionContext>,
 ) {
-    tokio::spawn(keep_house(number, Arc::clone(&serving)));
+    tokio::spawn(run_maintenance(number, Arc::clone(&serving)));
     while let Some((accepted, load)) = accepted.recv().await {
-        let Accepted {
+        let AcceptedConnection {
             tcp,
             address,
-            open,
-            newcomer,
+            open_guard: open,
+            pending_guard: newcomer,
         } = accepted;
         let tcp = match TcpStream::from_std(tcp) {
             Ok(tcp) => tcp,
@@ -124,9 +128,9 @@ async fn work(
                 continue;
             }
         };
-        let held = Held {
-            _open: open,
-            _load: load,
+        let held = ConnectionGuard {
+            _open_guard: open,
+            _load_guard: load,
         };
         tokio::spawn(connection::serve(
             tcp,
@@ -138,17 +142,20 @@ async fn work(
     }
 }
 
-async fn keep_house(number: usize, serving: Arc<Serving>) {
+async fn run_maintenance(number: usize, serving: Arc<ConnectionContext>) {
     let number = number.to_string();
-    let tasks = serving.metrics.tasks.with_label_values(&[&number]);
-    let busy = serving.metrics.busy.with_label_values(&[&number]);
+    let tasks = serving.metrics.worker_tasks.with_label_values(&[&number]);
+    let busy = serving
+        .metrics
+        .worker_busy_seconds
+        .with_label_values(&[&number]);
     let runtime = Handle::current().metrics();
-    let mut look = tokio::time::interval(LOOK_EVERY);
+    let mut look = tokio::time::interval(SCAN_INTERVAL);
     let mut close_idle = tokio::time::interval(CLOSE_IDLE_EVERY);
     loop {
         tokio::select! {
             _ = look.tick() => {
-                serving.pipeline.overdue.expire(Clock.now());
+                serving.pipeline.deadlines.expire(Clock.now());
                 tasks.set(i64::try_from(runtime.num_alive_tasks()).unwrap_or(i64::MAX));
                 let so_far = runtime.worker_total_busy_duration(0).as_secs_f64();
                 busy.inc_by((so_far - busy.get()).max(0.0));

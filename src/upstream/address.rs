@@ -10,13 +10,13 @@ use http::Uri;
 use http::uri::Authority;
 use rustls_pki_types::ServerName;
 
-use crate::upstream::connector::Proxy;
+use crate::upstream::connector::ProxyAddress;
 
 /// Host and port of the API server's URL, and the host as its certificate has it.
 ///
 /// # Errors
 /// It is not `https://HOST[:PORT]`; why not, without the URL itself.
-pub fn server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
+pub fn parse_server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
     let given = url;
     let url: Uri = url
         .parse()
@@ -41,7 +41,7 @@ pub fn server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
     }
     check_port(authority)?;
     let host = authority.host();
-    let name = server_name(host.trim_start_matches('[').trim_end_matches(']'))?;
+    let name = parse_server_name(host.trim_start_matches('[').trim_end_matches(']'))?;
     Ok((authority.clone(), name))
 }
 
@@ -65,7 +65,7 @@ fn check_port(authority: &Authority) -> Result<(), &'static str> {
 ///
 /// # Errors
 /// It is neither a host name nor an IP address.
-pub fn server_name(name: &str) -> Result<ServerName<'static>, String> {
+pub fn parse_server_name(name: &str) -> Result<ServerName<'static>, String> {
     ServerName::try_from(name.to_owned())
         .map_err(|_| format!("{name:?} is neither a host name nor an IP address"))
 }
@@ -74,7 +74,7 @@ pub fn server_name(name: &str) -> Result<ServerName<'static>, String> {
 ///
 /// # Errors
 /// It is not `http://[USER[:PASSWORD]@]HOST[:PORT]`; why not, without the URL itself.
-pub fn proxy(url: &str) -> Result<Proxy, String> {
+pub fn parse_proxy(url: &str) -> Result<ProxyAddress, String> {
     const EXPECTED: &str = "expected http://HOST[:PORT]";
     let url: Uri = url.parse().map_err(|_| EXPECTED)?;
     match scheme(&url).as_deref() {
@@ -94,30 +94,30 @@ pub fn proxy(url: &str) -> Result<Proxy, String> {
     let authorization = authority
         .as_str()
         .rsplit_once('@')
-        .map(|(user, _)| basic(user));
+        .map(|(user, _)| basic_auth(user));
     let port = authority.port_u16().unwrap_or(80);
     let authority = format!("{}:{port}", authority.host())
         .parse()
         .map_err(|_| EXPECTED)?;
-    Ok(Proxy {
+    Ok(ProxyAddress {
         authority,
         authorization: authorization.transpose()?,
     })
 }
 
 /// `Proxy-Authorization` for the user part of a URL.
-fn basic(user: &str) -> Result<HeaderValue, String> {
+fn basic_auth(user: &str) -> Result<HeaderValue, String> {
     let (name, password) = user.split_once(':').unwrap_or((user, ""));
-    let mut plain = percent_decoded(name)?;
+    let mut plain = percent_decode(name)?;
     plain.push(b':');
-    plain.extend(percent_decoded(password)?);
+    plain.extend(percent_decode(password)?);
     let mut value = HeaderValue::from_str(&format!("Basic {}", BASE64_STANDARD.encode(plain)))
         .map_err(|_| "the proxy's user cannot stand in a header")?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-fn percent_decoded(text: &str) -> Result<Vec<u8>, &'static str> {
+fn percent_decode(text: &str) -> Result<Vec<u8>, &'static str> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

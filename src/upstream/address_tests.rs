@@ -18,14 +18,14 @@ fn a_server_is_an_https_url_without_a_path() {
         ("https://kube_api:443", "kube_api:443", "kube_api"),
     ];
     for (url, authority, name) in cases {
-        let (found, host) = server(url).unwrap();
+        let (found, host) = parse_server(url).unwrap();
         assert_eq!(found, authority, "{url}");
         assert_eq!(host, ServerName::try_from(name).unwrap(), "{url}");
     }
 }
 
 #[test]
-fn a_server_that_weir_cannot_reach_as_written_is_refused() {
+fn a_server_url_that_weir_cannot_honour_is_rejected() {
     let cases = [
         ("", "not a URL"),
         ("10.0.0.1:6443", "expected https://HOST[:PORT]"),
@@ -63,7 +63,7 @@ fn a_server_that_weir_cannot_reach_as_written_is_refused() {
         ),
     ];
     for (url, expected) in cases {
-        let message = server(url)
+        let message = parse_server(url)
             .err()
             .unwrap_or_else(|| panic!("{url:?} is accepted"));
         assert!(message.contains(expected), "{url:?}: {message}");
@@ -72,16 +72,16 @@ fn a_server_that_weir_cannot_reach_as_written_is_refused() {
 }
 
 #[test]
-fn a_proxy_has_a_port_and_perhaps_a_user() {
-    let plain = proxy("http://proxy.example.com:3128/").unwrap();
+fn a_proxy_url_has_a_default_port_and_an_optional_user() {
+    let plain = parse_proxy("http://proxy.example.com:3128/").unwrap();
     assert_eq!(plain.authority, "proxy.example.com:3128");
     assert_eq!(plain.authorization, None);
-    assert_eq!(proxy("http://proxy").unwrap().authority, "proxy:80");
+    assert_eq!(parse_proxy("http://proxy").unwrap().authority, "proxy:80");
     assert_eq!(
-        proxy("http://[fd00::2]:8080").unwrap().authority,
+        parse_proxy("http://[fd00::2]:8080").unwrap().authority,
         "[fd00::2]:8080"
     );
-    let named = proxy("http://us%65r:p%40ss:word@proxy:3128").unwrap();
+    let named = parse_proxy("http://us%65r:p%40ss:word@proxy:3128").unwrap();
     assert_eq!(named.authority, "proxy:3128");
     let value = named.authorization.clone().unwrap();
     assert_eq!(
@@ -92,7 +92,7 @@ fn a_proxy_has_a_port_and_perhaps_a_user() {
 }
 
 #[test]
-fn other_proxies_are_refused_and_passwords_not_quoted() {
+fn other_proxy_urls_are_rejected_without_quoting_passwords() {
     let cases = [
         (
             "https://u:secret@proxy",
@@ -108,7 +108,7 @@ fn other_proxies_are_refused_and_passwords_not_quoted() {
         ("http://u:secret%zz@proxy", "not followed by two digits"),
     ];
     for (url, expected) in cases {
-        let message = proxy(url)
+        let message = parse_proxy(url)
             .err()
             .unwrap_or_else(|| panic!("{url:?} is accepted"));
         assert!(message.contains(expected), "{url:?}: {message}");

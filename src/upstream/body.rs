@@ -27,34 +27,34 @@ use hyper::body::Incoming;
 use crate::upstream::client_body::ClientBody;
 use crate::upstream::client_body::ClientBodyError;
 use crate::upstream::headers::IdentityHeaders;
-use crate::upstream::read_body::ReadBody;
-use crate::upstream::upload::Upload;
+use crate::upstream::read_body::BufferedBody;
+use crate::upstream::upload::BodyPump;
 
 /// How much is read, in bytes, of an answer that nothing waits for any more: as cheap as a reset.
-const SHORT_ANSWER: usize = 64 << 10;
+const MAX_DRAIN_BYTES: usize = 64 << 10;
 
 /// The body of a request to the upstream.
 #[derive(Debug)]
-pub struct RequestBody(Request);
+pub struct RequestBody(RequestBodyKind);
 
 #[derive(Debug)]
-enum Request {
+enum RequestBodyKind {
     Empty,
     /// A client's, as it comes.
-    Client(Streamed),
+    Streamed(StreamedBody),
     /// A client's that was read beforehand.
-    Read(ReadBody),
+    Buffered(BufferedBody),
     /// One of weir's own, until it has gone.
-    Own(Bytes),
+    Internal(Bytes),
 }
 
 /// A client's body, as it comes, its trailers cleaned of what the names cover.
 #[derive(Debug)]
-struct Streamed {
+struct StreamedBody {
     /// What was read of it beforehand.
-    begun: Option<ReadBody>,
+    prefix: Option<BufferedBody>,
     incoming: ClientBody,
-    names: Arc<IdentityHeaders>,
+    identity_headers: Arc<IdentityHeaders>,
     progress: Arc<BodyProgress>,
 }
 
@@ -63,15 +63,15 @@ impl RequestBody {
     /// is told to `progress`.
     #[must_use]
     pub fn streamed(
-        begun: Option<ReadBody>,
+        begun: Option<BufferedBody>,
         incoming: ClientBody,
         names: Arc<IdentityHeaders>,
         progress: Arc<BodyProgress>,
     ) -> Self {
-        Self(Request::Client(Streamed {
-            begun,
+        Self(RequestBodyKind::Streamed(StreamedBody {
+            prefix: begun,
             incoming,
-            names,
+            identity_headers: names,
             progress,
         }))
     }
@@ -79,27 +79,29 @@ impl RequestBody {
     /// No body.
     #[must_use]
     pub fn empty() -> Self {
-        Self(Request::Empty)
+        Self(RequestBodyKind::Empty)
     }
 
     /// A client's that was read beforehand.
     #[must_use]
-    pub fn read(read: ReadBody) -> Self {
-        Self(Request::Read(read))
+    pub fn buffered(read: BufferedBody) -> Self {
+        Self(RequestBodyKind::Buffered(read))
     }
 
     /// A body of weir's own.
     #[must_use]
-    pub fn own(body: Bytes) -> Self {
-        Self(Request::Own(body))
+    pub fn internal(body: Bytes) -> Self {
+        Self(RequestBodyKind::Internal(body))
     }
 
     /// Whether nothing of it is still to come from a client.
     #[must_use]
-    pub fn is_here(&self) -> bool {
+    pub fn is_fully_received(&self) -> bool {
         match &self.0 {
-            Request::Empty | Request::Read(_) | Request::Own(_) => true,
-            Request::Client(body) => body.incoming.is_end_stream(),
+            RequestBodyKind::Empty
+            | RequestBodyKind::Buffered(_)
+            | RequestBodyKind::Internal(_) => true,
+            RequestBodyKind::Streamed(body) => body.incoming.is_end_stream(),
         }
     }
 }
@@ -109,9 +111,9 @@ impl RequestBody {
 pub struct BodyProgress {
     /// Written by one task, as is `awaited`; read now and then. Relaxed: they stand for nothing but themselves.
     bytes: AtomicU64,
-    awaited: AtomicBool,
+    awaiting_client: AtomicBool,
     state: AtomicU8,
-    reader: AtomicWaker,
+    reader_waker: AtomicWaker,
 }
 
 /// What has become of a client's body.
@@ -138,8 +140,8 @@ impl BodyProgress {
 
     /// Whether the client is waited for: the upstream would take more.
     #[must_use]
-    pub fn is_awaited(&self) -> bool {
-        self.awaited.load(Ordering::Relaxed)
+    pub fn is_awaiting_client(&self) -> bool {
+        self.awaiting_client.load(Ordering::Relaxed)
     }
 
     /// What has become of it.
@@ -156,19 +158,19 @@ impl BodyProgress {
 
     /// Gives it up, unless it has ended: its next part is an error.
     pub fn stall(&self) {
-        self.end(STALLED);
-        self.reader.wake();
+        self.finish(STALLED);
+        self.reader_waker.wake();
     }
 
-    fn end(&self, state: u8) {
-        self.awaited.store(false, Ordering::Relaxed);
+    fn finish(&self, state: u8) {
+        self.awaiting_client.store(false, Ordering::Relaxed);
         let _ = self
             .state
             .compare_exchange(UNFINISHED, state, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    fn passed(&self, bytes: usize) {
-        self.awaited.store(false, Ordering::Relaxed);
+    fn record_bytes(&self, bytes: usize) {
+        self.awaiting_client.store(false, Ordering::Relaxed);
         let bytes = u64::try_from(bytes).unwrap_or_default();
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -209,7 +211,7 @@ impl std::error::Error for RequestBodyError {
 
 /// Whether a body that cannot be read has a client that went away, or one that sent what is none.
 #[must_use]
-pub fn why_unreadable(error: &ClientBodyError) -> BodyState {
+pub fn classify_error(error: &ClientBodyError) -> BodyState {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(io) = error.downcast_ref::<io::Error>() {
@@ -231,42 +233,42 @@ pub fn why_unreadable(error: &ClientBodyError) -> BodyState {
     BodyState::Aborted
 }
 
-impl Streamed {
+impl StreamedBody {
     fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
-        if let Some(frame) = self.begun.as_mut().and_then(ReadBody::frame) {
+        if let Some(frame) = self.prefix.as_mut().and_then(BufferedBody::next_frame) {
             return Poll::Ready(Some(Ok(frame)));
         }
-        self.begun = None;
+        self.prefix = None;
         let progress = &*self.progress;
-        progress.reader.register(cx.waker());
+        progress.reader_waker.register(cx.waker());
         if progress.state() == BodyState::Stalled {
             return Poll::Ready(Some(Err(RequestBodyError::Stalled)));
         }
         let Poll::Ready(polled) = Pin::new(&mut self.incoming).poll_frame(cx) else {
-            progress.awaited.store(true, Ordering::Relaxed);
+            progress.awaiting_client.store(true, Ordering::Relaxed);
             return Poll::Pending;
         };
         Poll::Ready(match polled {
             Some(Ok(mut frame)) => {
-                progress.passed(frame.data_ref().map_or(0, Bytes::len));
+                progress.record_bytes(frame.data_ref().map_or(0, Bytes::len));
                 if let Some(trailers) = frame.trailers_mut() {
-                    self.names.remove_from(trailers);
+                    self.identity_headers.remove_from(trailers);
                 }
                 if self.incoming.is_end_stream() {
-                    progress.end(COMPLETE);
+                    progress.finish(COMPLETE);
                 }
                 Some(Ok(frame))
             }
             Some(Err(why)) => {
-                let malformed = why_unreadable(&why) == BodyState::Malformed;
-                progress.end(if malformed { MALFORMED } else { ABORTED });
+                let malformed = classify_error(&why) == BodyState::Malformed;
+                progress.finish(if malformed { MALFORMED } else { ABORTED });
                 Some(Err(RequestBodyError::Client(why)))
             }
             None => {
-                progress.end(COMPLETE);
+                progress.finish(COMPLETE);
                 None
             }
         })
@@ -274,7 +276,7 @@ impl Streamed {
 
     fn size_hint(&self) -> SizeHint {
         let begun = self
-            .begun
+            .prefix
             .as_ref()
             .map_or(0, |begun| begun.size_hint().lower());
         let rest = self.incoming.size_hint();
@@ -296,29 +298,31 @@ impl Body for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, RequestBodyError>>> {
         Poll::Ready(match &mut self.0 {
-            Request::Empty => None,
-            Request::Client(body) => return body.poll_frame(cx),
-            Request::Read(read) => read.frame().map(Ok),
-            Request::Own(body) if body.is_empty() => None,
-            Request::Own(body) => Some(Ok(Frame::data(std::mem::take(body)))),
+            RequestBodyKind::Empty => None,
+            RequestBodyKind::Streamed(body) => return body.poll_frame(cx),
+            RequestBodyKind::Buffered(read) => read.next_frame().map(Ok),
+            RequestBodyKind::Internal(body) if body.is_empty() => None,
+            RequestBodyKind::Internal(body) => Some(Ok(Frame::data(std::mem::take(body)))),
         })
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Request::Empty => true,
-            Request::Client(body) => body.begun.is_none() && body.incoming.is_end_stream(),
-            Request::Read(read) => read.is_over(),
-            Request::Own(body) => body.is_empty(),
+            RequestBodyKind::Empty => true,
+            RequestBodyKind::Streamed(body) => {
+                body.prefix.is_none() && body.incoming.is_end_stream()
+            }
+            RequestBodyKind::Buffered(read) => read.is_end_stream(),
+            RequestBodyKind::Internal(body) => body.is_empty(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Request::Empty => SizeHint::with_exact(0),
-            Request::Client(body) => body.size_hint(),
-            Request::Read(read) => read.size_hint(),
-            Request::Own(body) => {
+            RequestBodyKind::Empty => SizeHint::with_exact(0),
+            RequestBodyKind::Streamed(body) => body.size_hint(),
+            RequestBodyKind::Buffered(read) => read.size_hint(),
+            RequestBodyKind::Internal(body) => {
                 SizeHint::with_exact(u64::try_from(body.len()).unwrap_or(u64::MAX))
             }
         }
@@ -327,43 +331,47 @@ impl Body for RequestBody {
 
 /// The body of the upstream's answer. Dropping it before its end resets the stream, or closes the connection.
 #[derive(Debug)]
-pub struct AnswerBody(Inner);
+pub struct ResponseBody(ResponseBodyKind);
 
 #[derive(Debug)]
-enum Inner {
+enum ResponseBodyKind {
     Http1(Incoming),
-    Http2(Stream),
+    Http2(Http2Body),
 }
 
 #[derive(Debug)]
-struct Stream {
+struct Http2Body {
     frames: RecvStream,
     /// What is still to come of it, where its length was told.
-    left: Option<u64>,
+    remaining: Option<u64>,
     data_ended: bool,
     /// The request's body, if it is not all sent: an answer may come before that.
-    _upload: Option<Upload>,
+    _body_pump: Option<BodyPump>,
 }
 
-impl From<Incoming> for AnswerBody {
+impl From<Incoming> for ResponseBody {
     fn from(incoming: Incoming) -> Self {
-        Self(Inner::Http1(incoming))
+        Self(ResponseBodyKind::Http1(incoming))
     }
 }
 
-impl AnswerBody {
-    pub(super) fn http2(frames: RecvStream, length: Option<u64>, upload: Option<Upload>) -> Self {
-        Self(Inner::Http2(Stream {
+impl ResponseBody {
+    pub(super) fn from_http2(
+        frames: RecvStream,
+        length: Option<u64>,
+        upload: Option<BodyPump>,
+    ) -> Self {
+        Self(ResponseBodyKind::Http2(Http2Body {
             frames,
-            left: length,
+            remaining: length,
             data_ended: false,
-            _upload: upload,
+            _body_pump: upload,
         }))
     }
 
     /// Reads an answer that nothing waits for any more to its end, if it is a short one, or breaks off. Whether it has ended.
-    pub(super) async fn finish(mut self) -> bool {
-        let mut left = SHORT_ANSWER;
+    pub(super) async fn drain(mut self) -> bool {
+        let mut left = MAX_DRAIN_BYTES;
         while let Some(frame) = self.frame().await {
             let Ok(frame) = frame else { return true };
             let bytes = frame.data_ref().map_or(0, Bytes::len);
@@ -378,14 +386,14 @@ impl AnswerBody {
 
 /// Why an answer broke off.
 #[derive(Debug)]
-pub enum AnswerError {
+pub enum ResponseBodyError {
     /// On an HTTP/1.1 connection.
     Http1(hyper::Error),
     /// On an HTTP/2 connection.
     Http2(h2::Error),
 }
 
-impl fmt::Display for AnswerError {
+impl fmt::Display for ResponseBodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Http1(why) => why.fmt(f),
@@ -394,7 +402,7 @@ impl fmt::Display for AnswerError {
     }
 }
 
-impl std::error::Error for AnswerError {
+impl std::error::Error for ResponseBodyError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Http1(why) => Some(why),
@@ -404,7 +412,7 @@ impl std::error::Error for AnswerError {
     }
 }
 
-impl Stream {
+impl Http2Body {
     fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
@@ -415,7 +423,9 @@ impl Stream {
                 Some(Ok(data)) => {
                     // Handed on only when the client takes it, so this is the back-pressure.
                     let released = self.frames.flow_control().release_capacity(data.len());
-                    if let (Some(left), Ok(length)) = (&mut self.left, u64::try_from(data.len())) {
+                    if let (Some(left), Ok(length)) =
+                        (&mut self.remaining, u64::try_from(data.len()))
+                    {
                         *left = left.saturating_sub(length);
                     }
                     return Poll::Ready(Some(released.map(|()| Frame::data(data))));
@@ -429,34 +439,36 @@ impl Stream {
     }
 }
 
-impl Body for AnswerBody {
+impl Body for ResponseBody {
     type Data = Bytes;
-    type Error = AnswerError;
+    type Error = ResponseBodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
         match &mut self.0 {
-            Inner::Http1(incoming) => Pin::new(incoming)
+            ResponseBodyKind::Http1(incoming) => Pin::new(incoming)
                 .poll_frame(cx)
-                .map_err(AnswerError::Http1),
-            Inner::Http2(stream) => stream.poll_frame(cx).map_err(AnswerError::Http2),
+                .map_err(ResponseBodyError::Http1),
+            ResponseBodyKind::Http2(stream) => {
+                stream.poll_frame(cx).map_err(ResponseBodyError::Http2)
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Inner::Http1(incoming) => incoming.is_end_stream(),
-            Inner::Http2(stream) => stream.frames.is_end_stream(),
+            ResponseBodyKind::Http1(incoming) => incoming.is_end_stream(),
+            ResponseBodyKind::Http2(stream) => stream.frames.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Inner::Http1(incoming) => incoming.size_hint(),
-            Inner::Http2(stream) => stream
-                .left
+            ResponseBodyKind::Http1(incoming) => incoming.size_hint(),
+            ResponseBodyKind::Http2(stream) => stream
+                .remaining
                 .map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }

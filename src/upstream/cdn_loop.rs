@@ -20,10 +20,10 @@ use http::HeaderValue;
 pub const CDN_LOOP: HeaderName = HeaderName::from_static("cdn-loop");
 
 /// Most entries of a request that is forwarded, this weir's included. A chain of proxies has a few.
-pub const MOST_ENTRIES: usize = 16;
+pub const MAX_ENTRIES: usize = 16;
 
 /// Most bytes of what a request lists already: fifteen entries of weirs have 600.
-pub const MOST_BYTES: usize = 2048;
+pub const MAX_BYTES: usize = 2048;
 
 /// Bytes of an id and of a nonce.
 pub const ID_BYTES: usize = 16;
@@ -32,24 +32,24 @@ pub const ID_BYTES: usize = 16;
 const SEPARATOR: &[u8] = b", ";
 
 /// The parameter of a probe's entry.
-const PROBE: &[u8] = b"probe=";
+const PROBE_PARAMETER: &[u8] = b"probe=";
 
 /// The id of this process, as it is listed: `weir-` and 32 hexadecimal digits.
 #[derive(Debug)]
-pub struct ProcessId(HeaderValue);
+pub struct InstanceId(HeaderValue);
 
-impl Clone for ProcessId {
+impl Clone for InstanceId {
     /// A copy with a reference count of its own: workers do not share a cache line for each request.
     fn clone(&self) -> Self {
-        Self(copied(&self.0))
+        Self(copy_value(&self.0))
     }
 }
 
-impl ProcessId {
+impl InstanceId {
     /// The id of these bytes, which must be unguessable and of this process alone.
     #[must_use]
     pub fn from_bytes(bytes: [u8; ID_BYTES]) -> Self {
-        Self(ascii(format!("weir-{}", hex(&bytes))))
+        Self(ascii_value(format!("weir-{}", hex(&bytes))))
     }
 
     /// As it is listed.
@@ -60,9 +60,9 @@ impl ProcessId {
 
     /// The entry of a probe.
     #[must_use]
-    pub fn with_nonce(&self, nonce: &Nonce) -> HeaderValue {
+    pub fn probe_entry(&self, nonce: &Nonce) -> HeaderValue {
         let id = String::from_utf8_lossy(self.as_bytes());
-        ascii(format!("{id};probe={}", hex(&nonce.0)))
+        ascii_value(format!("{id};probe={}", hex(&nonce.0)))
     }
 }
 
@@ -79,7 +79,7 @@ impl Nonce {
 
     /// Whether both are the same, in a time that does not depend on where they differ.
     #[must_use]
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn constant_time_eq(&self, other: &Self) -> bool {
         verify_slices_are_equal(&self.0, &other.0).is_ok()
     }
 
@@ -100,19 +100,19 @@ impl fmt::Debug for Nonce {
 
 /// What a request's entries say.
 #[derive(Debug)]
-pub enum Listed {
+pub enum CdnLoopStatus {
     /// This weir is not among them, and there is room for its id.
-    Elsewhere,
+    Absent,
     /// This weir has forwarded the request before; as its own probe, if there is a nonce.
-    Here(Option<Nonce>),
-    /// There are [`MOST_ENTRIES`] of them already, or more than [`MOST_BYTES`].
+    Present(Option<Nonce>),
+    /// There are [`MAX_ENTRIES`] of them already, or more than [`MOST_BYTES`].
     TooMany,
 }
 
 /// Reads what `headers` list, as the weir `own` does. No more than [`MOST_BYTES`] are looked at.
 #[must_use]
-pub fn listed(headers: &HeaderMap, own: &ProcessId) -> Listed {
-    let (mut entries, mut room, mut too_long) = (0, MOST_BYTES, false);
+pub fn inspect(headers: &HeaderMap, own: &InstanceId) -> CdnLoopStatus {
+    let (mut entries, mut room, mut too_long) = (0, MAX_BYTES, false);
     for value in headers.get_all(CDN_LOOP) {
         let text = value.as_bytes();
         let text = text.get(..room).map_or(text, |start| {
@@ -124,27 +124,27 @@ pub fn listed(headers: &HeaderMap, own: &ProcessId) -> Listed {
             let mut parts = entry.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
             let id = parts.next().unwrap_or_default();
             if id == own.as_bytes() {
-                let nonce = parts.find_map(|parameter| parameter.strip_prefix(PROBE));
-                return Listed::Here(nonce.and_then(Nonce::parse));
+                let nonce = parts.find_map(|parameter| parameter.strip_prefix(PROBE_PARAMETER));
+                return CdnLoopStatus::Present(nonce.and_then(Nonce::parse));
             }
             entries += usize::from(!id.is_empty());
         }
     }
-    if too_long || entries >= MOST_ENTRIES {
-        Listed::TooMany
+    if too_long || entries >= MAX_ENTRIES {
+        CdnLoopStatus::TooMany
     } else {
-        Listed::Elsewhere
+        CdnLoopStatus::Absent
     }
 }
 
 /// Lists `own` behind the entries that are there, unless it is one of them. Without any, which is the usual case, nothing is allocated
 /// for the value; with some, the new list is.
-pub fn append(headers: &mut HeaderMap, own: &ProcessId) {
+pub fn append(headers: &mut HeaderMap, own: &InstanceId) {
     if !headers.contains_key(CDN_LOOP) {
         headers.insert(CDN_LOOP, own.0.clone());
         return;
     }
-    if matches!(listed(headers, own), Listed::Here(_)) {
+    if matches!(inspect(headers, own), CdnLoopStatus::Present(_)) {
         return;
     }
     // In one line: an intermediary that keeps only one of several lines would lose entries.
@@ -165,12 +165,12 @@ fn hex(bytes: &[u8; ID_BYTES]) -> String {
     format!("{:032x}", u128::from_be_bytes(*bytes))
 }
 
-fn ascii(text: String) -> HeaderValue {
+fn ascii_value(text: String) -> HeaderValue {
     // Made of letters, digits and `-;=`, all of which a value may have.
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("weir"))
 }
 
-fn copied(value: &HeaderValue) -> HeaderValue {
+fn copy_value(value: &HeaderValue) -> HeaderValue {
     HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
 }
 
@@ -178,12 +178,12 @@ fn copied(value: &HeaderValue) -> HeaderValue {
 mod tests {
     use super::*;
 
-    fn own() -> ProcessId {
-        ProcessId::from_bytes([7; ID_BYTES])
+    fn own_id() -> InstanceId {
+        InstanceId::from_bytes([7; ID_BYTES])
     }
 
-    fn other(n: u8) -> String {
-        let id = ProcessId::from_bytes([n + 100; ID_BYTES]);
+    fn other_id(n: u8) -> String {
+        let id = InstanceId::from_bytes([n + 100; ID_BYTES]);
         String::from_utf8(id.as_bytes().to_vec()).unwrap()
     }
 
@@ -199,16 +199,16 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_a_token_as_the_standard_has_it() {
+    fn an_id_is_a_token_of_rfc_8586() {
         let id = "weir-07070707070707070707070707070707";
-        assert_eq!(own().as_bytes(), id.as_bytes());
-        let probe = own().with_nonce(&Nonce::from_bytes([0xab; ID_BYTES]));
+        assert_eq!(own_id().as_bytes(), id.as_bytes());
+        let probe = own_id().probe_entry(&Nonce::from_bytes([0xab; ID_BYTES]));
         assert_eq!(probe, format!("{id};probe={}", "ab".repeat(16)));
     }
 
     #[test]
-    fn a_list_keeps_what_is_in_it_and_grows_by_one() {
-        let id = String::from_utf8(own().as_bytes().to_vec()).unwrap();
+    fn append_keeps_the_entries_and_adds_one() {
+        let id = String::from_utf8(own_id().as_bytes().to_vec()).unwrap();
         for (before, after) in [
             (&[][..], id.clone()),
             (&["a"], format!("a, {id}")),
@@ -216,25 +216,31 @@ mod tests {
             (&[""], format!(", {id}")),
         ] {
             let mut headers = map(before);
-            append(&mut headers, &own());
+            append(&mut headers, &own_id());
             assert_eq!(lines(&headers), [after.as_str()]);
-            append(&mut headers, &own());
+            append(&mut headers, &own_id());
             assert_eq!(lines(&headers), [after.as_str()], "once");
-            assert!(matches!(listed(&headers, &own()), Listed::Here(None)));
+            assert!(matches!(
+                inspect(&headers, &own_id()),
+                CdnLoopStatus::Present(None)
+            ));
         }
     }
 
     #[test]
-    fn no_client_hides_an_id_by_what_it_writes_before() {
-        let id = String::from_utf8(own().as_bytes().to_vec()).unwrap();
+    fn entries_before_an_id_do_not_hide_it() {
+        let id = String::from_utf8(own_id().as_bytes().to_vec()).unwrap();
         for before in ["a;x=\"", "\\", "(", ";", "a;b;c", "\"a,", ",,,", "\u{e4}"] {
             for list in [format!("{before},{id}"), format!("{before}, {id} ;x=1, z")] {
-                let found = listed(&map(&[list.as_str()]), &own());
-                assert!(matches!(found, Listed::Here(None)), "{list}: {found:?}");
+                let found = inspect(&map(&[list.as_str()]), &own_id());
+                assert!(
+                    matches!(found, CdnLoopStatus::Present(None)),
+                    "{list}: {found:?}"
+                );
             }
         }
-        let two = listed(&map(&["a;x=\"", id.as_str()]), &own());
-        assert!(matches!(two, Listed::Here(None)));
+        let two = inspect(&map(&["a;x=\"", id.as_str()]), &own_id());
+        assert!(matches!(two, CdnLoopStatus::Present(None)));
         for not in [
             format!("x{id}"),
             format!("{id}0"),
@@ -242,23 +248,23 @@ mod tests {
             id.to_uppercase(),
         ] {
             assert!(
-                matches!(listed(&map(&[&not]), &own()), Listed::Elsewhere),
+                matches!(inspect(&map(&[&not]), &own_id()), CdnLoopStatus::Absent),
                 "{not}"
             );
         }
     }
 
     #[test]
-    fn a_nonce_is_read_back_and_nothing_else_is_one() {
+    fn only_a_well_formed_nonce_is_parsed() {
         let nonce = Nonce::from_bytes([0x1f; ID_BYTES]);
-        let entry = own().with_nonce(&nonce);
+        let entry = own_id().probe_entry(&nonce);
         let entry = entry.to_str().unwrap();
-        let read = |list: &str| match listed(&map(&[list]), &own()) {
-            Listed::Here(nonce) => nonce,
-            Listed::Elsewhere | Listed::TooMany => panic!("{list}"),
+        let read = |list: &str| match inspect(&map(&[list]), &own_id()) {
+            CdnLoopStatus::Present(nonce) => nonce,
+            CdnLoopStatus::Absent | CdnLoopStatus::TooMany => panic!("{list}"),
         };
-        for list in [entry.to_owned(), format!("a, {entry}, {}", other(1))] {
-            assert!(read(&list).unwrap().is(&nonce), "{list}");
+        for list in [entry.to_owned(), format!("a, {entry}, {}", other_id(1))] {
+            assert!(read(&list).unwrap().constant_time_eq(&nonce), "{list}");
         }
         let id = entry.split(';').next().unwrap();
         let digits = "1f".repeat(16);
@@ -271,25 +277,25 @@ mod tests {
         ] {
             assert!(read(&bad).is_none(), "{bad}");
         }
-        assert!(!nonce.is(&Nonce::from_bytes([0x1e; ID_BYTES])));
+        assert!(!nonce.constant_time_eq(&Nonce::from_bytes([0x1e; ID_BYTES])));
         assert_eq!(format!("{nonce:?}"), "Nonce");
     }
 
     #[test]
     fn entries_and_bytes_are_bounded() {
-        let list = |count: u8| (0..count).map(other).collect::<Vec<_>>().join(", ");
-        let read = |values: &[&str]| listed(&map(values), &own());
+        let list = |count: u8| (0..count).map(other_id).collect::<Vec<_>>().join(", ");
+        let read = |values: &[&str]| inspect(&map(values), &own_id());
         let (few, most, half) = (list(15), list(16), list(8));
-        assert!(matches!(read(&[&few]), Listed::Elsewhere));
-        assert!(matches!(read(&[&most]), Listed::TooMany));
-        assert!(matches!(read(&[&half, &half]), Listed::TooMany));
-        let id = String::from_utf8(own().as_bytes().to_vec()).unwrap();
+        assert!(matches!(read(&[&few]), CdnLoopStatus::Absent));
+        assert!(matches!(read(&[&most]), CdnLoopStatus::TooMany));
+        assert!(matches!(read(&[&half, &half]), CdnLoopStatus::TooMany));
+        let id = String::from_utf8(own_id().as_bytes().to_vec()).unwrap();
         let late = format!("{}, {id}", list(40));
-        assert!(matches!(read(&[&late]), Listed::Here(None)));
-        let (long, longer) = ("a".repeat(MOST_BYTES), "a".repeat(MOST_BYTES + 1));
-        assert!(matches!(read(&[&long]), Listed::Elsewhere));
-        assert!(matches!(read(&[&longer]), Listed::TooMany));
-        assert!(matches!(read(&[&long, "a"]), Listed::TooMany));
-        assert!(matches!(read(&[&long, &id]), Listed::TooMany));
+        assert!(matches!(read(&[&late]), CdnLoopStatus::Present(None)));
+        let (long, longer) = ("a".repeat(MAX_BYTES), "a".repeat(MAX_BYTES + 1));
+        assert!(matches!(read(&[&long]), CdnLoopStatus::Absent));
+        assert!(matches!(read(&[&longer]), CdnLoopStatus::TooMany));
+        assert!(matches!(read(&[&long, "a"]), CdnLoopStatus::TooMany));
+        assert!(matches!(read(&[&long, &id]), CdnLoopStatus::TooMany));
     }
 }

@@ -46,7 +46,7 @@ impl Body for ClientBody {
             None if self.http2 && !self.incoming.is_end_stream() => {
                 Some(Err(ClientBodyError::Reset))
             }
-            frame => frame.map(|frame| frame.map_err(ClientBodyError::Library)),
+            frame => frame.map(|frame| frame.map_err(ClientBodyError::Hyper)),
         })
     }
 
@@ -63,7 +63,7 @@ impl Body for ClientBody {
 #[derive(Debug)]
 pub enum ClientBodyError {
     /// What the HTTP library says.
-    Library(hyper::Error),
+    Hyper(hyper::Error),
     /// Its stream was reset with `NO_ERROR`.
     Reset,
 }
@@ -71,7 +71,7 @@ pub enum ClientBodyError {
 impl fmt::Display for ClientBodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Library(why) => why.fmt(f),
+            Self::Hyper(why) => why.fmt(f),
             Self::Reset => write!(f, "the client reset the stream"),
         }
     }
@@ -80,7 +80,7 @@ impl fmt::Display for ClientBodyError {
 impl std::error::Error for ClientBodyError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Library(why) => Some(why),
+            Self::Hyper(why) => Some(why),
             Self::Reset => None,
         }
     }

@@ -23,11 +23,11 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::upstream::ForwardError;
-use crate::upstream::headers::Way;
-use crate::upstream::room::Room;
-use crate::upstream::room::Taken;
+use crate::upstream::headers::AuthMode;
+use crate::upstream::room::ConnectionBudget;
+use crate::upstream::room::ConnectionPermit;
 use crate::upstream::settings;
-use crate::wire::Wire;
+use crate::wire::TcpIo;
 
 /// Longest that a connection may take from the first packet to the end of the TLS handshake: long enough for a lost
 /// SYN or two, short enough for a client to see the failure.
@@ -35,31 +35,31 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Probes on an idle TCP connection, the only watch over one that speaks HTTP/1.1 or was upgraded: after so long, as client-go's
 /// dialer has it, and given up when as much time has gone without an answer as PING has on HTTP/2.
-const KEEPALIVE: Duration = Duration::from_secs(30);
-const KEEPALIVE_ANSWER: Duration = settings::PING_ANSWER;
-const KEEPALIVE_QUESTIONS: u32 = 3;
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = settings::PING_TIMEOUT;
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// Where the API server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct ServerAddress {
     /// Host and port to connect to.
     pub authority: Authority,
     /// The name that its certificate is checked against.
     pub server_name: ServerName<'static>,
     /// A proxy that is asked by CONNECT to connect there.
-    pub proxy: Option<Proxy>,
+    pub proxy: Option<ProxyAddress>,
 }
 
 /// An HTTP proxy (`proxy-url`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proxy {
+pub struct ProxyAddress {
     /// Host and port.
     pub authority: Authority,
     /// What stands in `Proxy-Authorization`, if the URL had a user.
     pub authorization: Option<HeaderValue>,
 }
 
-impl Target {
+impl ServerAddress {
     /// The port, 443 where the authority has none.
     fn port(authority: &Authority) -> u16 {
         authority.port_u16().unwrap_or(443)
@@ -76,28 +76,28 @@ pub enum Protocol {
 }
 
 /// A connection, HTTP not yet spoken.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+pub trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
 
 /// A TLS connection to the upstream.
-pub type Connection = TokioIo<TlsStream<Box<dyn Stream>>>;
+pub type TlsConnection = TokioIo<TlsStream<Box<dyn IoStream>>>;
 
 /// Makes connections for the way `W`.
 pub struct Connector<W> {
-    target: Target,
+    address: ServerAddress,
     /// ALPN h2 and http/1.1, or http/1.1 only where the way wants it.
-    any: Arc<ClientConfig>,
+    tls_any_alpn: Arc<ClientConfig>,
     /// ALPN http/1.1 only: for upgrades, which HTTP/2 has none of, and for what is to have a connection to itself.
-    http1: Arc<ClientConfig>,
+    tls_http1: Arc<ClientConfig>,
     /// Where clients' requests have their connections; weir's own are few.
-    room: Option<Room>,
-    way: PhantomData<W>,
+    connection_budget: Option<ConnectionBudget>,
+    mode: PhantomData<W>,
 }
 
-impl<W: Way> Connector<W> {
+impl<W: AuthMode> Connector<W> {
     /// Connects to `target` with `tls` (its ALPN is set here), as far as there is `room`, if that is bounded.
     #[must_use]
-    pub fn new(target: Target, tls: ClientConfig, room: Option<Room>) -> Self {
+    pub fn new(target: ServerAddress, tls: ClientConfig, room: Option<ConnectionBudget>) -> Self {
         let mut http1 = tls.clone();
         http1.alpn_protocols = vec![b"http/1.1".to_vec()];
         let mut any = tls;
@@ -106,23 +106,23 @@ impl<W: Way> Connector<W> {
             any.alpn_protocols.insert(0, b"h2".to_vec());
         }
         Self {
-            target,
-            any: Arc::new(any),
-            http1: Arc::new(http1),
-            room,
-            way: PhantomData,
+            address: target,
+            tls_any_alpn: Arc::new(any),
+            tls_http1: Arc::new(http1),
+            connection_budget: room,
+            mode: PhantomData,
         }
     }
 
     /// Where clients' requests have their places; weir's own need none.
-    pub(super) const fn room(&self) -> Option<&Room> {
-        self.room.as_ref()
+    pub(super) const fn connection_budget(&self) -> Option<&ConnectionBudget> {
+        self.connection_budget.as_ref()
     }
 
     /// Host and port of the upstream.
     #[must_use]
     pub fn authority(&self) -> &Authority {
-        &self.target.authority
+        &self.address.authority
     }
 
     /// A new connection, and what to speak on it.
@@ -132,8 +132,8 @@ impl<W: Way> Connector<W> {
     ///
     /// # Cancel safety
     /// Dropping the future closes what was opened.
-    pub async fn connect(&self) -> Result<(Connection, Protocol), ForwardError> {
-        self.connect_with(Arc::clone(&self.any)).await
+    pub async fn connect(&self) -> Result<(TlsConnection, Protocol), ForwardError> {
+        self.connect_tls(Arc::clone(&self.tls_any_alpn)).await
     }
 
     /// A new connection that speaks HTTP/1.1.
@@ -143,21 +143,25 @@ impl<W: Way> Connector<W> {
     ///
     /// # Cancel safety
     /// As [`Connector::connect`].
-    pub async fn connect_http1(&self) -> Result<Connection, ForwardError> {
-        self.connect_with(Arc::clone(&self.http1))
+    pub async fn connect_http1(&self) -> Result<TlsConnection, ForwardError> {
+        self.connect_tls(Arc::clone(&self.tls_http1))
             .await
             .map(|(connection, _)| connection)
     }
 
-    async fn connect_with(
+    async fn connect_tls(
         &self,
         tls: Arc<ClientConfig>,
-    ) -> Result<(Connection, Protocol), ForwardError> {
-        let place = self.room.as_ref().map(Room::take).transpose()?;
+    ) -> Result<(TlsConnection, Protocol), ForwardError> {
+        let place = self
+            .connection_budget
+            .as_ref()
+            .map(ConnectionBudget::acquire_connection)
+            .transpose()?;
         timeout(CONNECT_TIMEOUT, async {
-            let tcp = self.reach(place).await?;
+            let tcp = self.open_transport(place).await?;
             let stream = TlsConnector::from(tls)
-                .connect(self.target.server_name.clone(), tcp)
+                .connect(self.address.server_name.clone(), tcp)
                 .await
                 .map_err(|why| ForwardError::Tls(Arc::new(why)))?;
             let (_, session) = stream.get_ref();
@@ -171,65 +175,68 @@ impl<W: Way> Connector<W> {
         .unwrap_or(Err(ForwardError::ConnectTimeout(CONNECT_TIMEOUT)))
     }
 
-    async fn reach(&self, place: Option<Taken>) -> Result<Box<dyn Stream>, ForwardError> {
-        match &self.target.proxy {
-            None => Ok(Box::new(dial(&self.target.authority, place).await?)),
-            Some(proxy) => tunnel(proxy, &self.target.authority, place).await,
+    async fn open_transport(
+        &self,
+        place: Option<ConnectionPermit>,
+    ) -> Result<Box<dyn IoStream>, ForwardError> {
+        match &self.address.proxy {
+            None => Ok(Box::new(dial(&self.address.authority, place).await?)),
+            Some(proxy) => connect_via_proxy(proxy, &self.address.authority, place).await,
         }
     }
 }
 
-impl<W: Way> std::fmt::Debug for Connector<W> {
+impl<W: AuthMode> std::fmt::Debug for Connector<W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Connector<{}>({})", W::NAME, self.target.authority)
+        write!(f, "Connector<{}>({})", W::NAME, self.address.authority)
     }
 }
 
 async fn dial(
     authority: &Authority,
-    place: Option<Taken>,
-) -> Result<Wire<Option<Taken>>, ForwardError> {
+    place: Option<ConnectionPermit>,
+) -> Result<TcpIo<Option<ConnectionPermit>>, ForwardError> {
     let host = authority
         .host()
         .trim_start_matches('[')
         .trim_end_matches(']');
-    let stream = TcpStream::connect((host, Target::port(authority)))
+    let stream = TcpStream::connect((host, ServerAddress::port(authority)))
         .await
         .map_err(|why| ForwardError::Connect(Arc::new(why)))?;
     let _ = stream.set_nodelay(true); // a connection without it works, if slower
     let keepalive = TcpKeepalive::new()
-        .with_time(KEEPALIVE)
-        .with_interval(KEEPALIVE_ANSWER / KEEPALIVE_QUESTIONS)
-        .with_retries(KEEPALIVE_QUESTIONS);
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_TIMEOUT / KEEPALIVE_PROBES)
+        .with_retries(KEEPALIVE_PROBES);
     let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
-    Ok(Wire::new(stream, place))
+    Ok(TcpIo::new(stream, place))
 }
 
 /// Asks `proxy` for a tunnel to `target`.
-async fn tunnel(
-    proxy: &Proxy,
+async fn connect_via_proxy(
+    proxy: &ProxyAddress,
     target: &Authority,
-    place: Option<Taken>,
-) -> Result<Box<dyn Stream>, ForwardError> {
+    place: Option<ConnectionPermit>,
+) -> Result<Box<dyn IoStream>, ForwardError> {
     let stream = dial(&proxy.authority, place).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|why| ForwardError::Proxy(Arc::new(why)))?;
     tokio::spawn(connection.with_upgrades());
-    let to = format!("{}:{}", target.host(), Target::port(target));
+    let to = format!("{}:{}", target.host(), ServerAddress::port(target));
     let mut request = http::Request::connect(to.as_str()).header(http::header::HOST, to.as_str());
     if let Some(value) = &proxy.authorization {
         request = request.header(http::header::PROXY_AUTHORIZATION, value.clone());
     }
     let request = request
         .body(Empty::<bytes::Bytes>::new())
-        .map_err(|_| ForwardError::ProxyRefused(http::StatusCode::BAD_REQUEST))?;
+        .map_err(|_| ForwardError::ProxyRejected(http::StatusCode::BAD_REQUEST))?;
     let response = sender
         .send_request(request)
         .await
         .map_err(|why| ForwardError::Proxy(Arc::new(why)))?;
     if !response.status().is_success() {
-        return Err(ForwardError::ProxyRefused(response.status()));
+        return Err(ForwardError::ProxyRejected(response.status()));
     }
     let upgraded = hyper::upgrade::on(response)
         .await

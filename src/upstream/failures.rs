@@ -10,20 +10,20 @@ use crate::upstream::ForwardError;
 
 /// What failed.
 #[derive(Debug, Default)]
-pub struct Failures(Mutex<Noted>);
+pub struct FailureStats(Mutex<FailureSnapshot>);
 
 /// What has been noted of them.
 #[derive(Clone, Debug, Default)]
-pub struct Noted {
+pub struct FailureSnapshot {
     /// How many, by [`ForwardError::label`].
     pub by_cause: BTreeMap<&'static str, u64>,
     /// The last.
     pub last: Option<(Instant, ForwardError)>,
 }
 
-impl Failures {
+impl FailureStats {
     /// One more, at `now`.
-    pub fn note(&self, failure: &ForwardError, now: Instant) {
+    pub fn record(&self, failure: &ForwardError, now: Instant) {
         let mut noted = self.lock();
         *noted.by_cause.entry(failure.label()).or_default() += 1;
         noted.last = Some((now, failure.clone()));
@@ -31,12 +31,12 @@ impl Failures {
 
     /// All so far.
     #[must_use]
-    pub fn noted(&self) -> Noted {
+    pub fn snapshot(&self) -> FailureSnapshot {
         self.lock().clone()
     }
 
     /// Held for a few additions.
-    fn lock(&self) -> MutexGuard<'_, Noted> {
+    fn lock(&self) -> MutexGuard<'_, FailureSnapshot> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,6 @@
 //! What a request and a response carry from one side to the other. Pure.
 //!
-//! The only place where a request for the upstream is made: an [`Outbound`] of a [`Way`] can be built nowhere else, so
+//! The only place where a request for the upstream is made: an [`RequestHead`] of a [`Way`] can be built nowhere else, so
 //! that a request which asserts a user cannot get onto a connection without weir's certificate, nor one that carries
 //! its own credential onto a connection with it. The order matters and is fixed: what is hop-by-hop goes first, then whatever could pass for an identity, and an asserted identity is written last.
 //!
@@ -24,11 +24,11 @@ use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
 use crate::api::user::GROUP_AUTHENTICATED;
 use crate::api::user::GROUP_UNAUTHENTICATED;
-use crate::identity::WEBSOCKET_BEARER;
-use crate::identity::impersonation::is_impersonation;
+use crate::identity::WEBSOCKET_BEARER_PREFIX;
+use crate::identity::impersonation::is_impersonation_header;
 pub use crate::identity::request_header::IdentityHeaders;
 use crate::upstream::cdn_loop;
-use crate::upstream::cdn_loop::ProcessId;
+use crate::upstream::cdn_loop::InstanceId;
 
 /// Headers that concern one connection only (RFC 9110, 7.6.1, and the older ones that are still met). What else `Connection` names
 /// goes on, as to kube-apiserver, whose server does not look: a client of a proxy before weir could otherwise name away by whom that
@@ -53,7 +53,7 @@ pub const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// A way to the upstream: what a connection proves there, and so which requests may use it.
-pub trait Way: Send + Sync + 'static {
+pub trait AuthMode: Send + Sync + 'static {
     /// The value of the metric label `way`.
     const NAME: &'static str;
     /// Whether HTTP/2 may be spoken on it.
@@ -62,7 +62,7 @@ pub trait Way: Send + Sync + 'static {
 
 /// Connections that carry the front-proxy certificate: the upstream believes the user that they name.
 #[derive(Debug)]
-pub enum Asserting {}
+pub enum FrontProxy {}
 /// Connections that carry no certificate, for requests whose own credential is known to be good.
 #[derive(Debug)]
 pub enum PassThrough {}
@@ -70,7 +70,7 @@ pub enum PassThrough {}
 /// kube-apiserver closes an HTTP/2 connection after an anonymous request or a 401 (`UnauthenticatedHTTP2DOSMitigation`),
 /// so these keep to HTTP/1.1, where it does not, and never share a connection with anybody else's requests.
 #[derive(Debug)]
-pub enum Stranger {}
+pub enum Unverified {}
 /// Connections that carry weir's own credentials, for requests in the name of a certificate's user where there is no front proxy's
 /// CA: the upstream believes the user whom they impersonate, as far as weir may. They keep to HTTP/1.1, so that a connection with
 /// a certificate that was replaced does not live on.
@@ -78,43 +78,43 @@ pub enum Stranger {}
 pub enum Impersonating {}
 /// Connections for weir's own calls, with weir's own credentials. No client's request can become one.
 #[derive(Debug)]
-pub enum Own {}
+pub enum Internal {}
 /// Connections to those who publish the keys that tokens are signed with: nothing of anybody's goes there.
 #[derive(Debug)]
-pub enum Elsewhere {}
+pub enum External {}
 
-impl Way for Asserting {
+impl AuthMode for FrontProxy {
     const NAME: &'static str = "asserting";
     const HTTP2: bool = true;
 }
-impl Way for PassThrough {
+impl AuthMode for PassThrough {
     const NAME: &'static str = "pass-through";
     const HTTP2: bool = true;
 }
-impl Way for Stranger {
+impl AuthMode for Unverified {
     const NAME: &'static str = "stranger";
     const HTTP2: bool = false;
 }
-impl Way for Impersonating {
+impl AuthMode for Impersonating {
     const NAME: &'static str = "impersonating";
     const HTTP2: bool = false;
 }
-impl Way for Own {
+impl AuthMode for Internal {
     const NAME: &'static str = "own";
     const HTTP2: bool = false;
 }
-impl Way for Elsewhere {
+impl AuthMode for External {
     const NAME: &'static str = "elsewhere";
     const HTTP2: bool = false;
 }
 
 /// The head of a request that may go to the upstream by way `W`, and by no other.
-pub struct Outbound<W> {
+pub struct RequestHead<W> {
     parts: request::Parts,
-    way: PhantomData<W>,
+    mode: PhantomData<W>,
 }
 
-impl<W> fmt::Debug for Outbound<W> {
+impl<W> fmt::Debug for RequestHead<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Headers hold credentials: they are not shown.
         write!(
@@ -126,16 +126,16 @@ impl<W> fmt::Debug for Outbound<W> {
     }
 }
 
-impl<W: Way> Outbound<W> {
+impl<W: AuthMode> RequestHead<W> {
     fn new(parts: request::Parts) -> Self {
         Self {
             parts,
-            way: PhantomData,
+            mode: PhantomData,
         }
     }
 
     /// A second one of the same, for another try.
-    pub(super) fn again(&self) -> Self {
+    pub(super) fn duplicate(&self) -> Self {
         let mut parts = http::Request::new(()).into_parts().0;
         parts.method = self.parts.method.clone();
         parts.uri = self.parts.uri.clone();
@@ -145,17 +145,17 @@ impl<W: Way> Outbound<W> {
     }
 
     /// One that came back from a connection of the same way, unsent.
-    pub(super) fn returned(parts: request::Parts) -> Self {
+    pub(super) fn from_unsent(parts: request::Parts) -> Self {
         Self::new(parts)
     }
 
     /// Lists the weir `id` in `CDN-Loop`.
-    pub(super) fn list(&mut self, id: &ProcessId) {
+    pub(super) fn append_cdn_loop(&mut self, id: &InstanceId) {
         cdn_loop::append(&mut self.parts.headers, id);
     }
 
     /// Asks the upstream to change to `protocol`, once the request's own wish was taken off as hop-by-hop.
-    pub(super) fn switching_to(mut self, protocol: HeaderValue) -> Self {
+    pub(super) fn with_upgrade(mut self, protocol: HeaderValue) -> Self {
         self.parts
             .headers
             .insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
@@ -203,7 +203,7 @@ pub fn keep_unindexed(headers: &mut HeaderMap) {
 
 /// Takes off what concerns the client's connection only, and tells which protocol it wants to change to, if any.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
-    let upgrade = wishes_upgrade(headers)
+    let upgrade = requests_upgrade(headers)
         .then(|| headers.get(header::UPGRADE).cloned())
         .flatten();
     let te_trailers = headers.get(header::TE).is_some_and(|te| {
@@ -224,7 +224,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
 }
 
 /// Whether `Connection` names `Upgrade`, without which that header is no wish.
-fn wishes_upgrade(headers: &HeaderMap) -> bool {
+fn requests_upgrade(headers: &HeaderMap) -> bool {
     headers
         .get_all(header::CONNECTION)
         .iter()
@@ -237,45 +237,47 @@ fn wishes_upgrade(headers: &HeaderMap) -> bool {
 ///
 /// # Errors
 /// What is wrong with them.
-pub fn fit(headers: &HeaderMap, target: usize) -> Result<(), Unfit> {
+pub fn validate(headers: &HeaderMap, target: usize) -> Result<(), InvalidHeaders> {
     let mut length = target;
     for (name, value) in headers {
         // The one character that the library takes for a part of a name, and RFC 9110 does not.
         if name.as_str().contains('"') {
-            return Err(Unfit::Name);
+            return Err(InvalidHeaders::InvalidName);
         }
-        length += name.as_str().len() + value.len() + ENTRY;
+        length += name.as_str().len() + value.len() + ENTRY_OVERHEAD;
     }
-    let compressed = || headers.values().map(compressed_at_most).sum::<usize>();
-    if length > MOST || (length > MOST / LONGEST_CODE && compressed() > MOST) {
-        return Err(Unfit::Length);
+    let compressed = || headers.values().map(max_compressed_len).sum::<usize>();
+    if length > MAX_HEADER_BYTES
+        || (length > MAX_HEADER_BYTES / MAX_HUFFMAN_BYTES && compressed() > MAX_HEADER_BYTES)
+    {
+        return Err(InvalidHeaders::TooLong);
     }
     Ok(())
 }
 
 /// Why headers cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unfit {
+pub enum InvalidHeaders {
     /// They are more than [`MOST`] bytes.
-    Length,
+    TooLong,
     /// One has a name that is none.
-    Name,
+    InvalidName,
 }
 
 /// Most bytes of a request's headers and target, compressed or not: what the API server takes (`http.DefaultMaxHeaderBytes`), and room
 /// for what weir adds.
-pub const MOST: usize = (1 << 20) - (64 << 10);
+pub const MAX_HEADER_BYTES: usize = (1 << 20) - (64 << 10);
 
 /// What an entry counts for beside its name and its value (RFC 9113, 6.5.2).
-const ENTRY: usize = 32;
+const ENTRY_OVERHEAD: usize = 32;
 
 /// Bytes of the longest code of a byte (30 bits; RFC 7541, appendix B).
-const LONGEST_CODE: usize = 4;
+const MAX_HUFFMAN_BYTES: usize = 4;
 
 /// How long a value is at most once the library has compressed it: most codes of what headers are made of have at most eight bits.
-fn compressed_at_most(value: &HeaderValue) -> usize {
+fn max_compressed_len(value: &HeaderValue) -> usize {
     let short = |byte: u8| byte.is_ascii_alphanumeric() || b" %-./=_:&*,;".contains(&byte);
-    let length = |byte: &u8| if short(*byte) { 1 } else { LONGEST_CODE };
+    let length = |byte: &u8| if short(*byte) { 1 } else { MAX_HUFFMAN_BYTES };
     value.as_bytes().iter().map(length).sum()
 }
 
@@ -288,7 +290,7 @@ pub struct ClientAddress {
     pub trusted: bool,
 }
 
-fn forwarded_for(headers: &mut HeaderMap, client: ClientAddress) {
+fn append_forwarded_for(headers: &mut HeaderMap, client: ClientAddress) {
     let peer = client.peer.to_canonical();
     if !client.trusted {
         headers.remove(X_FORWARDED_FOR);
@@ -307,52 +309,52 @@ fn forwarded_for(headers: &mut HeaderMap, client: ClientAddress) {
 
 /// A request whose own credential goes on untouched.
 #[must_use]
-pub fn pass_through(
+pub fn pass_through_head(
     parts: request::Parts,
     client: ClientAddress,
     names: &IdentityHeaders,
-) -> Outbound<PassThrough> {
-    Outbound::new(own_credential(parts, client, names))
+) -> RequestHead<PassThrough> {
+    RequestHead::new(prepare_client_parts(parts, client, names))
 }
 
 /// A request without a credential, or with one that nobody vouches for.
 #[must_use]
-pub fn stranger(
+pub fn unverified_head(
     parts: request::Parts,
     client: ClientAddress,
     names: &IdentityHeaders,
-) -> Outbound<Stranger> {
-    Outbound::new(own_credential(parts, client, names))
+) -> RequestHead<Unverified> {
+    RequestHead::new(prepare_client_parts(parts, client, names))
 }
 
 /// A request of weir's own.
 #[must_use]
-pub fn own(
+pub fn internal_head(
     method: http::Method,
     path: PathAndQuery,
     authorization: Option<HeaderValue>,
-) -> Outbound<Own> {
-    let mut parts = of_weir(method, path);
+) -> RequestHead<Internal> {
+    let mut parts = internal_parts(method, path);
     if let Some(value) = authorization {
         parts.headers.insert(header::AUTHORIZATION, value);
     }
-    Outbound::new(parts)
+    RequestHead::new(parts)
 }
 
-impl Outbound<Own> {
+impl RequestHead<Internal> {
     pub(super) fn method(&self) -> &http::Method {
         &self.parts.method
     }
 
     /// In this form alone.
     #[must_use]
-    pub fn accepting(mut self, form: HeaderValue) -> Self {
+    pub fn with_accept(mut self, form: HeaderValue) -> Self {
         self.parts.headers.insert(header::ACCEPT, form);
         self
     }
 
     /// With this first entry in `CDN-Loop`.
-    pub(super) fn listing(mut self, entry: HeaderValue) -> Self {
+    pub(super) fn with_cdn_loop(mut self, entry: HeaderValue) -> Self {
         self.parts.headers.insert(cdn_loop::CDN_LOOP, entry);
         self
     }
@@ -371,11 +373,11 @@ impl Outbound<Own> {
 
 /// A request for what anybody may read.
 #[must_use]
-pub fn elsewhere(path: PathAndQuery) -> Outbound<Elsewhere> {
-    Outbound::new(of_weir(http::Method::GET, path))
+pub fn external_head(path: PathAndQuery) -> RequestHead<External> {
+    RequestHead::new(internal_parts(http::Method::GET, path))
 }
 
-fn of_weir(method: http::Method, path: PathAndQuery) -> request::Parts {
+fn internal_parts(method: http::Method, path: PathAndQuery) -> request::Parts {
     let mut parts = http::Request::new(()).into_parts().0;
     parts.method = method;
     parts.uri = http::Uri::from(path);
@@ -386,62 +388,62 @@ fn of_weir(method: http::Method, path: PathAndQuery) -> request::Parts {
     parts
 }
 
-fn own_credential(
+fn prepare_client_parts(
     mut parts: request::Parts,
     client: ClientAddress,
     names: &IdentityHeaders,
 ) -> request::Parts {
     names.remove_from(&mut parts.headers);
     parts.headers.remove(header::EXPECT);
-    forwarded_for(&mut parts.headers, client);
+    append_forwarded_for(&mut parts.headers, client);
     parts
 }
 
 /// What of a user is the same when the upstream reads it: Go's server takes space off around the values of HTTP/1.1, so that
 /// `system:masters ` would become another group on the way.
-fn value(what: &'static str, text: &str) -> Result<HeaderValue, Unspeakable> {
+fn encode_user_part(what: &'static str, text: &str) -> Result<HeaderValue, UnencodableUser> {
     if text.trim_ascii() != text {
-        return Err(Unspeakable(what));
+        return Err(UnencodableUser(what));
     }
-    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unspeakable(what))
+    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| UnencodableUser(what))
 }
 
 /// A request in the name of `user`, whose own credential ends here.
 ///
 /// # Errors
 /// [`Unspeakable`] if a part of the user cannot be written as a header.
-pub fn asserting(
+pub fn front_proxy_head(
     parts: request::Parts,
     client: ClientAddress,
     names: &IdentityHeaders,
     user: &UserInfo,
-) -> Result<Outbound<Asserting>, Unspeakable> {
-    let mut parts = own_credential(parts, client, names);
+) -> Result<RequestHead<FrontProxy>, UnencodableUser> {
+    let mut parts = prepare_client_parts(parts, client, names);
     let headers = &mut parts.headers;
     headers.remove(header::AUTHORIZATION);
     remove_websocket_bearer(headers);
     if let Some(name) = names.username.first() {
-        headers.append(name, value("name", &user.name)?);
+        headers.append(name, encode_user_part("name", &user.name)?);
     }
     if let Some(name) = names.uid.first().filter(|_| !user.uid.is_empty()) {
-        headers.append(name, value("uid", &user.uid)?);
+        headers.append(name, encode_user_part("uid", &user.uid)?);
     }
     if let Some(name) = names.group.first() {
         for group in &user.groups {
-            headers.append(name, value("group", group)?);
+            headers.append(name, encode_user_part("group", group)?);
         }
     }
     if let Some(prefix) = names.extra_prefix.first() {
         for (key, values) in &user.extra {
             let name = format!("{prefix}{}", escape_extra_key(key));
-            let name =
-                HeaderName::from_bytes(name.as_bytes()).map_err(|_| Unspeakable("extra key"))?;
+            let name = HeaderName::from_bytes(name.as_bytes())
+                .map_err(|_| UnencodableUser("extra key"))?;
             for text in values {
-                headers.append(&name, value("extra value", text)?);
+                headers.append(&name, encode_user_part("extra value", text)?);
             }
         }
     }
-    Ok(Outbound::new(parts))
+    Ok(RequestHead::new(parts))
 }
 
 /// A request in the name of `user` by weir's own credentials, of which `authorization` is what stands in a header. The client's own
@@ -452,20 +454,20 @@ pub fn asserting(
 ///
 /// # Errors
 /// [`Unspeakable`] if a part of the user cannot be written as a header.
-pub fn impersonating(
+pub fn impersonation_head(
     parts: request::Parts,
     client: ClientAddress,
     names: &IdentityHeaders,
     user: &UserInfo,
     authorization: Option<HeaderValue>,
-) -> Result<Outbound<Impersonating>, Unspeakable> {
-    let mut parts = own_credential(parts, client, names);
+) -> Result<RequestHead<Impersonating>, UnencodableUser> {
+    let mut parts = prepare_client_parts(parts, client, names);
     let headers = &mut parts.headers;
     headers.remove(header::AUTHORIZATION);
     remove_websocket_bearer(headers);
     let claimed: Vec<HeaderName> = headers
         .keys()
-        .filter(|n| is_impersonation(n))
+        .filter(|n| is_impersonation_header(n))
         .cloned()
         .collect();
     for name in claimed {
@@ -474,30 +476,31 @@ pub fn impersonating(
     if let Some(value) = authorization {
         headers.insert(header::AUTHORIZATION, value);
     }
-    headers.insert("impersonate-user", value("name", &user.name)?);
+    headers.insert("impersonate-user", encode_user_part("name", &user.name)?);
     if !user.uid.is_empty() {
-        headers.insert("impersonate-uid", value("uid", &user.uid)?);
+        headers.insert("impersonate-uid", encode_user_part("uid", &user.uid)?);
     }
-    let added = will_be_added(user);
+    let added = upstream_adds_authenticated(user);
     for group in user
         .groups
         .iter()
         .filter(|group| !(added && *group == GROUP_AUTHENTICATED))
     {
-        headers.append("impersonate-group", value("group", group)?);
+        headers.append("impersonate-group", encode_user_part("group", group)?);
     }
     for (key, values) in &user.extra {
         let name = format!("impersonate-extra-{}", escape_extra_key(key));
-        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| Unspeakable("extra key"))?;
+        let name =
+            HeaderName::from_bytes(name.as_bytes()).map_err(|_| UnencodableUser("extra key"))?;
         for text in values {
-            headers.append(&name, value("extra value", text)?);
+            headers.append(&name, encode_user_part("extra value", text)?);
         }
     }
-    Ok(Outbound::new(parts))
+    Ok(RequestHead::new(parts))
 }
 
 /// Whether the upstream adds `system:authenticated` by itself, beside other groups; to name it would take a right of its own.
-fn will_be_added(user: &UserInfo) -> bool {
+fn upstream_adds_authenticated(user: &UserInfo) -> bool {
     user.name != ANONYMOUS
         && !user.in_group(GROUP_UNAUTHENTICATED)
         && user.groups.iter().any(|group| group != GROUP_AUTHENTICATED)
@@ -505,9 +508,9 @@ fn will_be_added(user: &UserInfo) -> bool {
 
 /// A user that cannot be named in headers: which part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unspeakable(pub &'static str);
+pub struct UnencodableUser(pub &'static str);
 
-impl fmt::Display for Unspeakable {
+impl fmt::Display for UnencodableUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let part = self.0;
         write!(
@@ -542,7 +545,7 @@ fn remove_websocket_bearer(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .map(str::trim)
-        .filter(|protocol| !protocol.starts_with(WEBSOCKET_BEARER))
+        .filter(|protocol| !protocol.starts_with(WEBSOCKET_BEARER_PREFIX))
         .map(str::to_owned)
         .collect();
     headers.remove(&name);

@@ -15,7 +15,7 @@ fn head(headers: &[(&str, &str)]) -> request::Parts {
     request.body(()).unwrap().into_parts().0
 }
 
-fn stripped(headers: &[(&str, &str)]) -> (HeaderMap, Option<HeaderValue>) {
+fn strip(headers: &[(&str, &str)]) -> (HeaderMap, Option<HeaderValue>) {
     let mut parts = head(headers);
     let upgrade = strip_hop_by_hop(&mut parts.headers);
     (parts.headers, upgrade)
@@ -34,7 +34,7 @@ fn alice() -> UserInfo {
 }
 
 #[test]
-fn an_impersonated_user_is_the_only_one_and_nothing_of_the_client_s_is_left() {
+fn an_impersonated_user_replaces_every_identity_of_the_client() {
     let mut head = Request::new(()).into_parts().0;
     for name in [
         "impersonate-user",
@@ -66,7 +66,7 @@ fn an_impersonated_user_is_the_only_one_and_nothing_of_the_client_s_is_left() {
     };
     let own = HeaderValue::from_static("Bearer weirs-own");
     let names = IdentityHeaders::default();
-    let dressed = impersonating(head, client, &names, &user, Some(own)).unwrap();
+    let dressed = impersonation_head(head, client, &names, &user, Some(own)).unwrap();
     let headers = &dressed.parts.headers;
     let all = |name: &str| -> Vec<&str> {
         headers
@@ -87,7 +87,7 @@ fn an_impersonated_user_is_the_only_one_and_nothing_of_the_client_s_is_left() {
 }
 
 #[test]
-fn who_is_impersonated_has_a_group_named_so_that_the_api_server_adds_none() {
+fn an_impersonated_user_always_has_a_group() {
     let client = ClientAddress {
         peer: IpAddr::from([127, 0, 0, 1]),
         trusted: false,
@@ -132,7 +132,7 @@ fn who_is_impersonated_has_a_group_named_so_that_the_api_server_adds_none() {
         };
         let head = Request::new(()).into_parts().0;
         let names = IdentityHeaders::default();
-        let dressed = impersonating(head, client, &names, &user, None).unwrap();
+        let dressed = impersonation_head(head, client, &names, &user, None).unwrap();
         let named = dressed.parts.headers.get_all("impersonate-group");
         assert_eq!(named.iter().collect::<Vec<_>>(), sent, "{name}");
     }
@@ -140,7 +140,7 @@ fn who_is_impersonated_has_a_group_named_so_that_the_api_server_adds_none() {
 
 /// Go's server would take the space off, and `system:masters ` is a group that a certificate may be given.
 #[test]
-fn space_around_a_name_or_a_group_makes_nobody_another() {
+fn space_around_a_part_of_the_user_is_an_error() {
     let plain = UserInfo {
         name: "alice".to_owned(),
         ..UserInfo::default()
@@ -183,16 +183,16 @@ fn space_around_a_name_or_a_group_makes_nobody_another() {
         Request::new(()).into_parts().0
     });
     for (part, user) in users {
-        let asserted = asserting(head(), client, &names, &user);
-        assert_eq!(asserted.unwrap_err(), Unspeakable(part));
-        let impersonated = impersonating(head(), client, &names, &user, None);
-        assert_eq!(impersonated.unwrap_err(), Unspeakable(part));
+        let asserted = front_proxy_head(head(), client, &names, &user);
+        assert_eq!(asserted.unwrap_err(), UnencodableUser(part));
+        let impersonated = impersonation_head(head(), client, &names, &user, None);
+        assert_eq!(impersonated.unwrap_err(), UnencodableUser(part));
     }
 }
 
 #[test]
-fn hop_by_hop_headers_stop_here_and_no_others_that_connection_names() {
-    let (headers, upgrade) = stripped(&[
+fn only_hop_by_hop_headers_are_removed_whatever_connection_names() {
+    let (headers, upgrade) = strip(&[
         ("connection", "close, X-Private"),
         ("Connection", " impersonate-user ,keep-alive"),
         ("x-private", "1"),
@@ -218,8 +218,8 @@ fn hop_by_hop_headers_stop_here_and_no_others_that_connection_names() {
 }
 
 #[test]
-fn an_upgrade_is_told_once_connection_names_it() {
-    let (headers, upgrade) = stripped(&[
+fn an_upgrade_is_returned_once_connection_names_it() {
+    let (headers, upgrade) = strip(&[
         ("connection", "keep-alive, Upgrade"),
         ("upgrade", "SPDY/3.1"),
     ]);
@@ -228,24 +228,30 @@ fn an_upgrade_is_told_once_connection_names_it() {
 }
 
 #[test]
-fn headers_that_would_end_a_connection_do_not_fit() {
+fn headers_that_would_end_a_connection_are_invalid() {
     let of = |byte: u8, length| {
         let value = HeaderValue::from_bytes(&vec![byte; length]).unwrap();
         HeaderMap::from_iter([(HeaderName::from_static("x-a"), value)])
     };
-    let room = MOST - ENTRY - "x-a".len() - 10;
-    assert_eq!(fit(&of(b'v', room), 10), Ok(()));
-    assert_eq!(fit(&of(b'v', room + 1), 10), Err(Unfit::Length));
-    assert_eq!(fit(&of(b'v', room), 11), Err(Unfit::Length));
-    assert_eq!(fit(&of(0xff, MOST / 4), 10), Ok(()));
-    assert_eq!(fit(&of(0xff, MOST / 4 + 1), 10), Err(Unfit::Length));
+    let room = MAX_HEADER_BYTES - ENTRY_OVERHEAD - "x-a".len() - 10;
+    assert_eq!(validate(&of(b'v', room), 10), Ok(()));
+    assert_eq!(
+        validate(&of(b'v', room + 1), 10),
+        Err(InvalidHeaders::TooLong)
+    );
+    assert_eq!(validate(&of(b'v', room), 11), Err(InvalidHeaders::TooLong));
+    assert_eq!(validate(&of(0xff, MAX_HEADER_BYTES / 4), 10), Ok(()));
+    assert_eq!(
+        validate(&of(0xff, MAX_HEADER_BYTES / 4 + 1), 10),
+        Err(InvalidHeaders::TooLong)
+    );
     let odd = HeaderName::from_lowercase(b"a\"b").unwrap();
     let odd = HeaderMap::from_iter([(odd, HeaderValue::from_static("v"))]);
-    assert_eq!(fit(&odd, 10), Err(Unfit::Name));
+    assert_eq!(validate(&odd, 10), Err(InvalidHeaders::InvalidName));
 }
 
 #[test]
-fn no_spelling_of_an_identity_header_goes_through() {
+fn every_spelling_of_an_identity_header_is_removed() {
     let names = IdentityHeaders {
         username: vec![
             HeaderName::from_static("x-remote-user"),
@@ -269,7 +275,7 @@ fn no_spelling_of_an_identity_header_goes_through() {
         ("X-Kept", "1"),
         ("Authorization", "Bearer t"),
     ];
-    let outbound = stranger(head(&forged), CLIENT, &names);
+    let outbound = unverified_head(head(&forged), CLIENT, &names);
     let mut kept: Vec<_> = outbound
         .parts
         .headers
@@ -281,7 +287,7 @@ fn no_spelling_of_an_identity_header_goes_through() {
 }
 
 #[test]
-fn an_asserted_user_is_the_only_identity_and_the_token_stops_here() {
+fn a_front_proxy_user_is_the_only_identity_and_the_token_is_removed() {
     let sent = [
         ("Authorization", "Bearer secret"),
         ("X-Remote-User", "root"),
@@ -292,7 +298,8 @@ fn an_asserted_user_is_the_only_identity_and_the_token_stops_here() {
         ),
         ("Impersonate-User", "bob"),
     ];
-    let outbound = asserting(head(&sent), CLIENT, &IdentityHeaders::default(), &alice()).unwrap();
+    let outbound =
+        front_proxy_head(head(&sent), CLIENT, &IdentityHeaders::default(), &alice()).unwrap();
     let headers = &outbound.parts.headers;
     let all = |name: &str| {
         headers
@@ -318,17 +325,17 @@ fn an_asserted_user_is_the_only_identity_and_the_token_stops_here() {
 }
 
 #[test]
-fn a_user_that_headers_cannot_name_is_refused() {
+fn a_user_that_no_header_can_carry_is_an_error() {
     let user = UserInfo {
         name: "a\nb".to_owned(),
         ..alice()
     };
-    let refused = asserting(head(&[]), CLIENT, &IdentityHeaders::default(), &user);
-    assert_eq!(refused.unwrap_err(), Unspeakable("name"));
+    let refused = front_proxy_head(head(&[]), CLIENT, &IdentityHeaders::default(), &user);
+    assert_eq!(refused.unwrap_err(), UnencodableUser("name"));
 }
 
 #[test]
-fn earlier_hops_are_told_by_trusted_proxies_only() {
+fn earlier_hops_are_kept_from_trusted_proxies_only() {
     let sent = [
         ("x-forwarded-for", "198.51.100.1"),
         ("x-forwarded-for", "198.51.100.2"),
@@ -336,7 +343,7 @@ fn earlier_hops_are_told_by_trusted_proxies_only() {
     ];
     let names = IdentityHeaders::default();
     let told = |trusted| {
-        let outbound = pass_through(head(&sent), ClientAddress { trusted, ..CLIENT }, &names);
+        let outbound = pass_through_head(head(&sent), ClientAddress { trusted, ..CLIENT }, &names);
         let headers = outbound.parts.headers;
         (
             headers["x-forwarded-for"].to_str().unwrap().to_owned(),
@@ -351,11 +358,11 @@ fn earlier_hops_are_told_by_trusted_proxies_only() {
 }
 
 #[test]
-fn the_target_goes_on_byte_for_byte_and_the_authority_is_the_upstream_s() {
+fn the_target_is_forwarded_unchanged_with_the_upstream_authority() {
     let names = IdentityHeaders::default();
     let authority = Authority::from_static("upstream:6443");
     let sent = [("host", "weir"), ("cookie", "a=1"), ("cookie", "b=2")];
-    let one = stranger(head(&sent), CLIENT, &names)
+    let one = unverified_head(head(&sent), CLIENT, &names)
         .into_http1((), &HeaderValue::from_static("upstream:6443"));
     assert_eq!(one.uri().to_string(), "/api/v1/pods?x=%2f");
     assert_eq!(one.headers()["host"], "upstream:6443");
@@ -363,7 +370,7 @@ fn the_target_goes_on_byte_for_byte_and_the_authority_is_the_upstream_s() {
         one.headers().get_all("cookie").iter().collect::<Vec<_>>(),
         ["a=1; b=2"]
     );
-    let two = pass_through(head(&sent), CLIENT, &names).into_http2((), &authority);
+    let two = pass_through_head(head(&sent), CLIENT, &names).into_http2((), &authority);
     assert_eq!(
         two.uri().to_string(),
         "https://upstream:6443/api/v1/pods?x=%2f"
@@ -372,7 +379,7 @@ fn the_target_goes_on_byte_for_byte_and_the_authority_is_the_upstream_s() {
 }
 
 #[test]
-fn what_is_another_each_time_is_not_to_be_indexed() {
+fn values_that_always_change_are_never_indexed() {
     let usual = [
         ("audit-id", "5f1d"),
         ("date", "Sun, 06 Nov 1994 08:49:37 GMT"),

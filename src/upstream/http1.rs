@@ -1,7 +1,7 @@
 //! The use of an HTTP/1.1 connection to the upstream: one request at a time, spoken by hyper.
 //!
 //! # Cancel safety
-//! Dropping an [`Own1`] before its exchange has come to its end closes the connection.
+//! Dropping an [`Http1Lease`] before its exchange has come to its end closes the connection.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,41 +20,41 @@ use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1;
 use tokio::time::timeout;
 
-use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
-use crate::upstream::forward::End;
-use crate::upstream::headers::Way;
-use crate::upstream::pool::FINISH_WITHIN;
+use crate::upstream::body::ResponseBody;
+use crate::upstream::forward::CancelOutcome;
+use crate::upstream::headers::AuthMode;
+use crate::upstream::pool::CANCEL_GRACE_PERIOD;
 use crate::upstream::pool::Pool;
-use crate::upstream::room::Share;
+use crate::upstream::room::RequestSlot;
 
 /// How long the rest of an upload may take that goes on after its answer has ended; then it costs the connection.
-const LEFTOVERS: Duration = Duration::from_secs(1);
+const UPLOAD_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The sole use of an HTTP/1.1 connection. Only after [`Own1::complete`] does it serve another request.
-pub(super) struct Own1<W: Way> {
+/// The sole use of an HTTP/1.1 connection. Only after [`Http1Lease::complete`] does it serve another request.
+pub(super) struct Http1Lease<W: AuthMode> {
     sender: Option<http1::SendRequest<RequestBody>>,
     generation: u64,
     pool: Arc<Pool<W>>,
     /// What its request takes of the places for its kind.
-    pub(super) share: Option<Share>,
+    pub(super) slot: Option<RequestSlot>,
     /// Its request, until the answer begins.
-    pending: Option<Pending1>,
+    pending: Option<PendingHttp1>,
 }
 
 /// A request on an HTTP/1.1 connection whose answer has not begun. Dropping it closes the connection.
-struct Pending1 {
+struct PendingHttp1 {
     /// Never locked: it is for the future, which nothing but its owner looks at, to be shared at all.
-    head: Mutex<Head1>,
+    head: Mutex<Http1ResponseFuture>,
     /// Whether it may come to its end though nothing waits for it any more.
     may_finish: bool,
 }
 
-type Head1 = Pin<
+type Http1ResponseFuture = Pin<
     Box<dyn Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>> + Send>,
 >;
 
-impl<W: Way> Own1<W> {
+impl<W: AuthMode> Http1Lease<W> {
     /// Of a connection of this generation.
     pub(super) const fn new(
         sender: http1::SendRequest<RequestBody>,
@@ -65,7 +65,7 @@ impl<W: Way> Own1<W> {
             sender: Some(sender),
             generation,
             pool,
-            share: None,
+            slot: None,
             pending: None,
         }
     }
@@ -74,7 +74,7 @@ impl<W: Way> Own1<W> {
     ///
     /// # Errors
     /// There is no connection any more: here it is again.
-    pub(super) fn begin(
+    pub(super) fn send_request(
         &mut self,
         request: Request<RequestBody>,
         may_finish: bool,
@@ -82,8 +82,8 @@ impl<W: Way> Own1<W> {
         let Some(sender) = self.sender.as_mut() else {
             return Err(Box::new(request));
         };
-        let head: Head1 = Box::pin(sender.try_send_request(request));
-        self.pending = Some(Pending1 {
+        let head: Http1ResponseFuture = Box::pin(sender.try_send_request(request));
+        self.pending = Some(PendingHttp1 {
             head: Mutex::new(head),
             may_finish,
         });
@@ -94,7 +94,7 @@ impl<W: Way> Own1<W> {
     pub(super) fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Response<AnswerBody>, TrySendError<Request<RequestBody>>>> {
+    ) -> Poll<Result<Response<ResponseBody>, TrySendError<Request<RequestBody>>>> {
         let Some(pending) = &mut self.pending else {
             return Poll::Pending;
         };
@@ -102,54 +102,54 @@ impl<W: Way> Own1<W> {
         let head = head.unwrap_or_else(PoisonError::into_inner).as_mut();
         let head = ready!(head.poll(cx));
         self.pending = None;
-        Poll::Ready(head.map(|response| response.map(AnswerBody::from)))
+        Poll::Ready(head.map(|response| response.map(ResponseBody::from)))
     }
 
     /// The exchange has come to its end: the connection may serve another.
     pub(super) fn complete(&mut self) {
-        self.share = None;
+        self.slot = None;
         if let Some(sender) = self.sender.take() {
-            give_back(&self.pool, sender, self.generation);
+            return_connection(&self.pool, sender, self.generation);
         }
     }
 
     /// Gives its request up: lets it finish if it may and that is soon, so that the connection serves another. A client that asks and
     /// goes away, again and again, would otherwise cost the API server a TLS handshake each time.
-    pub(super) fn give_up(&mut self) -> Option<impl Future<Output = End> + Send + use<W>> {
-        let Pending1 { head, may_finish } = self.pending.take()?;
+    pub(super) fn cancel(&mut self) -> Option<impl Future<Output = CancelOutcome> + Send + use<W>> {
+        let PendingHttp1 { head, may_finish } = self.pending.take()?;
         let sender = self.sender.take().filter(|_| may_finish)?;
         let (pool, generation) = (Arc::clone(&self.pool), self.generation);
         let head = head.into_inner().unwrap_or_else(PoisonError::into_inner);
         let finished = async move {
             match head.await {
-                Ok(response) => AnswerBody::from(response.into_body()).finish().await,
+                Ok(response) => ResponseBody::from(response.into_body()).drain().await,
                 Err(_) => true, // the connection has ended
             }
         };
         Some(async move {
-            if let Ok(true) = timeout(FINISH_WITHIN, finished).await {
-                give_back(&pool, sender, generation);
-                End::Finished
+            if let Ok(true) = timeout(CANCEL_GRACE_PERIOD, finished).await {
+                return_connection(&pool, sender, generation);
+                CancelOutcome::Finished
             } else {
-                End::Reset
+                CancelOutcome::Reset
             }
         })
     }
 }
 
 /// Takes back a connection whose exchange has come to its end, as soon as it is ready for another.
-fn give_back<W: Way>(
+fn return_connection<W: AuthMode>(
     pool: &Arc<Pool<W>>,
     mut sender: http1::SendRequest<RequestBody>,
     generation: u64,
 ) {
     if sender.is_ready() {
-        pool.put_back(sender, generation);
+        pool.return_idle(sender, generation);
     } else if !sender.is_closed() {
         let pool = Arc::clone(pool);
         tokio::spawn(async move {
-            if let Ok(Ok(())) = timeout(LEFTOVERS, sender.ready()).await {
-                pool.put_back(sender, generation);
+            if let Ok(Ok(())) = timeout(UPLOAD_DRAIN_TIMEOUT, sender.ready()).await {
+                pool.return_idle(sender, generation);
             }
         });
     }

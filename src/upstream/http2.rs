@@ -35,100 +35,104 @@ use tokio_rustls::client::TlsStream;
 
 use crate::clock::Clock;
 use crate::upstream::ForwardError;
-use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
+use crate::upstream::body::ResponseBody;
 use crate::upstream::connector;
-use crate::upstream::connector::Connection;
+use crate::upstream::connector::TlsConnection;
 use crate::upstream::ping_schedule;
-use crate::upstream::ping_schedule::Next;
+use crate::upstream::ping_schedule::PingAction;
 use crate::upstream::ping_schedule::PingSchedule;
-use crate::upstream::resets::Resets;
-use crate::upstream::resets::Tracked;
+use crate::upstream::resets::FlushTrackedIo;
+use crate::upstream::resets::ResetTracker;
 use crate::upstream::settings;
-use crate::upstream::settings::MOST_STREAMS;
-use crate::upstream::upload::Upload;
+use crate::upstream::settings::MAX_STREAMS;
+use crate::upstream::upload::BodyPump;
 
 /// Longest that a peer may take to say how many streams it allows; it is the first thing that it sends.
-const SETTINGS_WITHIN: Duration = Duration::from_secs(10);
+const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An HTTP/2 connection that requests share.
-pub(super) struct Shared {
+pub(super) struct Http2Connection {
     sender: client::SendRequest<Bytes>,
     /// Streams that are in use or promised.
-    pub(super) streams: AtomicUsize,
+    pub(super) active_streams: AtomicUsize,
     /// What the peer allows.
-    most_streams: AtomicUsize,
+    max_streams: AtomicUsize,
     closed: AtomicBool,
-    resets: Arc<Resets>,
+    resets: Arc<ResetTracker>,
 }
 
 /// What moves a connection's bytes.
 pub(super) struct Driver {
-    connection: client::Connection<Io, Bytes>,
+    connection: client::Connection<Http2Io, Bytes>,
     /// Asked after every look at the connection whether the peer has said GOAWAY.
-    probe: client::SendRequest<Bytes>,
-    pings: Pings,
+    goaway_probe: client::SendRequest<Bytes>,
+    pings: Pinger,
 }
 
-type Io = Tracked<TlsStream<Box<dyn connector::Stream>>>;
+type Http2Io = FlushTrackedIo<TlsStream<Box<dyn connector::IoStream>>>;
 
-impl Shared {
+impl Http2Connection {
     /// Speaks HTTP/2 on `connection` and waits for the peer's SETTINGS.
     ///
     /// # Errors
     /// The peer speaks something else, or nothing.
-    pub(super) async fn open(connection: Connection) -> Result<(Arc<Self>, Driver), ForwardError> {
-        let (io, unwritten) = Tracked::new(connection.into_inner());
+    pub(super) async fn handshake(
+        connection: TlsConnection,
+    ) -> Result<(Arc<Self>, Driver), ForwardError> {
+        let (io, unwritten) = FlushTrackedIo::new(connection.into_inner());
         let opened = async {
-            let (sender, mut connection) = settings::client_http2()
+            let (sender, mut connection) = settings::http2_builder()
                 .handshake::<_, Bytes>(io)
                 .await
                 .map_err(ForwardError::refused)?;
-            let most = settled(&mut connection).await?;
+            let most = wait_for_settings(&mut connection).await?;
             Ok((sender, connection, most))
         };
-        let (sender, mut connection, most) = timeout(SETTINGS_WITHIN, opened)
+        let (sender, mut connection, most) = timeout(SETTINGS_TIMEOUT, opened)
             .await
-            .unwrap_or(Err(ForwardError::ConnectTimeout(SETTINGS_WITHIN)))?;
+            .unwrap_or(Err(ForwardError::ConnectTimeout(SETTINGS_TIMEOUT)))?;
         let probe = sender.clone();
-        let (resets, acknowledge) = Resets::new(unwritten);
+        let (resets, acknowledge) = ResetTracker::new(unwritten);
         let shared = Arc::new(Self {
             sender,
-            streams: AtomicUsize::new(0),
-            most_streams: AtomicUsize::new(most.min(MOST_STREAMS)),
+            active_streams: AtomicUsize::new(0),
+            max_streams: AtomicUsize::new(most.min(MAX_STREAMS)),
             closed: AtomicBool::new(false),
             resets: Arc::clone(&resets),
         });
-        let pings = Pings::new(connection.ping_pong(), (resets, acknowledge));
+        let pings = Pinger::new(connection.ping_pong(), (resets, acknowledge));
         let driver = Driver {
             connection,
-            probe,
+            goaway_probe: probe,
             pings,
         };
         Ok((shared, driver))
     }
 
-    pub(super) fn most_streams(&self) -> usize {
-        self.most_streams.load(Ordering::Acquire)
+    pub(super) fn max_streams(&self) -> usize {
+        self.max_streams.load(Ordering::Acquire)
     }
 
-    pub(super) fn usable(&self) -> bool {
+    pub(super) fn is_usable(&self) -> bool {
         !self.closed.load(Ordering::Acquire)
     }
 
     /// A stream has been reset. What is returned comes when the peer is known to have seen it, or the connection has ended.
-    pub(super) fn reset(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.resets.add()
+    pub(super) fn record_reset(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.resets.record_reset()
     }
 
     /// The connection takes no more requests; what is under way goes on.
-    pub(super) fn leaving(&self) {
+    pub(super) fn retire(&self) {
         self.closed.store(true, Ordering::Release);
     }
 }
 
 /// Waits until the peer has said how many streams it allows, at least one.
-async fn settled(connection: &mut client::Connection<Io, Bytes>) -> Result<usize, ForwardError> {
+async fn wait_for_settings(
+    connection: &mut client::Connection<Http2Io, Bytes>,
+) -> Result<usize, ForwardError> {
     poll_fn(|cx| {
         let polled = Pin::new(&mut *connection).poll(cx);
         let most = connection.max_concurrent_send_streams();
@@ -145,10 +149,10 @@ async fn settled(connection: &mut client::Connection<Io, Bytes>) -> Result<usize
 impl Driver {
     /// Moves bytes until the connection has ended, and calls `changed` when the peer allows another number of streams than
     /// before, or none any more. A peer that does not answer a PING is taken for gone.
-    pub(super) async fn run(self, shared: Weak<Shared>, changed: impl Fn()) {
+    pub(super) async fn run(self, shared: Weak<Http2Connection>, changed: impl Fn()) {
         let Self {
             mut connection,
-            probe,
+            goaway_probe: probe,
             mut pings,
         } = self;
         let mut allowed = connection.max_concurrent_send_streams();
@@ -169,10 +173,10 @@ impl Driver {
                     && let Some(shared) = shared.upgrade()
                 {
                     allowed = now;
-                    let most = now.min(MOST_STREAMS);
-                    shared.most_streams.store(most, Ordering::Release);
+                    let most = now.min(MAX_STREAMS);
+                    shared.max_streams.store(most, Ordering::Release);
                     if told_to_go {
-                        shared.leaving();
+                        shared.retire();
                     }
                     changed();
                 }
@@ -180,8 +184,8 @@ impl Driver {
                     return Poll::Ready(()); // the requests on it get its error
                 }
                 match pings.poll(cx, before) {
-                    Poll::Ready(Pinged::Sent) => {} // it is written by another look at the connection
-                    Poll::Ready(Pinged::Gone) => return Poll::Ready(()),
+                    Poll::Ready(PingEvent::Sent) => {} // it is written by another look at the connection
+                    Poll::Ready(PingEvent::PeerGone) => return Poll::Ready(()),
                     Poll::Pending => return Poll::Pending,
                 }
             }
@@ -189,84 +193,86 @@ impl Driver {
         .await;
         drop(connection); // ends its streams, before it is looked at whether it is usable
         if let Some(shared) = shared.upgrade() {
-            shared.leaving();
+            shared.retire();
         }
     }
 }
 
 /// The PINGs of a connection: [`PingSchedule`] decides.
-struct Pings {
+struct Pinger {
     /// Nothing where the library has none to give.
     frames: Option<PingPong>,
     schedule: PingSchedule,
     timer: Pin<Box<Sleep>>,
-    resets: Arc<Resets>,
+    resets: Arc<ResetTracker>,
     /// How many resets have been written to the last byte.
-    written: u64,
+    flushed_resets: u64,
     acknowledge: watch::Sender<u64>,
 }
 
 /// What has become of the PINGs.
-enum Pinged {
+enum PingEvent {
     /// One is to be written.
     Sent,
     /// The peer does not answer.
-    Gone,
+    PeerGone,
 }
 
-impl Pings {
+impl Pinger {
     fn new(
         frames: Option<PingPong>,
-        (resets, acknowledge): (Arc<Resets>, watch::Sender<u64>),
+        (resets, acknowledge): (Arc<ResetTracker>, watch::Sender<u64>),
     ) -> Self {
-        let times = ping_schedule::Times {
-            every: settings::PING_EVERY,
-            answer: settings::PING_ANSWER,
+        let times = ping_schedule::PingTimeouts {
+            interval: settings::PING_INTERVAL,
+            timeout: settings::PING_TIMEOUT,
         };
         Self {
             frames,
             schedule: PingSchedule::new(times, Clock.now()),
-            timer: Box::pin(tokio::time::sleep(settings::PING_EVERY)),
+            timer: Box::pin(tokio::time::sleep(settings::PING_INTERVAL)),
             resets,
-            written: 0,
+            flushed_resets: 0,
             acknowledge,
         }
     }
 
     /// After a look at the connection, before which so many streams had been reset. The clock is read only when there is
     /// something to do.
-    fn poll(&mut self, cx: &mut Context<'_>, resets: u64) -> Poll<Pinged> {
-        self.resets.driven_by(cx.waker());
+    fn poll(&mut self, cx: &mut Context<'_>, resets: u64) -> Poll<PingEvent> {
+        self.resets.set_driver(cx.waker());
         let Some(frames) = &mut self.frames else {
             return Poll::Pending;
         };
-        if self.resets.written() {
-            self.written = resets;
+        if self.resets.is_flushed() {
+            self.flushed_resets = resets;
         }
         if self.schedule.is_outstanding() {
             match frames.poll_pong(cx) {
                 Poll::Ready(Ok(_)) => {
-                    let seen = self.schedule.answer(Clock.now());
+                    let seen = self.schedule.record_pong(Clock.now());
                     self.acknowledge.send_if_modified(|before| {
                         let more = *before < seen;
                         *before = seen;
                         more
                     });
                 }
-                Poll::Ready(Err(_)) => return Poll::Ready(Pinged::Gone),
+                Poll::Ready(Err(_)) => return Poll::Ready(PingEvent::PeerGone),
                 Poll::Pending => {}
             }
         }
-        while self.timer.as_mut().poll(cx).is_ready() || self.schedule.is_behind(self.written) {
-            match self.schedule.next(Clock.now(), self.written) {
-                Next::Send if frames.send_ping(h2::Ping::opaque()).is_ok() => {
+        while self.timer.as_mut().poll(cx).is_ready()
+            || self.schedule.has_unacknowledged(self.flushed_resets)
+        {
+            match self.schedule.next_action(Clock.now(), self.flushed_resets) {
+                PingAction::Send if frames.send_ping(h2::Ping::opaque()).is_ok() => {
                     self.timer
                         .as_mut()
-                        .reset((Clock.now() + settings::PING_ANSWER).into());
-                    return Poll::Ready(Pinged::Sent);
+                        .reset((Clock.now() + settings::PING_TIMEOUT).into());
+                    return Poll::Ready(PingEvent::Sent);
                 }
-                Next::Send | Next::Gone => return Poll::Ready(Pinged::Gone),
-                Next::Wait(until) => self.timer.as_mut().reset(until.into()),
+                PingAction::Send | PingAction::PeerGone => return Poll::Ready(PingEvent::PeerGone),
+                PingAction::Wait(until) => self.timer.as_mut().reset(until.into()),
             }
         }
         Poll::Pending
@@ -274,7 +280,7 @@ impl Pings {
 }
 
 /// Why a request has no answer.
-pub(super) enum Failed {
+pub(super) enum Http2SendError {
     /// Nothing of it was sent: here it is again.
     Unsent(Box<Request<RequestBody>>),
     /// It was sent, all or in part.
@@ -282,65 +288,72 @@ pub(super) enum Failed {
 }
 
 /// A request that was sent, and whose answer has not begun. Dropping it resets the stream.
-pub(super) struct Pending {
-    answer: ResponseFuture,
+pub(super) struct PendingHttp2 {
+    response: ResponseFuture,
     /// The request's body, if it is not all sent.
-    upload: Option<Upload>,
+    body_pump: Option<BodyPump>,
 }
 
 /// Sends the request as a stream of its own.
 ///
 /// # Errors
 /// [`Failed::Unsent`] if the connection takes no more requests.
-pub(super) async fn begin(
-    shared: &Shared,
+pub(super) async fn send_request(
+    shared: &Http2Connection,
     request: Request<RequestBody>,
-) -> Result<Pending, Failed> {
+) -> Result<PendingHttp2, Http2SendError> {
     let mut sender = shared.sender.clone();
     // A clone has no stream of its own that it waits for: this only asks whether the connection still takes requests.
     let open =
         poll_fn(|cx| Poll::Ready(matches!(sender.poll_ready(cx), Poll::Ready(Ok(()))))).await;
     if !open {
-        return Err(Failed::Unsent(Box::new(request)));
+        return Err(Http2SendError::Unsent(Box::new(request)));
     }
     let (head, body) = request.into_parts();
     let end = body.is_end_stream();
     let (answer, stream) = sender
         .send_request(Request::from_parts(head, ()), end)
-        .map_err(Failed::Sent)?;
+        .map_err(Http2SendError::Sent)?;
     drop(sender); // a connection that is told to go closes when nobody holds it
     let upload = if end {
         None
     } else {
-        Upload::start(body, stream).await
+        BodyPump::start(body, stream).await
     };
-    Ok(Pending { answer, upload })
+    Ok(PendingHttp2 {
+        response: answer,
+        body_pump: upload,
+    })
 }
 
-impl Pending {
+impl PendingHttp2 {
     /// The head of the answer.
-    pub(super) fn poll(
+    pub(super) fn poll_head(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Response<AnswerBody>, h2::Error>> {
-        let (head, stream) = ready!(Pin::new(&mut self.answer).poll(cx))?.into_parts();
+    ) -> Poll<Result<Response<ResponseBody>, h2::Error>> {
+        let (head, stream) = ready!(Pin::new(&mut self.response).poll(cx))?.into_parts();
         let length = head
             .headers
             .get(header::CONTENT_LENGTH)
             .and_then(|length| length.to_str().ok()?.parse().ok());
-        let body = AnswerBody::http2(stream, length, self.upload.take());
+        let body = ResponseBody::from_http2(stream, length, self.body_pump.take());
         Poll::Ready(Ok(Response::from_parts(head, body)))
     }
 
     /// Lets a request finish that was given up: to the end of a short answer, if it has one, or to its head. Whether it came to
     /// its end; otherwise the stream has been reset.
     pub(super) async fn finish(mut self, has_end: bool) -> bool {
-        if self.upload.as_ref().is_some_and(|upload| !upload.is_over()) {
+        if self
+            .body_pump
+            .as_ref()
+            .is_some_and(|upload| !upload.is_finished())
+        {
             return false; // its body will not come
         }
-        let Ok(response) = poll_fn(|cx| self.poll(cx)).await else {
+        let Ok(response) = poll_fn(|cx| self.poll_head(cx)).await else {
             return true;
         };
-        has_end && response.into_body().finish().await
+        has_end && response.into_body().drain().await
     }
 }

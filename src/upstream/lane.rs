@@ -12,71 +12,75 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use crate::upstream::ForwardError;
-use crate::upstream::http2::Shared;
+use crate::upstream::http2::Http2Connection;
 
 /// After a failure to connect, no other connection is tried for this long where there are some: requests that wait for their
 /// streams would try again at once, and again.
-const PAUSE: Duration = Duration::from_secs(1);
+const CONNECT_PAUSE: Duration = Duration::from_secs(1);
 
 /// On what a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ConnectionClass {
     /// For a request that ends: a connection with others on it, if HTTP/2 can be spoken.
     Shared,
     /// For a watch, which lasts: likewise, with other watches.
-    SharedForLong,
+    SharedWatch,
     /// For a request that ends, and with it the HTTP/2 connection that it comes by: one of HTTP/1.1, which stays.
-    Alone,
+    Dedicated,
     /// For what lasts and is sent by whoever the client likes (a log, a Pod behind the API server's proxy): an HTTP/1.1 connection.
     /// On a shared one, small frames that its client does not read would cost the others their connection.
-    Apart,
+    DedicatedLongRunning,
 }
 
-impl Place {
+impl ConnectionClass {
     /// Where the same request costs nobody else a connection.
-    pub(super) const fn alone(self) -> Self {
+    pub(super) const fn dedicated(self) -> Self {
         match self {
-            Self::Shared | Self::Alone => Self::Alone,
-            Self::SharedForLong | Self::Apart => Self::Apart,
+            Self::Shared | Self::Dedicated => Self::Dedicated,
+            Self::SharedWatch | Self::DedicatedLongRunning => Self::DedicatedLongRunning,
         }
     }
 
     /// Whether its requests last as long as their clients like.
-    pub(super) const fn lasts(self) -> bool {
-        matches!(self, Self::SharedForLong | Self::Apart)
+    pub(super) const fn is_long_running(self) -> bool {
+        matches!(self, Self::SharedWatch | Self::DedicatedLongRunning)
     }
 }
 
 /// One for requests that end, and one for those that last.
 #[derive(Default)]
-pub(super) struct Each<T> {
-    ends: T,
-    lasts: T,
+pub(super) struct PerClass<T> {
+    short: T,
+    long_running: T,
 }
 
-impl<T> Each<T> {
-    pub(super) const fn of(&self, place: Place) -> &T {
+impl<T> PerClass<T> {
+    pub(super) const fn get(&self, place: ConnectionClass) -> &T {
         match place {
-            Place::Shared | Place::Alone => &self.ends,
-            Place::SharedForLong | Place::Apart => &self.lasts,
+            ConnectionClass::Shared | ConnectionClass::Dedicated => &self.short,
+            ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => {
+                &self.long_running
+            }
         }
     }
 
-    pub(super) const fn of_mut(&mut self, place: Place) -> &mut T {
+    pub(super) const fn get_mut(&mut self, place: ConnectionClass) -> &mut T {
         match place {
-            Place::Shared | Place::Alone => &mut self.ends,
-            Place::SharedForLong | Place::Apart => &mut self.lasts,
+            ConnectionClass::Shared | ConnectionClass::Dedicated => &mut self.short,
+            ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => {
+                &mut self.long_running
+            }
         }
     }
 
-    pub(super) fn both(&mut self) -> [&mut T; 2] {
-        [&mut self.ends, &mut self.lasts]
+    pub(super) fn each_mut(&mut self) -> [&mut T; 2] {
+        [&mut self.short, &mut self.long_running]
     }
 }
 
 /// Those who wait for a stream or for the first connection.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(super) struct WaitQueue {
     /// Something became free, was opened, or failed.
     pub(super) changed: Notify,
     pub(super) waiting: AtomicUsize,
@@ -84,38 +88,38 @@ pub(super) struct Queue {
 
 /// HTTP/2 connections.
 #[derive(Default)]
-pub(super) struct Lane {
-    shared: Vec<Arc<Shared>>,
+pub(super) struct SharedConnections {
+    connections: Vec<Arc<Http2Connection>>,
     opening: usize,
     /// The last failure to connect, while nothing came of another try: for those who have nothing else to wait for.
-    failed: Option<(Instant, ForwardError)>,
+    last_failure: Option<(Instant, ForwardError)>,
     /// Until then no connection is opened beside others.
-    pause: Option<Instant>,
+    paused_until: Option<Instant>,
 }
 
 /// What a lane has to give.
-pub(super) enum Streams {
+pub(super) enum StreamAvailability {
     /// There is no connection.
-    None,
+    NoConnection,
     /// On the connection with the fewest: one of them, if there was one left, and whether nearly all are in use.
-    Some {
-        taken: Option<Arc<Shared>>,
+    Connected {
+        taken: Option<Arc<Http2Connection>>,
         crowded: bool,
     },
 }
 
-impl Lane {
+impl SharedConnections {
     /// Takes a stream.
-    pub(super) fn take(&mut self) -> Streams {
-        self.forget_unusable();
-        let in_use = |shared: &Arc<Shared>| shared.streams.load(Ordering::Acquire);
-        let Some(least) = self.shared.iter().min_by_key(|shared| in_use(shared)) else {
-            return Streams::None;
+    pub(super) fn acquire_stream(&mut self) -> StreamAvailability {
+        self.remove_unusable();
+        let in_use = |shared: &Arc<Http2Connection>| shared.active_streams.load(Ordering::Acquire);
+        let Some(least) = self.connections.iter().min_by_key(|shared| in_use(shared)) else {
+            return StreamAvailability::NoConnection;
         };
-        let (streams, most) = (in_use(least), least.most_streams());
-        Streams::Some {
+        let (streams, most) = (in_use(least), least.max_streams());
+        StreamAvailability::Connected {
             taken: (streams < most).then(|| {
-                least.streams.fetch_add(1, Ordering::AcqRel);
+                least.active_streams.fetch_add(1, Ordering::AcqRel);
                 Arc::clone(least)
             }),
             crowded: (streams + 1).saturating_mul(4) > most.saturating_mul(3),
@@ -124,56 +128,59 @@ impl Lane {
 
     /// Whether another connection is to be opened for somebody who asked at `asked`, where there is none.
     pub(super) fn may_open_first(&self, asked: Instant) -> bool {
-        self.opening == 0 && self.failed.as_ref().is_none_or(|(at, _)| *at < asked)
+        self.opening == 0 && self.last_failure.as_ref().is_none_or(|(at, _)| *at < asked)
     }
 
     /// Whether another connection may be opened beside those that there are.
     pub(super) fn may_open_another(&self, most: usize, now: Instant) -> bool {
-        self.opening == 0 && self.shared.len() < most && self.pause.is_none_or(|until| until <= now)
+        self.opening == 0
+            && self.connections.len() < most
+            && self.paused_until.is_none_or(|until| until <= now)
     }
 
     /// A connection is being opened.
-    pub(super) const fn open(&mut self) {
+    pub(super) const fn begin_open(&mut self) {
         self.opening += 1;
     }
 
     /// It serves from now on.
-    pub(super) fn add(&mut self, shared: Arc<Shared>) {
-        self.shared.push(shared);
-        self.failed = None;
+    pub(super) fn add(&mut self, shared: Arc<Http2Connection>) {
+        self.connections.push(shared);
+        self.last_failure = None;
     }
 
     /// What came of opening one. Until when no other is opened, if that is so.
-    pub(super) fn opened(
+    pub(super) fn finish_open(
         &mut self,
-        place: Place,
+        place: ConnectionClass,
         outcome: Result<(), ForwardError>,
         now: Instant,
     ) -> Option<Instant> {
-        self.forget_unusable();
+        self.remove_unusable();
         self.opening = self.opening.saturating_sub(1);
-        self.pause = (outcome.is_err() && !self.shared.is_empty()).then(|| now + PAUSE);
+        self.paused_until =
+            (outcome.is_err() && !self.connections.is_empty()).then(|| now + CONNECT_PAUSE);
         // Where there are others, a stream of theirs comes free: a watch's hardly ever does.
-        let told = self.pause.is_none() || place == Place::SharedForLong;
-        self.failed = outcome.err().filter(|_| told).map(|why| (now, why));
-        self.pause
+        let told = self.paused_until.is_none() || place == ConnectionClass::SharedWatch;
+        self.last_failure = outcome.err().filter(|_| told).map(|why| (now, why));
+        self.paused_until
     }
 
     /// The failure to connect after which who `asked` has nothing left to wait for.
-    pub(super) fn failed(&self, asked: Instant, now: Instant) -> Option<ForwardError> {
-        let (at, why) = self.failed.as_ref()?;
-        let lately = *at >= asked || self.pause.is_some_and(|until| now < until);
+    pub(super) fn failure_since(&self, asked: Instant, now: Instant) -> Option<ForwardError> {
+        let (at, why) = self.last_failure.as_ref()?;
+        let lately = *at >= asked || self.paused_until.is_some_and(|until| now < until);
         (lately && self.opening == 0).then(|| why.clone())
     }
 
-    pub(super) fn forget_unusable(&mut self) {
-        self.shared.retain(|shared| shared.usable());
+    pub(super) fn remove_unusable(&mut self) {
+        self.connections.retain(|shared| shared.is_usable());
     }
 
     /// Its connections take no more requests.
-    pub(super) fn leave(&mut self) {
-        for shared in self.shared.drain(..) {
-            shared.leaving();
+    pub(super) fn retire_all(&mut self) {
+        for shared in self.connections.drain(..) {
+            shared.retire();
         }
     }
 }

@@ -12,18 +12,18 @@ use http::StatusCode;
 use crate::upstream::cdn_loop::Nonce;
 
 /// Most probes that are remembered. One at a time is under way; others were given up without an answer.
-pub const MOST: usize = 16;
+pub const MAX_PROBES: usize = 16;
 
 /// How long a probe without a clear answer is remembered: longer than any proxy on the way waits for an answer.
-pub const REMEMBERED: Duration = Duration::from_secs(120);
+pub const PROBE_TTL: Duration = Duration::from_secs(120);
 
 /// What a probe tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoopEvent {
     /// It came back: the upstream leads back to this weir.
-    Began,
+    Started,
     /// It came back, as an earlier one did.
-    Continues,
+    Continued,
     /// It reached the API server, after an earlier one had come back.
     Ended,
 }
@@ -32,7 +32,7 @@ pub enum LoopEvent {
 #[derive(Debug, Default)]
 pub struct LoopProbes {
     /// Oldest first.
-    under_way: VecDeque<(Instant, Nonce)>,
+    in_flight: VecDeque<(Instant, Nonce)>,
     looping: bool,
 }
 
@@ -44,23 +44,23 @@ impl LoopProbes {
     }
 
     /// A probe with `nonce` is about to be sent.
-    pub fn sent(&mut self, nonce: Nonce, now: Instant) {
-        self.forget(now);
-        if self.under_way.len() >= MOST {
-            self.under_way.pop_front();
+    pub fn record_sent(&mut self, nonce: Nonce, now: Instant) {
+        self.evict_expired(now);
+        if self.in_flight.len() >= MAX_PROBES {
+            self.in_flight.pop_front();
         }
-        self.under_way.push_back((now, nonce));
+        self.in_flight.push_back((now, nonce));
     }
 
     /// A request with `nonce` came to this weir. A nonce that is not remembered tells nothing: it was used before, or is not weir's.
-    pub fn came_back(&mut self, nonce: &Nonce, now: Instant) -> Option<LoopEvent> {
-        self.forget(now);
-        let at = self.find(nonce)?;
-        self.under_way.remove(at);
+    pub fn record_returned(&mut self, nonce: &Nonce, now: Instant) -> Option<LoopEvent> {
+        self.evict_expired(now);
+        let at = self.position(nonce)?;
+        self.in_flight.remove(at);
         let event = if self.looping {
-            LoopEvent::Continues
+            LoopEvent::Continued
         } else {
-            LoopEvent::Began
+            LoopEvent::Started
         };
         self.looping = true;
         Some(event)
@@ -68,39 +68,40 @@ impl LoopProbes {
 
     /// The probe with `nonce` was answered. If it did not come back, and the answer is one that an API server gives, it reached one:
     /// the nonce is forgotten, and those of earlier probes are.
-    pub fn answered(&mut self, nonce: &Nonce, code: StatusCode) -> Option<LoopEvent> {
-        let at = self.find(nonce)?;
-        if !reached_a_server(code) {
+    pub fn record_response(&mut self, nonce: &Nonce, code: StatusCode) -> Option<LoopEvent> {
+        let at = self.position(nonce)?;
+        if !is_api_server_response(code) {
             return None;
         }
-        self.under_way.drain(..=at);
+        self.in_flight.drain(..=at);
         let event = self.looping.then_some(LoopEvent::Ended);
         self.looping = false;
         event
     }
 
-    fn find(&self, nonce: &Nonce) -> Option<usize> {
+    fn position(&self, nonce: &Nonce) -> Option<usize> {
         // All are compared, whichever it is.
-        let each = self.under_way.iter().enumerate();
-        each.fold(
-            None,
-            |found, (at, (_, known))| {
-                if known.is(nonce) { Some(at) } else { found }
-            },
-        )
+        let each = self.in_flight.iter().enumerate();
+        each.fold(None, |found, (at, (_, known))| {
+            if known.constant_time_eq(nonce) {
+                Some(at)
+            } else {
+                found
+            }
+        })
     }
 
-    fn forget(&mut self, now: Instant) {
-        let old = |sent: &Instant| now.saturating_duration_since(*sent) >= REMEMBERED;
-        while self.under_way.front().is_some_and(|(sent, _)| old(sent)) {
-            self.under_way.pop_front();
+    fn evict_expired(&mut self, now: Instant) {
+        let old = |sent: &Instant| now.saturating_duration_since(*sent) >= PROBE_TTL;
+        while self.in_flight.front().is_some_and(|(sent, _)| old(sent)) {
+            self.in_flight.pop_front();
         }
     }
 }
 
 /// Whether an answer to `GET /readyz` shows that the probe came to its end. A proxy on the way answers with the others too, one that
 /// rejects the probe before it comes back among them.
-fn reached_a_server(code: StatusCode) -> bool {
+fn is_api_server_response(code: StatusCode) -> bool {
     !matches!(
         code,
         StatusCode::TOO_MANY_REQUESTS
@@ -122,85 +123,112 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_comes_back_tells_once_and_a_later_one_that_does_not_mends() {
+    fn a_returned_probe_starts_a_loop_and_a_later_answered_one_ends_it() {
         let (mut probes, now) = (LoopProbes::default(), Instant::now());
-        probes.sent(nonce(1), now);
-        assert_eq!(probes.came_back(&nonce(1), now), Some(LoopEvent::Began));
-        assert_eq!(probes.answered(&nonce(1), StatusCode::LOOP_DETECTED), None);
-        assert_eq!(probes.answered(&nonce(1), OK), None, "it came back");
+        probes.record_sent(nonce(1), now);
+        assert_eq!(
+            probes.record_returned(&nonce(1), now),
+            Some(LoopEvent::Started)
+        );
+        assert_eq!(
+            probes.record_response(&nonce(1), StatusCode::LOOP_DETECTED),
+            None
+        );
+        assert_eq!(probes.record_response(&nonce(1), OK), None, "it came back");
         assert!(probes.looping());
-        probes.sent(nonce(2), now);
-        let again = probes.came_back(&nonce(2), now);
-        assert_eq!(again, Some(LoopEvent::Continues));
-        probes.sent(nonce(3), now);
-        assert_eq!(probes.answered(&nonce(3), OK), Some(LoopEvent::Ended));
+        probes.record_sent(nonce(2), now);
+        let again = probes.record_returned(&nonce(2), now);
+        assert_eq!(again, Some(LoopEvent::Continued));
+        probes.record_sent(nonce(3), now);
+        assert_eq!(
+            probes.record_response(&nonce(3), OK),
+            Some(LoopEvent::Ended)
+        );
         assert!(!probes.looping());
-        probes.sent(nonce(4), now);
-        assert_eq!(probes.answered(&nonce(4), OK), None);
+        probes.record_sent(nonce(4), now);
+        assert_eq!(probes.record_response(&nonce(4), OK), None);
     }
 
     #[test]
     fn a_nonce_counts_once() {
         let (mut probes, now) = (LoopProbes::default(), Instant::now());
-        assert_eq!(probes.came_back(&nonce(1), now), None, "never sent");
-        probes.sent(nonce(1), now);
-        assert_eq!(probes.came_back(&nonce(1), now), Some(LoopEvent::Began));
-        probes.sent(nonce(2), now);
-        assert_eq!(probes.answered(&nonce(2), OK), Some(LoopEvent::Ended));
+        assert_eq!(probes.record_returned(&nonce(1), now), None, "never sent");
+        probes.record_sent(nonce(1), now);
+        assert_eq!(
+            probes.record_returned(&nonce(1), now),
+            Some(LoopEvent::Started)
+        );
+        probes.record_sent(nonce(2), now);
+        assert_eq!(
+            probes.record_response(&nonce(2), OK),
+            Some(LoopEvent::Ended)
+        );
         for replayed in [nonce(1), nonce(2), nonce(3)] {
-            assert_eq!(probes.came_back(&replayed, now), None);
+            assert_eq!(probes.record_returned(&replayed, now), None);
             assert!(!probes.looping());
         }
     }
 
     #[test]
-    fn an_answer_of_a_proxy_on_the_way_tells_nothing() {
+    fn a_response_of_an_intermediate_proxy_changes_nothing() {
         let (mut probes, now) = (LoopProbes::default(), Instant::now());
-        probes.sent(nonce(1), now);
-        probes.came_back(&nonce(1), now);
+        probes.record_sent(nonce(1), now);
+        probes.record_returned(&nonce(1), now);
         for code in [429, 502, 503, 504, 508] {
             let code = StatusCode::from_u16(code).unwrap();
-            probes.sent(nonce(2), now);
-            assert_eq!(probes.answered(&nonce(2), code), None);
+            probes.record_sent(nonce(2), now);
+            assert_eq!(probes.record_response(&nonce(2), code), None);
             assert!(probes.looping(), "{code}");
         }
         for code in [200, 401, 403, 404, 500] {
             let code = StatusCode::from_u16(code).unwrap();
-            probes.sent(nonce(3), now);
+            probes.record_sent(nonce(3), now);
             assert_eq!(
-                probes.answered(&nonce(3), code),
+                probes.record_response(&nonce(3), code),
                 Some(LoopEvent::Ended),
                 "{code}"
             );
-            probes.sent(nonce(4), now);
-            assert_eq!(probes.came_back(&nonce(4), now), Some(LoopEvent::Began));
+            probes.record_sent(nonce(4), now);
+            assert_eq!(
+                probes.record_returned(&nonce(4), now),
+                Some(LoopEvent::Started)
+            );
         }
     }
 
     #[test]
-    fn a_probe_that_was_given_up_may_still_come_back_until_a_later_one_is_answered() {
+    fn a_timed_out_probe_may_return_until_a_later_one_is_answered() {
         let (mut probes, now) = (LoopProbes::default(), Instant::now());
-        probes.sent(nonce(1), now);
-        probes.sent(nonce(2), now);
-        assert_eq!(probes.came_back(&nonce(1), now), Some(LoopEvent::Began));
-        probes.sent(nonce(3), now);
-        assert_eq!(probes.answered(&nonce(3), OK), Some(LoopEvent::Ended));
-        assert_eq!(probes.came_back(&nonce(2), now), None, "overtaken");
+        probes.record_sent(nonce(1), now);
+        probes.record_sent(nonce(2), now);
+        assert_eq!(
+            probes.record_returned(&nonce(1), now),
+            Some(LoopEvent::Started)
+        );
+        probes.record_sent(nonce(3), now);
+        assert_eq!(
+            probes.record_response(&nonce(3), OK),
+            Some(LoopEvent::Ended)
+        );
+        assert_eq!(probes.record_returned(&nonce(2), now), None, "overtaken");
     }
 
     #[test]
-    fn only_recent_probes_are_remembered_and_a_bounded_number_of_them() {
+    fn the_tracked_probes_are_recent_and_bounded_in_number() {
         let (mut probes, start) = (LoopProbes::default(), Instant::now());
         for n in 0..=16 {
-            probes.sent(nonce(n), start);
+            probes.record_sent(nonce(n), start);
         }
-        assert_eq!(probes.under_way.len(), MOST);
-        assert_eq!(probes.came_back(&nonce(0), start), None, "pushed out");
-        let late = start + REMEMBERED;
-        assert_eq!(probes.came_back(&nonce(1), late), None, "too old");
-        assert!(probes.under_way.is_empty());
-        probes.sent(nonce(1), start);
+        assert_eq!(probes.in_flight.len(), MAX_PROBES);
+        assert_eq!(probes.record_returned(&nonce(0), start), None, "pushed out");
+        let late = start + PROBE_TTL;
+        assert_eq!(probes.record_returned(&nonce(1), late), None, "too old");
+        assert!(probes.in_flight.is_empty());
+        probes.record_sent(nonce(1), start);
         let in_time = late - Duration::from_millis(1);
-        assert_eq!(probes.came_back(&nonce(1), in_time), Some(LoopEvent::Began));
+        assert_eq!(
+            probes.record_returned(&nonce(1), in_time),
+            Some(LoopEvent::Started)
+        );
     }
 }

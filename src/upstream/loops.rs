@@ -24,30 +24,30 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::sparingly::Sparingly;
+use crate::sparingly::LogLimiter;
 use crate::upstream::cdn_loop;
+use crate::upstream::cdn_loop::CdnLoopStatus;
 use crate::upstream::cdn_loop::ID_BYTES;
-use crate::upstream::cdn_loop::Listed;
-use crate::upstream::cdn_loop::MOST_BYTES;
-use crate::upstream::cdn_loop::MOST_ENTRIES;
+use crate::upstream::cdn_loop::InstanceId;
+use crate::upstream::cdn_loop::MAX_BYTES;
+use crate::upstream::cdn_loop::MAX_ENTRIES;
 use crate::upstream::cdn_loop::Nonce;
-use crate::upstream::cdn_loop::ProcessId;
-use crate::upstream::headers::Outbound;
-use crate::upstream::headers::Own;
+use crate::upstream::headers::Internal;
+use crate::upstream::headers::RequestHead;
 use crate::upstream::loop_probes::LoopEvent;
 use crate::upstream::loop_probes::LoopProbes;
 
-impl ProcessId {
+impl InstanceId {
     /// A new id.
     ///
     /// # Errors
     /// The system has no randomness to give.
     pub fn generate() -> Result<Self, String> {
-        random().map(Self::from_bytes)
+        random_bytes().map(Self::from_bytes)
     }
 }
 
-fn random() -> Result<[u8; ID_BYTES], String> {
+fn random_bytes() -> Result<[u8; ID_BYTES], String> {
     let mut bytes = [0; ID_BYTES];
     aws_lc_rs::rand::fill(&mut bytes)
         .map_err(|_| "the system has no randomness to give".to_owned())?;
@@ -56,14 +56,14 @@ fn random() -> Result<[u8; ID_BYTES], String> {
 
 /// Why a request is rejected by its `CDN-Loop`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Looped {
+pub enum LoopRejection {
     /// It lists this weir.
     OwnId,
     /// It lists too many proxies.
     TooManyIds,
 }
 
-impl Looped {
+impl LoopRejection {
     /// The value of the metric's label.
     const fn label(self) -> &'static str {
         match self {
@@ -73,7 +73,7 @@ impl Looped {
     }
 }
 
-impl fmt::Display for Looped {
+impl fmt::Display for LoopRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OwnId => f.write_str(
@@ -81,7 +81,7 @@ impl fmt::Display for Looped {
             ),
             Self::TooManyIds => write!(
                 f,
-                "the request has been through too many proxies: CDN-Loop lists {MOST_ENTRIES} or more, or is longer than {MOST_BYTES} bytes"
+                "the request has been through too many proxies: CDN-Loop lists {MAX_ENTRIES} or more, or is longer than {MAX_BYTES} bytes"
             ),
         }
     }
@@ -90,20 +90,20 @@ impl fmt::Display for Looped {
 /// Finds loops, and remembers whether weir's upstream is one.
 #[derive(Debug)]
 pub struct LoopDetector {
-    id: ProcessId,
+    instance_id: InstanceId,
     /// Held for a look; clients' requests come to it only with a nonce beside this weir's id.
     probes: Mutex<LoopProbes>,
     looping: IntGauge,
     rejected: IntCounterVec,
-    log: Sparingly,
+    log_limiter: LogLimiter,
 }
 
 impl LoopDetector {
     /// Of the process `id`; shows itself in `registry`.
     #[must_use]
-    pub fn register(id: ProcessId, registry: &Registry) -> Arc<Self> {
+    pub fn register(id: InstanceId, registry: &Registry) -> Arc<Self> {
         Arc::new(Self {
-            id,
+            instance_id: id,
             probes: Mutex::default(),
             looping: registry.gauge(
                 "weir_upstream_loop",
@@ -114,7 +114,7 @@ impl LoopDetector {
                 "Requests answered 508 because of their CDN-Loop header, by reason: it has the id of this weir (own-id), or too many (too-many-ids). weir's own probes are not among them.",
                 &["reason"],
             ),
-            log: Sparingly::default(),
+            log_limiter: LogLimiter::default(),
         })
     }
 
@@ -122,23 +122,23 @@ impl LoopDetector {
     ///
     /// # Errors
     /// It has been here before, or through too many proxies.
-    pub fn check(&self, headers: &HeaderMap, client: SocketAddr) -> Result<(), Looped> {
-        let why = match cdn_loop::listed(headers, &self.id) {
-            Listed::Elsewhere => return Ok(()),
-            Listed::TooMany => Looped::TooManyIds,
-            Listed::Here(nonce) => {
+    pub fn check(&self, headers: &HeaderMap, client: SocketAddr) -> Result<(), LoopRejection> {
+        let why = match cdn_loop::inspect(headers, &self.instance_id) {
+            CdnLoopStatus::Absent => return Ok(()),
+            CdnLoopStatus::TooMany => LoopRejection::TooManyIds,
+            CdnLoopStatus::Present(nonce) => {
                 let came_back = |nonce: &Nonce| {
-                    self.note(|probes| probes.came_back(nonce, Clock.now()))
+                    self.update(|probes| probes.record_returned(nonce, Clock.now()))
                         .is_some()
                 };
                 if nonce.as_ref().is_some_and(came_back) {
-                    return Err(Looped::OwnId); // no client's request: told by what it changes
+                    return Err(LoopRejection::OwnId); // no client's request: told by what it changes
                 }
-                Looped::OwnId
+                LoopRejection::OwnId
             }
         };
         self.rejected.with_label_values(&[why.label()]).inc();
-        if let Some(more) = self.log.may_say(Clock.now()) {
+        if let Some(more) = self.log_limiter.try_log(Clock.now()) {
             warn!(
                 %client,
                 reason = why.label(),
@@ -150,23 +150,26 @@ impl LoopDetector {
     }
 
     /// Makes a probe of `request`; answers to it belong to the nonce. Without randomness it is none.
-    pub fn probe(&self, request: Outbound<Own>) -> (Outbound<Own>, Option<Nonce>) {
-        let Ok(nonce) = random().map(Nonce::from_bytes) else {
+    pub fn start_probe(
+        &self,
+        request: RequestHead<Internal>,
+    ) -> (RequestHead<Internal>, Option<Nonce>) {
+        let Ok(nonce) = random_bytes().map(Nonce::from_bytes) else {
             return (request, None);
         };
-        self.probes().sent(nonce.clone(), Clock.now());
-        let entry = self.id.with_nonce(&nonce);
-        (request.listing(entry), Some(nonce))
+        self.probes().record_sent(nonce.clone(), Clock.now());
+        let entry = self.instance_id.probe_entry(&nonce);
+        (request.with_cdn_loop(entry), Some(nonce))
     }
 
     /// The probe with `nonce` was answered.
-    pub fn answered(&self, nonce: &Nonce, code: StatusCode) {
-        self.note(|probes| probes.answered(nonce, code));
+    pub fn record_probe_response(&self, nonce: &Nonce, code: StatusCode) {
+        self.update(|probes| probes.record_response(nonce, code));
     }
 
     /// Why readiness fails, if it does.
     #[must_use]
-    pub fn failure(&self) -> Option<String> {
+    pub fn readiness_failure(&self) -> Option<String> {
         let looping = self.probes().looping();
         looping.then(|| {
             "weir's own probe came back to it: the upstream's address leads back to this weir"
@@ -174,19 +177,19 @@ impl LoopDetector {
         })
     }
 
-    fn note(&self, note: impl FnOnce(&mut LoopProbes) -> Option<LoopEvent>) -> Option<LoopEvent> {
+    fn update(&self, note: impl FnOnce(&mut LoopProbes) -> Option<LoopEvent>) -> Option<LoopEvent> {
         // The gauge follows under the lock, so that it ends as the state does.
         let mut probes = self.probes();
         let event = note(&mut probes);
         self.looping.set(probes.looping().into());
         match event {
-            Some(LoopEvent::Began) => error!(
+            Some(LoopEvent::Started) => error!(
                 "weir's own probe came back to it: the upstream's address leads back to this weir, so that /readyz fails and \
                  requests that come back are answered 508. Give --upstream, or the kubeconfig's server, an address that leads to \
                  the API server and not to weir or to a load balancer before it"
             ),
             Some(LoopEvent::Ended) => info!("the upstream leads to an API server again"),
-            Some(LoopEvent::Continues) | None => {}
+            Some(LoopEvent::Continued) | None => {}
         }
         event
     }

@@ -57,81 +57,81 @@ use tokio::sync::Notify;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::metrics::Counted;
+use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
-use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
-use crate::upstream::cdn_loop::ProcessId;
+use crate::upstream::body::ResponseBody;
+use crate::upstream::cdn_loop::InstanceId;
 use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
-use crate::upstream::connector::Target;
-use crate::upstream::credentials::Expired;
+use crate::upstream::connector::ServerAddress;
+use crate::upstream::credentials::CredentialExpired;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::failures::Failures;
-use crate::upstream::forward::Errand;
-use crate::upstream::headers::Asserting;
-use crate::upstream::headers::Elsewhere;
+use crate::upstream::failures::FailureStats;
+use crate::upstream::forward::SendContext;
+use crate::upstream::headers::AuthMode;
+use crate::upstream::headers::External;
+use crate::upstream::headers::FrontProxy;
 use crate::upstream::headers::Impersonating;
-use crate::upstream::headers::Outbound;
-use crate::upstream::headers::Own;
+use crate::upstream::headers::Internal;
 use crate::upstream::headers::PassThrough;
-use crate::upstream::headers::Stranger;
-use crate::upstream::headers::Way;
-use crate::upstream::lane::Place;
+use crate::upstream::headers::RequestHead;
+use crate::upstream::headers::Unverified;
+use crate::upstream::lane::ConnectionClass;
 use crate::upstream::pool::Pool;
-use crate::upstream::room::Holder;
-use crate::upstream::room::Room;
+use crate::upstream::room::ConnectionBudget;
+use crate::upstream::room::SlotHolder;
 
 /// Where the API server is, and what weir shows it.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct UpstreamConfig {
     /// Host, port, name and proxy.
-    pub target: Target,
+    pub address: ServerAddress,
     /// Whom to believe there.
     pub roots: RootCertStore,
     /// The front-proxy certificate, if there is one.
     pub front_proxy: Option<Arc<CertifiedKey>>,
     /// Most HTTP/2 connections for each way, for requests that end (`--upstream-max-connections`).
-    pub most_connections: usize,
+    pub max_http2_connections: usize,
     /// Most connections for all requests of clients.
-    pub room: usize,
+    pub max_connections: usize,
     /// What requests list in `CDN-Loop`.
-    pub id: ProcessId,
+    pub instance_id: InstanceId,
 }
 
 /// The API server, by every way that is configured.
 #[derive(Debug)]
 pub struct Upstream {
-    asserting: Option<Arc<Pool<Asserting>>>,
-    impersonating: Option<Impersonators>,
+    front_proxy: Option<Arc<Pool<FrontProxy>>>,
+    impersonating: Option<ImpersonationPool>,
     pass_through: Arc<Pool<PassThrough>>,
-    stranger: Arc<Pool<Stranger>>,
-    metrics: Arc<Metrics>,
+    unverified: Arc<Pool<Unverified>>,
+    metrics: Arc<UpstreamMetrics>,
 }
 
 /// A client's request, dressed for its way.
 #[derive(Debug)]
-pub enum Dressed {
+pub enum UpstreamRequest {
     /// In the name of the certificate's user.
-    Asserting(Outbound<Asserting>),
+    FrontProxy(RequestHead<FrontProxy>),
     /// Likewise, in the name of nobody: kube-apiserver closes an HTTP/2 connection after that, so it goes on none that others share.
-    AssertingNobody(Outbound<Asserting>),
+    FrontProxyAnonymous(RequestHead<FrontProxy>),
     /// Likewise, by weir's own credentials.
-    Impersonating(Outbound<Impersonating>),
+    Impersonating(RequestHead<Impersonating>),
     /// With its own credential, known to be good.
-    PassThrough(Outbound<PassThrough>),
+    PassThrough(RequestHead<PassThrough>),
     /// With none, or one that is not known.
-    Stranger(Outbound<Stranger>),
+    Unverified(RequestHead<Unverified>),
 }
 
 impl Upstream {
     /// Pools without connections; requests open them, as far as there are `places`.
     #[must_use]
     pub fn new(
-        config: &Config,
-        places: &Room,
+        config: &UpstreamConfig,
+        places: &ConnectionBudget,
         impersonator: Option<&Arc<OwnCredentials>>,
-        metrics: &Arc<Metrics>,
+        metrics: &Arc<UpstreamMetrics>,
     ) -> Self {
         let resolver = config.front_proxy.as_ref().map(|key| {
             let resolver: Arc<dyn ResolvesClientCert> =
@@ -140,14 +140,14 @@ impl Upstream {
         });
         let room = || Some(places.clone());
         Self {
-            asserting: resolver.map(|resolver| pool(config, Some(resolver), room(), metrics)),
-            impersonating: impersonator.map(|own| Impersonators {
-                pool: pool(config, Some(own.certificate_resolver()), room(), metrics),
-                changes: Mutex::new(own.certificate_changes()),
-                own: Arc::clone(own),
+            front_proxy: resolver.map(|resolver| new_pool(config, Some(resolver), room(), metrics)),
+            impersonating: impersonator.map(|own| ImpersonationPool {
+                pool: new_pool(config, Some(own.certificate_resolver()), room(), metrics),
+                certificate_changes: Mutex::new(own.certificate_changes()),
+                credentials: Arc::clone(own),
             }),
-            pass_through: pool(config, None, room(), metrics),
-            stranger: pool(config, None, Some(places.for_unproven()), metrics),
+            pass_through: new_pool(config, None, room(), metrics),
+            unverified: new_pool(config, None, Some(places.for_unverified()), metrics),
             metrics: Arc::clone(metrics),
         }
     }
@@ -155,7 +155,7 @@ impl Upstream {
     /// Whether a certificate's user can be asserted.
     #[must_use]
     pub fn can_assert(&self) -> bool {
-        self.asserting.is_some() || self.impersonating.is_some()
+        self.front_proxy.is_some() || self.impersonating.is_some()
     }
 
     /// Whether a certificate's user is asserted by impersonation.
@@ -168,17 +168,17 @@ impl Upstream {
     ///
     /// # Errors
     /// weir's own credential is over, and there is no other.
-    pub fn impersonator(&self) -> Result<Option<HeaderValue>, ForwardError> {
+    pub fn impersonation_credential(&self) -> Result<Option<HeaderValue>, ForwardError> {
         let own = self.impersonating.as_ref().ok_or(ForwardError::Closed)?;
-        own.own
+        own.credentials
             .authorization()
             .map_err(|why| ForwardError::NoCredential(Arc::new(why)))
     }
 
     /// The upstream has answered 401 to a request that impersonates: weir's own credential is not good.
-    pub fn impersonator_refused(&self) {
+    pub fn record_impersonation_unauthorized(&self) {
         if let Some(own) = &self.impersonating {
-            own.own.answered(StatusCode::UNAUTHORIZED);
+            own.credentials.record_response(StatusCode::UNAUTHORIZED);
         }
     }
 
@@ -188,28 +188,32 @@ impl Upstream {
     /// What went wrong, and whose fault it is.
     pub async fn send(
         &self,
-        request: Dressed,
+        request: UpstreamRequest,
         body: RequestBody,
-        place: Place,
-        errand: Errand<'_>,
-    ) -> Result<Response<AnswerBody>, ForwardError> {
+        place: ConnectionClass,
+        errand: SendContext<'_>,
+    ) -> Result<Response<ResponseBody>, ForwardError> {
         let sent = match request {
-            Dressed::Asserting(head) => {
-                let sent = self.asserting()?.send(head, body, place, errand).await;
-                sent.inspect(|answer| self.metrics.asserted(answer.status()))
+            UpstreamRequest::FrontProxy(head) => {
+                let sent = self.front_proxy()?.send(head, body, place, errand).await;
+                sent.inspect(|answer| self.metrics.record_assertion(answer.status()))
             }
-            Dressed::AssertingNobody(head) => {
-                let pool = self.asserting()?;
-                pool.send(head, body, place.alone(), errand).await
+            UpstreamRequest::FrontProxyAnonymous(head) => {
+                let pool = self.front_proxy()?;
+                pool.send(head, body, place.dedicated(), errand).await
             }
-            Dressed::Impersonating(head) => {
-                let pool = self.impersonating()?;
+            UpstreamRequest::Impersonating(head) => {
+                let pool = self.refreshed_impersonation_pool()?;
                 pool.send(head, body, place, errand).await
             }
-            Dressed::PassThrough(head) => self.pass_through.send(head, body, place, errand).await,
-            Dressed::Stranger(head) => self.stranger.send(head, body, place, errand).await,
+            UpstreamRequest::PassThrough(head) => {
+                self.pass_through.send(head, body, place, errand).await
+            }
+            UpstreamRequest::Unverified(head) => {
+                self.unverified.send(head, body, place, errand).await
+            }
         };
-        sent.inspect_err(|why| self.metrics.failures.note(why, Clock.now()))
+        sent.inspect_err(|why| self.metrics.failures.record(why, Clock.now()))
     }
 
     /// Sends a client's request that asks for another protocol; see [`Pool::send_upgrade`].
@@ -218,55 +222,58 @@ impl Upstream {
     /// What went wrong, and whose fault it is.
     pub async fn send_upgrade(
         &self,
-        request: Dressed,
+        request: UpstreamRequest,
         body: RequestBody,
         protocol: HeaderValue,
-        errand: Errand<'_>,
-    ) -> Result<Response<AnswerBody>, ForwardError> {
+        errand: SendContext<'_>,
+    ) -> Result<Response<ResponseBody>, ForwardError> {
         let sent = match request {
-            Dressed::Asserting(head) | Dressed::AssertingNobody(head) => {
-                let pool = self.asserting()?;
+            UpstreamRequest::FrontProxy(head) | UpstreamRequest::FrontProxyAnonymous(head) => {
+                let pool = self.front_proxy()?;
                 pool.send_upgrade(head, body, protocol, errand).await
             }
-            Dressed::Impersonating(head) => {
-                let pool = self.impersonating()?;
+            UpstreamRequest::Impersonating(head) => {
+                let pool = self.refreshed_impersonation_pool()?;
                 pool.send_upgrade(head, body, protocol, errand).await
             }
-            Dressed::PassThrough(head) => {
+            UpstreamRequest::PassThrough(head) => {
                 let pool = &self.pass_through;
                 pool.send_upgrade(head, body, protocol, errand).await
             }
-            Dressed::Stranger(head) => {
-                let pool = &self.stranger;
+            UpstreamRequest::Unverified(head) => {
+                let pool = &self.unverified;
                 pool.send_upgrade(head, body, protocol, errand).await
             }
         };
-        sent.inspect_err(|why| self.metrics.failures.note(why, Clock.now()))
+        sent.inspect_err(|why| self.metrics.failures.record(why, Clock.now()))
     }
 
     /// Closes connections that have been idle for long.
     pub fn close_idle(&self, now: Instant) {
-        if let Some(asserting) = &self.asserting {
+        if let Some(asserting) = &self.front_proxy {
             asserting.close_idle(now);
         }
         if let Some(impersonating) = &self.impersonating {
             impersonating.pool.close_idle(now);
         }
         self.pass_through.close_idle(now);
-        self.stranger.close_idle(now);
+        self.unverified.close_idle(now);
     }
 
-    fn asserting(&self) -> Result<&Arc<Pool<Asserting>>, ForwardError> {
+    fn front_proxy(&self) -> Result<&Arc<Pool<FrontProxy>>, ForwardError> {
         // Asked before the request was dressed; a request dressed for a way that is not there goes nowhere.
-        self.asserting.as_ref().ok_or(ForwardError::Closed)
+        self.front_proxy.as_ref().ok_or(ForwardError::Closed)
     }
 
-    fn impersonating(&self) -> Result<&Arc<Pool<Impersonating>>, ForwardError> {
+    fn refreshed_impersonation_pool(&self) -> Result<&Arc<Pool<Impersonating>>, ForwardError> {
         let own = self.impersonating.as_ref().ok_or(ForwardError::Closed)?;
-        let mut changes = own.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = own
+            .certificate_changes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if changes.has_changed().unwrap_or(false) {
             changes.mark_unchanged();
-            own.pool.renew();
+            own.pool.retire_all();
         }
         Ok(&own.pool)
     }
@@ -274,51 +281,54 @@ impl Upstream {
 
 /// Connections that impersonate, and the credentials that they do it with.
 #[derive(Debug)]
-struct Impersonators {
+struct ImpersonationPool {
     pool: Arc<Pool<Impersonating>>,
-    own: Arc<OwnCredentials>,
+    credentials: Arc<OwnCredentials>,
     /// Changes of the certificate, up to which connections were closed. Held for a look.
-    changes: Mutex<watch::Receiver<u64>>,
+    certificate_changes: Mutex<watch::Receiver<u64>>,
 }
 
 /// Connections by the front-proxy certificate for weir's own probe of it; none without one.
 #[must_use]
-pub fn front_proxy_pool(config: &Config, metrics: &Arc<Metrics>) -> Option<Arc<Pool<Asserting>>> {
+pub fn front_proxy_pool(
+    config: &UpstreamConfig,
+    metrics: &Arc<UpstreamMetrics>,
+) -> Option<Arc<Pool<FrontProxy>>> {
     let key = config.front_proxy.as_ref()?;
     let resolver = Arc::new(SingleCertAndKey::from(Arc::clone(key)));
-    Some(pool(config, Some(resolver), None, metrics))
+    Some(new_pool(config, Some(resolver), None, metrics))
 }
 
 /// Connections for weir's own calls.
 #[must_use]
-pub fn own_pool(
-    config: &Config,
+pub fn internal_pool(
+    config: &UpstreamConfig,
     own: &Arc<OwnCredentials>,
-    metrics: &Arc<Metrics>,
-) -> Arc<Pool<Own>> {
-    pool(config, Some(own.certificate_resolver()), None, metrics)
+    metrics: &Arc<UpstreamMetrics>,
+) -> Arc<Pool<Internal>> {
+    new_pool(config, Some(own.certificate_resolver()), None, metrics)
 }
 
 /// Connections to somebody who is no API server, with nothing to show.
 #[must_use]
-pub fn elsewhere_pool(
-    target: Target,
+pub fn external_pool(
+    target: ServerAddress,
     roots: RootCertStore,
-    metrics: &Arc<Metrics>,
-) -> Arc<Pool<Elsewhere>> {
+    metrics: &Arc<UpstreamMetrics>,
+) -> Arc<Pool<External>> {
     let connector = Connector::new(target, tls::client_config(roots, None), None);
     Pool::new(connector, 1, None, Arc::clone(metrics))
 }
 
-fn pool<W: Way>(
-    config: &Config,
+fn new_pool<W: AuthMode>(
+    config: &UpstreamConfig,
     certificate: Option<Arc<dyn ResolvesClientCert>>,
-    room: Option<Room>,
-    metrics: &Arc<Metrics>,
+    room: Option<ConnectionBudget>,
+    metrics: &Arc<UpstreamMetrics>,
 ) -> Arc<Pool<W>> {
     let tls = tls::client_config(config.roots.clone(), certificate);
-    let connector = Connector::new(config.target.clone(), tls, room);
-    let (most, id) = (config.most_connections, config.id.clone());
+    let connector = Connector::new(config.address.clone(), tls, room);
+    let (most, id) = (config.max_http2_connections, config.instance_id.clone());
     Pool::new(connector, most, Some(id), Arc::clone(metrics))
 }
 
@@ -332,17 +342,17 @@ pub enum ForwardError {
     /// No connection in this time.
     ConnectTimeout(Duration),
     /// weir's own credential is over.
-    NoCredential(Arc<Expired>),
+    NoCredential(Arc<CredentialExpired>),
     /// Of this many connections to the API server there is none left for such a request.
-    NoRoom(usize),
+    ConnectionLimit(usize),
     /// No stream came free in this time.
-    NoStream(Duration),
+    StreamTimeout(Duration),
     /// This one has its share of the places for such requests.
-    Share(Holder),
+    ShareExceeded(SlotHolder),
     /// The CONNECT proxy failed.
     Proxy(Arc<hyper::Error>),
     /// The CONNECT proxy said no.
-    ProxyRefused(StatusCode),
+    ProxyRejected(StatusCode),
     /// The API server did not begin with the request, and said so.
     Refused(Arc<dyn Error + Send + Sync>),
     /// The connection broke after the request may have been sent.
@@ -352,7 +362,7 @@ pub enum ForwardError {
     /// This many requests wait for a stream already.
     TooManyWaiting(usize),
     /// It changed to a protocol that nobody asked for.
-    Unasked,
+    UnexpectedUpgrade,
 }
 
 impl ForwardError {
@@ -372,34 +382,34 @@ impl ForwardError {
             Self::Connect(_) => "weir/upstream-connect",
             Self::ConnectTimeout(_) => "weir/upstream-connect-timeout",
             Self::NoCredential(_) => "weir/own-credentials",
-            Self::Proxy(_) | Self::ProxyRefused(_) => "weir/upstream-proxy",
+            Self::Proxy(_) | Self::ProxyRejected(_) => "weir/upstream-proxy",
             Self::Refused(_) => "weir/upstream-refused",
             Self::Reset(_) => "weir/upstream-reset",
             Self::Tls(_) => "weir/upstream-tls",
-            Self::NoRoom(_) => "weir/upstream-connections",
-            Self::Share(_) => "weir/long-running-share",
-            Self::NoStream(_) | Self::TooManyWaiting(_) => "weir/upstream-streams",
-            Self::Unasked => "weir/upstream-protocol",
+            Self::ConnectionLimit(_) => "weir/upstream-connections",
+            Self::ShareExceeded(_) => "weir/long-running-share",
+            Self::StreamTimeout(_) | Self::TooManyWaiting(_) => "weir/upstream-streams",
+            Self::UnexpectedUpgrade => "weir/upstream-protocol",
         }
     }
 
     /// Whether the request cannot have reached the API server, so that the client may simply try again.
     #[must_use]
-    pub const fn unsent(&self) -> bool {
+    pub const fn is_unsent(&self) -> bool {
         match self {
             Self::Closed
             | Self::Connect(_)
             | Self::ConnectTimeout(_)
             | Self::NoCredential(_)
-            | Self::NoRoom(_)
-            | Self::NoStream(_)
+            | Self::ConnectionLimit(_)
+            | Self::StreamTimeout(_)
             | Self::Proxy(_)
-            | Self::ProxyRefused(_)
+            | Self::ProxyRejected(_)
             | Self::Refused(_)
-            | Self::Share(_)
+            | Self::ShareExceeded(_)
             | Self::Tls(_)
             | Self::TooManyWaiting(_) => true,
-            Self::Reset(_) | Self::Unasked => false,
+            Self::Reset(_) | Self::UnexpectedUpgrade => false,
         }
     }
 }
@@ -408,11 +418,11 @@ impl ForwardError {
     /// Whether it is worth another try in a moment: what was not sent is, but that whom weir cannot believe now it cannot
     /// believe in a second either; a client that tries ten times would only seem to hang.
     #[must_use]
-    pub fn passes(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         // What is wrong with the peer's handshake, rather than with the connection, is invalid data.
         let disbelieved =
             matches!(self, Self::Tls(why) if why.kind() == io::ErrorKind::InvalidData);
-        self.unsent() && !disbelieved
+        self.is_unsent() && !disbelieved
     }
 }
 
@@ -430,26 +440,32 @@ impl fmt::Display for ForwardError {
             Self::ConnectTimeout(limit) => write!(f, "no connection within {}s", limit.as_secs()),
             Self::NoCredential(why) => why.fmt(f),
             Self::Proxy(why) => write!(f, "the proxy on the way failed: {why}"),
-            Self::ProxyRefused(status) => write!(f, "the proxy on the way refused: {status}"),
+            Self::ProxyRejected(status) => write!(f, "the proxy on the way refused: {status}"),
             Self::Refused(why) => {
-                write!(f, "it did not begin with the request: {}", Chain(&**why))
+                write!(
+                    f,
+                    "it did not begin with the request: {}",
+                    ErrorChain(&**why)
+                )
             }
             Self::Reset(why) => write!(
                 f,
                 "the connection broke before an answer: {}",
-                Chain(&**why)
+                ErrorChain(&**why)
             ),
             Self::Tls(why) => write!(f, "TLS failed: {why}"),
-            Self::NoRoom(most) => write!(
+            Self::ConnectionLimit(most) => write!(
                 f,
                 "of {most} connections to the API server there is none left for such a request"
             ),
-            Self::Share(holder) => write!(
+            Self::ShareExceeded(holder) => write!(
                 f,
                 "{holder} has its share of the connections to the API server for such requests"
             ),
-            Self::NoStream(limit) => write!(f, "no stream came free within {}s", limit.as_secs()),
-            Self::Unasked => write!(f, "it changed to a protocol that was not asked for"),
+            Self::StreamTimeout(limit) => {
+                write!(f, "no stream came free within {}s", limit.as_secs())
+            }
+            Self::UnexpectedUpgrade => write!(f, "it changed to a protocol that was not asked for"),
             Self::TooManyWaiting(most) => {
                 write!(f, "{most} requests wait for a free stream already")
             }
@@ -458,9 +474,9 @@ impl fmt::Display for ForwardError {
 }
 
 /// An error and what caused it, in one line.
-struct Chain<'a>(&'a dyn Error);
+struct ErrorChain<'a>(&'a dyn Error);
 
-impl fmt::Display for Chain<'_> {
+impl fmt::Display for ErrorChain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)?;
         let mut source = self.0.source();
@@ -474,27 +490,27 @@ impl fmt::Display for Chain<'_> {
 
 /// What is counted here.
 #[derive(Debug)]
-pub struct Metrics {
-    connections: IntGaugeVec,
-    connects: IntCounterVec,
+pub struct UpstreamMetrics {
+    open_connections: IntGaugeVec,
+    connection_attempts: IntCounterVec,
     retries: IntCounter,
     stream_waits: IntCounter,
-    failures: Failures,
-    own_requests: IntCounterVec,
+    failures: FailureStats,
+    internal_requests: IntCounterVec,
     unauthorized_assertions: Notify,
 }
 
-impl Metrics {
+impl UpstreamMetrics {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &Registry) -> Arc<Self> {
         Arc::new(Self {
-            connections: registry.gauges(
+            open_connections: registry.gauges(
                 "weir_upstream_connections",
                 "Open connections to the API server, by the way that they serve.",
                 &["way"],
             ),
-            connects: registry.counters(
+            connection_attempts: registry.counters(
                 "weir_upstream_connects_total",
                 "Connections to the API server that were tried, by way and result (http1, http2, failed).",
                 &["way", "result"],
@@ -507,9 +523,9 @@ impl Metrics {
                 "weir_upstream_stream_waits_total",
                 "Requests that had to wait for a connection or a free HTTP/2 stream to the API server.",
             ),
-            failures: Failures::default(),
+            failures: FailureStats::default(),
             unauthorized_assertions: Notify::new(),
-            own_requests: registry.counters(
+            internal_requests: registry.counters(
                 "rest_client_requests_total",
                 "[ALPHA] Requests of weir's own to the API server, by status code, method, and host; <error> where no answer came.",
                 &["code", "host", "method"],
@@ -517,7 +533,7 @@ impl Metrics {
         })
     }
 
-    fn asserted(&self, code: StatusCode) {
+    fn record_assertion(&self, code: StatusCode) {
         if code == StatusCode::UNAUTHORIZED {
             self.unauthorized_assertions.notify_one();
         }
@@ -527,28 +543,31 @@ impl Metrics {
     ///
     /// # Cancel safety
     /// Such an answer ends the next wait.
-    pub async fn unauthorized_assertion(&self) {
+    pub async fn wait_for_unauthorized_assertion(&self) {
         self.unauthorized_assertions.notified().await;
     }
 
     /// Requests of clients that got no answer.
     #[must_use]
-    pub const fn failures(&self) -> &Failures {
+    pub const fn failures(&self) -> &FailureStats {
         &self.failures
     }
 
     /// Open connections, by the way that they serve.
     #[must_use]
-    pub fn connections(&self) -> BTreeMap<String, u64> {
+    pub fn open_connections(&self) -> BTreeMap<String, u64> {
         let mut open = BTreeMap::new();
         for metric in self
-            .connections
+            .open_connections
             .collect()
             .iter()
             .flat_map(MetricFamily::get_metric)
         {
             for label in metric.get_label() {
-                let count = self.connections.with_label_values(&[label.value()]).get();
+                let count = self
+                    .open_connections
+                    .with_label_values(&[label.value()])
+                    .get();
                 open.insert(
                     label.value().to_owned(),
                     count.try_into().unwrap_or_default(),
@@ -558,18 +577,20 @@ impl Metrics {
         open
     }
 
-    fn connected(&self, way: &str, tried: Result<Protocol, &ForwardError>) {
+    fn record_connect(&self, way: &str, tried: Result<Protocol, &ForwardError>) {
         let result = match tried {
             Ok(Protocol::Http1) => "http1",
             Ok(Protocol::Http2) => "http2",
-            Err(ForwardError::NoRoom(_) | ForwardError::Share(_)) => return, // nothing was tried
+            Err(ForwardError::ConnectionLimit(_) | ForwardError::ShareExceeded(_)) => return, // nothing was tried
             Err(_) => "failed",
         };
-        self.connects.with_label_values(&[way, result]).inc();
+        self.connection_attempts
+            .with_label_values(&[way, result])
+            .inc();
     }
 
     /// Counts a connection as open until the value is dropped.
-    fn open(&self, way: &str) -> Counted {
-        Counted::one_more(self.connections.with_label_values(&[way]))
+    fn count_open(&self, way: &str) -> GaugeGuard {
+        GaugeGuard::new(self.open_connections.with_label_values(&[way]))
     }
 }

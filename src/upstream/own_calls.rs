@@ -18,50 +18,53 @@ use http_body_util::Limited;
 use rustls::RootCertStore;
 use tokio::time::timeout;
 
-use crate::identity::remote::ApiServer;
-use crate::identity::remote::Call;
-use crate::identity::remote::Reply;
-use crate::identity::remote::Replying;
-use crate::identity::remote::Unanswered;
-use crate::identity::remote::Web;
+use crate::identity::remote::ApiTransport;
+use crate::identity::remote::RemoteError;
+use crate::identity::remote::RemoteFuture;
+use crate::identity::remote::RemoteRequest;
+use crate::identity::remote::RemoteResponse;
+use crate::identity::remote::UrlFetcher;
 use crate::upstream::ForwardError;
-use crate::upstream::Metrics;
+use crate::upstream::UpstreamMetrics;
 use crate::upstream::address;
-use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
-use crate::upstream::connector::Target;
+use crate::upstream::body::ResponseBody;
+use crate::upstream::connector::ServerAddress;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::elsewhere_pool;
-use crate::upstream::forward::Errand;
-use crate::upstream::forward::Turn;
+use crate::upstream::external_pool;
+use crate::upstream::forward::SendContext;
+use crate::upstream::forward::StreamGuard;
 use crate::upstream::headers;
-use crate::upstream::headers::Outbound;
-use crate::upstream::headers::Own;
-use crate::upstream::lane::Place;
+use crate::upstream::headers::Internal;
+use crate::upstream::headers::RequestHead;
+use crate::upstream::lane::ConnectionClass;
 use crate::upstream::pool::Pool;
 use crate::upstream::room::Requester;
 
 /// The request timeout that kube-apiserver's delegating authentication has for a `TokenReview`.
-pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A large API server takes seconds to write its metrics.
-const STREAMED_WITHIN: Duration = Duration::from_secs(30);
+const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A user with ten thousand groups, or a key set with a hundred keys, takes less.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 /// The API server, by weir's own credentials.
 #[derive(Clone, Debug)]
-pub struct OwnCalls {
-    pool: Arc<Pool<Own>>,
-    own: Arc<OwnCredentials>,
+pub struct ApiServerClient {
+    pool: Arc<Pool<Internal>>,
+    credentials: Arc<OwnCredentials>,
 }
 
-impl OwnCalls {
+impl ApiServerClient {
     /// Asks by way of `pool`.
     #[must_use]
-    pub fn new(pool: Arc<Pool<Own>>, own: Arc<OwnCredentials>) -> Self {
-        Self { pool, own }
+    pub fn new(pool: Arc<Pool<Internal>>, own: Arc<OwnCredentials>) -> Self {
+        Self {
+            pool,
+            credentials: own,
+        }
     }
 
     /// Gets what stands at `target`, in a form that `accept` names if it is given, and hands it to `sink` piece by piece as it
@@ -77,41 +80,41 @@ impl OwnCalls {
         target: PathAndQuery,
         accept: Option<HeaderValue>,
         sink: impl FnMut(&[u8]) -> ControlFlow<()>,
-    ) -> Result<(StatusCode, ControlFlow<()>), Unanswered> {
-        timeout(STREAMED_WITHIN, self.streamed(target, accept, sink))
+    ) -> Result<(StatusCode, ControlFlow<()>), RemoteError> {
+        timeout(STREAM_TIMEOUT, self.stream_inner(target, accept, sink))
             .await
             .unwrap_or_else(|_| {
-                let limit = STREAMED_WITHIN.as_secs();
-                Err(Unanswered(format!("no whole answer within {limit}s")))
+                let limit = STREAM_TIMEOUT.as_secs();
+                Err(RemoteError(format!("no whole answer within {limit}s")))
             })
     }
 
-    async fn streamed(
+    async fn stream_inner(
         &self,
         target: PathAndQuery,
         accept: Option<HeaderValue>,
         mut sink: impl FnMut(&[u8]) -> ControlFlow<()>,
-    ) -> Result<(StatusCode, ControlFlow<()>), Unanswered> {
+    ) -> Result<(StatusCode, ControlFlow<()>), RemoteError> {
         let authorization = self
-            .own
+            .credentials
             .authorization()
-            .map_err(|why| Unanswered(why.to_string()))?;
-        let mut request = headers::own(Method::GET, target, authorization);
+            .map_err(|why| RemoteError(why.to_string()))?;
+        let mut request = headers::internal_head(Method::GET, target, authorization);
         if let Some(accept) = accept {
-            request = request.accepting(accept);
+            request = request.with_accept(accept);
         }
-        let sent = self.pool.ask(request, RequestBody::empty()).await;
-        let (response, mut turn) = sent.map_err(|why| Unanswered(why.to_string()))?;
+        let sent = self.pool.send_internal(request, RequestBody::empty()).await;
+        let (response, mut turn) = sent.map_err(|why| RemoteError(why.to_string()))?;
         let status = response.status();
         if status == StatusCode::UNAUTHORIZED {
-            self.own.refused();
+            self.credentials.request_refresh();
         }
         if status != StatusCode::OK {
             return Ok((status, ControlFlow::Continue(())));
         }
         let mut body = response.into_body();
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|why| Unanswered(format!("the answer broke off: {why}")))?;
+            let frame = frame.map_err(|why| RemoteError(format!("the answer broke off: {why}")))?;
             if let Some(data) = frame.data_ref()
                 && sink(data).is_break()
             {
@@ -124,100 +127,106 @@ impl OwnCalls {
         Ok((status, ControlFlow::Continue(())))
     }
 
-    async fn call(self, call: Call) -> Result<Reply, Unanswered> {
-        let Call { path, body } = call;
+    async fn call(self, call: RemoteRequest) -> Result<RemoteResponse, RemoteError> {
+        let RemoteRequest { path, body } = call;
         let authorization = self
-            .own
+            .credentials
             .authorization()
-            .map_err(|why| Unanswered(why.to_string()))?;
+            .map_err(|why| RemoteError(why.to_string()))?;
         let path = PathAndQuery::from_static(path);
         let reply = match body {
             Some(body) => {
-                let request = headers::own(Method::POST, path, authorization).with_json();
-                exchange(self.pool.ask(request, RequestBody::own(body)).await).await
+                let request = headers::internal_head(Method::POST, path, authorization).with_json();
+                collect_response(
+                    self.pool
+                        .send_internal(request, RequestBody::internal(body))
+                        .await,
+                )
+                .await
             }
             None => {
-                let request = headers::own(Method::GET, path, authorization);
-                exchange(self.pool.ask(request, RequestBody::empty()).await).await
+                let request = headers::internal_head(Method::GET, path, authorization);
+                collect_response(self.pool.send_internal(request, RequestBody::empty()).await).await
             }
         }?;
-        self.own.answered(reply.status);
+        self.credentials.record_response(reply.status);
         Ok(reply)
     }
 }
 
-impl ApiServer for OwnCalls {
-    fn ask(&self, call: Call) -> Replying {
+impl ApiTransport for ApiServerClient {
+    fn send(&self, call: RemoteRequest) -> RemoteFuture {
         let calls = self.clone();
-        Box::pin(async move { timely(calls.call(call)).await })
+        Box::pin(async move { with_timeout(calls.call(call)).await })
     }
 }
 
 /// Whatever can be reached by HTTPS.
 #[derive(Clone, Debug)]
-pub struct Elsewhere {
+pub struct ExternalClient {
     roots: RootCertStore,
-    metrics: Arc<Metrics>,
+    metrics: Arc<UpstreamMetrics>,
 }
 
-impl Elsewhere {
+impl ExternalClient {
     /// Believes whom `roots` vouch for.
     #[must_use]
-    pub fn new(roots: RootCertStore, metrics: Arc<Metrics>) -> Self {
+    pub fn new(roots: RootCertStore, metrics: Arc<UpstreamMetrics>) -> Self {
         Self { roots, metrics }
     }
 
     /// On a connection of its own: keys are fetched every few minutes.
-    async fn call(self, url: String) -> Result<Reply, Unanswered> {
-        let uri: Uri = url.parse().map_err(|_| Unanswered("no URL".to_owned()))?;
+    async fn fetch(self, url: String) -> Result<RemoteResponse, RemoteError> {
+        let uri: Uri = url.parse().map_err(|_| RemoteError("no URL".to_owned()))?;
         let path = uri
             .path_and_query()
             .cloned()
             .unwrap_or_else(|| PathAndQuery::from_static("/"));
         let server = uri.authority().map(|host| format!("https://{host}"));
         let (authority, server_name) = match (uri.scheme_str(), server) {
-            (Some("https"), Some(server)) => address::server(&server).map_err(Unanswered)?,
-            _ => return Err(Unanswered("expected https://HOST[:PORT]/PATH".to_owned())),
+            (Some("https"), Some(server)) => address::parse_server(&server).map_err(RemoteError)?,
+            _ => return Err(RemoteError("expected https://HOST[:PORT]/PATH".to_owned())),
         };
-        let target = Target {
+        let target = ServerAddress {
             authority,
             server_name,
             proxy: None,
         };
-        let pool = elsewhere_pool(target, self.roots, &self.metrics);
-        let (head, mut turn) = (headers::elsewhere(path), None);
-        let errand = Errand {
+        let pool = external_pool(target, self.roots, &self.metrics);
+        let (head, mut turn) = (headers::external_head(path), None);
+        let errand = SendContext {
             requester: &Requester::default(),
-            turn: &mut turn,
-            sent: &mut None,
+            guard: &mut turn,
+            sent_at: &mut None,
         };
-        let sent = pool.send(head, RequestBody::empty(), Place::Shared, errand);
-        let reply = exchange(sent.await.map(|response| (response, turn))).await;
-        pool.renew();
+        let sent = pool.send(head, RequestBody::empty(), ConnectionClass::Shared, errand);
+        let reply = collect_response(sent.await.map(|response| (response, turn))).await;
+        pool.retire_all();
         reply
     }
 }
 
-impl Web for Elsewhere {
-    fn get(&self, url: &str) -> Replying {
+impl UrlFetcher for ExternalClient {
+    fn get(&self, url: &str) -> RemoteFuture {
         let (elsewhere, url) = (self.clone(), url.to_owned());
-        Box::pin(async move { timely(elsewhere.call(url)).await })
+        Box::pin(async move { with_timeout(elsewhere.fetch(url)).await })
     }
 }
 
-async fn timely(
-    reply: impl Future<Output = Result<Reply, Unanswered>>,
-) -> Result<Reply, Unanswered> {
-    timeout(ANSWER_WITHIN, reply).await.unwrap_or_else(|_| {
-        let limit = ANSWER_WITHIN.as_secs();
-        Err(Unanswered(format!("no answer within {limit}s")))
+async fn with_timeout(
+    reply: impl Future<Output = Result<RemoteResponse, RemoteError>>,
+) -> Result<RemoteResponse, RemoteError> {
+    timeout(RESPONSE_TIMEOUT, reply).await.unwrap_or_else(|_| {
+        let limit = RESPONSE_TIMEOUT.as_secs();
+        Err(RemoteError(format!("no answer within {limit}s")))
     })
 }
 
 /// A beginning of an answer, or why there is none.
-type Sent = Result<(Response<AnswerBody>, Option<Box<dyn Turn>>), ForwardError>;
+type InternalResponse =
+    Result<(Response<ResponseBody>, Option<Box<dyn StreamGuard>>), ForwardError>;
 
-impl Pool<Own> {
+impl Pool<Internal> {
     /// Sends a request of weir's own, and counts it as client-go counts its.
     ///
     /// # Errors
@@ -225,35 +234,41 @@ impl Pool<Own> {
     ///
     /// # Cancel safety
     /// The request may have been executed; it is not counted.
-    pub async fn ask(self: &Arc<Self>, request: Outbound<Own>, body: RequestBody) -> Sent {
+    pub async fn send_internal(
+        self: &Arc<Self>,
+        request: RequestHead<Internal>,
+        body: RequestBody,
+    ) -> InternalResponse {
         let method = request.method().clone();
         let mut turn = None;
-        let errand = Errand {
+        let errand = SendContext {
             requester: &Requester::default(),
-            turn: &mut turn,
-            sent: &mut None,
+            guard: &mut turn,
+            sent_at: &mut None,
         };
-        let sent = self.send(request, body, Place::Shared, errand).await;
+        let sent = self
+            .send(request, body, ConnectionClass::Shared, errand)
+            .await;
         let code = sent.as_ref().map(Response::status);
         let code = code.as_ref().map_or("<error>", StatusCode::as_str);
         self.metrics()
-            .own_requests
-            .with_label_values(&[code, self.address(), method.as_str()])
+            .internal_requests
+            .with_label_values(&[code, self.authority(), method.as_str()])
             .inc();
         sent.map(|response| (response, turn))
     }
 }
 
-async fn exchange(sent: Sent) -> Result<Reply, Unanswered> {
-    let (response, mut turn) = sent.map_err(|why| Unanswered(why.to_string()))?;
+async fn collect_response(sent: InternalResponse) -> Result<RemoteResponse, RemoteError> {
+    let (response, mut turn) = sent.map_err(|why| RemoteError(why.to_string()))?;
     let status = response.status();
-    let body = Limited::new(response.into_body(), MOST_BYTES)
+    let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
         .collect()
         .await
-        .map_err(|why| Unanswered(format!("the answer broke off: {why}")))?
+        .map_err(|why| RemoteError(format!("the answer broke off: {why}")))?
         .to_bytes();
     if let Some(turn) = &mut turn {
         turn.complete();
     }
-    Ok(Reply { status, body })
+    Ok(RemoteResponse { status, body })
 }

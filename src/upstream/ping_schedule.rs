@@ -8,44 +8,44 @@ use std::time::Instant;
 
 /// How often, and how long an answer may take.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
+pub(super) struct PingTimeouts {
     /// A PING goes out when the last answer is this old.
-    pub(super) every: Duration,
+    pub(super) interval: Duration,
     /// Without an answer for this long, the peer is gone.
-    pub(super) answer: Duration,
+    pub(super) timeout: Duration,
 }
 
 /// What has been asked on a connection.
 #[derive(Debug)]
 pub(super) struct PingSchedule {
-    times: Times,
+    timeouts: PingTimeouts,
     /// Of the PING that is under way: how many resets went out before it, and when it was sent.
     outstanding: Option<(u64, Instant)>,
     /// Resets that the peer has seen.
     acknowledged: u64,
     /// The last answer.
-    answered: Instant,
+    last_pong: Instant,
 }
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum PingAction {
     /// A PING goes out now.
     Send,
     /// Nothing, until then.
     Wait(Instant),
     /// The peer does not answer.
-    Gone,
+    PeerGone,
 }
 
 impl PingSchedule {
     /// Of a connection that was opened now.
-    pub(super) const fn new(times: Times, now: Instant) -> Self {
+    pub(super) const fn new(times: PingTimeouts, now: Instant) -> Self {
         Self {
-            times,
+            timeouts: times,
             outstanding: None,
             acknowledged: 0,
-            answered: now,
+            last_pong: now,
         }
     }
 
@@ -55,34 +55,34 @@ impl PingSchedule {
     }
 
     /// Whether there are resets that no PING stands behind, of so many that have been written.
-    pub(super) const fn is_behind(&self, written: u64) -> bool {
+    pub(super) const fn has_unacknowledged(&self, written: u64) -> bool {
         self.outstanding.is_none() && written > self.acknowledged
     }
 
     /// What is to be done, when so many resets have been written to the last byte.
-    pub(super) fn next(&mut self, now: Instant, written: u64) -> Next {
+    pub(super) fn next_action(&mut self, now: Instant, written: u64) -> PingAction {
         if let Some((_, sent)) = self.outstanding {
-            let end = sent + self.times.answer;
+            let end = sent + self.timeouts.timeout;
             return if now < end {
-                Next::Wait(end)
+                PingAction::Wait(end)
             } else {
-                Next::Gone
+                PingAction::PeerGone
             };
         }
-        let again = self.answered + self.times.every;
-        if !self.is_behind(written) && now < again {
-            return Next::Wait(again);
+        let again = self.last_pong + self.timeouts.interval;
+        if !self.has_unacknowledged(written) && now < again {
+            return PingAction::Wait(again);
         }
         self.outstanding = Some((written, now));
-        Next::Send
+        PingAction::Send
     }
 
     /// The PING was answered. Returns how many resets the peer has seen.
-    pub(super) fn answer(&mut self, now: Instant) -> u64 {
+    pub(super) fn record_pong(&mut self, now: Instant) -> u64 {
         if let Some((resets, _)) = self.outstanding.take() {
             self.acknowledged = resets;
         }
-        self.answered = now;
+        self.last_pong = now;
         self.acknowledged
     }
 }
@@ -92,9 +92,9 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
 
-    const TIMES: Times = Times {
-        every: Duration::from_secs(30),
-        answer: Duration::from_secs(15),
+    const TIMES: PingTimeouts = PingTimeouts {
+        interval: Duration::from_secs(30),
+        timeout: Duration::from_secs(15),
     };
 
     fn after(began: Instant, seconds: u64) -> Instant {
@@ -102,37 +102,49 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_peer_is_asked_and_given_up() {
+    fn a_silent_peer_is_pinged_and_then_gone() {
         let began = Clock.now();
         let mut pings = PingSchedule::new(TIMES, began);
-        assert_eq!(pings.next(began, 0), Next::Wait(after(began, 30)));
-        assert_eq!(pings.next(after(began, 30), 0), Next::Send);
+        assert_eq!(
+            pings.next_action(began, 0),
+            PingAction::Wait(after(began, 30))
+        );
+        assert_eq!(pings.next_action(after(began, 30), 0), PingAction::Send);
         let end = after(began, 45);
-        assert_eq!(pings.next(after(began, 31), 0), Next::Wait(end));
-        assert_eq!(pings.next(end, 0), Next::Gone);
+        assert_eq!(
+            pings.next_action(after(began, 31), 0),
+            PingAction::Wait(end)
+        );
+        assert_eq!(pings.next_action(end, 0), PingAction::PeerGone);
     }
 
     #[test]
-    fn a_ping_proves_those_resets_that_went_out_before_it() {
+    fn a_pong_acknowledges_the_resets_sent_before_its_ping() {
         let began = Clock.now();
         let mut pings = PingSchedule::new(TIMES, began);
-        assert_eq!(pings.next(began, 3), Next::Send);
-        assert!(!pings.is_behind(5), "one is under way");
-        assert_eq!(pings.answer(began), 3);
-        assert!(pings.is_behind(5));
-        assert_eq!(pings.next(began, 5), Next::Send);
-        assert_eq!(pings.answer(began), 5);
-        assert_eq!(pings.next(began, 5), Next::Wait(after(began, 30)));
+        assert_eq!(pings.next_action(began, 3), PingAction::Send);
+        assert!(!pings.has_unacknowledged(5), "one is under way");
+        assert_eq!(pings.record_pong(began), 3);
+        assert!(pings.has_unacknowledged(5));
+        assert_eq!(pings.next_action(began, 5), PingAction::Send);
+        assert_eq!(pings.record_pong(began), 5);
+        assert_eq!(
+            pings.next_action(began, 5),
+            PingAction::Wait(after(began, 30))
+        );
     }
 
     #[test]
-    fn the_keep_alive_proves_resets_as_well() {
+    fn a_keepalive_ping_acknowledges_resets_too() {
         let began = Clock.now();
         let mut pings = PingSchedule::new(TIMES, began);
         let late = after(began, 30);
-        assert_eq!(pings.next(late, 0), Next::Send);
-        assert_eq!(pings.next(late, 2), Next::Wait(after(began, 45)));
-        assert_eq!(pings.answer(late), 0, "they went out behind it");
-        assert_eq!(pings.next(late, 2), Next::Send);
+        assert_eq!(pings.next_action(late, 0), PingAction::Send);
+        assert_eq!(
+            pings.next_action(late, 2),
+            PingAction::Wait(after(began, 45))
+        );
+        assert_eq!(pings.record_pong(late), 0, "they went out behind it");
+        assert_eq!(pings.next_action(late, 2), PingAction::Send);
     }
 }

@@ -25,27 +25,27 @@ use tokio::time::timeout_at;
 
 use crate::clock::Clock;
 use crate::upstream::ForwardError;
-use crate::upstream::Metrics;
+use crate::upstream::UpstreamMetrics;
 use crate::upstream::body::RequestBody;
-use crate::upstream::cdn_loop::ProcessId;
-use crate::upstream::connector::Connection;
+use crate::upstream::cdn_loop::InstanceId;
 use crate::upstream::connector::Connector;
 use crate::upstream::connector::Protocol;
-use crate::upstream::forward::End;
-use crate::upstream::headers::Outbound;
-use crate::upstream::headers::Way;
-use crate::upstream::http1::Own1;
-use crate::upstream::http2::Pending;
-use crate::upstream::http2::Shared;
-use crate::upstream::lane::Each;
-use crate::upstream::lane::Lane;
-use crate::upstream::lane::Place;
-use crate::upstream::lane::Queue;
-use crate::upstream::lane::Streams;
+use crate::upstream::connector::TlsConnection;
+use crate::upstream::forward::CancelOutcome;
+use crate::upstream::headers::AuthMode;
+use crate::upstream::headers::RequestHead;
+use crate::upstream::http1::Http1Lease;
+use crate::upstream::http2::Http2Connection;
+use crate::upstream::http2::PendingHttp2;
+use crate::upstream::lane::ConnectionClass;
+use crate::upstream::lane::PerClass;
+use crate::upstream::lane::SharedConnections;
+use crate::upstream::lane::StreamAvailability;
+use crate::upstream::lane::WaitQueue;
 use crate::upstream::retry_budget::RetryBudget;
+use crate::upstream::room::ConnectionBudget;
+use crate::upstream::room::RequestSlot;
 use crate::upstream::room::Requester;
-use crate::upstream::room::Room;
-use crate::upstream::room::Share;
 use crate::upstream::settings;
 
 /// An idle HTTP/1.1 connection is closed after this long: well below the 90 s after which kube-apiserver closes it
@@ -53,97 +53,99 @@ use crate::upstream::settings;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// Most requests of a kind that wait for an HTTP/2 stream or for the first connection; one more is told so at once.
-const MOST_WAITING: usize = 1024;
+const MAX_WAITING: usize = 1024;
 
 /// Handshakes for HTTP/1.1 beside HTTP/2 that are under way at a time, of each worker and way.
-const HANDSHAKES_AT_A_TIME: usize = 32;
+const MAX_CONCURRENT_HANDSHAKES: usize = 32;
 
 /// How long a request that was given up may go on before its stream is reset, or its connection closed. Nearly all have their answer
 /// by then, and what is not reset costs the API server nothing beyond it: Go's server gives up a connection whose streams are reset faster than their handlers
 /// end. A longer one is a list that is better ended.
-pub(super) const FINISH_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const CANCEL_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// Longest that a request waits for a stream, if its own time does not end before: a watch has none.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Connections for the way `W`.
 pub struct Pool<W> {
     connector: Connector<W>,
     /// Most HTTP/2 connections for requests that end (`--upstream-max-connections`).
-    most: usize,
+    max_http2_connections: usize,
     /// What its requests list in `CDN-Loop`; nothing where they go to others than the API server.
-    id: Option<ProcessId>,
+    instance_id: Option<InstanceId>,
     /// Guards the lists; held for a look at them, never across an await.
-    state: Mutex<State>,
-    queues: Each<Queue>,
+    state: Mutex<PoolState>,
+    queues: PerClass<WaitQueue>,
     /// Requests that wait for a connection's handshake.
-    waiting_apart: AtomicUsize,
-    budget: RetryBudget,
+    waiting_for_handshake: AtomicUsize,
+    retry_budget: RetryBudget,
     /// Connections of HTTP/1.1 beside HTTP/2, of which so many are opened at a time: each costs the API server a handshake.
-    handshakes: Semaphore,
-    metrics: Arc<Metrics>,
+    handshake_permits: Semaphore,
+    metrics: Arc<UpstreamMetrics>,
 }
 
 #[derive(Default)]
-struct State {
-    speaks: Option<Protocol>,
-    lanes: Each<Lane>,
-    idle: Vec<(Instant, http1::SendRequest<RequestBody>)>,
+struct PoolState {
+    protocol: Option<Protocol>,
+    http2: PerClass<SharedConnections>,
+    idle_http1: Vec<(Instant, http1::SendRequest<RequestBody>)>,
     /// Connections of an earlier one are not kept: they show a certificate that is no longer the right one.
     generation: u64,
 }
 
 /// A connection's turn for one request; dropping it gives the turn back.
-pub(super) enum Lease<W: Way> {
-    Http1(Own1<W>),
-    Http2(Own2<W>),
+pub(super) enum Lease<W: AuthMode> {
+    Http1(Http1Lease<W>),
+    Http2(Http2Lease<W>),
 }
 
 /// A stream of an HTTP/2 connection.
-pub(super) struct Own2<W: Way> {
-    shared: Arc<Shared>,
-    place: Place,
+pub(super) struct Http2Lease<W: AuthMode> {
+    connection: Arc<Http2Connection>,
+    class: ConnectionClass,
     pool: Arc<Pool<W>>,
     /// What a watch takes of the places for watches.
-    share: Option<Share>,
+    slot: Option<RequestSlot>,
     /// Its request, until the answer begins.
-    pub(super) pending: Option<Pending>,
+    pub(super) pending: Option<PendingHttp2>,
 }
 
-impl<W: Way> Own2<W> {
-    pub(super) fn connection(&self) -> Arc<Shared> {
-        Arc::clone(&self.shared)
+impl<W: AuthMode> Http2Lease<W> {
+    pub(super) fn connection(&self) -> Arc<Http2Connection> {
+        Arc::clone(&self.connection)
     }
 
     /// Gives its request up: lets it finish if that is soon, resets the stream otherwise, and then waits until that was seen.
-    pub(super) fn give_up(&mut self) -> impl Future<Output = End> + Send + use<W> {
+    pub(super) fn cancel(&mut self) -> impl Future<Output = CancelOutcome> + Send + use<W> {
         let (pending, connection) = (self.pending.take(), self.connection());
-        let has_end = !self.place.lasts();
+        let has_end = !self.class.is_long_running();
         async move {
             if let Some(pending) = pending
-                && let Ok(true) = timeout(FINISH_WITHIN, pending.finish(has_end)).await
+                && let Ok(true) = timeout(CANCEL_GRACE_PERIOD, pending.finish(has_end)).await
             {
-                return End::Finished;
+                return CancelOutcome::Finished;
             }
             // An upload that was under way is ended by the runtime, when it comes to it: its reset goes out before it is counted.
             tokio::task::yield_now().await;
-            connection.reset().await;
-            End::Reset
+            connection.record_reset().await;
+            CancelOutcome::Reset
         }
     }
 }
 
-impl<W: Way> Drop for Own2<W> {
+impl<W: AuthMode> Drop for Http2Lease<W> {
     fn drop(&mut self) {
-        self.shared.streams.fetch_sub(1, Ordering::AcqRel);
-        let queue = self.pool.queues.of(self.place);
+        self.connection
+            .active_streams
+            .fetch_sub(1, Ordering::AcqRel);
+        let queue = self.pool.queues.get(self.class);
         if queue.waiting.load(Ordering::Acquire) > 0 {
             queue.changed.notify_one();
         }
     }
 }
 
-enum Choice<W: Way> {
+enum LeaseChoice<W: AuthMode> {
     Take(Lease<W>),
     /// Open a connection for oneself (HTTP/1.1).
     Open,
@@ -151,24 +153,24 @@ enum Choice<W: Way> {
     Wait,
 }
 
-impl<W: Way> Pool<W> {
+impl<W: AuthMode> Pool<W> {
     /// A pool without connections; the first request opens one.
     #[must_use]
     pub fn new(
         connector: Connector<W>,
         most: usize,
-        id: Option<ProcessId>,
-        metrics: Arc<Metrics>,
+        id: Option<InstanceId>,
+        metrics: Arc<UpstreamMetrics>,
     ) -> Arc<Self> {
         Arc::new(Self {
             connector,
-            most: most.max(1),
-            id,
+            max_http2_connections: most.max(1),
+            instance_id: id,
             state: Mutex::default(),
-            queues: Each::default(),
-            waiting_apart: AtomicUsize::new(0),
-            budget: RetryBudget::default(),
-            handshakes: Semaphore::new(HANDSHAKES_AT_A_TIME),
+            queues: PerClass::default(),
+            waiting_for_handshake: AtomicUsize::new(0),
+            retry_budget: RetryBudget::default(),
+            handshake_permits: Semaphore::new(MAX_CONCURRENT_HANDSHAKES),
             metrics,
         })
     }
@@ -178,41 +180,41 @@ impl<W: Way> Pool<W> {
     }
 
     /// Lists this weir in a request, before its first try.
-    pub(super) fn identify(&self, head: &mut Outbound<W>) {
-        if let Some(id) = &self.id {
-            head.list(id);
+    pub(super) fn append_cdn_loop(&self, head: &mut RequestHead<W>) {
+        if let Some(id) = &self.instance_id {
+            head.append_cdn_loop(id);
         }
     }
 
-    pub(super) fn budget(&self) -> &RetryBudget {
-        &self.budget
+    pub(super) fn retry_budget(&self) -> &RetryBudget {
+        &self.retry_budget
     }
 
     /// Opens an HTTP/1.1 connection whatever the API server speaks, when its turn has come.
     ///
     /// # Errors
     /// There is no connection to be had, or too many wait for their turn.
-    pub(super) async fn connect_http1(&self) -> Result<Connection, ForwardError> {
-        let _turn = match self.handshakes.try_acquire() {
+    pub(super) async fn connect_http1(&self) -> Result<TlsConnection, ForwardError> {
+        let _turn = match self.handshake_permits.try_acquire() {
             Ok(turn) => turn,
             Err(_) => {
-                let _waiting = Waiting::enter(&self.waiting_apart, &self.metrics)?;
-                let turn = timeout(LONGEST_WAIT, self.handshakes.acquire()).await;
-                turn.map_err(|_| ForwardError::NoStream(LONGEST_WAIT))?
+                let _waiting = WaiterGuard::enter(&self.waiting_for_handshake, &self.metrics)?;
+                let turn = timeout(MAX_WAIT, self.handshake_permits.acquire()).await;
+                turn.map_err(|_| ForwardError::StreamTimeout(MAX_WAIT))?
                     .map_err(|_| ForwardError::Closed)?
             }
         };
         let opened = self.connector.connect_http1().await;
         let tried = opened.as_ref().map(|_| Protocol::Http1);
-        self.metrics.connected(W::NAME, tried);
+        self.metrics.record_connect(W::NAME, tried);
         opened
     }
 
-    pub(super) fn address(&self) -> &str {
+    pub(super) fn authority(&self) -> &str {
         self.connector.authority().as_str()
     }
 
-    pub(super) fn metrics(&self) -> &Metrics {
+    pub(super) fn metrics(&self) -> &UpstreamMetrics {
         &self.metrics
     }
 
@@ -225,55 +227,63 @@ impl<W: Way> Pool<W> {
     /// Nothing is lost: an HTTP/2 connection that is being opened goes on and serves somebody else.
     pub(super) async fn lease(
         self: &Arc<Self>,
-        place: Place,
+        place: ConnectionClass,
         requester: &Requester,
     ) -> Result<Lease<W>, ForwardError> {
         let asked = Clock.now();
         let http1 = !W::HTTP2
-            || matches!(place, Place::Alone | Place::Apart)
-            || (place.lasts() && self.state().speaks == Some(Protocol::Http1));
+            || matches!(
+                place,
+                ConnectionClass::Dedicated | ConnectionClass::DedicatedLongRunning
+            )
+            || (place.is_long_running() && self.state().protocol == Some(Protocol::Http1));
         // Before anything is opened for it.
-        let share = self.share_for(place, http1, requester)?;
-        if matches!(place, Place::Alone | Place::Apart) {
+        let share = self.acquire_slot(place, http1, requester)?;
+        if matches!(
+            place,
+            ConnectionClass::Dedicated | ConnectionClass::DedicatedLongRunning
+        ) {
             return Box::pin(self.lease_http1(share, asked)).await;
         }
         let mut lease = match self.choose(place, asked) {
-            Choice::Take(lease) => lease,
+            LeaseChoice::Take(lease) => lease,
             // In boxes: who takes what is there does not pay for the room.
-            Choice::Open => Box::pin(self.open_http1(place)).await?,
-            Choice::Wait => Box::pin(self.wait_for_lease(place, asked)).await?,
+            LeaseChoice::Open => Box::pin(self.open_http1(place)).await?,
+            LeaseChoice::Wait => Box::pin(self.wait_for_lease(place, asked)).await?,
         };
         match &mut lease {
-            Lease::Http2(own) => own.share = share,
-            Lease::Http1(own) if http1 => own.share = share,
+            Lease::Http2(own) => own.slot = share,
+            Lease::Http1(own) if http1 => own.slot = share,
             Lease::Http1(own) => {
-                let share = self.share_for(place, true, requester);
-                own.share = share.inspect_err(|_| own.complete())?;
+                let share = self.acquire_slot(place, true, requester);
+                own.slot = share.inspect_err(|_| own.complete())?;
             }
         }
         Ok(lease)
     }
 
     /// What a request takes of the places for its kind.
-    fn share_for(
+    fn acquire_slot(
         &self,
-        place: Place,
+        place: ConnectionClass,
         http1: bool,
         requester: &Requester,
-    ) -> Result<Option<Share>, ForwardError> {
-        let Some(room) = self.connector.room() else {
+    ) -> Result<Option<RequestSlot>, ForwardError> {
+        let Some(room) = self.connector.connection_budget() else {
             return Ok(None);
         };
         match place {
-            Place::Shared | Place::Alone => room.end(requester),
-            Place::SharedForLong if !http1 => room.watch(requester).map(Some),
-            Place::SharedForLong | Place::Apart => room.last(requester).map(Some),
+            ConnectionClass::Shared | ConnectionClass::Dedicated => room.acquire_short(requester),
+            ConnectionClass::SharedWatch if !http1 => room.acquire_watch(requester).map(Some),
+            ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => {
+                room.acquire_long_running(requester).map(Some)
+            }
         }
     }
 
     async fn lease_http1(
         self: &Arc<Self>,
-        share: Option<Share>,
+        share: Option<RequestSlot>,
         asked: Instant,
     ) -> Result<Lease<W>, ForwardError> {
         let (idle, generation) = {
@@ -282,121 +292,145 @@ impl<W: Way> Pool<W> {
         };
         let sender = match idle {
             Some(sender) => sender,
-            None => self.speak_http1(self.connect_http1().await?).await?,
+            None => self.handshake_http1(self.connect_http1().await?).await?,
         };
-        let mut own = self.own1(sender, generation);
-        own.share = share;
+        let mut own = self.new_http1_lease(sender, generation);
+        own.slot = share;
         Ok(Lease::Http1(own))
     }
 
-    fn own1(self: &Arc<Self>, sender: http1::SendRequest<RequestBody>, generation: u64) -> Own1<W> {
-        Own1::new(sender, generation, Arc::clone(self))
+    fn new_http1_lease(
+        self: &Arc<Self>,
+        sender: http1::SendRequest<RequestBody>,
+        generation: u64,
+    ) -> Http1Lease<W> {
+        Http1Lease::new(sender, generation, Arc::clone(self))
     }
 
     async fn wait_for_lease(
         self: &Arc<Self>,
-        place: Place,
+        place: ConnectionClass,
         asked: Instant,
     ) -> Result<Lease<W>, ForwardError> {
-        let queue = self.queues.of(place);
-        let _waiting = Waiting::enter(&queue.waiting, &self.metrics)?;
-        let give_up = (asked + LONGEST_WAIT).into();
+        let queue = self.queues.get(place);
+        let _waiting = WaiterGuard::enter(&queue.waiting, &self.metrics)?;
+        let give_up = (asked + MAX_WAIT).into();
         loop {
             // Registered before looking again: what changes in between is not missed.
             let mut changed = std::pin::pin!(queue.changed.notified());
             changed.as_mut().enable();
             match self.choose(place, asked) {
-                Choice::Take(lease) => return Ok(lease),
-                Choice::Open => return Box::pin(self.open_http1(place)).await,
-                Choice::Wait => {}
+                LeaseChoice::Take(lease) => return Ok(lease),
+                LeaseChoice::Open => return Box::pin(self.open_http1(place)).await,
+                LeaseChoice::Wait => {}
             }
-            let failed = self.state().lanes.of(place).failed(asked, Clock.now());
+            let failed = self
+                .state()
+                .http2
+                .get(place)
+                .failure_since(asked, Clock.now());
             if let Some(failure) = failed {
                 return Err(failure);
             }
             if timeout_at(give_up, changed).await.is_err() {
-                return Err(ForwardError::NoStream(LONGEST_WAIT));
+                return Err(ForwardError::StreamTimeout(MAX_WAIT));
             }
         }
     }
 
-    fn choose(self: &Arc<Self>, place: Place, asked: Instant) -> Choice<W> {
+    fn choose(self: &Arc<Self>, place: ConnectionClass, asked: Instant) -> LeaseChoice<W> {
         let mut state = self.state();
-        let lane = state.lanes.of_mut(place);
-        if let Streams::Some { taken, crowded } = lane.take() {
-            if crowded && lane.may_open_another(self.most(place), Clock.now()) {
-                self.open_shared(place, &mut state);
+        let lane = state.http2.get_mut(place);
+        if let StreamAvailability::Connected { taken, crowded } = lane.acquire_stream() {
+            if crowded && lane.may_open_another(self.max_connections(place), Clock.now()) {
+                self.spawn_open_http2(place, &mut state);
             }
-            return taken.map_or(Choice::Wait, |shared| {
-                Choice::Take(Lease::Http2(self.own2(shared, place)))
+            return taken.map_or(LeaseChoice::Wait, |shared| {
+                LeaseChoice::Take(Lease::Http2(self.new_http2_lease(shared, place)))
             });
         }
-        if state.speaks == Some(Protocol::Http1) || !W::HTTP2 {
-            return state.idle_connection(asked).map_or(Choice::Open, |sender| {
-                Choice::Take(Lease::Http1(self.own1(sender, state.generation)))
-            });
+        if state.protocol == Some(Protocol::Http1) || !W::HTTP2 {
+            return state
+                .idle_connection(asked)
+                .map_or(LeaseChoice::Open, |sender| {
+                    LeaseChoice::Take(Lease::Http1(self.new_http1_lease(sender, state.generation)))
+                });
         }
-        if state.lanes.of(place).may_open_first(asked) {
-            self.open_shared(place, &mut state);
+        if state.http2.get(place).may_open_first(asked) {
+            self.spawn_open_http2(place, &mut state);
         }
-        Choice::Wait
+        LeaseChoice::Wait
     }
 
     /// How many connections requests may share.
-    fn most(&self, place: Place) -> usize {
+    fn max_connections(&self, place: ConnectionClass) -> usize {
         match place {
-            Place::Shared | Place::Alone => self.most,
-            Place::SharedForLong | Place::Apart => usize::MAX, // each of them takes a place among what lasts
+            ConnectionClass::Shared | ConnectionClass::Dedicated => self.max_http2_connections,
+            ConnectionClass::SharedWatch | ConnectionClass::DedicatedLongRunning => usize::MAX, // each of them takes a place among what lasts
         }
     }
 
-    fn own2(self: &Arc<Self>, shared: Arc<Shared>, place: Place) -> Own2<W> {
-        Own2 {
-            shared,
-            place,
+    fn new_http2_lease(
+        self: &Arc<Self>,
+        shared: Arc<Http2Connection>,
+        place: ConnectionClass,
+    ) -> Http2Lease<W> {
+        Http2Lease {
+            connection: shared,
+            class: place,
             pool: Arc::clone(self),
-            share: None,
+            slot: None,
             pending: None,
         }
     }
 
     /// A connection, and what to speak on it.
-    async fn connect(&self) -> Result<(Connection, Protocol), ForwardError> {
+    async fn connect(&self) -> Result<(TlsConnection, Protocol), ForwardError> {
         let opened = self.connector.connect().await;
         self.metrics
-            .connected(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
+            .record_connect(W::NAME, opened.as_ref().map(|(_, protocol)| *protocol));
         opened
     }
 
     /// The place of a connection that requests share which last.
-    fn lasting(&self, place: Place) -> Result<Option<Share>, ForwardError> {
-        let room = self.connector.room().filter(|_| place.lasts());
-        room.map(Room::connect_watches).transpose()
+    fn acquire_connection_slot(
+        &self,
+        place: ConnectionClass,
+    ) -> Result<Option<RequestSlot>, ForwardError> {
+        let room = self
+            .connector
+            .connection_budget()
+            .filter(|_| place.is_long_running());
+        room.map(ConnectionBudget::acquire_watch_connection)
+            .transpose()
     }
 
-    async fn open_http1(self: &Arc<Self>, place: Place) -> Result<Lease<W>, ForwardError> {
+    async fn open_http1(
+        self: &Arc<Self>,
+        place: ConnectionClass,
+    ) -> Result<Lease<W>, ForwardError> {
         let generation = self.state().generation;
         let (connection, protocol) = self.connect().await?;
         if protocol == Protocol::Http2 {
             // The upstream has learned HTTP/2 since (an upgrade of the cluster): the next request sees it.
-            let lasting = self.lasting(place)?;
-            self.state().speaks = Some(protocol);
-            let shared = self.share(connection, 1, (place, lasting)).await?;
-            return Ok(Lease::Http2(self.own2(shared, place)));
+            let lasting = self.acquire_connection_slot(place)?;
+            self.state().protocol = Some(protocol);
+            let shared = self.add_http2(connection, 1, (place, lasting)).await?;
+            return Ok(Lease::Http2(self.new_http2_lease(shared, place)));
         }
-        let sender = self.speak_http1(connection).await?;
-        Ok(Lease::Http1(self.own1(sender, generation)))
+        let sender = self.handshake_http1(connection).await?;
+        Ok(Lease::Http1(self.new_http1_lease(sender, generation)))
     }
 
-    async fn speak_http1(
+    async fn handshake_http1(
         &self,
-        connection: Connection,
+        connection: TlsConnection,
     ) -> Result<http1::SendRequest<RequestBody>, ForwardError> {
-        let (sender, driver) = settings::client_http1()
+        let (sender, driver) = settings::http1_builder()
             .handshake(connection)
             .await
             .map_err(ForwardError::reset)?;
-        let open = self.metrics.open(W::NAME);
+        let open = self.metrics.count_open(W::NAME);
         tokio::spawn(async move {
             let _ = driver.await; // whoever waits for an answer on it is told by hyper
             drop(open);
@@ -405,15 +439,19 @@ impl<W: Way> Pool<W> {
     }
 
     /// Opens a connection that others can share, in a task of its own: whoever asked first may go away.
-    fn open_shared(self: &Arc<Self>, place: Place, state: &mut State) {
-        state.lanes.of_mut(place).open();
+    fn spawn_open_http2(self: &Arc<Self>, place: ConnectionClass, state: &mut PoolState) {
+        state.http2.get_mut(place).begin_open();
         let generation = state.generation;
         let pool = Arc::clone(self);
         tokio::spawn(async move {
-            let outcome = pool.opened_shared(place, generation).await;
+            let outcome = pool.open_http2(place, generation).await;
             let now = Clock.now();
-            let paused = pool.state().lanes.of_mut(place).opened(place, outcome, now);
-            let changed = &pool.queues.of(place).changed;
+            let paused = pool
+                .state()
+                .http2
+                .get_mut(place)
+                .finish_open(place, outcome, now);
+            let changed = &pool.queues.get(place).changed;
             changed.notify_waiters();
             if let Some(until) = paused {
                 tokio::time::sleep_until(until.into()).await;
@@ -422,95 +460,95 @@ impl<W: Way> Pool<W> {
         });
     }
 
-    async fn opened_shared(
+    async fn open_http2(
         self: &Arc<Self>,
-        place: Place,
+        place: ConnectionClass,
         generation: u64,
     ) -> Result<(), ForwardError> {
-        let lasting = self.lasting(place)?;
+        let lasting = self.acquire_connection_slot(place)?;
         let (connection, protocol) = self.connect().await?;
         match protocol {
             Protocol::Http2 => {
-                self.share(connection, 0, (place, lasting)).await?;
-                self.state().speaks = Some(protocol);
+                self.add_http2(connection, 0, (place, lasting)).await?;
+                self.state().protocol = Some(protocol);
             }
             Protocol::Http1 => {
-                let sender = self.speak_http1(connection).await?;
-                self.state().speaks = Some(protocol);
-                self.put_back(sender, generation);
+                let sender = self.handshake_http1(connection).await?;
+                self.state().protocol = Some(protocol);
+                self.return_idle(sender, generation);
             }
         }
         Ok(())
     }
 
     /// Speaks HTTP/2 on `connection` and puts it up for sharing, so many streams taken.
-    async fn share(
+    async fn add_http2(
         self: &Arc<Self>,
-        connection: Connection,
+        connection: TlsConnection,
         taken: usize,
-        (place, lasting): (Place, Option<Share>),
-    ) -> Result<Arc<Shared>, ForwardError> {
-        let (shared, driver) = Shared::open(connection).await?;
-        shared.streams.store(taken, Ordering::Release);
-        self.state().lanes.of_mut(place).add(Arc::clone(&shared));
+        (place, lasting): (ConnectionClass, Option<RequestSlot>),
+    ) -> Result<Arc<Http2Connection>, ForwardError> {
+        let (shared, driver) = Http2Connection::handshake(connection).await?;
+        shared.active_streams.store(taken, Ordering::Release);
+        self.state().http2.get_mut(place).add(Arc::clone(&shared));
         let (driven, pool) = (Arc::downgrade(&shared), Arc::downgrade(self));
-        let open = self.metrics.open(W::NAME);
+        let open = self.metrics.count_open(W::NAME);
         tokio::spawn(async move {
             let waiting = Weak::clone(&pool);
             let changed = || {
                 if let Some(pool) = waiting.upgrade() {
-                    pool.queues.of(place).changed.notify_waiters();
+                    pool.queues.get(place).changed.notify_waiters();
                 }
             };
             driver.run(driven, changed).await;
             drop((open, lasting));
             if let Some(pool) = pool.upgrade() {
-                pool.state().lanes.of_mut(place).forget_unusable();
-                pool.queues.of(place).changed.notify_waiters();
+                pool.state().http2.get_mut(place).remove_unusable();
+                pool.queues.get(place).changed.notify_waiters();
             }
         });
         Ok(shared)
     }
 
-    pub(super) fn put_back(&self, sender: http1::SendRequest<RequestBody>, generation: u64) {
+    pub(super) fn return_idle(&self, sender: http1::SendRequest<RequestBody>, generation: u64) {
         let mut state = self.state();
         if state.generation == generation {
-            state.idle.push((Clock.now(), sender));
+            state.idle_http1.push((Clock.now(), sender));
         }
     }
 
     /// Closes what has been idle for too long; to be called now and then.
     pub fn close_idle(&self, now: Instant) {
-        self.state().idle.retain(|(since, sender)| {
+        self.state().idle_http1.retain(|(since, sender)| {
             now.saturating_duration_since(*since) < IDLE_TIMEOUT && !sender.is_closed()
         });
     }
 
     /// Lets go of every connection as soon as nothing is under way on it: they show a certificate that is no longer the
     /// right one.
-    pub fn renew(&self) {
+    pub fn retire_all(&self) {
         let mut state = self.state();
         state.generation += 1;
-        state.idle.clear();
-        for lane in state.lanes.both() {
-            lane.leave();
+        state.idle_http1.clear();
+        for lane in state.http2.each_mut() {
+            lane.retire_all();
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<W: Way> std::fmt::Debug for Pool<W> {
+impl<W: AuthMode> std::fmt::Debug for Pool<W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Pool of {:?}", self.connector)
     }
 }
 
-impl State {
+impl PoolState {
     fn idle_connection(&mut self, now: Instant) -> Option<http1::SendRequest<RequestBody>> {
-        while let Some((since, sender)) = self.idle.pop() {
+        while let Some((since, sender)) = self.idle_http1.pop() {
             if sender.is_ready() && now.saturating_duration_since(since) < IDLE_TIMEOUT {
                 return Some(sender);
             }
@@ -520,20 +558,20 @@ impl State {
 }
 
 /// One of the waiting.
-struct Waiting<'a>(&'a AtomicUsize);
+struct WaiterGuard<'a>(&'a AtomicUsize);
 
-impl<'a> Waiting<'a> {
-    fn enter(waiting: &'a AtomicUsize, metrics: &Metrics) -> Result<Self, ForwardError> {
-        if waiting.fetch_add(1, Ordering::AcqRel) >= MOST_WAITING {
+impl<'a> WaiterGuard<'a> {
+    fn enter(waiting: &'a AtomicUsize, metrics: &UpstreamMetrics) -> Result<Self, ForwardError> {
+        if waiting.fetch_add(1, Ordering::AcqRel) >= MAX_WAITING {
             waiting.fetch_sub(1, Ordering::AcqRel);
-            return Err(ForwardError::TooManyWaiting(MOST_WAITING));
+            return Err(ForwardError::TooManyWaiting(MAX_WAITING));
         }
         metrics.stream_waits.inc();
         Ok(Self(waiting))
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

@@ -16,84 +16,84 @@ use http_body::SizeHint;
 
 /// One source may take this part of a budget at most, and no more than it leaves free: a client that sends slowly leaves the rest to the
 /// others, and several of them as much to each newcomer as any of them has (as in [`shares`](crate::upstream::shares)).
-pub const PART_OF_SOURCE: usize = 4;
+pub const SOURCE_FRACTION: usize = 4;
 
 /// What the bodies that are held in memory at a time may take, in bytes.
 #[derive(Debug)]
-pub struct Budget {
-    most: usize,
-    taken: AtomicUsize,
+pub struct MemoryBudget {
+    limit: usize,
+    used: AtomicUsize,
     /// By those that have something and are bounded apart: no more entries than bodies. Never held while waiting.
     sources: Mutex<HashMap<IpAddr, usize>>,
 }
 
 /// A part of the budget, given back when it is dropped.
 #[derive(Debug)]
-pub struct Reserved {
-    budget: Arc<Budget>,
+pub struct MemoryReservation {
+    budget: Arc<MemoryBudget>,
     /// Who is bounded apart.
     source: Option<IpAddr>,
     bytes: usize,
 }
 
-impl Budget {
+impl MemoryBudget {
     /// So many bytes.
     #[must_use]
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
-            most,
-            taken: AtomicUsize::new(0),
+            limit: most,
+            used: AtomicUsize::new(0),
             sources: Mutex::default(),
         })
     }
 
     /// What is taken.
     #[must_use]
-    pub fn taken(&self) -> usize {
-        self.taken.load(Ordering::Relaxed)
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
     }
 
     /// Nothing yet, for nobody who is bounded apart.
     #[must_use]
-    pub fn reserve(self: &Arc<Self>) -> Reserved {
+    pub fn reserve(self: &Arc<Self>) -> MemoryReservation {
         self.reserve_for(None)
     }
 
     /// Nothing yet, for this source: a quarter of the budget is the most that it has at a time, or as much as it leaves free.
     #[must_use]
-    pub fn reserve_for(self: &Arc<Self>, source: Option<IpAddr>) -> Reserved {
-        Reserved {
+    pub fn reserve_for(self: &Arc<Self>, source: Option<IpAddr>) -> MemoryReservation {
+        MemoryReservation {
             budget: Arc::clone(self),
             source,
             bytes: 0,
         }
     }
 
-    fn take(&self, more: usize) -> bool {
+    fn try_acquire(&self, more: usize) -> bool {
         // Relaxed: a sum, which orders nothing else.
         let taken = self
-            .taken
+            .used
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
                 let taken = taken.checked_add(more);
-                taken.filter(|taken| *taken <= self.most)
+                taken.filter(|taken| *taken <= self.limit)
             });
         taken.is_ok()
     }
 
-    fn take_for(&self, source: IpAddr, more: usize) -> bool {
+    fn try_acquire_for(&self, source: IpAddr, more: usize) -> bool {
         let mut sources = self.sources();
         let had = sources.get(&source).copied().unwrap_or_default();
         let has = had.saturating_add(more);
-        let left = self.most.saturating_sub(self.taken().saturating_add(more));
-        let fits = has <= (self.most / PART_OF_SOURCE).min(left) && self.take(more);
+        let left = self.limit.saturating_sub(self.used().saturating_add(more));
+        let fits = has <= (self.limit / SOURCE_FRACTION).min(left) && self.try_acquire(more);
         if fits && has > 0 {
             sources.insert(source, has);
         }
         fits
     }
 
-    fn give_back(&self, source: Option<IpAddr>, less: usize) {
-        self.taken.fetch_sub(less, Ordering::Relaxed);
+    fn release(&self, source: Option<IpAddr>, less: usize) {
+        self.used.fetch_sub(less, Ordering::Relaxed);
         if let Some(source) = source.filter(|_| less > 0) {
             let mut sources = self.sources();
             match sources.get(&source).map(|had| had.saturating_sub(less)) {
@@ -108,13 +108,13 @@ impl Budget {
     }
 }
 
-impl Reserved {
+impl MemoryReservation {
     /// Takes so many bytes in all. Whether there was room for them.
-    pub fn grow_to(&mut self, bytes: usize) -> bool {
+    pub fn try_grow_to(&mut self, bytes: usize) -> bool {
         let more = bytes.saturating_sub(self.bytes);
         let fits = match self.source {
-            Some(source) => self.budget.take_for(source, more),
-            None => self.budget.take(more),
+            Some(source) => self.budget.try_acquire_for(source, more),
+            None => self.budget.try_acquire(more),
         };
         if fits {
             self.bytes += more;
@@ -125,12 +125,12 @@ impl Reserved {
     /// Gives back what it has beyond so many bytes.
     pub fn shrink_to(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);
-        self.budget.give_back(self.source, less);
+        self.budget.release(self.source, less);
         self.bytes -= less;
     }
 }
 
-impl Drop for Reserved {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.shrink_to(0);
     }
@@ -138,21 +138,21 @@ impl Drop for Reserved {
 
 /// A body, whole. It goes on byte for byte.
 #[derive(Debug)]
-pub struct ReadBody {
+pub struct BufferedBody {
     data: Bytes,
     trailers: Option<HeaderMap>,
     /// Until the body has gone, or the request has.
-    _reserved: Reserved,
+    _reservation: MemoryReservation,
 }
 
-impl ReadBody {
+impl BufferedBody {
     /// These bytes, which `reserved` covers, and the trailers, cleaned of identities.
     #[must_use]
-    pub fn new(data: Bytes, trailers: Option<HeaderMap>, reserved: Reserved) -> Self {
+    pub fn new(data: Bytes, trailers: Option<HeaderMap>, reserved: MemoryReservation) -> Self {
         Self {
             data,
             trailers,
-            _reserved: reserved,
+            _reservation: reserved,
         }
     }
 
@@ -162,14 +162,14 @@ impl ReadBody {
         &self.data
     }
 
-    pub(super) fn frame(&mut self) -> Option<Frame<Bytes>> {
+    pub(super) fn next_frame(&mut self) -> Option<Frame<Bytes>> {
         if self.data.is_empty() {
             return self.trailers.take().map(Frame::trailers);
         }
         Some(Frame::data(std::mem::take(&mut self.data)))
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_end_stream(&self) -> bool {
         self.data.is_empty() && self.trailers.is_none()
     }
 
@@ -190,57 +190,57 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_never_passes_the_budget_and_comes_back() {
-        let budget = Budget::new(100);
+    fn reservations_never_exceed_the_budget_and_are_released_on_drop() {
+        let budget = MemoryBudget::new(100);
         let (mut first, mut second) = (budget.reserve(), budget.reserve());
-        assert!(first.grow_to(40) && first.grow_to(60) && first.grow_to(50));
-        assert!(!second.grow_to(41));
-        assert!(second.grow_to(40));
-        assert_eq!(budget.taken(), 100);
+        assert!(first.try_grow_to(40) && first.try_grow_to(60) && first.try_grow_to(50));
+        assert!(!second.try_grow_to(41));
+        assert!(second.try_grow_to(40));
+        assert_eq!(budget.used(), 100);
         drop(first);
-        assert_eq!(budget.taken(), 40);
+        assert_eq!(budget.used(), 40);
         drop(second);
-        assert_eq!(budget.taken(), 0);
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]
-    fn however_many_sources_take_what_they_can_a_newcomer_has_as_much_as_the_last() {
-        let budget = Budget::new(1 << 20);
+    fn a_new_source_gets_as_much_as_the_last_one() {
+        let budget = MemoryBudget::new(1 << 20);
         let mut taken = Vec::new();
         let mut least = usize::MAX;
         for last in 1..10 {
             let mut source = budget.reserve_for(Some(IpAddr::from([192, 0, 2, last])));
             let mut has = 0;
-            while source.grow_to(has + 256) {
+            while source.try_grow_to(has + 256) {
                 has += 256;
             }
             assert!(has > 0 && has <= least, "{last}: {has} after {least}");
             least = has;
             taken.push(source);
-            let free = (1 << 20) - budget.taken();
+            let free = (1 << 20) - budget.used();
             assert!(free >= least, "{last}: {free} free, {least} taken");
         }
     }
 
     #[test]
-    fn one_source_has_a_quarter_and_others_have_the_rest() {
-        let budget = Budget::new(100);
+    fn one_source_gets_at_most_a_quarter() {
+        let budget = MemoryBudget::new(100);
         let of = |last: u8| budget.reserve_for(Some(IpAddr::from([192, 0, 2, last])));
         let (mut first, mut again, mut other) = (of(1), of(1), of(2));
-        assert!(first.grow_to(20) && !first.grow_to(26));
-        assert!(!again.grow_to(6) && again.grow_to(5));
-        assert!(other.grow_to(25));
+        assert!(first.try_grow_to(20) && !first.try_grow_to(26));
+        assert!(!again.try_grow_to(6) && again.try_grow_to(5));
+        assert!(other.try_grow_to(25));
         let mut proxy = budget.reserve();
-        assert!(!proxy.grow_to(51) && proxy.grow_to(50));
-        assert!(!of(3).grow_to(1), "the whole is bounded as well");
+        assert!(!proxy.try_grow_to(51) && proxy.try_grow_to(50));
+        assert!(!of(3).try_grow_to(1), "the whole is bounded as well");
         first.shrink_to(30);
         first.shrink_to(10);
-        assert_eq!(budget.taken(), 90);
-        assert!(!again.grow_to(6), "it has more than is free");
+        assert_eq!(budget.used(), 90);
+        assert!(!again.try_grow_to(6), "it has more than is free");
         drop(proxy);
-        assert!(!again.grow_to(16) && again.grow_to(15));
+        assert!(!again.try_grow_to(16) && again.try_grow_to(15));
         drop((first, again, other));
-        assert!(of(4).grow_to(0));
-        assert_eq!((budget.taken(), budget.sources().len()), (0, 0));
+        assert!(of(4).try_grow_to(0));
+        assert_eq!((budget.used(), budget.sources().len()), (0, 0));
     }
 }

@@ -24,31 +24,31 @@ use tokio::sync::watch;
 
 /// The resets of one connection, counted.
 #[derive(Debug)]
-pub(super) struct Resets {
+pub(super) struct ResetTracker {
     sent: AtomicU64,
     /// How many the peer has seen; closed with the connection.
     acknowledged: watch::Receiver<u64>,
     /// Wakes what moves the connection's bytes.
     driver: OnceLock<Waker>,
     /// Whether bytes may be left that were not written yet.
-    unwritten: Arc<AtomicBool>,
+    unflushed: Arc<AtomicBool>,
 }
 
-impl Resets {
-    /// None so far, on a connection whose bytes [`Tracked`] tells of.
+impl ResetTracker {
+    /// None so far, on a connection whose bytes [`FlushTrackedIo`] tells of.
     pub(super) fn new(unwritten: Arc<AtomicBool>) -> (Arc<Self>, watch::Sender<u64>) {
         let (acknowledge, acknowledged) = watch::channel(0);
         let resets = Self {
             sent: AtomicU64::new(0),
             acknowledged,
             driver: OnceLock::new(),
-            unwritten,
+            unflushed: unwritten,
         };
         (Arc::new(resets), acknowledge)
     }
 
     /// A stream has been reset. What is returned comes when the peer has seen it, or the connection has ended.
-    pub(super) fn add(&self) -> impl Future<Output = ()> + Send + use<> {
+    pub(super) fn record_reset(&self) -> impl Future<Output = ()> + Send + use<> {
         let number = self.sent.fetch_add(1, Ordering::AcqRel) + 1;
         if let Some(driver) = self.driver.get() {
             driver.wake_by_ref();
@@ -66,35 +66,35 @@ impl Resets {
     }
 
     /// Who is to be woken by a reset. One task moves a connection's bytes, from its first to its last.
-    pub(super) fn driven_by(&self, driver: &Waker) {
+    pub(super) fn set_driver(&self, driver: &Waker) {
         let _ = self.driver.get_or_init(|| driver.clone());
     }
 
     /// Whether all that was given to the connection has been written.
-    pub(super) fn written(&self) -> bool {
-        !self.unwritten.load(Ordering::Relaxed)
+    pub(super) fn is_flushed(&self) -> bool {
+        !self.unflushed.load(Ordering::Relaxed)
     }
 }
 
 /// A stream of which it is known whether all was written: HTTP/2 flushes when it has nothing more to write.
-pub(super) struct Tracked<S> {
+pub(super) struct FlushTrackedIo<S> {
     stream: S,
-    unwritten: Arc<AtomicBool>,
+    unflushed: Arc<AtomicBool>,
 }
 
-impl<S> Tracked<S> {
+impl<S> FlushTrackedIo<S> {
     /// `stream`, and what tells.
     pub(super) fn new(stream: S) -> (Self, Arc<AtomicBool>) {
         let unwritten = Arc::new(AtomicBool::new(false));
         let tracked = Self {
             stream,
-            unwritten: Arc::clone(&unwritten),
+            unflushed: Arc::clone(&unwritten),
         };
         (tracked, unwritten)
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Tracked<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for FlushTrackedIo<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -104,13 +104,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Tracked<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Tracked<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for FlushTrackedIo<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.unwritten.store(true, Ordering::Relaxed);
+        self.unflushed.store(true, Ordering::Relaxed);
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
@@ -119,7 +119,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Tracked<S> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.unwritten.store(true, Ordering::Relaxed);
+        self.unflushed.store(true, Ordering::Relaxed);
         Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
     }
 
@@ -130,7 +130,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Tracked<S> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
         if matches!(flushed, Poll::Ready(Ok(()))) {
-            self.unwritten.store(false, Ordering::Relaxed);
+            self.unflushed.store(false, Ordering::Relaxed);
         }
         flushed
     }

@@ -5,10 +5,10 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 
 /// What a retry costs, in what a request earns.
-const PRICE: u32 = 10;
+const RETRY_COST: u32 = 10;
 
 /// Most that is saved: a hundred retries, as when a connection with all its streams is told to go.
-const MOST: u32 = 100 * PRICE;
+const MAX_BALANCE: u32 = 100 * RETRY_COST;
 
 /// Earned by requests, spent by retries; full at the start.
 #[derive(Debug)]
@@ -16,24 +16,24 @@ pub(super) struct RetryBudget(AtomicU32);
 
 impl Default for RetryBudget {
     fn default() -> Self {
-        Self(AtomicU32::new(MOST))
+        Self(AtomicU32::new(MAX_BALANCE))
     }
 }
 
 impl RetryBudget {
     /// A request is sent.
-    pub(super) fn earn(&self) {
+    pub(super) fn deposit(&self) {
         // Relaxed: a sum, which orders nothing else. A load first: it is full almost always.
-        if self.0.load(Ordering::Relaxed) < MOST {
+        if self.0.load(Ordering::Relaxed) < MAX_BALANCE {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Whether one may be sent again.
-    pub(super) fn spend(&self) -> bool {
+    pub(super) fn try_withdraw(&self) -> bool {
         self.0
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |saved| {
-                saved.checked_sub(PRICE)
+                saved.checked_sub(RETRY_COST)
             })
             .is_ok()
     }
@@ -44,24 +44,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_ten_requests_one_is_sent_again_once_what_was_saved_is_spent() {
+    fn one_of_ten_requests_is_retried_once_the_balance_is_spent() {
         let budget = RetryBudget::default();
-        let saved = (0..1000).filter(|_| budget.spend()).count();
+        let saved = (0..1000).filter(|_| budget.try_withdraw()).count();
         assert_eq!(saved, 100);
         let mut again = 0;
         for _ in 0..1000 {
-            budget.earn();
-            again += u32::from(budget.spend());
+            budget.deposit();
+            again += u32::from(budget.try_withdraw());
         }
         assert_eq!(again, 100);
     }
 
     #[test]
-    fn no_more_is_saved_than_a_hundred_retries() {
+    fn the_balance_is_at_most_a_hundred_retries() {
         let budget = RetryBudget::default();
         for _ in 0..100_000 {
-            budget.earn();
+            budget.deposit();
         }
-        assert!((0..1000).filter(|_| budget.spend()).count() <= 101);
+        assert!((0..1000).filter(|_| budget.try_withdraw()).count() <= 101);
     }
 }

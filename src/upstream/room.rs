@@ -20,29 +20,29 @@ use tokio::sync::Semaphore;
 use crate::api::UserInfo;
 use crate::metrics::Registry;
 use crate::upstream::ForwardError;
-use crate::upstream::shares::Denied;
-use crate::upstream::shares::Shares;
+use crate::upstream::shares::FairShares;
+use crate::upstream::shares::ShareError;
 
 /// Holders that are named of each kind.
-const MOST_HOLDERS: usize = 20;
+const MAX_HOLDERS: usize = 20;
 
 /// Watches on one HTTP/2 connection: what kube-apiserver allows of streams.
-const WATCHES_OF_A_CONNECTION: usize = 100;
+const WATCHES_PER_CONNECTION: usize = 100;
 
 /// The kinds of places, as metrics and operators have them.
-const LASTING: &str = "long-running";
-const WATCHES: &str = "watch";
-const UNPROVEN_LASTING: &str = "unproven-long-running";
-const UNPROVEN: &str = "unproven";
+const LONG_RUNNING: &str = "long-running";
+const WATCH: &str = "watch";
+const UNVERIFIED_LONG_RUNNING: &str = "unproven-long-running";
+const UNVERIFIED: &str = "unproven";
 
 /// How many places there are and are taken.
 #[derive(Debug)]
-pub struct PlaceMetrics {
+pub struct SlotMetrics {
     total: IntGaugeVec,
-    taken: IntGaugeVec,
+    used: IntGaugeVec,
 }
 
-impl PlaceMetrics {
+impl SlotMetrics {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
@@ -52,7 +52,7 @@ impl PlaceMetrics {
                 "Places for requests by kind: long-running ones with a connection to the API server each (long-running; watches that share connections take one for each connection), watches that share connections (watch), and those without a proven credential (unproven, unproven-long-running).",
                 &["kind"],
             ),
-            taken: registry.gauges(
+            used: registry.gauges(
                 "weir_upstream_places_taken",
                 "Places that are taken, by kind; /debug/places names the users and addresses that hold most of them.",
                 &["kind"],
@@ -60,10 +60,10 @@ impl PlaceMetrics {
         }
     }
 
-    fn of(&self, kind: &str, total: usize) -> IntGauge {
+    fn gauge(&self, kind: &str, total: usize) -> IntGauge {
         let total = i64::try_from(total).unwrap_or(i64::MAX);
         self.total.with_label_values(&[kind]).set(total);
-        self.taken.with_label_values(&[kind])
+        self.used.with_label_values(&[kind])
     }
 }
 
@@ -78,14 +78,14 @@ pub struct Requester {
 
 /// Something that has a share of the places.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Holder {
+pub enum SlotHolder {
     /// A user, by its name.
     User(String),
     /// The addresses of one network: of IPv6 the first 64 bits.
     Network(IpAddr),
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for SlotHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::User(name) if name.is_empty() => write!(f, "connections that watches share"),
@@ -97,167 +97,177 @@ impl fmt::Display for Holder {
 
 /// Places for connections, shared by all workers.
 #[derive(Clone, Debug)]
-pub struct Room {
-    most: usize,
-    all: Arc<Semaphore>,
-    lasting: Places,
+pub struct ConnectionBudget {
+    max_connections: usize,
+    connections: Arc<Semaphore>,
+    long_running: SlotPool,
     /// What ends is bounded for unproven requests only, each of which has a connection to itself.
-    ending: Option<Places>,
-    watches: Places,
-    unproven: Arc<[Places; 2]>,
+    short: Option<SlotPool>,
+    watches: SlotPool,
+    unverified: Arc<[SlotPool; 2]>,
 }
 
 /// The open places of one kind, for operators.
 #[derive(Clone, Debug, Default)]
-pub struct PlacesShown {
+pub struct SlotUsage {
     /// How many there are.
     pub total: usize,
     /// How many are taken.
-    pub taken: usize,
+    pub used: usize,
     /// Those who hold most, most first.
-    pub holders: Vec<(Holder, usize)>,
+    pub holders: Vec<(SlotHolder, usize)>,
 }
 
 /// A connection's place, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Taken {
-    _one: OwnedSemaphorePermit,
+pub(super) struct ConnectionPermit {
+    _permit: OwnedSemaphorePermit,
 }
 
 /// A request's place among those of its kind, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Share {
-    places: Places,
-    holders: Vec<Holder>,
+pub(super) struct RequestSlot {
+    slots: SlotPool,
+    holders: Vec<SlotHolder>,
 }
 
-impl Drop for Share {
+impl Drop for RequestSlot {
     fn drop(&mut self) {
-        self.places.shares().give_back(&self.holders);
-        self.places.taken.dec();
+        self.slots.shares().release(&self.holders);
+        self.slots.used.dec();
     }
 }
 
 /// Places of one kind.
 #[derive(Clone, Debug)]
-struct Places {
+struct SlotPool {
     /// Held for one step; nothing is awaited under it.
-    shares: Arc<Mutex<Shares<Holder>>>,
-    taken: IntGauge,
+    shares: Arc<Mutex<FairShares<SlotHolder>>>,
+    used: IntGauge,
 }
 
-impl Places {
+impl SlotPool {
     fn new(total: usize, taken: IntGauge) -> Self {
         Self {
-            shares: Arc::new(Mutex::new(Shares::new(total))),
-            taken,
+            shares: Arc::new(Mutex::new(FairShares::new(total))),
+            used: taken,
         }
     }
 
-    fn shares(&self) -> MutexGuard<'_, Shares<Holder>> {
+    fn shares(&self) -> MutexGuard<'_, FairShares<SlotHolder>> {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, holders: Vec<Holder>) -> Result<Share, Denied<Holder>> {
-        self.shares().take(&holders)?;
-        self.taken.inc();
-        Ok(Share {
-            places: self.clone(),
+    fn acquire(&self, holders: Vec<SlotHolder>) -> Result<RequestSlot, ShareError<SlotHolder>> {
+        self.shares().acquire(&holders)?;
+        self.used.inc();
+        Ok(RequestSlot {
+            slots: self.clone(),
             holders,
         })
     }
 
-    fn shown(&self, number: usize) -> PlacesShown {
+    fn usage(&self, number: usize) -> SlotUsage {
         let shares = self.shares();
         let (total, taken) = shares.counts();
-        PlacesShown {
+        SlotUsage {
             total,
-            taken,
-            holders: shares.most(number),
+            used: taken,
+            holders: shares.top_holders(number),
         }
     }
 }
 
 impl Requester {
-    fn holders(&self) -> Vec<Holder> {
+    fn holders(&self) -> Vec<SlotHolder> {
         let user = self
             .user
             .as_ref()
-            .map(|user| Holder::User(user.name.clone()));
-        let network = self.network.map(Holder::Network);
+            .map(|user| SlotHolder::User(user.name.clone()));
+        let network = self.network.map(SlotHolder::Network);
         user.into_iter().chain(network).collect()
     }
 }
 
-impl Room {
+impl ConnectionBudget {
     /// For this many connections.
     #[must_use]
-    pub fn of(most: usize, metrics: &PlaceMetrics) -> Self {
+    pub fn new(most: usize, metrics: &SlotMetrics) -> Self {
         let most = most.clamp(4, Semaphore::MAX_PERMITS); // one of each kind
-        let places = |kind, total| Places::new(total, metrics.of(kind, total));
+        let places = |kind, total| SlotPool::new(total, metrics.gauge(kind, total));
         Self {
-            most,
-            all: Arc::new(Semaphore::new(most)),
-            lasting: places(LASTING, most / 2),
-            ending: None,
-            watches: places(WATCHES, (most / 2).saturating_mul(WATCHES_OF_A_CONNECTION)),
-            unproven: Arc::new([
-                places(UNPROVEN_LASTING, most / 4),
-                places(UNPROVEN, most / 2),
+            max_connections: most,
+            connections: Arc::new(Semaphore::new(most)),
+            long_running: places(LONG_RUNNING, most / 2),
+            short: None,
+            watches: places(WATCH, (most / 2).saturating_mul(WATCHES_PER_CONNECTION)),
+            unverified: Arc::new([
+                places(UNVERIFIED_LONG_RUNNING, most / 4),
+                places(UNVERIFIED, most / 2),
             ]),
         }
     }
 
     /// The same, for requests without a proven credential.
     #[must_use]
-    pub fn for_unproven(&self) -> Self {
-        let [lasting, ending] = &*self.unproven;
+    pub fn for_unverified(&self) -> Self {
+        let [lasting, ending] = &*self.unverified;
         Self {
-            lasting: lasting.clone(),
-            ending: Some(ending.clone()),
+            long_running: lasting.clone(),
+            short: Some(ending.clone()),
             ..self.clone()
         }
     }
 
     /// A connection's place.
-    pub(super) fn take(&self) -> Result<Taken, ForwardError> {
-        let taken = Arc::clone(&self.all).try_acquire_owned();
+    pub(super) fn acquire_connection(&self) -> Result<ConnectionPermit, ForwardError> {
+        let taken = Arc::clone(&self.connections).try_acquire_owned();
         taken
-            .map(|one| Taken { _one: one })
-            .map_err(|_| ForwardError::NoRoom(self.most))
+            .map(|one| ConnectionPermit { _permit: one })
+            .map_err(|_| ForwardError::ConnectionLimit(self.max_connections))
     }
 
     /// The place of a request that lasts, while it has an HTTP/1.1 connection to itself.
-    pub(super) fn last(&self, requester: &Requester) -> Result<Share, ForwardError> {
-        self.share(&self.lasting, requester.holders())
+    pub(super) fn acquire_long_running(
+        &self,
+        requester: &Requester,
+    ) -> Result<RequestSlot, ForwardError> {
+        self.acquire_slot(&self.long_running, requester.holders())
     }
 
     /// The place of a connection that watches share: they are one holder, which leaves half to other requests that last.
-    pub(super) fn connect_watches(&self) -> Result<Share, ForwardError> {
-        let watches = Holder::User(String::new()); // no user has an empty name
-        let place = self.lasting.take(vec![watches]);
-        place.map_err(|_| ForwardError::NoRoom(self.most))
+    pub(super) fn acquire_watch_connection(&self) -> Result<RequestSlot, ForwardError> {
+        let watches = SlotHolder::User(String::new()); // no user has an empty name
+        let place = self.long_running.acquire(vec![watches]);
+        place.map_err(|_| ForwardError::ConnectionLimit(self.max_connections))
     }
 
     /// The place of a watch on a connection that it shares with others.
-    pub(super) fn watch(&self, requester: &Requester) -> Result<Share, ForwardError> {
-        self.share(&self.watches, requester.holders())
+    pub(super) fn acquire_watch(&self, requester: &Requester) -> Result<RequestSlot, ForwardError> {
+        self.acquire_slot(&self.watches, requester.holders())
     }
 
     /// The place of a request that ends, where such are bounded: its user is not known, so that its address counts.
-    pub(super) fn end(&self, requester: &Requester) -> Result<Option<Share>, ForwardError> {
-        let network = requester.network.map(Holder::Network);
+    pub(super) fn acquire_short(
+        &self,
+        requester: &Requester,
+    ) -> Result<Option<RequestSlot>, ForwardError> {
+        let network = requester.network.map(SlotHolder::Network);
         let holders = || network.into_iter().collect();
-        let ending = self.ending.as_ref();
+        let ending = self.short.as_ref();
         ending
-            .map(|places| self.share(places, holders()))
+            .map(|places| self.acquire_slot(places, holders()))
             .transpose()
     }
 
-    fn share(&self, places: &Places, holders: Vec<Holder>) -> Result<Share, ForwardError> {
-        places.take(holders).map_err(|denied| match denied {
-            Denied::Full => ForwardError::NoRoom(self.most),
-            Denied::Share(holder) => ForwardError::Share(holder),
+    fn acquire_slot(
+        &self,
+        places: &SlotPool,
+        holders: Vec<SlotHolder>,
+    ) -> Result<RequestSlot, ForwardError> {
+        places.acquire(holders).map_err(|denied| match denied {
+            ShareError::Full => ForwardError::ConnectionLimit(self.max_connections),
+            ShareError::HolderLimit(holder) => ForwardError::ShareExceeded(holder),
         })
     }
 
@@ -265,8 +275,8 @@ impl Room {
     #[must_use]
     pub fn dump(&self) -> String {
         let mut lines = vec!["KIND\tTAKEN\tOF\tHOLDER".to_owned()];
-        for (kind, places) in self.shown(MOST_HOLDERS) {
-            lines.push(format!("{kind}\t{}\t{}\t", places.taken, places.total));
+        for (kind, places) in self.snapshot(MAX_HOLDERS) {
+            lines.push(format!("{kind}\t{}\t{}\t", places.used, places.total));
             for (holder, taken) in places.holders {
                 lines.push(format!("{kind}\t{taken}\t{}\t{holder}", places.total));
             }
@@ -278,13 +288,13 @@ impl Room {
     /// The places as they are taken, for operators: of long-running requests with a connection each, and of watches that share
     /// them; with so many of their holders each.
     #[must_use]
-    pub fn shown(&self, holders: usize) -> [(&'static str, PlacesShown); 4] {
-        let [unproven_lasting, unproven_ending] = &*self.unproven;
+    pub fn snapshot(&self, holders: usize) -> [(&'static str, SlotUsage); 4] {
+        let [unproven_lasting, unproven_ending] = &*self.unverified;
         [
-            (LASTING, self.lasting.shown(holders)),
-            (WATCHES, self.watches.shown(holders)),
-            (UNPROVEN_LASTING, unproven_lasting.shown(holders)),
-            (UNPROVEN, unproven_ending.shown(holders)),
+            (LONG_RUNNING, self.long_running.usage(holders)),
+            (WATCH, self.watches.usage(holders)),
+            (UNVERIFIED_LONG_RUNNING, unproven_lasting.usage(holders)),
+            (UNVERIFIED, unproven_ending.usage(holders)),
         ]
     }
 }
@@ -293,7 +303,7 @@ impl Room {
 mod tests {
     use super::*;
 
-    fn from(last: u8) -> Requester {
+    fn requester(last: u8) -> Requester {
         Requester {
             user: None,
             network: Some(IpAddr::from([192, 0, 2, last])),
@@ -301,29 +311,43 @@ mod tests {
     }
 
     #[test]
-    fn what_lasts_leaves_half_and_unproven_requests_have_a_quarter_of_their_own() {
-        let room = Room::of(8, &PlaceMetrics::register(&Registry::new()));
-        let unproven = room.for_unproven();
-        let lasting: Vec<_> = (1..9).map_while(|n| room.last(&from(n)).ok()).collect();
+    fn long_running_requests_get_half_and_unverified_ones_a_quarter() {
+        let room = ConnectionBudget::new(8, &SlotMetrics::register(&Registry::new()));
+        let unproven = room.for_unverified();
+        let lasting: Vec<_> = (1..9)
+            .map_while(|n| room.acquire_long_running(&requester(n)).ok())
+            .collect();
         assert_eq!(lasting.len(), 4);
-        assert!(matches!(room.last(&from(9)), Err(ForwardError::NoRoom(8))));
-        let theirs: Vec<_> = (1..9).map_while(|n| unproven.last(&from(n)).ok()).collect();
+        assert!(matches!(
+            room.acquire_long_running(&requester(9)),
+            Err(ForwardError::ConnectionLimit(8))
+        ));
+        let theirs: Vec<_> = (1..9)
+            .map_while(|n| unproven.acquire_long_running(&requester(n)).ok())
+            .collect();
         assert_eq!(theirs.len(), 2);
-        let ending: Vec<_> = (1..9).map_while(|n| unproven.end(&from(n)).ok()).collect();
+        let ending: Vec<_> = (1..9)
+            .map_while(|n| unproven.acquire_short(&requester(n)).ok())
+            .collect();
         assert_eq!(ending.len(), 4);
         assert!(
-            room.end(&from(1)).unwrap().is_none(),
+            room.acquire_short(&requester(1)).unwrap().is_none(),
             "known ones share connections"
         );
         drop(lasting);
-        assert!(room.last(&from(9)).is_ok());
-        let _all: Vec<_> = (0..8).map(|_| unproven.take().unwrap()).collect();
-        assert!(matches!(room.take(), Err(ForwardError::NoRoom(8))));
+        assert!(room.acquire_long_running(&requester(9)).is_ok());
+        let _all: Vec<_> = (0..8)
+            .map(|_| unproven.acquire_connection().unwrap())
+            .collect();
+        assert!(matches!(
+            room.acquire_connection(),
+            Err(ForwardError::ConnectionLimit(8))
+        ));
     }
 
     #[test]
-    fn one_user_or_address_gets_half_of_a_kind() {
-        let room = Room::of(16, &PlaceMetrics::register(&Registry::new()));
+    fn one_user_or_network_gets_half_of_a_kind() {
+        let room = ConnectionBudget::new(16, &SlotMetrics::register(&Registry::new()));
         let user = |name: &str| Requester {
             user: Some(Arc::new(UserInfo {
                 name: name.to_owned(),
@@ -331,23 +355,34 @@ mod tests {
             })),
             network: None,
         };
-        let _held: Vec<_> = (0..4).map(|_| room.last(&user("alice")).unwrap()).collect();
-        let denied = room.last(&user("alice"));
-        let alice = Holder::User("alice".to_owned());
-        assert!(matches!(denied, Err(ForwardError::Share(holder)) if holder == alice));
-        assert!(room.last(&user("bob")).is_ok() && room.watch(&user("alice")).is_ok());
-        let [(_, lasting), ..] = room.shown(1);
-        assert_eq!((lasting.total, lasting.taken), (8, 4));
+        let _held: Vec<_> = (0..4)
+            .map(|_| room.acquire_long_running(&user("alice")).unwrap())
+            .collect();
+        let denied = room.acquire_long_running(&user("alice"));
+        let alice = SlotHolder::User("alice".to_owned());
+        assert!(matches!(denied, Err(ForwardError::ShareExceeded(holder)) if holder == alice));
+        assert!(
+            room.acquire_long_running(&user("bob")).is_ok()
+                && room.acquire_watch(&user("alice")).is_ok()
+        );
+        let [(_, lasting), ..] = room.snapshot(1);
+        assert_eq!((lasting.total, lasting.used), (8, 4));
         assert_eq!(lasting.holders, [(alice, 4)]);
     }
 
     #[test]
-    fn there_is_always_one_of_each() {
-        let room = Room::of(0, &PlaceMetrics::register(&Registry::new()));
-        for room in [room.for_unproven(), room] {
-            assert!(room.take().is_ok() && room.last(&from(1)).is_ok());
-            assert!(room.watch(&from(1)).is_ok() && room.end(&from(1)).is_ok());
-            assert!(room.connect_watches().is_ok());
+    fn every_kind_has_at_least_one_slot() {
+        let room = ConnectionBudget::new(0, &SlotMetrics::register(&Registry::new()));
+        for room in [room.for_unverified(), room] {
+            assert!(
+                room.acquire_connection().is_ok()
+                    && room.acquire_long_running(&requester(1)).is_ok()
+            );
+            assert!(
+                room.acquire_watch(&requester(1)).is_ok()
+                    && room.acquire_short(&requester(1)).is_ok()
+            );
+            assert!(room.acquire_watch_connection().is_ok());
         }
     }
 }

@@ -9,28 +9,28 @@ use std::hash::Hash;
 
 /// So many places, and who has how many.
 #[derive(Debug)]
-pub struct Shares<H> {
+pub struct FairShares<H> {
     total: usize,
-    taken: usize,
+    used: usize,
     holders: HashMap<H, usize>,
 }
 
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Denied<H> {
+pub enum ShareError<H> {
     /// All are taken.
     Full,
     /// This holder has as many as are free.
-    Share(H),
+    HolderLimit(H),
 }
 
-impl<H: Clone + Eq + Hash> Shares<H> {
+impl<H: Clone + Eq + Hash> FairShares<H> {
     /// All of them free.
     #[must_use]
     pub fn new(total: usize) -> Self {
         Self {
             total,
-            taken: 0,
+            used: 0,
             holders: HashMap::new(),
         }
     }
@@ -39,16 +39,16 @@ impl<H: Clone + Eq + Hash> Shares<H> {
     ///
     /// # Errors
     /// There is none for them.
-    pub fn take(&mut self, holders: &[H]) -> Result<(), Denied<H>> {
-        let free = self.total.saturating_sub(self.taken);
+    pub fn acquire(&mut self, holders: &[H]) -> Result<(), ShareError<H>> {
+        let free = self.total.saturating_sub(self.used);
         if free == 0 {
-            return Err(Denied::Full);
+            return Err(ShareError::Full);
         }
-        let over = holders.iter().find(|holder| self.of(holder) >= free);
+        let over = holders.iter().find(|holder| self.held_by(holder) >= free);
         if let Some(holder) = over {
-            return Err(Denied::Share(holder.clone()));
+            return Err(ShareError::HolderLimit(holder.clone()));
         }
-        self.taken += 1;
+        self.used += 1;
         for holder in holders {
             *self.holders.entry(holder.clone()).or_default() += 1;
         }
@@ -56,10 +56,10 @@ impl<H: Clone + Eq + Hash> Shares<H> {
     }
 
     /// Gives back one place that was taken for all of `holders`.
-    pub fn give_back(&mut self, holders: &[H]) {
-        self.taken = self.taken.saturating_sub(1);
+    pub fn release(&mut self, holders: &[H]) {
+        self.used = self.used.saturating_sub(1);
         for holder in holders {
-            match self.of(holder) {
+            match self.held_by(holder) {
                 0 | 1 => drop(self.holders.remove(holder)),
                 several => drop(self.holders.insert(holder.clone(), several - 1)),
             }
@@ -69,12 +69,12 @@ impl<H: Clone + Eq + Hash> Shares<H> {
     /// How many places there are, and how many are taken.
     #[must_use]
     pub const fn counts(&self) -> (usize, usize) {
-        (self.total, self.taken)
+        (self.total, self.used)
     }
 
     /// Those who hold most, most first.
     #[must_use]
-    pub fn most(&self, number: usize) -> Vec<(H, usize)>
+    pub fn top_holders(&self, number: usize) -> Vec<(H, usize)>
     where
         H: Ord,
     {
@@ -84,7 +84,7 @@ impl<H: Clone + Eq + Hash> Shares<H> {
         all
     }
 
-    fn of(&self, holder: &H) -> usize {
+    fn held_by(&self, holder: &H) -> usize {
         self.holders.get(holder).copied().unwrap_or_default()
     }
 }
@@ -94,58 +94,61 @@ mod tests {
     use super::*;
 
     /// How many of the free places a holder can take.
-    fn takes(shares: &mut Shares<&'static str>, holder: &'static str) -> usize {
+    fn acquire_all(shares: &mut FairShares<&'static str>, holder: &'static str) -> usize {
         (0..1000)
-            .take_while(|_| shares.take(&[holder]).is_ok())
+            .take_while(|_| shares.acquire(&[holder]).is_ok())
             .count()
     }
 
     #[test]
-    fn one_alone_gets_half_and_leaves_as_much_to_a_newcomer() {
-        let mut shares = Shares::new(100);
-        assert_eq!(takes(&mut shares, "one"), 50);
-        assert_eq!(takes(&mut shares, "two"), 25);
-        assert_eq!(takes(&mut shares, "one"), 0);
-        assert_eq!(shares.take(&["one"]), Err(Denied::Share("one")));
+    fn a_single_holder_gets_half_and_leaves_as_much_free() {
+        let mut shares = FairShares::new(100);
+        assert_eq!(acquire_all(&mut shares, "one"), 50);
+        assert_eq!(acquire_all(&mut shares, "two"), 25);
+        assert_eq!(acquire_all(&mut shares, "one"), 0);
+        assert_eq!(
+            shares.acquire(&["one"]),
+            Err(ShareError::HolderLimit("one"))
+        );
         for _ in 0..30 {
-            shares.give_back(&["one"]);
+            shares.release(&["one"]);
         }
-        assert_eq!(takes(&mut shares, "two"), 15);
+        assert_eq!(acquire_all(&mut shares, "two"), 15);
         assert_eq!(shares.counts(), (100, 60));
-        assert_eq!(shares.most(1), [("two", 40)]);
+        assert_eq!(shares.top_holders(1), [("two", 40)]);
     }
 
     #[test]
-    fn all_holders_of_a_place_need_a_share() {
-        let mut shares = Shares::new(4);
-        assert_eq!(shares.take(&["alice", "10.0.0.1"]), Ok(()));
-        assert_eq!(shares.take(&["bob", "10.0.0.1"]), Ok(()));
-        let denied = shares.take(&["carol", "10.0.0.1"]);
-        assert_eq!(denied, Err(Denied::Share("10.0.0.1")));
-        assert_eq!(shares.take(&["carol", "10.0.0.2"]), Ok(()));
-        assert_eq!(shares.take(&["dave", "10.0.0.3"]), Ok(()));
-        assert_eq!(shares.take(&["erin", "10.0.0.4"]), Err(Denied::Full));
+    fn every_holder_of_a_slot_needs_a_share() {
+        let mut shares = FairShares::new(4);
+        assert_eq!(shares.acquire(&["alice", "10.0.0.1"]), Ok(()));
+        assert_eq!(shares.acquire(&["bob", "10.0.0.1"]), Ok(()));
+        let denied = shares.acquire(&["carol", "10.0.0.1"]);
+        assert_eq!(denied, Err(ShareError::HolderLimit("10.0.0.1")));
+        assert_eq!(shares.acquire(&["carol", "10.0.0.2"]), Ok(()));
+        assert_eq!(shares.acquire(&["dave", "10.0.0.3"]), Ok(()));
+        assert_eq!(shares.acquire(&["erin", "10.0.0.4"]), Err(ShareError::Full));
     }
 
     #[test]
-    fn nothing_is_kept_of_those_who_have_given_back_all() {
+    fn a_holder_without_slots_is_removed() {
         fastrand::seed(3);
         println!("seed 3");
-        let mut shares = Shares::new(50);
+        let mut shares = FairShares::new(50);
         let mut taken: Vec<[u8; 2]> = Vec::new();
         for _ in 0..10_000 {
             if fastrand::bool() {
                 let holders = [fastrand::u8(0..9), fastrand::u8(10..19)];
-                if shares.take(&holders).is_ok() {
+                if shares.acquire(&holders).is_ok() {
                     taken.push(holders);
                 }
             } else if !taken.is_empty() {
-                shares.give_back(&taken.swap_remove(fastrand::usize(..taken.len())));
+                shares.release(&taken.swap_remove(fastrand::usize(..taken.len())));
             }
             assert_eq!(shares.counts(), (50, taken.len()));
         }
         for holders in taken {
-            shares.give_back(&holders);
+            shares.release(&holders);
         }
         assert!(shares.holders.is_empty());
     }

@@ -58,12 +58,12 @@ impl Pem {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn read(&self) -> Result<Cow<'_, [u8]>, PemFault> {
+    pub async fn read(&self) -> Result<Cow<'_, [u8]>, PemError> {
         match self {
             Self::Data { bytes, .. } => Ok(Cow::Borrowed(bytes)),
             Self::File(path) => match tokio::fs::read(path).await {
                 Ok(bytes) => Ok(Cow::Owned(bytes)),
-                Err(why) => Err(PemFault::new(&self.origin(), why.to_string())),
+                Err(why) => Err(PemError::new(&self.origin(), why.to_string())),
             },
         }
     }
@@ -77,14 +77,14 @@ impl fmt::Debug for Pem {
 
 /// PEM that cannot be used: which, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PemFault {
+pub struct PemError {
     /// The file, or the field of a file.
     pub origin: String,
     /// What is wrong with it.
     pub message: String,
 }
 
-impl PemFault {
+impl PemError {
     fn new(origin: &str, message: impl Into<String>) -> Self {
         Self {
             origin: origin.to_owned(),
@@ -93,13 +93,13 @@ impl PemFault {
     }
 }
 
-impl fmt::Display for PemFault {
+impl fmt::Display for PemError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.origin, self.message)
     }
 }
 
-impl std::error::Error for PemFault {}
+impl std::error::Error for PemError {}
 
 /// The roots that `ca` holds; the system's where it is not given.
 ///
@@ -108,12 +108,12 @@ impl std::error::Error for PemFault {}
 ///
 /// # Cancel safety
 /// Nothing is lost.
-pub async fn roots(ca: Option<&Pem>) -> Result<RootCertStore, PemFault> {
+pub async fn load_roots(ca: Option<&Pem>) -> Result<RootCertStore, PemError> {
     match ca {
-        Some(ca) => roots_from_pem(&ca.origin(), &ca.read().await?),
-        None => match tokio::task::spawn_blocking(system_roots).await {
+        Some(ca) => parse_roots(&ca.origin(), &ca.read().await?),
+        None => match tokio::task::spawn_blocking(load_system_roots).await {
             Ok(roots) => roots,
-            Err(why) => Err(PemFault::new(SYSTEM_ROOTS, why.to_string())),
+            Err(why) => Err(PemError::new(SYSTEM_ROOTS, why.to_string())),
         },
     }
 }
@@ -125,7 +125,7 @@ const SYSTEM_ROOTS: &str = "the system's root certificates";
 ///
 /// # Errors
 /// There are none.
-pub fn system_roots() -> Result<RootCertStore, PemFault> {
+pub fn load_system_roots() -> Result<RootCertStore, PemError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
     // Some systems carry roots that webpki cannot read; the others count.
@@ -137,18 +137,18 @@ pub fn system_roots() -> Result<RootCertStore, PemFault> {
         || "there are none; give the API server's CA".to_owned(),
         |why| format!("{why}; give the API server's CA instead"),
     );
-    Err(PemFault::new(SYSTEM_ROOTS, why))
+    Err(PemError::new(SYSTEM_ROOTS, why))
 }
 
 /// The roots in a PEM text, each of which must be one; `origin` is what a fault calls the text.
 ///
 /// # Errors
 /// There is no certificate, or one that cannot be a root.
-pub fn roots_from_pem(origin: &str, text: &[u8]) -> Result<RootCertStore, PemFault> {
+pub fn parse_roots(origin: &str, text: &[u8]) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
-    for (n, certificate) in certificates(origin, text)?.into_iter().enumerate() {
+    for (n, certificate) in parse_certificates(origin, text)?.into_iter().enumerate() {
         roots.add(certificate).map_err(|why| {
-            PemFault::new(
+            PemError::new(
                 origin,
                 format!("certificate {} cannot be a root: {why}", n + 1),
             )
@@ -161,27 +161,30 @@ pub fn roots_from_pem(origin: &str, text: &[u8]) -> Result<RootCertStore, PemFau
 ///
 /// # Errors
 /// Either cannot be read, or they do not belong together.
-pub fn certified_key_from_pem(
+pub fn parse_certified_key(
     (certificate_origin, certificate): (&str, &[u8]),
     (key_origin, key): (&str, &[u8]),
-) -> Result<Arc<CertifiedKey>, PemFault> {
-    let chain = certificates(certificate_origin, certificate)?;
+) -> Result<Arc<CertifiedKey>, PemError> {
+    let chain = parse_certificates(certificate_origin, certificate)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|why| {
         let none = "no private key in it (PEM, not encrypted: PKCS#8, PKCS#1 or SEC1)";
         let nothing = matches!(why, pem::Error::NoItemsFound);
-        PemFault::new(key_origin, if nothing { none } else { not_pem(&why) })
+        PemError::new(
+            key_origin,
+            if nothing { none } else { pem_error_text(&why) },
+        )
     })?;
     match CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider()) {
         Ok(pair) => Ok(Arc::new(pair)),
-        Err(rustls::Error::InconsistentKeys(_)) => Err(PemFault::new(
+        Err(rustls::Error::InconsistentKeys(_)) => Err(PemError::new(
             key_origin,
             format!("the key does not belong to the certificate in {certificate_origin}"),
         )),
-        Err(rustls::Error::InvalidCertificate(why)) => Err(PemFault::new(
+        Err(rustls::Error::InvalidCertificate(why)) => Err(PemError::new(
             certificate_origin,
             format!("not a usable certificate: {why:?}"),
         )),
-        Err(why) => Err(PemFault::new(
+        Err(why) => Err(PemError::new(
             key_origin,
             format!("not a usable key: {why}"),
         )),
@@ -190,7 +193,7 @@ pub fn certified_key_from_pem(
 
 /// When the certificate ends, or the first of its chain.
 #[must_use]
-pub fn expires(key: &CertifiedKey) -> Option<SystemTime> {
+pub fn expiry(key: &CertifiedKey) -> Option<SystemTime> {
     let ends = key.cert.iter().filter_map(|der| {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
@@ -228,17 +231,17 @@ fn client_builder() -> rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier
         .expect("the provider has cipher suites for TLS 1.2 and 1.3")
 }
 
-fn certificates(origin: &str, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemFault> {
+fn parse_certificates(origin: &str, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     match found {
-        Ok(found) if found.is_empty() => Err(PemFault::new(origin, "no certificate in it (PEM)")),
+        Ok(found) if found.is_empty() => Err(PemError::new(origin, "no certificate in it (PEM)")),
         Ok(found) => Ok(found),
-        Err(why) => Err(PemFault::new(origin, not_pem(&why))),
+        Err(why) => Err(PemError::new(origin, pem_error_text(&why))),
     }
 }
 
 /// The library's own words quote the text, which may be a key.
-fn not_pem(why: &pem::Error) -> &'static str {
+fn pem_error_text(why: &pem::Error) -> &'static str {
     if matches!(why, pem::Error::MissingSectionEnd { .. }) {
         "not PEM: a section does not end"
     } else if matches!(why, pem::Error::IllegalSectionStart { .. }) {

@@ -7,7 +7,7 @@ use rcgen::KeyPair;
 use super::*;
 
 /// A certificate that signs itself, and its key, both PEM.
-pub(crate) fn pair(name: &str) -> (String, String) {
+pub(crate) fn self_signed_pair(name: &str) -> (String, String) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
     params.distinguished_name.push(DnType::CommonName, name);
@@ -15,7 +15,7 @@ pub(crate) fn pair(name: &str) -> (String, String) {
     (certificate.pem(), key.serialize_pem())
 }
 
-fn ca() -> String {
+fn ca_pem() -> String {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params
@@ -24,27 +24,24 @@ fn ca() -> String {
         .pem()
 }
 
-fn fault<T>(result: Result<T, PemFault>) -> String {
+fn error_text<T>(result: Result<T, PemError>) -> String {
     result.err().unwrap().to_string()
 }
 
 #[test]
 fn every_certificate_of_a_bundle_becomes_a_root() {
-    let bundle = format!("# a comment\n{}\n{}", ca(), ca());
-    assert_eq!(
-        roots_from_pem("ca.crt", bundle.as_bytes()).unwrap().len(),
-        2
-    );
+    let bundle = format!("# a comment\n{}\n{}", ca_pem(), ca_pem());
+    assert_eq!(parse_roots("ca.crt", bundle.as_bytes()).unwrap().len(), 2);
 }
 
 #[test]
-fn faults_name_the_file_and_quote_nothing_of_it() {
-    let (certificate, key) = pair("weir");
-    let (_, other) = pair("other");
-    let roots = |text: &str| fault(roots_from_pem("ca.crt", text.as_bytes()));
+fn errors_name_the_file_and_quote_nothing_of_it() {
+    let (certificate, key) = self_signed_pair("weir");
+    let (_, other) = self_signed_pair("other");
+    let roots = |text: &str| error_text(parse_roots("ca.crt", text.as_bytes()));
     let certified = |certificate: &str, key: &str| {
         let (certificate, key) = (certificate.as_bytes(), key.as_bytes());
-        fault(certified_key_from_pem(
+        error_text(parse_certified_key(
             ("tls.crt", certificate),
             ("tls.key", key),
         ))
@@ -57,7 +54,7 @@ fn faults_name_the_file_and_quote_nothing_of_it() {
         (roots(""), "ca.crt: no certificate in it (PEM)"),
         (roots(&key), "ca.crt: no certificate in it (PEM)"),
         (
-            roots(&format!("{}{broken}", ca())),
+            roots(&format!("{}{broken}", ca_pem())),
             "ca.crt: certificate 2 cannot be a root: ",
         ),
         (roots(open), "ca.crt: not PEM: a section does not end"),
@@ -93,15 +90,15 @@ fn faults_name_the_file_and_quote_nothing_of_it() {
 }
 
 #[test]
-fn a_certificate_and_its_key_may_stand_in_one_file() {
-    let (certificate, key) = pair("weir");
+fn a_certificate_and_its_key_may_be_in_one_file() {
+    let (certificate, key) = self_signed_pair("weir");
     let both = format!("{key}{certificate}");
     let file = ("both.pem", both.as_bytes());
-    assert_eq!(certified_key_from_pem(file, file).unwrap().cert.len(), 1);
+    assert_eq!(parse_certified_key(file, file).unwrap().cert.len(), 1);
 }
 
 #[test]
-fn pem_is_not_shown() {
+fn debug_output_hides_pem_data() {
     let data = Pem::Data {
         origin: "k:1:2: users[0]".to_owned(),
         bytes: b"secret".to_vec(),
@@ -117,8 +114,8 @@ fn pem_is_not_shown() {
 async fn a_ca_file_is_read_and_a_missing_one_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = Pem::File(dir.path().join("ca.crt"));
-    let missing = fault(roots(Some(&file)).await);
+    let missing = error_text(load_roots(Some(&file)).await);
     assert!(missing.contains("ca.crt: No such file"), "{missing}");
-    std::fs::write(dir.path().join("ca.crt"), ca()).unwrap();
-    assert_eq!(roots(Some(&file)).await.unwrap().len(), 1);
+    std::fs::write(dir.path().join("ca.crt"), ca_pem()).unwrap();
+    assert_eq!(load_roots(Some(&file)).await.unwrap().len(), 1);
 }

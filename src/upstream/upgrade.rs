@@ -25,18 +25,18 @@ use tokio::sync::Notify;
 
 use crate::clock::Clock;
 use crate::upstream::ForwardError;
-use crate::upstream::body::AnswerBody;
 use crate::upstream::body::RequestBody;
-use crate::upstream::forward::Errand;
-use crate::upstream::forward::Seen;
-use crate::upstream::forward::Turn;
-use crate::upstream::headers::Outbound;
-use crate::upstream::headers::Way;
+use crate::upstream::body::ResponseBody;
+use crate::upstream::forward::Cancellation;
+use crate::upstream::forward::SendContext;
+use crate::upstream::forward::StreamGuard;
+use crate::upstream::headers::AuthMode;
+use crate::upstream::headers::RequestHead;
 use crate::upstream::pool::Pool;
-use crate::upstream::room::Share;
+use crate::upstream::room::RequestSlot;
 use crate::upstream::settings;
 
-impl<W: Way> Pool<W> {
+impl<W: AuthMode> Pool<W> {
     /// Sends a request that asks for `protocol`, on a connection of its own; its `turn` must be kept until the answer's body, or the
     /// other protocol, has ended.
     ///
@@ -47,44 +47,46 @@ impl<W: Way> Pool<W> {
     /// Dropping the future closes the connection.
     pub async fn send_upgrade(
         &self,
-        mut head: Outbound<W>,
+        mut head: RequestHead<W>,
         body: RequestBody,
         protocol: HeaderValue,
-        Errand {
+        SendContext {
             requester,
-            turn,
-            sent,
-        }: Errand<'_>,
-    ) -> Result<Response<AnswerBody>, ForwardError> {
-        let room = self.connector().room();
-        let share = room.map(|room| room.last(requester)).transpose()?;
+            guard: turn,
+            sent_at: sent,
+        }: SendContext<'_>,
+    ) -> Result<Response<ResponseBody>, ForwardError> {
+        let room = self.connector().connection_budget();
+        let share = room
+            .map(|room| room.acquire_long_running(requester))
+            .transpose()?;
         let connection = self.connect_http1().await?;
-        let (mut sender, driver) = settings::client_http1()
+        let (mut sender, driver) = settings::http1_builder()
             .handshake(connection)
             .await
             .map_err(ForwardError::reset)?;
-        let open = self.metrics().open(W::NAME);
+        let open = self.metrics().count_open(W::NAME);
         tokio::spawn(async move {
             let _ = driver.with_upgrades().await; // whoever waits for an answer on it is told by hyper
             drop(open);
         });
-        self.identify(&mut head);
-        let request = self.framed(head.switching_to(protocol), body);
+        self.append_cdn_loop(&mut head);
+        let request = self.frame_http1(head.with_upgrade(protocol), body);
         *sent = Some(Clock.now());
         let response = sender.send_request(request).await;
         let response = response.map_err(ForwardError::reset)?;
-        *turn = Some(Box::new(Alone(share)));
-        Ok(response.map(AnswerBody::from))
+        *turn = Some(Box::new(UpgradeGuard(share)));
+        Ok(response.map(ResponseBody::from))
     }
 }
 
 /// The turn of a request whose connection serves no other: its place among those that last.
-struct Alone(#[expect(dead_code, reason = "kept for its drop")] Option<Share>);
+struct UpgradeGuard(#[expect(dead_code, reason = "kept for its drop")] Option<RequestSlot>);
 
-impl Turn for Alone {
+impl StreamGuard for UpgradeGuard {
     fn complete(&mut self) {}
 
-    fn given_up(&mut self) -> Option<Seen> {
+    fn cancel(&mut self) -> Option<Cancellation> {
         None // its connection is closed
     }
 }
@@ -94,7 +96,7 @@ impl Turn for Alone {
 ///
 /// # Cancel safety
 /// Dropping the future closes both connections.
-pub async fn tunnel(
+pub async fn run_tunnel(
     client: OnUpgrade,
     upstream: OnUpgrade,
     progress: &TunnelProgress,
@@ -103,16 +105,16 @@ pub async fn tunnel(
     let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else {
         return; // one of them went away before the change of protocol was complete
     };
-    let mut client = Told {
+    let mut client = MeteredStream {
         stream: TokioIo::new(client),
         progress,
-        passed,
+        on_written: passed,
     };
     let mut upstream = TokioIo::new(upstream);
     // An error is a connection that broke; both are closed by the drop, which is all that can be said to either.
     tokio::select! {
         _ = copy_bidirectional(&mut client, &mut upstream) => {}
-        () = progress.ended.notified() => {}
+        () = progress.shutdown.notified() => {}
     }
 }
 
@@ -122,8 +124,8 @@ pub async fn tunnel(
 pub struct TunnelProgress {
     /// Relaxed, both: they stand for nothing but themselves.
     bytes: AtomicU64,
-    awaited: AtomicBool,
-    ended: Notify,
+    write_blocked: AtomicBool,
+    shutdown: Notify,
 }
 
 impl TunnelProgress {
@@ -135,24 +137,24 @@ impl TunnelProgress {
 
     /// Whether there are some that it does not take.
     #[must_use]
-    pub fn is_awaited(&self) -> bool {
-        self.awaited.load(Ordering::Relaxed)
+    pub fn is_write_blocked(&self) -> bool {
+        self.write_blocked.load(Ordering::Relaxed)
     }
 
     /// Ends the tunnel.
-    pub fn end(&self) {
-        self.ended.notify_one();
+    pub fn shutdown(&self) {
+        self.shutdown.notify_one();
     }
 }
 
 /// A stream that tells what is written to it.
-struct Told<'a, S, F> {
+struct MeteredStream<'a, S, F> {
     stream: S,
     progress: &'a TunnelProgress,
-    passed: F,
+    on_written: F,
 }
 
-impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for Told<'_, S, F> {
+impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for MeteredStream<'_, S, F> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -162,7 +164,7 @@ impl<S: AsyncRead + Unpin, F: Unpin> AsyncRead for Told<'_, S, F> {
     }
 }
 
-impl<S: AsyncWrite + Unpin, F: FnMut(usize) + Unpin> AsyncWrite for Told<'_, S, F> {
+impl<S: AsyncWrite + Unpin, F: FnMut(usize) + Unpin> AsyncWrite for MeteredStream<'_, S, F> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -170,12 +172,12 @@ impl<S: AsyncWrite + Unpin, F: FnMut(usize) + Unpin> AsyncWrite for Told<'_, S, 
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.progress
-            .awaited
+            .write_blocked
             .store(polled.is_pending(), Ordering::Relaxed);
         let written = ready!(polled)?;
         let bytes = u64::try_from(written).unwrap_or_default();
         self.progress.bytes.fetch_add(bytes, Ordering::Relaxed);
-        (self.passed)(written);
+        (self.on_written)(written);
         Poll::Ready(Ok(written))
     }
 

@@ -35,12 +35,12 @@ pub(crate) fn config_map(name: &str, value: &str) -> ConfigMap {
     }
 }
 
-fn value(map: &ConfigMap) -> Option<&str> {
+fn value_of(map: &ConfigMap) -> Option<&str> {
     map.data.as_ref()?.get("value").map(String::as_str)
 }
 
 #[tokio::test]
-async fn lists_come_whole_and_in_pages() {
+async fn lists_are_complete_whole_and_in_pages() {
     let playground = Playground::start(&["--nodes=7", "--pods=500"]).await;
     for context in ALICE {
         let client = playground.client(context).await;
@@ -70,7 +70,7 @@ async fn lists_come_whole_and_in_pages() {
 }
 
 #[tokio::test]
-async fn a_watch_tells_what_others_write() {
+async fn a_watch_delivers_the_writes_of_other_clients() {
     let playground = Playground::start(&[]).await;
     for context in ALICE {
         let maps: Api<ConfigMap> = Api::namespaced(playground.client(context).await, "default");
@@ -95,21 +95,21 @@ async fn a_watch_tells_what_others_write() {
         let name = format!("watched-by-{context}");
         let map = config_map(&name, "1");
         let mut made = within("create", others.create(&post, &map)).await.unwrap();
-        assert!(matches!(next().await, WatchEvent::Added(map) if value(&map) == Some("1")));
+        assert!(matches!(next().await, WatchEvent::Added(map) if value_of(&map) == Some("1")));
         made.data = config_map(&name, "2").data;
         within("replace", others.replace(&name, &post, &made))
             .await
             .unwrap();
-        assert!(matches!(next().await, WatchEvent::Modified(map) if value(&map) == Some("2")));
+        assert!(matches!(next().await, WatchEvent::Modified(map) if value_of(&map) == Some("2")));
         within("delete", others.delete(&name, &delete))
             .await
             .unwrap();
-        assert!(matches!(next().await, WatchEvent::Deleted(map) if value(&map) == Some("2")));
+        assert!(matches!(next().await, WatchEvent::Deleted(map) if value_of(&map) == Some("2")));
     }
 }
 
 #[tokio::test]
-async fn every_way_of_writing_arrives() {
+async fn every_write_method_reaches_the_server() {
     let playground = Playground::start(&[]).await;
     for context in ALICE {
         let maps: Api<ConfigMap> = Api::namespaced(playground.client(context).await, "default");
@@ -123,7 +123,7 @@ async fn every_way_of_writing_arrives() {
         applied["kind"] = "ConfigMap".into();
         let apply = Patch::Apply(&applied);
         let got = within("apply", maps.patch(name, &params, &apply)).await;
-        assert_eq!(value(&got.unwrap()), Some("applied"), "as {context}");
+        assert_eq!(value_of(&got.unwrap()), Some("applied"), "as {context}");
 
         let (params, post) = (PatchParams::default(), PostParams::default());
         for (text, patch) in [
@@ -131,7 +131,7 @@ async fn every_way_of_writing_arrives() {
             ("strategic", Patch::Strategic(write("strategic").0)),
         ] {
             let got = within("patch", maps.patch(name, &params, &patch)).await;
-            assert_eq!(value(&got.unwrap()), Some(text), "as {context}");
+            assert_eq!(value_of(&got.unwrap()), Some(text), "as {context}");
         }
         let stale = {
             let mut map = config_map(name, "stale");
@@ -153,7 +153,7 @@ async fn every_way_of_writing_arrives() {
 }
 
 #[tokio::test]
-async fn what_a_user_may_not_do_is_said_by_the_server() {
+async fn a_forbidden_list_gets_the_server_s_403() {
     let playground = Playground::start(&[]).await;
     for context in ALICE {
         let maps: Api<ConfigMap> = Api::namespaced(playground.client(context).await, "kube-system");
@@ -174,7 +174,7 @@ async fn what_a_user_may_not_do_is_said_by_the_server() {
 }
 
 #[tokio::test]
-async fn a_followed_log_goes_on() {
+async fn a_followed_log_keeps_streaming() {
     let playground = Playground::start(&[]).await;
     for context in ALICE {
         let (pods, name) = playground.pods(context).await;

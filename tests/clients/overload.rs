@@ -26,16 +26,16 @@ use crate::playground::Playground;
 use crate::playground::within;
 
 /// One request that changes something at a time, and no queues.
-const ONE_AT_A_TIME: [&str; 2] = [
+const ONE_WRITE_FLAGS: [&str; 2] = [
     "--enable-priority-and-fairness=false",
     "--max-mutating-requests-inflight=1",
 ];
 
 /// An upload that has been let through and waits for its body: it holds a seat until it is dropped.
-async fn one_seat(playground: &Playground) -> BufReader<TlsStream<TcpStream>> {
-    let address = playground.file("address");
-    let ca = playground.file("ca.crt");
-    let tokens = playground.file("tokens.csv");
+async fn hold_seat(playground: &Playground) -> BufReader<TlsStream<TcpStream>> {
+    let address = playground.read_file("address");
+    let ca = playground.read_file("ca.crt");
+    let tokens = playground.read_file("tokens.csv");
     let bob = tokens.lines().find(|line| line.contains(",bob,")).unwrap();
     let token = bob.split(',').next().unwrap();
     let mut roots = RootCertStore::empty();
@@ -69,8 +69,8 @@ async fn one_seat(playground: &Playground) -> BufReader<TlsStream<TcpStream>> {
 }
 
 /// How many requests the limit has refused.
-async fn refused(playground: &Playground) -> u64 {
-    count(
+async fn rejected_count(playground: &Playground) -> u64 {
+    metric(
         playground,
         "apiserver_dropped_requests_total{request_kind=\"mutating\"} ",
     )
@@ -78,8 +78,8 @@ async fn refused(playground: &Playground) -> u64 {
 }
 
 /// The value of a counter.
-async fn count(playground: &Playground, series: &str) -> u64 {
-    let address = playground.file("admin-address");
+async fn metric(playground: &Playground, series: &str) -> u64 {
+    let address = playground.read_file("admin-address");
     let mut text = String::new();
     within("the metrics", async {
         let mut stream = TcpStream::connect(&address).await.unwrap();
@@ -94,9 +94,9 @@ async fn count(playground: &Playground, series: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn a_429_names_the_limit_and_when_to_come_back() {
-    let playground = Playground::start(&ONE_AT_A_TIME).await;
-    let _seat = one_seat(&playground).await;
+async fn a_429_names_its_limit_and_retry_after() {
+    let playground = Playground::start(&ONE_WRITE_FLAGS).await;
+    let _seat = hold_seat(&playground).await;
     for context in ALICE {
         let mut config = playground.config(context).await;
         config.default_retry = false;
@@ -120,17 +120,17 @@ async fn a_429_names_the_limit_and_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_client_that_comes_back_as_it_is_told_gets_through() {
-    let playground = Playground::start(&ONE_AT_A_TIME).await;
+async fn a_client_that_honours_retry_after_is_served() {
+    let playground = Playground::start(&ONE_WRITE_FLAGS).await;
     for context in ALICE {
-        let before = refused(&playground).await;
-        let seat = one_seat(&playground).await;
+        let before = rejected_count(&playground).await;
+        let seat = hold_seat(&playground).await;
         let maps: Api<ConfigMap> = Api::namespaced(playground.client(context).await, "default");
         let map = config_map(&format!("later-by-{context}"), "1");
         let post = PostParams::default();
         let create = maps.create(&post, &map);
         let give_way = async {
-            while refused(&playground).await == before {}
+            while rejected_count(&playground).await == before {}
             drop(seat);
         };
         let (made, ()) = within("the second try", async { tokio::join!(create, give_way) }).await;
@@ -140,6 +140,6 @@ async fn a_client_that_comes_back_as_it_is_told_gets_through() {
             "as {context}"
         );
     }
-    let held = count(&playground, "weir_rejection_hold_seconds_count ").await;
+    let held = metric(&playground, "weir_rejection_hold_seconds_count ").await;
     assert_eq!(held, 0, "who waits as he is told is never held");
 }

@@ -21,7 +21,7 @@ use tokio::process::Child;
 use tokio::process::Command;
 
 /// How long anything may take; a test that waits for it has failed.
-const LIMIT: Duration = Duration::from_secs(40);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// The same user by both ways.
 pub(crate) const ALICE: [&str; 2] = ["alice", "alice-token"];
@@ -31,9 +31,9 @@ pub(crate) const ALICE: [&str; 2] = ["alice", "alice-token"];
 pub(crate) fn within<F: Future>(what: &'static str, event: F) -> impl Future<Output = F::Output> {
     let place = Location::caller();
     async move {
-        match tokio::time::timeout(LIMIT, event).await {
+        match tokio::time::timeout(EVENT_TIMEOUT, event).await {
             Ok(output) => output,
-            Err(_) => panic!("{place}: waited {LIMIT:?} in vain for {what}"),
+            Err(_) => panic!("{place}: waited {EVENT_TIMEOUT:?} in vain for {what}"),
         }
     }
 }
@@ -82,7 +82,7 @@ impl Playground {
     }
 
     /// What the playground wrote into the file `name`.
-    pub(crate) fn file(&self, name: &str) -> String {
+    pub(crate) fn read_file(&self, name: &str) -> String {
         fs::read_to_string(self.path().join(name)).unwrap()
     }
 

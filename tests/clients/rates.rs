@@ -28,20 +28,20 @@ use crate::playground::Playground;
 use crate::playground::within;
 use crate::recorder::Recorder;
 
-fn file(folder: &TempDir, name: &str, text: &str) -> String {
+fn write_file(folder: &TempDir, name: &str, text: &str) -> String {
     let path = folder.path().join(name);
     fs::write(&path, text).unwrap();
     path.display().to_string()
 }
 
 /// One that leaves it to its caller to come again.
-async fn client_of(playground: &Playground) -> Client {
+async fn client_without_retries(playground: &Playground) -> Client {
     let mut config = playground.config("admin").await;
     config.default_retry = false;
     Client::try_from(config).unwrap()
 }
 
-fn limits(lines: &str) -> String {
+fn event_limits_yaml(lines: &str) -> String {
     format!(
         "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\nlimits:\n{lines}"
     )
@@ -75,7 +75,11 @@ fn event(namespace: &str, n: usize) -> Event {
 }
 
 /// Writes so many events over all namespaces, as fast as goes; how many were accepted.
-async fn storm(client: &Client, namespaces: &[String], events: std::ops::Range<usize>) -> usize {
+async fn send_events(
+    client: &Client,
+    namespaces: &[String],
+    events: std::ops::Range<usize>,
+) -> usize {
     let sent = stream::iter(events).map(|n| {
         let namespace = &namespaces[n % namespaces.len()];
         let api: Api<Event> = Api::namespaced(client.clone(), namespace);
@@ -94,17 +98,17 @@ async fn storm(client: &Client, namespaces: &[String], events: std::ops::Range<u
     within("all events", sent).await.into_iter().sum()
 }
 
-fn whole(tokens: f64) -> usize {
+fn round_to_usize(tokens: f64) -> usize {
     format!("{tokens:.0}").parse().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_proposal_s_example_holds_in_real_time() {
+async fn the_proposal_s_example_is_enforced_in_real_time() {
     let folder = TempDir::new().unwrap();
     let lines = "- {type: Server, qps: 100, burst: 1000}\n- {type: Namespace, qps: 10, burst: 100, cacheSize: 50}\n";
-    let config = file(&folder, "events.yaml", &limits(lines));
+    let config = write_file(&folder, "events.yaml", &event_limits_yaml(lines));
     let playground = Playground::start(&[&format!("--event-rate-limit-config={config}")]).await;
-    let client = client_of(&playground).await;
+    let client = client_without_retries(&playground).await;
     let namespaces: Vec<String> = (0..15).map(|n| format!("ns-{n}")).collect();
     let api: Api<Namespace> = Api::all(client.clone());
     for name in &namespaces {
@@ -120,16 +124,19 @@ async fn the_proposal_s_example_holds_in_real_time() {
         .unwrap();
     }
     let began = Instant::now();
-    let first = storm(&client, &namespaces, 0..1500).await;
+    let first = send_events(&client, &namespaces, 0..1500).await;
     let middle = began.elapsed();
     // Each was asked for 100, its burst, so that the server's bucket alone decides.
-    let most = 1000 + whole(100.0 * middle.as_secs_f64()) + 1;
+    let most = 1000 + round_to_usize(100.0 * middle.as_secs_f64()) + 1;
     assert!((1000..=most).contains(&first), "{first} in {middle:?}");
     // The example's own second, in which buckets fill; nothing is waited for.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let second = storm(&client, &namespaces, 1500..2000).await;
+    let second = send_events(&client, &namespaces, 1500..2000).await;
     let all = began.elapsed();
-    let (least, most) = (1000 + 100 - 1, 1000 + whole(100.0 * all.as_secs_f64()) + 1);
+    let (least, most) = (
+        1000 + 100 - 1,
+        1000 + round_to_usize(100.0 * all.as_secs_f64()) + 1,
+    );
     let accepted = first + second;
     assert!(
         (least..=most.min(2000)).contains(&accepted),
@@ -151,36 +158,36 @@ async fn the_proposal_s_example_holds_in_real_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_recorder_that_is_told_when_to_come_again_sends_next_to_nothing_in_vain() {
+async fn a_recorder_that_honours_retry_after_has_few_events_rejected() {
     let folder = TempDir::new().unwrap();
-    let config = file(
+    let config = write_file(
         &folder,
         "events.yaml",
-        &limits("- {type: User, qps: 1, burst: 5}\n"),
+        &event_limits_yaml("- {type: User, qps: 1, burst: 5}\n"),
     );
     let playground = Playground::start(&[&format!("--event-rate-limit-config={config}")]).await;
-    let mut recorder = Recorder::new(client_of(&playground).await, "default");
+    let mut recorder = Recorder::new(client_without_retries(&playground).await, "default");
     let began = Instant::now();
     for n in 0..2000 {
         within("an event", recorder.record(&event("default", n)))
             .await
             .unwrap();
     }
-    let seconds = whole(began.elapsed().as_secs_f64().ceil());
+    let seconds = round_to_usize(began.elapsed().as_secs_f64().ceil());
     let tally = recorder.tally;
     assert_eq!(tally.written + tally.refused + tally.abandoned, 2000);
     assert!((5..=6 + seconds).contains(&tally.written), "{tally:?}");
     assert!((1..=1 + seconds).contains(&tally.refused), "{tally:?}");
 }
 
-fn controllers(lines: &str) -> String {
+fn controllers_config(lines: &str) -> String {
     format!(
         "clientLimits:\n- name: controllers\n  rules:\n  - subjects: [{{kind: User, user: {{name: admin}}}}]\n    \
          resourceRules: [{{verbs: [get, update], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}}]\n{lines}"
     )
 }
 
-async fn objects(client: &Client, count: usize) -> Vec<String> {
+async fn create_objects(client: &Client, count: usize) -> Vec<String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
     let mut names = Vec::new();
     for n in 0..count {
@@ -198,14 +205,14 @@ async fn objects(client: &Client, count: usize) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_that_knows_no_limit_settles_at_its_reconcile_rate() {
+async fn a_controller_without_a_limit_of_its_own_settles_at_its_reconcile_rate() {
     let folder = TempDir::new().unwrap();
     // The bursts of one second, that it settles soon.
     let lines = "  maxReconcileRate: 10\n  requests: {burst: 50}\n  writes: {burst: 10}\n  limitResponse: Delay\n";
-    let config = file(&folder, "weir.yaml", &controllers(lines));
+    let config = write_file(&folder, "weir.yaml", &controllers_config(lines));
     let playground = Playground::start(&[&format!("--config={config}")]).await;
-    let client = client_of(&playground).await;
-    let names = objects(&client, 30).await;
+    let client = client_without_retries(&playground).await;
+    let names = create_objects(&client, 30).await;
     let controller = Controller::new(client, "default");
     let began = Instant::now();
     let work =
@@ -215,11 +222,11 @@ async fn a_controller_that_knows_no_limit_settles_at_its_reconcile_rate() {
     let (seen, elapsed) = (controller.seen(), began.elapsed().as_secs_f64());
     let requests = seen.reads.len() + seen.writes.len();
     assert!(
-        requests <= 51 + whole(50.0 * elapsed),
+        requests <= 51 + round_to_usize(50.0 * elapsed),
         "{requests} in {elapsed} s"
     );
     assert!(
-        seen.writes.len() <= 11 + whole(10.0 * elapsed),
+        seen.writes.len() <= 11 + round_to_usize(10.0 * elapsed),
         "{} in {elapsed} s",
         seen.writes.len()
     );
@@ -227,17 +234,17 @@ async fn a_controller_that_knows_no_limit_settles_at_its_reconcile_rate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_object_is_tried_more_and_more_seldom() {
+async fn retries_of_a_failing_object_back_off() {
     let leasts = [250, 500, 1000, 2000, 2000];
     let folder = TempDir::new().unwrap();
     // After twice the longest back-off a failure is forgotten: longer than a loaded machine stands still.
     let lines = "  maxReconcileRate: 1000\n  objectBackoff: {base: 250ms, max: 2s}\n";
-    let config = file(&folder, "weir.yaml", &controllers(lines));
+    let config = write_file(&folder, "weir.yaml", &controllers_config(lines));
     // It does not wait as it is told, a second at least, and is to hear of each back-off.
     let flags = [&format!("--config={config}"), "--rejection-hold=0"];
     let playground = Playground::start(&flags).await;
-    let client = client_of(&playground).await;
-    let names = objects(&client, 1).await;
+    let client = client_without_retries(&playground).await;
+    let names = create_objects(&client, 1).await;
     let controller = Controller::new(client, "default");
     let mut work = pin!(controller.reconcile(&names[0], true));
     let failures = poll_fn(|context| {

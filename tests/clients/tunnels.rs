@@ -11,7 +11,7 @@ use crate::playground::Playground;
 use crate::playground::within;
 
 /// Far more than the buffers on the way hold, so that it must flow both ways at once.
-const MUCH: usize = 8 << 20;
+const LARGE_LENGTH: usize = 8 << 20;
 
 /// Bytes that tell a lost, doubled or swapped piece.
 fn pattern(length: usize) -> Vec<u8> {
@@ -20,7 +20,7 @@ fn pattern(length: usize) -> Vec<u8> {
 }
 
 /// Sends `input` and its end; gives back what came and how it ended.
-async fn echoed(mut process: AttachedProcess, input: Vec<u8>) -> (Vec<u8>, Status) {
+async fn run_echo(mut process: AttachedProcess, input: Vec<u8>) -> (Vec<u8>, Status) {
     let (mut stdin, mut stdout) = (process.stdin().unwrap(), process.stdout().unwrap());
     let status = process.take_status().unwrap();
     let mut output = Vec::with_capacity(input.len());
@@ -46,7 +46,7 @@ async fn exec_carries_input_output_and_the_exit_status() {
         let process = within("exec", pods.exec(&name, ["cat"], &params))
             .await
             .unwrap();
-        let (output, status) = echoed(process, b"hello\n".to_vec()).await;
+        let (output, status) = run_echo(process, b"hello\n".to_vec()).await;
         assert_eq!(output, b"hello\n", "as {context}");
         assert_eq!(status.status.as_deref(), Some("Success"), "as {context}");
     }
@@ -60,8 +60,12 @@ async fn exec_carries_megabytes_both_ways_at_once() {
     let process = within("exec", pods.exec(&name, ["cat"], &params))
         .await
         .unwrap();
-    let (output, _) = echoed(process, pattern(MUCH)).await;
-    assert!(output == pattern(MUCH), "{} bytes came back", output.len());
+    let (output, _) = run_echo(process, pattern(LARGE_LENGTH)).await;
+    assert!(
+        output == pattern(LARGE_LENGTH),
+        "{} bytes came back",
+        output.len()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -91,14 +95,14 @@ async fn attach_carries_input_and_output() {
         let (pods, name) = playground.pods(context).await;
         let params = AttachParams::default().stdin(true).stderr(false);
         let process = within("attach", pods.attach(&name, &params)).await.unwrap();
-        let (output, status) = echoed(process, b"over here\n".to_vec()).await;
+        let (output, status) = run_echo(process, b"over here\n".to_vec()).await;
         assert_eq!(output, b"over here\n", "as {context}");
         assert_eq!(status.status.as_deref(), Some("Success"), "as {context}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn port_forward_carries_two_ports_apart() {
+async fn port_forward_keeps_two_ports_separate() {
     let playground = Playground::start(&[]).await;
     for context in ALICE {
         let (pods, name) = playground.pods(context).await;
@@ -125,7 +129,7 @@ async fn port_forward_carries_two_ports_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_server_refuses_is_refused_to_the_client_as_the_server_says() {
+async fn an_exec_that_the_server_rejects_fails_with_the_server_s_error() {
     let playground = Playground::start(&[]).await;
     for context in ALICE {
         let (pods, _) = playground.pods(context).await;

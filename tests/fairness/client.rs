@@ -32,7 +32,7 @@ use crate::stand::within;
 
 /// A client of weir's: where it is, and who it is.
 #[derive(Clone)]
-pub(crate) struct Client {
+pub(crate) struct TokenClient {
     address: SocketAddr,
     tls: Arc<ClientConfig>,
     token: String,
@@ -40,13 +40,13 @@ pub(crate) struct Client {
 
 /// An answer, whole.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct CollectedResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
-impl Answer {
+impl CollectedResponse {
     async fn read(answer: hyper::Result<Response<Incoming>>) -> Self {
         let (head, body) = answer.expect("an answer").into_parts();
         let body = body.collect().await.expect("all of the answer");
@@ -64,7 +64,7 @@ impl Answer {
     }
 }
 
-impl Client {
+impl TokenClient {
     pub(crate) fn new(address: SocketAddr, ca: &str, token: &str) -> Self {
         let mut roots = RootCertStore::empty();
         let ca = CertificateDer::from_pem_slice(ca.as_bytes()).unwrap();
@@ -82,7 +82,7 @@ impl Client {
         }
     }
 
-    async fn dial(&self, protocol: &[u8]) -> TlsStream<TcpStream> {
+    async fn connect_tls(&self, protocol: &[u8]) -> TlsStream<TcpStream> {
         let mut tls = (*self.tls).clone();
         tls.alpn_protocols = vec![protocol.to_vec()];
         let name = ServerName::try_from("127.0.0.1").unwrap();
@@ -111,11 +111,11 @@ impl Client {
     }
 
     /// An HTTP/1.1 connection: a request at a time.
-    pub(crate) async fn connect(&self) -> Connection {
-        let io = TokioIo::new(self.dial(b"http/1.1").await);
+    pub(crate) async fn connect(&self) -> Http1Connection {
+        let io = TokioIo::new(self.connect_tls(b"http/1.1").await);
         let (sender, connection) = http1::handshake(io).await.unwrap();
         tokio::spawn(connection);
-        Connection {
+        Http1Connection {
             client: self.clone(),
             sender,
         }
@@ -123,7 +123,7 @@ impl Client {
 
     /// An HTTP/2 connection.
     pub(crate) async fn connect_http2(&self) -> http2::SendRequest<Full<Bytes>> {
-        let io = TokioIo::new(self.dial(b"h2").await);
+        let io = TokioIo::new(self.connect_tls(b"h2").await);
         let executor = TokioExecutor::new();
         let (sender, connection) = http2::handshake(executor, io).await.unwrap();
         tokio::spawn(connection);
@@ -131,18 +131,18 @@ impl Client {
     }
 
     /// One request on a connection of its own.
-    pub(crate) async fn ask(&self, method: &str, target: &str, body: &str) -> Answer {
-        self.connect().await.ask(method, target, body).await
+    pub(crate) async fn send(&self, method: &str, target: &str, body: &str) -> CollectedResponse {
+        self.connect().await.send(method, target, body).await
     }
 
     /// One GET on a connection of its own.
-    pub(crate) async fn get(&self, target: &str) -> Answer {
-        self.ask("GET", target, "").await
+    pub(crate) async fn get(&self, target: &str) -> CollectedResponse {
+        self.send("GET", target, "").await
     }
 
     /// An upload that has been let through and waits for its body: it holds its seats until it is dropped.
-    pub(crate) async fn hold_a_seat(&self) -> Held {
-        let mut stream = BufReader::new(self.dial(b"http/1.1").await);
+    pub(crate) async fn hold_seat(&self) -> SeatHolder {
+        let mut stream = BufReader::new(self.connect_tls(b"http/1.1").await);
         let head = format!(
             "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: weir\r\n\
              Authorization: Bearer {}\r\nContent-Type: application/json\r\n\
@@ -157,34 +157,39 @@ impl Client {
             assert_eq!(line, "HTTP/1.1 100 Continue\r\n");
         })
         .await;
-        Held { _stream: stream }
+        SeatHolder { _stream: stream }
     }
 }
 
 /// Holds what it was admitted with.
-pub(crate) struct Held {
+pub(crate) struct SeatHolder {
     _stream: BufReader<TlsStream<TcpStream>>,
 }
 
 /// An HTTP/1.1 connection.
-pub(crate) struct Connection {
-    client: Client,
+pub(crate) struct Http1Connection {
+    client: TokenClient,
     sender: http1::SendRequest<Full<Bytes>>,
 }
 
-impl Connection {
+impl Http1Connection {
     /// Sends a request and waits for all of its answer.
-    pub(crate) async fn ask(&mut self, method: &str, target: &str, body: &str) -> Answer {
+    pub(crate) async fn send(
+        &mut self,
+        method: &str,
+        target: &str,
+        body: &str,
+    ) -> CollectedResponse {
         let request = self.client.request(method, target, body);
         within("an answer", async {
             self.sender.ready().await.expect("a connection that lasts");
-            Answer::read(self.sender.send_request(request).await).await
+            CollectedResponse::read(self.sender.send_request(request).await).await
         })
         .await
     }
 
     /// Sends a request and waits for its answer's head only.
-    pub(crate) async fn open(&mut self, target: &str) -> Response<Incoming> {
+    pub(crate) async fn send_for_head(&mut self, target: &str) -> Response<Incoming> {
         let request = self.client.request("GET", target, "");
         let answer = within("the head of an answer", self.sender.send_request(request));
         answer.await.expect("an answer")
@@ -192,22 +197,22 @@ impl Connection {
 }
 
 /// Sends a request on a connection that others use, too.
-pub(crate) async fn ask_http2(
+pub(crate) async fn send_http2(
     mut sender: http2::SendRequest<Full<Bytes>>,
     mut request: Request<Full<Bytes>>,
-) -> Answer {
+) -> CollectedResponse {
     request.headers_mut().remove(header::HOST);
     let target = format!("https://weir{}", request.uri());
     *request.uri_mut() = target.parse().unwrap();
     within("an answer", async {
         sender.ready().await.expect("a connection that lasts");
-        Answer::read(sender.send_request(request).await).await
+        CollectedResponse::read(sender.send_request(request).await).await
     })
     .await
 }
 
 /// What an admin listener answers.
-pub(crate) async fn operator(address: SocketAddr, target: &str) -> String {
+pub(crate) async fn get_admin(address: SocketAddr, target: &str) -> String {
     within("an operator's answer", async {
         let tcp = TcpStream::connect(address).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(tcp)).await.unwrap();
@@ -217,7 +222,7 @@ pub(crate) async fn operator(address: SocketAddr, target: &str) -> String {
             .header(header::HOST, "localhost")
             .body(Full::<Bytes>::default())
             .unwrap();
-        let answer = Answer::read(sender.send_request(request).await).await;
+        let answer = CollectedResponse::read(sender.send_request(request).await).await;
         assert_eq!(answer.status, StatusCode::OK, "{target}");
         String::from_utf8(answer.body.to_vec()).unwrap()
     })

@@ -3,13 +3,13 @@
 use http::StatusCode;
 use tokio::time::Instant;
 
-use crate::ALONE;
-use crate::stand::Setup;
+use crate::LOAD_LOCK;
+use crate::stand::HarnessBuilder;
 
 const USER: &str = "system:serviceaccount:default:controller";
 
 /// A request a second.
-const DELAYING: &str = "
+const DELAYING_CONFIG: &str = "
 clientLimits:
 - name: slow
   rules:
@@ -21,14 +21,14 @@ clientLimits:
 ";
 
 #[tokio::test]
-async fn what_a_client_limit_delays_has_not_waited_for_a_seat() {
-    let _shared = ALONE.read().await;
-    let setup = Setup::default().user(USER, "system:serviceaccounts");
-    let stand = setup.config(DELAYING).start().await;
+async fn a_client_limit_s_delay_does_not_count_as_seat_wait() {
+    let _shared = LOAD_LOCK.read().await;
+    let setup = HarnessBuilder::default().user(USER, "system:serviceaccounts");
+    let stand = setup.config(DELAYING_CONFIG).start().await;
     let mut connection = stand.client(USER).connect().await;
     let began = Instant::now();
     for _ in 0..2 {
-        let answer = connection.ask("GET", "/api/v1/nodes", "").await;
+        let answer = connection.send("GET", "/api/v1/nodes", "").await;
         assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
     }
     let waited = began.elapsed().as_secs_f64();

@@ -7,19 +7,19 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio::time::interval;
 
-use crate::ALONE;
-use crate::client::ask_http2;
+use crate::LOAD_LOCK;
+use crate::client::send_http2;
+use crate::env_number;
 use crate::scrape::Scrape;
-use crate::setting;
-use crate::stand::Setup;
-use crate::stand::Stand;
+use crate::stand::Harness;
+use crate::stand::HarnessBuilder;
 
 /// A total by which every built-in level has a whole number of seats: they have 245 shares.
 const TOTAL: usize = 49;
 const SERVICE_TIME: Duration = Duration::from_millis(100);
 /// Three times what 49 seats serve, in pieces of a few milliseconds.
 const TICK: Duration = Duration::from_millis(4);
-const EACH_TICK: usize = 6;
+const REQUESTS_PER_TICK: usize = 6;
 /// So that a user has twice as many streams, of 100 each, as a flow can have requests waiting: 6 queues of 50.
 const CONNECTIONS: usize = 6 * USERS.len();
 
@@ -36,7 +36,7 @@ const USERS: [(&str, &str); 8] = [
 ];
 
 /// What is asked: a read of one, a list, a write.
-const ASKED: [(&str, &str, &str); 3] = [
+const REQUESTS: [(&str, &str, &str); 3] = [
     ("GET", "/api/v1/namespaces/default", ""),
     ("GET", "/api/v1/namespaces/default/pods?limit=1", ""),
     (
@@ -48,48 +48,48 @@ const ASKED: [(&str, &str, &str); 3] = [
 
 /// What became of the requests.
 #[derive(Default)]
-struct Outcomes {
+struct FloodOutcomes {
     sent: u64,
     served: u64,
-    refused: u64,
+    rejected: u64,
 }
 
-impl Outcomes {
-    fn count(&mut self, status: StatusCode) {
+impl FloodOutcomes {
+    fn record(&mut self, status: StatusCode) {
         match status {
             StatusCode::OK => self.served += 1,
-            StatusCode::TOO_MANY_REQUESTS => self.refused += 1,
+            StatusCode::TOO_MANY_REQUESTS => self.rejected += 1,
             other => panic!("{other}"),
         }
     }
 }
 
 /// Sends at a steady pace, whatever comes back, and waits for every answer.
-async fn flood(stand: &Stand, time: Duration) -> Outcomes {
+async fn flood(stand: &Harness, time: Duration) -> FloodOutcomes {
     let mut connections = Vec::new();
     for number in 0..CONNECTIONS {
         let client = stand.client(USERS[number % USERS.len()].0);
         connections.push((client.connect_http2().await, client));
     }
-    let (mut outcomes, mut answers) = (Outcomes::default(), JoinSet::new());
+    let (mut outcomes, mut answers) = (FloodOutcomes::default(), JoinSet::new());
     let mut ticks = interval(TICK);
     let begin = Instant::now();
     while begin.elapsed() < time {
         ticks.tick().await; // a tick that was missed is made up for
-        for _ in 0..EACH_TICK {
+        for _ in 0..REQUESTS_PER_TICK {
             let number = usize::try_from(outcomes.sent).unwrap();
             let (sender, client) = &connections[number % CONNECTIONS];
-            let (method, target, body) = ASKED[number / CONNECTIONS % ASKED.len()];
+            let (method, target, body) = REQUESTS[number / CONNECTIONS % REQUESTS.len()];
             let mut request = client.request(method, target, body);
             if method == "PATCH" {
                 let merge = "application/merge-patch+json".parse().unwrap();
                 request.headers_mut().insert("content-type", merge);
             }
-            answers.spawn(ask_http2(sender.clone(), request));
+            answers.spawn(send_http2(sender.clone(), request));
             outcomes.sent += 1;
         }
         while let Some(answer) = answers.try_join_next() {
-            outcomes.count(answer.unwrap().status);
+            outcomes.record(answer.unwrap().status);
         }
     }
     println!(
@@ -98,28 +98,30 @@ async fn flood(stand: &Stand, time: Duration) -> Outcomes {
         begin.elapsed().as_secs_f64()
     );
     while let Some(answer) = answers.join_next().await {
-        outcomes.count(answer.unwrap().status);
+        outcomes.record(answer.unwrap().status);
     }
     outcomes
 }
 
 #[tokio::test]
-async fn a_flood_never_passes_the_total_and_every_request_has_one_end() {
-    let _alone = ALONE.write().await;
-    let setup = USERS.iter().fold(Setup::default(), |setup, (name, group)| {
-        setup.user(*name, group)
-    });
+async fn a_flood_never_exceeds_the_total_and_every_request_ends_once() {
+    let _alone = LOAD_LOCK.write().await;
+    let setup = USERS
+        .iter()
+        .fold(HarnessBuilder::default(), |setup, (name, group)| {
+            setup.user(*name, group)
+        });
     let stand = setup
         .service_time(SERVICE_TIME)
         .flag("--max-requests-inflight=30")
         .flag(format!("--max-mutating-requests-inflight={}", TOTAL - 30))
         .start()
         .await;
-    let seconds = setting("WEIR_FLOOD_SECONDS", 10);
-    let Outcomes {
+    let seconds = env_number("WEIR_FLOOD_SECONDS", 10);
+    let FloodOutcomes {
         sent,
         served,
-        refused,
+        rejected,
     } = flood(&stand, Duration::from_secs(seconds.into())).await;
     let upstream = stand.counters();
     println!(
@@ -129,7 +131,7 @@ async fn a_flood_never_passes_the_total_and_every_request_has_one_end() {
     assert_eq!(served + refused, sent);
     assert!(refused > 0, "that was no flood");
     assert!(upstream.max_in_flight <= TOTAL);
-    assert_eq!(upstream.refused, 0);
+    assert_eq!(upstream.rejected, 0);
 
     let at_rest = |name: &str| format!("apiserver_flowcontrol_{name}");
     let rest = [

@@ -30,14 +30,14 @@ mod watches;
 use tokio::sync::RwLock;
 
 /// Written by tests that load the machine, read by the others.
-static ALONE: RwLock<()> = RwLock::const_new(());
+static LOAD_LOCK: RwLock<()> = RwLock::const_new(());
 
 /// Whether latencies are compared: other load on the machine can spoil that.
-fn nightly() -> bool {
+fn is_nightly() -> bool {
     std::env::var("NIGHTLY").is_ok_and(|value| value == "1")
 }
 
 /// A number from the environment.
-fn setting(name: &str, default: u32) -> u32 {
+fn env_number(name: &str, default: u32) -> u32 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }

@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 
 use http::StatusCode;
 
-use crate::ALONE;
+use crate::LOAD_LOCK;
 use crate::manifests::level_for;
 use crate::scrape::Scrape;
-use crate::stand::Setup;
-use crate::stand::Stand;
+use crate::stand::Harness;
+use crate::stand::HarnessBuilder;
 
 /// Stability, name, type, labels and buckets, as the reference lists them: of all that kube-apiserver shows.
-const UPSTREAM: &str = include_str!("../tools/prometheus/upstream.txt");
+const UPSTREAM_METRICS: &str = include_str!("../tools/prometheus/upstream.txt");
 
 /// What of [`UPSTREAM`] is fairness', without what is seldom there: `epoch_advance_total` has no series until a level has been
 /// busy for millennia.
-fn expected() -> Vec<&'static str> {
-    let lines = UPSTREAM
+fn expected_metrics() -> Vec<&'static str> {
+    let lines = UPSTREAM_METRICS
         .lines()
         .map(|line| line.strip_prefix("maybe ").unwrap_or(line))
         .filter(|line| {
@@ -31,11 +31,11 @@ fn expected() -> Vec<&'static str> {
     lines.map(|line| line.trim_end_matches(" -")).collect()
 }
 
-const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-const DUMPS: &str = "/debug/api_priority_and_fairness";
+const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const DUMPS_PATH: &str = "/debug/api_priority_and_fairness";
 
 /// What a scrape says of its metrics, in the form of [`UPSTREAM`].
-fn shapes(scrape: &Scrape) -> Vec<String> {
+fn metric_shapes(scrape: &Scrape) -> Vec<String> {
     let of_comments = |kind: &str| -> BTreeMap<String, String> {
         let lines = scrape.text().lines();
         let found = lines.filter_map(|line| line.strip_prefix(kind)?.split_once(' '));
@@ -69,17 +69,17 @@ fn shapes(scrape: &Scrape) -> Vec<String> {
     .collect()
 }
 
-async fn somebody_waits(stand: &Stand) {
-    let one_waits = |scrape: &Scrape| scrape.of_level("current_inqueue_requests", "devs") == 1.0;
+async fn wait_for_queued_request(stand: &Harness) {
+    let one_waits = |scrape: &Scrape| scrape.level_sum("current_inqueue_requests", "devs") == 1.0;
     stand.scrape_until("somebody to wait", one_waits).await;
 }
 
 #[tokio::test]
 async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
-    let _others = ALONE.read().await;
+    let _others = LOAD_LOCK.read().await;
     // Twenty seats, and a place for one who waits.
     let one = "{type: Queue, queuing: {queues: 1, handSize: 1, queueLengthLimit: 1}}";
-    let stand = Setup::default()
+    let stand = HarnessBuilder::default()
         .manifest("devs.yaml", level_for("dev", "devs", 245, one))
         .flag("--max-requests-inflight=20")
         .flag("--max-mutating-requests-inflight=20")
@@ -89,14 +89,14 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
     // All seats are taken, one waits, and another has no place.
     let mut writes = Vec::new();
     for _ in 0..20 {
-        writes.push(client.hold_a_seat().await);
+        writes.push(client.hold_seat().await);
     }
     let waits = tokio::spawn({
         let client = client.clone();
-        async move { client.get(MAPS).await }
+        async move { client.get(CONFIG_MAPS).await }
     });
-    somebody_waits(&stand).await;
-    let refused = client.get(MAPS).await;
+    wait_for_queued_request(&stand).await;
+    let refused = client.get(CONFIG_MAPS).await;
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
     writes.truncate(1);
     assert_eq!(waits.await.unwrap().status, StatusCode::OK);
@@ -104,7 +104,9 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
     let mut watches = Vec::new();
     for _ in 0..11 {
         let mut connection = client.connect().await;
-        let watch = connection.open(&format!("{MAPS}?watch=true")).await;
+        let watch = connection
+            .send_for_head(&format!("{CONFIG_MAPS}?watch=true"))
+            .await;
         watches.push((connection, watch));
     }
     let initialized = "apiserver_flowcontrol_request_execution_seconds_count";
@@ -114,24 +116,24 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
         })
         .await;
     for _ in 0..9 {
-        writes.push(client.hold_a_seat().await);
+        writes.push(client.hold_seat().await);
     }
     // One seat is left, which is not enough.
     let waits = tokio::spawn({
         let client = client.clone();
-        async move { client.hold_a_seat().await }
+        async move { client.hold_seat().await }
     });
-    somebody_waits(&stand).await;
+    wait_for_queued_request(&stand).await;
     // Published each second.
     let peaks = |scrape: &Scrape| scrape.sum("apiserver_current_inqueue_requests", &[]) == 1.0;
     let scrape = stand.scrape_until("the peaks", peaks).await;
-    assert_eq!(shapes(&scrape), expected());
+    assert_eq!(metric_shapes(&scrape), expected_metrics());
     drop(writes);
     drop(waits.await.unwrap());
 }
 
 /// The cells of a table, by line; each column must begin where it begins in all lines.
-fn cells(table: &str) -> Vec<Vec<&str>> {
+fn table_cells(table: &str) -> Vec<Vec<&str>> {
     let begins = |line: &str| {
         let cells: Vec<_> = line.split_inclusive(',').collect();
         let widths = cells.iter().map(|cell| {
@@ -163,43 +165,43 @@ fn cells(table: &str) -> Vec<Vec<&str>> {
 }
 
 /// The lines of a level, without its name.
-fn of_level<'t>(table: &[Vec<&'t str>], level: &str) -> Vec<Vec<&'t str>> {
+fn rows_of_level<'t>(table: &[Vec<&'t str>], level: &str) -> Vec<Vec<&'t str>> {
     let lines = table.iter().filter(|line| line[0] == level);
     lines.map(|line| line[1..].to_vec()).collect()
 }
 
 #[tokio::test]
-async fn the_dumps_show_levels_queues_and_requests_as_upstreams_do() {
-    let _others = ALONE.read().await;
+async fn the_dumps_show_levels_queues_and_requests_as_upstream_does() {
+    let _others = LOAD_LOCK.read().await;
     let two = "{type: Queue, queuing: {queues: 2, handSize: 1, queueLengthLimit: 5}}";
-    let stand = Setup::default()
+    let stand = HarnessBuilder::default()
         .manifest("devs.yaml", level_for("dev", "devs", 245, two))
         .flag("--max-requests-inflight=1")
         .flag("--max-mutating-requests-inflight=1")
         .start()
         .await;
-    let held = stand.client("alice").hold_a_seat().await;
+    let held = stand.client("alice").hold_seat().await;
     let bob = stand.client("bob");
-    let waits = tokio::spawn(async move { bob.get(MAPS).await });
-    somebody_waits(&stand).await;
-    let dump = async |which| stand.operator(&format!("{DUMPS}/{which}")).await;
-    levels_are_shown(&dump("dump_priority_levels").await);
-    queues_are_shown(&dump("dump_queues").await);
+    let waits = tokio::spawn(async move { bob.get(CONFIG_MAPS).await });
+    wait_for_queued_request(&stand).await;
+    let dump = async |which| stand.get_admin(&format!("{DUMPS_PATH}/{which}")).await;
+    assert_levels(&dump("dump_priority_levels").await);
+    assert_queues(&dump("dump_queues").await);
     let plain = dump("dump_requests").await;
-    assert_eq!(cells(&plain)[0].len(), 10);
-    requests_are_shown(&dump("dump_requests?includeRequestDetails=1").await);
+    assert_eq!(table_cells(&plain)[0].len(), 10);
+    assert_requests(&dump("dump_requests?includeRequestDetails=1").await);
     drop(held);
     assert_eq!(waits.await.unwrap().status, StatusCode::OK);
 }
 
 /// One of devs runs and one waits; nobody else does anything.
-fn levels_are_shown(dump: &str) {
+fn assert_levels(dump: &str) {
     assert!(dump.starts_with(
         "PriorityLevelName, ActiveQueues, IsIdle, IsQuiescing, WaitingRequests, ExecutingRequests, \
          DispatchedRequests, RejectedRequests, TimedoutRequests, CancelledRequests\n"
     ));
-    let levels = cells(dump);
-    let own = of_level(&levels, "devs");
+    let levels = table_cells(dump);
+    let own = rows_of_level(&levels, "devs");
     assert_eq!(own, [["1", "false", "false", "1", "1", "1", "0", "0", "0"]]);
     let names: Vec<_> = levels[1..].iter().map(|line| line[0]).collect();
     assert_eq!(
@@ -219,12 +221,12 @@ fn levels_are_shown(dump: &str) {
 }
 
 /// The one who waits and the one who runs are in one of two queues, each.
-fn queues_are_shown(dump: &str) {
+fn assert_queues(dump: &str) {
     assert!(dump.starts_with(
         "PriorityLevelName, Index,  PendingRequests, ExecutingRequests, SeatsInUse, NextDispatchR"
     ));
-    let queues = cells(dump);
-    let own = of_level(&queues, "devs");
+    let queues = table_cells(dump);
+    let own = rows_of_level(&queues, "devs");
     let indices: Vec<_> = own.iter().map(|line| line[0]).collect();
     assert_eq!(indices, ["0", "1"]);
     let sum = |column: usize| -> u32 {
@@ -236,10 +238,10 @@ fn queues_are_shown(dump: &str) {
 }
 
 /// alice runs, bob waits.
-fn requests_are_shown(dump: &str) {
-    let requests = cells(dump);
+fn assert_requests(dump: &str) {
+    let requests = table_cells(dump);
     assert_eq!(requests[0][4], "FlowDistingsher");
-    let mut own = of_level(&requests, "devs");
+    let mut own = rows_of_level(&requests, "devs");
     own.sort_by_key(|line| line[3]);
     let [alice, bob] = &own[..] else {
         panic!("{own:?}");
@@ -251,7 +253,18 @@ fn requests_are_shown(dump: &str) {
         assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
     }
     assert_eq!(alice[5..8], ["1", "0", "0s"]);
-    let of = |user, verb| [user, verb, MAPS, "default", "", "v1", "configmaps", ""];
+    let of = |user, verb| {
+        [
+            user,
+            verb,
+            CONFIG_MAPS,
+            "default",
+            "",
+            "v1",
+            "configmaps",
+            "",
+        ]
+    };
     assert_eq!(alice[9..], of("alice", "create"));
     assert_eq!(bob[9..], of("bob", "list"));
 }

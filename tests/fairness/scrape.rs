@@ -4,13 +4,13 @@
 pub(crate) struct Scrape(String);
 
 /// A line: name, labels, value.
-pub(crate) struct Sample<'s> {
+pub(crate) struct MetricSample<'s> {
     pub(crate) name: &'s str,
     labels: &'s str,
     pub(crate) value: f64,
 }
 
-impl<'s> Sample<'s> {
+impl<'s> MetricSample<'s> {
     fn parse(line: &'s str) -> Option<Self> {
         let (series, value) = line.rsplit_once(' ')?;
         let (name, labels) = series.split_once('{').unwrap_or((series, ""));
@@ -40,14 +40,14 @@ impl Scrape {
         &self.0
     }
 
-    pub(crate) fn samples(&self) -> impl Iterator<Item = Sample<'_>> {
+    pub(crate) fn samples(&self) -> impl Iterator<Item = MetricSample<'_>> {
         let lines = self.0.lines().filter(|line| !line.starts_with('#'));
-        lines.filter_map(Sample::parse)
+        lines.filter_map(MetricSample::parse)
     }
 
     /// The sum of the series of this name that have these labels among theirs.
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let has = |sample: &Sample<'_>| {
+        let has = |sample: &MetricSample<'_>| {
             let all = |wanted: &(&str, &str)| sample.labels().any(|label| label == *wanted);
             sample.name == name && labels.iter().all(all)
         };
@@ -56,7 +56,7 @@ impl Scrape {
     }
 
     /// As [`Scrape::sum`], of a metric of priority and fairness by its level.
-    pub(crate) fn of_level(&self, name: &str, level: &str) -> f64 {
+    pub(crate) fn level_sum(&self, name: &str, level: &str) -> f64 {
         let name = format!("apiserver_flowcontrol_{name}");
         self.sum(&name, &[("priority_level", level)])
     }

@@ -18,41 +18,41 @@ use tokio::process::Child;
 use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::sync::oneshot;
-use weir::playground::ApiServer;
 use weir::playground::Certificates;
-use weir::playground::Counters;
+use weir::playground::PlaygroundServer;
+use weir::playground::PlaygroundSettings;
 use weir::playground::PlaygroundUser;
-use weir::playground::Settings;
+use weir::playground::ServerCounters;
 
 use crate::client;
-use crate::client::Client;
+use crate::client::TokenClient;
 use crate::scrape::Scrape;
 
 /// How long anything may take; a test that waits for it has failed.
-const LIMIT: Duration = Duration::from_secs(60);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits for `event`, or fails the test by saying what did not happen.
 #[track_caller]
 pub(crate) fn within<F: Future>(what: &str, event: F) -> impl Future<Output = F::Output> {
     let place = Location::caller();
     async move {
-        match tokio::time::timeout(LIMIT, event).await {
+        match tokio::time::timeout(EVENT_TIMEOUT, event).await {
             Ok(output) => output,
-            Err(_) => panic!("{place}: waited {LIMIT:?} in vain for {what}"),
+            Err(_) => panic!("{place}: waited {EVENT_TIMEOUT:?} in vain for {what}"),
         }
     }
 }
 
 /// What is to stand there.
 #[derive(Default)]
-pub(crate) struct Setup {
-    settings: Settings,
+pub(crate) struct HarnessBuilder {
+    settings: PlaygroundSettings,
     users: Vec<(String, &'static str)>,
     flags: Vec<String>,
     manifests: Vec<(&'static str, String)>,
 }
 
-impl Setup {
+impl HarnessBuilder {
     /// How long the API server takes to serve a request.
     pub(crate) fn service_time(mut self, time: Duration) -> Self {
         self.settings.service_time = time;
@@ -86,7 +86,7 @@ impl Setup {
     }
 
     /// Makes all that weir needs, and the API server.
-    fn prepare(self, listener: &TcpListener) -> (ApiServer, Prepared) {
+    fn prepare(self, listener: &TcpListener) -> (PlaygroundServer, PreparedCommand) {
         let Self {
             settings,
             users,
@@ -116,7 +116,7 @@ impl Setup {
                 "--upstream=https://{}",
                 listener.local_addr().unwrap()
             ))
-            .args(NEEDED)
+            .args(REQUIRED_FLAGS)
             .args(flags)
             .current_dir(folder.path())
             .env_remove("RUST_LOG")
@@ -124,8 +124,8 @@ impl Setup {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        let server = ApiServer::new(settings, &certificates).unwrap();
-        let prepared = Prepared {
+        let server = PlaygroundServer::new(settings, &certificates).unwrap();
+        let prepared = PreparedCommand {
             certificates,
             folder,
             command,
@@ -134,11 +134,11 @@ impl Setup {
     }
 
     /// Starts both, and waits until weir serves.
-    pub(crate) async fn start(self) -> Stand {
+    pub(crate) async fn start(self) -> Harness {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (server, prepared) = self.prepare(&listener);
-        let stop = run(server.clone(), listener);
-        let Prepared {
+        let stop = spawn_server(server.clone(), listener);
+        let PreparedCommand {
             certificates,
             folder,
             mut command,
@@ -164,7 +164,7 @@ impl Setup {
             }
         })
         .await;
-        Stand {
+        Harness {
             server,
             certificates,
             clients,
@@ -177,7 +177,7 @@ impl Setup {
     }
 
     /// Starts weir, which is to end by itself.
-    pub(crate) async fn fail(self) -> Output {
+    pub(crate) async fn run_to_failure(self) -> Output {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (_, mut prepared) = self.prepare(&listener);
         within("weir to end", prepared.command.output())
@@ -186,14 +186,14 @@ impl Setup {
     }
 }
 
-struct Prepared {
+struct PreparedCommand {
     certificates: Certificates,
     folder: TempDir,
     command: Command,
 }
 
 /// The flags that `weir serve` needs besides the upstream's address, its folder being the current one.
-const NEEDED: [&str; 9] = [
+const REQUIRED_FLAGS: [&str; 9] = [
     "--upstream-ca-file=ca.crt",
     "--bind-address=127.0.0.1",
     "--secure-port=0",
@@ -206,7 +206,7 @@ const NEEDED: [&str; 9] = [
 ];
 
 /// Runs the server on threads of its own, until what is returned is dropped.
-fn run(server: ApiServer, listener: TcpListener) -> oneshot::Sender<()> {
+fn spawn_server(server: PlaygroundServer, listener: TcpListener) -> oneshot::Sender<()> {
     let (stop, stopped) = oneshot::channel::<()>();
     let listener = listener.into_std().unwrap();
     thread::spawn(move || {
@@ -227,8 +227,8 @@ fn run(server: ApiServer, listener: TcpListener) -> oneshot::Sender<()> {
 }
 
 /// weir, running, before an API server.
-pub(crate) struct Stand {
-    server: ApiServer,
+pub(crate) struct Harness {
+    server: PlaygroundServer,
     certificates: Certificates,
     clients: SocketAddr,
     admin: SocketAddr,
@@ -238,32 +238,32 @@ pub(crate) struct Stand {
     _stop: oneshot::Sender<()>,
 }
 
-impl Stand {
+impl Harness {
     /// What the API server has counted.
-    pub(crate) fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> ServerCounters {
         self.server.counters()
     }
 
     /// A client that is this user.
-    pub(crate) fn client(&self, user: &str) -> Client {
+    pub(crate) fn client(&self, user: &str) -> TokenClient {
         let mut users = self.certificates.users.iter();
         let user = users.find(|known| known.name == user).expect("a user");
-        self.stranger(&user.token)
+        self.client_with_token(&user.token)
     }
 
     /// A client with a token that may be anything.
-    pub(crate) fn stranger(&self, token: &str) -> Client {
-        Client::new(self.clients, &self.certificates.ca, token)
+    pub(crate) fn client_with_token(&self, token: &str) -> TokenClient {
+        TokenClient::new(self.clients, &self.certificates.ca, token)
     }
 
     /// What the admin listener answers.
-    pub(crate) async fn operator(&self, target: &str) -> String {
-        client::operator(self.admin, target).await
+    pub(crate) async fn get_admin(&self, target: &str) -> String {
+        client::get_admin(self.admin, target).await
     }
 
     /// The metrics.
     pub(crate) async fn scrape(&self) -> Scrape {
-        Scrape::new(self.operator("/metrics").await)
+        Scrape::new(self.get_admin("/metrics").await)
     }
 
     /// Asks for the metrics until they are as they should be.
@@ -280,7 +280,7 @@ impl Stand {
     }
 
     /// The next line of the log that holds `text`.
-    pub(crate) async fn logs(&mut self, text: &str) -> String {
+    pub(crate) async fn next_log_line(&mut self, text: &str) -> String {
         within("a line in the log", async {
             loop {
                 let line = self.log.recv().await.expect("the log goes on");

@@ -6,31 +6,31 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use ::weir::config::Limits;
-use ::weir::config::Telling;
+use ::weir::config::AdmissionConfig;
+use ::weir::config::ReportingConfig;
 use ::weir::document;
 use ::weir::flowcontrol::bootstrap;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::observe::audit;
-use ::weir::observe::audit::output::LogFile;
-use ::weir::observe::audit::policy::Policy;
+use ::weir::observe::audit::output::LogFileConfig;
+use ::weir::observe::audit::policy::AuditPolicy;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::Http;
-use crate::support::client::Ask;
+use crate::support::HttpVersion;
+use crate::support::client::TestRequest;
 use crate::support::eventually;
-use crate::support::process::Process;
-use crate::support::upstream::Place;
-use crate::support::upstream::Upstream;
+use crate::support::process::WeirProcess;
+use crate::support::upstream::FakeUpstream;
+use crate::support::upstream::ReservedAddress;
 use crate::support::weir;
-use crate::support::weir::Setup;
+use crate::support::weir::WeirBuilder;
 
 const LIST: &str = "/api/v1/namespaces/a/pods";
 
 /// Alice's group has a level of one seat, where nobody waits.
-const ONE_SEAT: &str = "
+const ONE_SEAT_MANIFEST: &str = "
 apiVersion: flowcontrol.apiserver.k8s.io/v1
 kind: PriorityLevelConfiguration
 metadata: {name: few}
@@ -49,9 +49,9 @@ spec:
 ";
 
 /// An audit log in a folder of its own, of everything.
-pub(crate) struct Log(TempDir);
+pub(crate) struct TempAuditLog(TempDir);
 
-impl Log {
+impl TempAuditLog {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -60,10 +60,10 @@ impl Log {
         self.0.path().join("audit.log")
     }
 
-    pub(crate) fn config(&self) -> audit::Config {
-        audit::Config {
-            policy: Policy::everything(),
-            file: Some(LogFile {
+    pub(crate) fn config(&self) -> audit::AuditConfig {
+        audit::AuditConfig {
+            policy: AuditPolicy::log_all(),
+            file: Some(LogFileConfig {
                 path: self.path(),
                 max_size: 1 << 20,
                 max_backups: 0,
@@ -73,14 +73,14 @@ impl Log {
     }
 
     /// As soon as there are so many lines.
-    pub(crate) async fn events(&self, count: usize) -> Vec<Value> {
-        let read = async || Some(events(&self.path())).filter(|events| events.len() >= count);
+    pub(crate) async fn wait_for_events(&self, count: usize) -> Vec<Value> {
+        let read = async || Some(read_events(&self.path())).filter(|events| events.len() >= count);
         eventually("the events in the log", read).await
     }
 }
 
 /// The whole lines of a log.
-fn events(path: &Path) -> Vec<Value> {
+fn read_events(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     whole
@@ -89,33 +89,33 @@ fn events(path: &Path) -> Vec<Value> {
         .collect()
 }
 
-fn one_seat(setup: Setup) -> Setup {
-    let mut faults = document::Faults::default();
-    let nodes = document::parse_all("few.yaml", ONE_SEAT, &mut faults);
+fn with_one_seat(setup: WeirBuilder) -> WeirBuilder {
+    let mut faults = document::Diagnostics::default();
+    let nodes = document::parse_all("few.yaml", ONE_SEAT_MANIFEST, &mut faults);
     let objects = ::weir::api::flowcontrol::read(&nodes, &mut faults);
     assert!(!faults.has_errors(), "{faults}");
     setup.with(|config| {
-        config.limits = Limits::Fairness {
-            config: controller::Config {
+        config.admission = AdmissionConfig::Fairness {
+            config: controller::ControllerConfig {
                 server_concurrency_limit: 1,
                 request_timeout: Duration::from_secs(60),
                 enforcement: Enforcement::Enforce,
                 consistent_reads_from_cache: true,
             },
-            objects: bootstrap::complete(objects),
+            objects: bootstrap::add_missing(objects),
         };
     })
 }
 
 #[tokio::test]
-async fn an_answer_of_weir_s_own_says_what_was_decided_too() {
-    let nobody = Place::reserve();
-    let explaining = |config: &mut ::weir::config::Config| config.telling.explain = true;
-    let weir = one_seat(weir::before(nobody.address))
+async fn a_response_of_weir_s_own_carries_the_explain_headers() {
+    let nobody = ReservedAddress::reserve();
+    let explaining = |config: &mut ::weir::config::Config| config.reporting.explain = true;
+    let weir = with_one_seat(weir::builder(nobody.address))
         .with(explaining)
         .start()
         .await;
-    let answer = weir.alice(Http::One).get(LIST).await;
+    let answer = weir.alice(HttpVersion::Http1).get(LIST).await;
     assert_eq!(answer.status, 503);
     let said = |name| answer.headers.get(name).map(str::to_owned);
     assert_eq!(said("x-weir-flow-schema").as_deref(), Some("devs"));
@@ -123,19 +123,22 @@ async fn an_answer_of_weir_s_own_says_what_was_decided_too() {
 }
 
 #[tokio::test]
-async fn a_request_too_many_is_in_the_log_with_the_limit_that_refused_it() {
-    for http in Http::BOTH {
-        let (mut upstream, log) = (Upstream::start().await, Log::new());
-        let telling = Telling {
+async fn a_rejected_request_is_audited_with_the_limit_that_rejected_it() {
+    for http in HttpVersion::BOTH {
+        let (mut upstream, log) = (FakeUpstream::start().await, TempAuditLog::new());
+        let telling = ReportingConfig {
             audit: Some(log.config()),
             explain: true,
-            ..Telling::default()
+            ..ReportingConfig::default()
         };
-        let setup = one_seat(weir::before(upstream.address));
-        let weir = setup.with(|config| config.telling = telling).start().await;
+        let setup = with_one_seat(weir::builder(upstream.address));
+        let weir = setup
+            .with(|config| config.reporting = telling)
+            .start()
+            .await;
         let mut alice = weir.alice(http);
-        let call = alice.send(Ask::get(LIST)).await;
-        let exchange = upstream.next().await;
+        let call = alice.send(TestRequest::get(LIST)).await;
+        let exchange = upstream.next_exchange().await;
         let refused = alice.get("/api/v1/namespaces/a/pods?limit=1").await;
         assert_eq!(refused.status, 429);
         let explained = |headers: &crate::support::message::Headers| {
@@ -145,21 +148,21 @@ async fn a_request_too_many_is_in_the_log_with_the_limit_that_refused_it() {
         let expected = ["devs", "few", "0s", "1"].map(|text| Some(text.to_owned()));
         assert_eq!(explained(&refused.headers), expected);
         exchange
-            .reply_with(
+            .respond_with_headers(
                 200,
                 &[("x-weir-seats", "9"), ("x-weir-flow-schema", "forged")],
                 "{}",
             )
             .await;
-        let answer = call.answer().await;
+        let answer = call.response().await;
         assert_eq!(explained(&answer.headers), expected);
 
-        let events = log.events(4).await;
+        let events = log.wait_for_events(4).await;
         let complete: Vec<_> = events
             .iter()
             .filter(|event| event["stage"] == "ResponseComplete")
             .collect();
-        let of = |answer: &crate::support::client::Answer| {
+        let of = |answer: &crate::support::client::FullResponse| {
             let id = answer.headers.get("audit-id").unwrap();
             let of = |event: &&&Value| event["auditID"] == id;
             (*complete.iter().find(of).unwrap()).clone()
@@ -182,20 +185,20 @@ async fn a_request_too_many_is_in_the_log_with_the_limit_that_refused_it() {
 }
 
 #[tokio::test]
-async fn without_the_flags_nothing_is_added() {
-    for http in Http::BOTH {
-        let mut upstream = Upstream::start().await;
-        let weir = one_seat(weir::before(upstream.address)).start().await;
+async fn without_the_flags_no_header_is_added() {
+    for http in HttpVersion::BOTH {
+        let mut upstream = FakeUpstream::start().await;
+        let weir = with_one_seat(weir::builder(upstream.address)).start().await;
         let mut alice = weir.alice(http);
-        let call = alice.send(Ask::get(LIST)).await;
-        let exchange = upstream.next().await;
-        assert_eq!(exchange.asked.headers.get("audit-id"), None);
+        let call = alice.send(TestRequest::get(LIST)).await;
+        let exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.request.headers.get("audit-id"), None);
         let refused = alice.get(LIST).await;
         assert_eq!(refused.status, 429);
         exchange
-            .reply_with(200, &[("x-weir-seats", "9")], "{}")
+            .respond_with_headers(200, &[("x-weir-seats", "9")], "{}")
             .await;
-        let answer = call.answer().await;
+        let answer = call.response().await;
         // weir is not asked to explain: what the upstream says is its own business.
         assert_eq!(answer.headers.all("x-weir-seats"), ["9"]);
         for headers in [&refused.headers, &answer.headers] {
@@ -206,30 +209,30 @@ async fn without_the_flags_nothing_is_added() {
 }
 
 #[tokio::test]
-async fn a_client_s_own_id_goes_to_the_api_server_whatever_its_connection_header_says() {
-    let (mut upstream, log) = (Upstream::start().await, Log::new());
-    let telling = Telling {
+async fn a_client_s_audit_id_reaches_the_api_server_whatever_its_connection_header_names() {
+    let (mut upstream, log) = (FakeUpstream::start().await, TempAuditLog::new());
+    let telling = ReportingConfig {
         audit: Some(log.config()),
         explain: false,
-        ..Telling::default()
+        ..ReportingConfig::default()
     };
-    let weir = weir::before(upstream.address)
-        .with(|config| config.telling = telling)
+    let weir = weir::builder(upstream.address)
+        .with(|config| config.reporting = telling)
         .start()
         .await;
-    let mut alice = weir.alice(Http::One);
-    let ask = Ask::get(LIST)
+    let mut alice = weir.alice(HttpVersion::Http1);
+    let ask = TestRequest::get(LIST)
         .header("Audit-ID", "mine")
         .header("Connection", "audit-id");
     let call = alice.send(ask).await;
-    let exchange = upstream.next().await;
-    assert_eq!(exchange.asked.headers.all("audit-id"), ["mine"]);
+    let exchange = upstream.next_exchange().await;
+    assert_eq!(exchange.request.headers.all("audit-id"), ["mine"]);
     exchange
-        .reply_with(200, &[("audit-id", "the server's")], "{}")
+        .respond_with_headers(200, &[("audit-id", "the server's")], "{}")
         .await;
-    let answer = call.answer().await;
+    let answer = call.response().await;
     assert_eq!(answer.headers.all("audit-id"), ["the server's"]);
-    let events = log.events(2).await;
+    let events = log.wait_for_events(2).await;
     assert!(events.iter().all(|event| event["auditID"] == "mine"));
 }
 
@@ -239,21 +242,21 @@ fn long_target() -> String {
 }
 
 /// Answers whatever comes.
-pub(crate) async fn answered(upstream: Upstream) -> std::net::SocketAddr {
+pub(crate) async fn spawn_ok_responder(upstream: FakeUpstream) -> std::net::SocketAddr {
     let address = upstream.address;
     tokio::spawn(async move {
         let mut upstream = upstream;
         loop {
-            let exchange = upstream.next().await;
-            exchange.reply(200, "{}").await;
+            let exchange = upstream.next_exchange().await;
+            exchange.respond(200, "{}").await;
         }
     });
     address
 }
 
 #[tokio::test]
-async fn where_nobody_takes_the_log_requests_go_on_and_events_are_dropped() {
-    let log = Log::new();
+async fn a_blocked_audit_log_delays_no_request_and_drops_events() {
+    let log = TempAuditLog::new();
     assert!(
         Command::new("mkfifo")
             .arg(log.path())
@@ -261,17 +264,17 @@ async fn where_nobody_takes_the_log_requests_go_on_and_events_are_dropped() {
             .unwrap()
             .success()
     );
-    let telling = Telling {
+    let telling = ReportingConfig {
         audit: Some(log.config()),
         explain: false,
-        ..Telling::default()
+        ..ReportingConfig::default()
     };
-    let upstream = answered(Upstream::start().await).await;
-    let weir = weir::before(upstream)
-        .with(|config| config.telling = telling)
+    let upstream = spawn_ok_responder(FakeUpstream::start().await).await;
+    let weir = weir::builder(upstream)
+        .with(|config| config.reporting = telling)
         .start()
         .await;
-    let (mut alice, target) = (weir.alice(Http::One), long_target());
+    let (mut alice, target) = (weir.alice(HttpVersion::Http1), long_target());
     // Twice as much as may wait.
     for _ in 0..(64 << 20) / 60_000 {
         assert_eq!(alice.get(&target).await.status, 200);
@@ -281,8 +284,8 @@ async fn where_nobody_takes_the_log_requests_go_on_and_events_are_dropped() {
 }
 
 #[tokio::test]
-async fn the_log_is_rotated_by_size_and_whole_at_the_end() {
-    let upstream = answered(Upstream::start().await).await;
+async fn the_log_is_rotated_by_size_and_complete_at_exit() {
+    let upstream = spawn_ok_responder(FakeUpstream::start().await).await;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("audit.log");
     let flags = [
@@ -291,13 +294,13 @@ async fn the_log_is_rotated_by_size_and_whole_at_the_end() {
         "--token-auth-file=tokens.csv".to_owned(),
     ];
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let mut weir = Process::serve(upstream, &flags).await;
-    let (mut alice, target) = (weir.alice(Http::Two), long_target());
+    let mut weir = WeirProcess::serve(upstream, &flags).await;
+    let (mut alice, target) = (weir.alice(HttpVersion::Http2), long_target());
     for _ in 0..30 {
         assert_eq!(alice.get(&target).await.status, 200);
     }
-    weir.signal("TERM").await;
-    assert!(weir.ended().await.success());
+    weir.send_signal("TERM").await;
+    assert!(weir.wait_for_exit().await.success());
     let mut files: Vec<_> = fs::read_dir(folder.path())
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -310,7 +313,7 @@ async fn the_log_is_rotated_by_size_and_whole_at_the_end() {
             .iter()
             .all(|file| fs::metadata(file).unwrap().len() <= 1 << 20)
     );
-    let all: Vec<_> = files.iter().flat_map(|file| events(file)).collect();
+    let all: Vec<_> = files.iter().flat_map(|file| read_events(file)).collect();
     let complete = all
         .iter()
         .filter(|event| event["stage"] == "ResponseComplete");

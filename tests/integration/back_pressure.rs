@@ -9,97 +9,108 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 
-use crate::support::Broken;
-use crate::support::Http;
-use crate::support::client::Ask;
-use crate::support::client::Call;
+use crate::support::HttpVersion;
+use crate::support::UnexpectedEnd;
+use crate::support::client::TestCall;
+use crate::support::client::TestRequest;
 use crate::support::upstream::Exchange;
-use crate::support::upstream::Upstream;
+use crate::support::upstream::FakeUpstream;
 use crate::support::weir;
 
 /// What is sent in all.
-const ALL: usize = 64 << 20;
+const TOTAL_BYTES: usize = 64 << 20;
 
 /// More than the system's buffers at weir's end hold (those at the tests' ends are small), and weir's windows.
-const MOST_ON_THE_WAY: usize = 48 << 20;
+const MAX_BUFFERED: usize = 48 << 20;
 
 /// Each HTTP on each side.
-const MIXED: [(Http, Http); 2] = [(Http::One, Http::Two), (Http::Two, Http::One)];
+const MIXED_VERSIONS: [(HttpVersion, HttpVersion); 2] = [
+    (HttpVersion::Http1, HttpVersion::Http2),
+    (HttpVersion::Http2, HttpVersion::Http1),
+];
 
-const PIECE: &[u8] = &[7; 64 << 10];
+const CHUNK: &[u8] = &[7; 64 << 10];
 
 /// Sends all of it to `peer`, noting how much has been taken.
-trait Flood: Send + Sized + 'static {
-    fn piece(&mut self) -> impl Future<Output = Result<(), Broken>> + Send;
+trait SendAll: Send + Sized + 'static {
+    fn send_chunk(&mut self) -> impl Future<Output = Result<(), UnexpectedEnd>> + Send;
 
-    fn flood(mut self, sent: Arc<AtomicUsize>) -> JoinHandle<Self> {
+    fn send_all(mut self, sent: Arc<AtomicUsize>) -> JoinHandle<Self> {
         tokio::spawn(async move {
-            while sent.load(Ordering::SeqCst) < ALL {
-                self.piece().await.unwrap();
-                sent.fetch_add(PIECE.len(), Ordering::SeqCst);
+            while sent.load(Ordering::SeqCst) < TOTAL_BYTES {
+                self.send_chunk().await.unwrap();
+                sent.fetch_add(CHUNK.len(), Ordering::SeqCst);
             }
             self
         })
     }
 }
 
-impl Flood for Exchange {
-    async fn piece(&mut self) -> Result<(), Broken> {
-        self.try_send(Bytes::from_static(PIECE)).await
+impl SendAll for Exchange {
+    async fn send_chunk(&mut self) -> Result<(), UnexpectedEnd> {
+        self.try_send(Bytes::from_static(CHUNK)).await
     }
 }
 
-impl Flood for Call {
-    async fn piece(&mut self) -> Result<(), Broken> {
-        self.outgoing.send(Bytes::from_static(PIECE)).await
+impl SendAll for TestCall {
+    async fn send_chunk(&mut self) -> Result<(), UnexpectedEnd> {
+        self.outgoing.send(Bytes::from_static(CHUNK)).await
     }
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_stops_the_upstream() {
-    for (near, far) in MIXED {
-        let mut upstream = Upstream::preferring(far).await;
-        let weir = weir::before(upstream.address).start().await;
+async fn a_client_that_does_not_read_blocks_the_upstream() {
+    for (near, far) in MIXED_VERSIONS {
+        let mut upstream = FakeUpstream::preferring(far).await;
+        let weir = weir::builder(upstream.address).start().await;
         let mut client = weir.alice(near);
-        let mut call = client.send(Ask::get("/api/v1/pods?watch=1")).await;
-        let mut exchange = upstream.next().await;
-        exchange.begin(200, &[]).await;
+        let mut call = client.send(TestRequest::get("/api/v1/pods?watch=1")).await;
+        let mut exchange = upstream.next_exchange().await;
+        exchange.send_head(200, &[]).await;
         assert_eq!(call.head().await.status, 200);
         let sent = Arc::new(AtomicUsize::new(0));
-        let flood = exchange.flood(Arc::clone(&sent));
-        weir.comes_to_rest(&sent, MOST_ON_THE_WAY).await;
+        let flood = exchange.send_all(Arc::clone(&sent));
+        weir.wait_until_stable(&sent, MAX_BUFFERED).await;
         // Once it reads, all of it comes.
         let mut come = 0;
-        while come < ALL {
-            come += call.body().next().await.unwrap().unwrap().len();
+        while come < TOTAL_BYTES {
+            come += call.body().next_chunk().await.unwrap().unwrap().len();
         }
         flood.await.unwrap().end().await;
-        assert!(call.body().next().await.is_none());
-        assert_eq!(come, ALL, "{near:?} {far:?}");
+        assert!(call.body().next_chunk().await.is_none());
+        assert_eq!(come, TOTAL_BYTES, "{near:?} {far:?}");
     }
 }
 
 #[tokio::test]
-async fn an_upstream_that_does_not_read_stops_the_client() {
-    for (near, far) in MIXED {
-        let mut upstream = Upstream::preferring(far).await;
-        let weir = weir::before(upstream.address).start().await;
+async fn an_upstream_that_does_not_read_blocks_the_client() {
+    for (near, far) in MIXED_VERSIONS {
+        let mut upstream = FakeUpstream::preferring(far).await;
+        let weir = weir::builder(upstream.address).start().await;
         let mut client = weir.alice(near);
         let target = "/api/v1/namespaces/a/pods";
-        let call = client.send(Ask::new("POST", target).streamed()).await;
+        let call = client
+            .send(TestRequest::new("POST", target).streamed())
+            .await;
         let sent = Arc::new(AtomicUsize::new(0));
-        let flood = call.flood(Arc::clone(&sent));
-        let mut exchange = upstream.next().await;
-        weir.comes_to_rest(&sent, MOST_ON_THE_WAY).await;
+        let flood = call.send_all(Arc::clone(&sent));
+        let mut exchange = upstream.next_exchange().await;
+        weir.wait_until_stable(&sent, MAX_BUFFERED).await;
         let mut come = 0;
-        while come < ALL {
-            come += exchange.incoming.next().await.unwrap().unwrap().len();
+        while come < TOTAL_BYTES {
+            come += exchange
+                .request_body
+                .next_chunk()
+                .await
+                .unwrap()
+                .unwrap()
+                .len();
         }
         let mut call = flood.await.unwrap();
         call.end().await;
-        assert!(exchange.incoming.next().await.is_none());
-        exchange.reply(200, "taken").await;
-        assert_eq!(call.answer().await.text(), "taken", "{near:?} {far:?}");
-        assert_eq!(come, ALL);
+        assert!(exchange.request_body.next_chunk().await.is_none());
+        exchange.respond(200, "taken").await;
+        assert_eq!(call.response().await.text(), "taken", "{near:?} {far:?}");
+        assert_eq!(come, TOTAL_BYTES);
     }
 }

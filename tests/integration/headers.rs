@@ -5,22 +5,22 @@ use ::weir::upstream::headers::IdentityHeaders;
 use http::HeaderName;
 use tokio::net::TcpListener;
 
-use crate::support::Http;
+use crate::support::HttpVersion;
 use crate::support::certificates::pki;
-use crate::support::client::Ask;
+use crate::support::client::TestRequest;
 use crate::support::frames;
-use crate::support::frames::Frame;
-use crate::support::frames::Frames;
+use crate::support::frames::RawFrame;
+use crate::support::frames::RawHttp2;
 use crate::support::message::Headers;
-use crate::support::upstream::ByHand;
-use crate::support::upstream::Upstream;
+use crate::support::upstream::FakeUpstream;
+use crate::support::upstream::RawUpstream;
 use crate::support::weir;
 use crate::support::weir::ALICE;
 use crate::support::weir::Weir;
 use crate::support::within;
 
 /// Every spelling by which a client might name itself.
-const CLAIMS: [&str; 12] = [
+const IDENTITY_HEADERS: [&str; 12] = [
     "X-Remote-User",
     "x-remote-uid",
     "X-REMOTE-GROUP",
@@ -36,7 +36,7 @@ const CLAIMS: [&str; 12] = [
 ];
 
 /// The names of `headers` that could pass for an identity.
-fn claims(headers: &Headers) -> Vec<String> {
+fn identity_header_names(headers: &Headers) -> Vec<String> {
     let names = headers
         .0
         .iter()
@@ -48,10 +48,10 @@ fn claims(headers: &Headers) -> Vec<String> {
 const DATE_UNINDEXED: [u8; 2] = [0x1f, 33 - 15];
 
 #[tokio::test]
-async fn a_date_pushes_nothing_out_of_a_connection_s_table() {
-    let upstream = ByHand::start().await;
-    let weir = weir::before(upstream.address).limits(1, 1).start().await;
-    let mut client = weir.frames().await;
+async fn a_date_header_is_never_added_to_the_hpack_table() {
+    let upstream = RawUpstream::start().await;
+    let weir = weir::builder(upstream.address).limits(1, 1).start().await;
+    let mut client = weir.raw_http2().await;
     let head = [
         (":method", "GET"),
         (":scheme", "https"),
@@ -59,17 +59,17 @@ async fn a_date_pushes_nothing_out_of_a_connection_s_table() {
         (":path", "/api/v1/pods"),
         ALICE,
     ];
-    client.send(&Frame::request(1, &head, true)).await;
-    let mut server = Frames::server(upstream.next(Http::Two).await, &[]).await;
-    let stream = server.until(frames::HEADERS).await.stream;
-    client.send(&Frame::request(3, &head, true)).await;
-    let refused = client.until(frames::HEADERS).await;
+    client.send(&RawFrame::request(1, &head, true)).await;
+    let mut server = RawHttp2::server(upstream.accept_trusted(HttpVersion::Http2).await, &[]).await;
+    let stream = server.next_frame_of_kind(frames::HEADERS).await.stream;
+    client.send(&RawFrame::request(3, &head, true)).await;
+    let refused = client.next_frame_of_kind(frames::HEADERS).await;
     let answer = [
         (":status", "200"),
         ("date", "Sun, 06 Nov 1994 08:49:37 GMT"),
     ];
-    server.send(&Frame::request(stream, &answer, true)).await;
-    let forwarded = client.until(frames::HEADERS).await;
+    server.send(&RawFrame::request(stream, &answer, true)).await;
+    let forwarded = client.next_frame_of_kind(frames::HEADERS).await;
     assert_eq!((refused.stream, forwarded.stream), (3, 1));
     for answer in [refused, forwarded] {
         let mut bytes = answer.payload.windows(2);
@@ -77,45 +77,53 @@ async fn a_date_pushes_nothing_out_of_a_connection_s_table() {
     }
 }
 
-async fn before(upstream: &Upstream) -> Weir {
-    weir::before(upstream.address).start().await
+async fn start_weir(upstream: &FakeUpstream) -> Weir {
+    weir::builder(upstream.address).start().await
 }
 
 #[tokio::test]
 async fn identity_headers_of_a_client_never_reach_the_upstream() {
-    for (near, far) in Http::PAIRS {
-        let mut upstream = Upstream::preferring(far).await;
-        let weir = before(&upstream).await;
+    for (near, far) in HttpVersion::PAIRS {
+        let mut upstream = FakeUpstream::preferring(far).await;
+        let weir = start_weir(&upstream).await;
         for mut client in [weir.alice(near), weir.anonymous(near)] {
-            let ask = CLAIMS
+            let ask = IDENTITY_HEADERS
                 .iter()
-                .fold(Ask::get("/api"), |ask, name| ask.header(name, "mallory"));
+                .fold(TestRequest::get("/api"), |ask, name| {
+                    ask.header(name, "mallory")
+                });
             let call = client.send(ask).await;
-            let exchange = upstream.next().await;
-            assert_eq!(claims(&exchange.asked.headers), [""; 0], "{near:?} {far:?}");
-            exchange.reply(200, "{}").await;
-            call.answer().await;
+            let exchange = upstream.next_exchange().await;
+            assert_eq!(
+                identity_header_names(&exchange.request.headers),
+                [""; 0],
+                "{near:?} {far:?}"
+            );
+            exchange.respond(200, "{}").await;
+            call.response().await;
         }
     }
 }
 
 #[tokio::test]
-async fn a_certificate_s_user_is_asserted_whatever_the_client_claims() {
-    for (near, far) in Http::PAIRS {
-        let mut upstream = Upstream::preferring(far).await;
-        let weir = before(&upstream).await;
-        let mut client = weir.certified(near, &pki().alice);
-        let ask = CLAIMS
+async fn a_certificate_s_user_is_asserted_whatever_identity_headers_the_client_sends() {
+    for (near, far) in HttpVersion::PAIRS {
+        let mut upstream = FakeUpstream::preferring(far).await;
+        let weir = start_weir(&upstream).await;
+        let mut client = weir.with_certificate(near, &pki().alice);
+        let ask = IDENTITY_HEADERS
             .iter()
-            .fold(Ask::get("/api"), |ask, name| ask.header(name, "mallory"));
-        let ask = if near == Http::One {
+            .fold(TestRequest::get("/api"), |ask, name| {
+                ask.header(name, "mallory")
+            });
+        let ask = if near == HttpVersion::Http1 {
             ask.header("connection", "x-remote-user, x-remote-group, x-remote-uid")
         } else {
             ask
         };
         let call = client.send(ask).await;
-        let exchange = upstream.next().await;
-        let headers = &exchange.asked.headers;
+        let exchange = upstream.next_exchange().await;
+        let headers = &exchange.request.headers;
         assert_eq!(headers.all("x-remote-user"), ["alice"]);
         assert_eq!(
             headers.all("x-remote-group"),
@@ -123,18 +131,18 @@ async fn a_certificate_s_user_is_asserted_whatever_the_client_claims() {
         );
         let mallory = headers.0.iter().find(|(_, value)| value == "mallory");
         assert_eq!(mallory, None, "{near:?} {far:?}");
-        exchange.reply(200, "{}").await;
-        call.answer().await;
+        exchange.respond(200, "{}").await;
+        call.response().await;
     }
 }
 
 #[tokio::test]
-async fn identity_headers_in_trailers_stop_as_well() {
-    for (near, far) in Http::PAIRS {
-        let mut upstream = Upstream::preferring(far).await;
-        let weir = before(&upstream).await;
-        for mut client in [weir.alice(near), weir.certified(near, &pki().alice)] {
-            let ask = Ask::new("POST", "/api")
+async fn identity_headers_in_trailers_are_removed() {
+    for (near, far) in HttpVersion::PAIRS {
+        let mut upstream = FakeUpstream::preferring(far).await;
+        let weir = start_weir(&upstream).await;
+        for mut client in [weir.alice(near), weir.with_certificate(near, &pki().alice)] {
+            let ask = TestRequest::new("POST", "/api")
                 .header("trailer", "x-sum, x-remote-user, x_remote_group")
                 .header("te", "trailers")
                 .streamed();
@@ -146,22 +154,22 @@ async fn identity_headers_in_trailers_stop_as_well() {
                 ("x-sum", "1"),
             ];
             call.outgoing.end(&trailers).await.unwrap();
-            let mut exchange = upstream.next().await;
-            exchange.body().await;
-            let come = &exchange.incoming.trailers;
-            assert_eq!(claims(come), [""; 0], "{near:?} {far:?}");
+            let mut exchange = upstream.next_exchange().await;
+            exchange.read_body().await;
+            let come = &exchange.request_body.trailers;
+            assert_eq!(identity_header_names(come), [""; 0], "{near:?} {far:?}");
             assert_eq!(come.get("x-sum"), Some("1"), "{near:?} {far:?}");
-            exchange.reply(200, "{}").await;
-            call.answer().await;
+            exchange.respond(200, "{}").await;
+            call.response().await;
         }
     }
 }
 
 #[tokio::test]
-async fn identity_headers_by_configured_names_are_weir_s_alone() {
+async fn identity_headers_of_configured_names_are_set_by_weir_only() {
     let name = HeaderName::from_static;
-    let mut upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address)
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
         .identity_headers(IdentityHeaders {
             username: vec![name("x-user"), name("x-old_user")],
             uid: vec![name("x-uid")],
@@ -179,52 +187,52 @@ async fn identity_headers_by_configured_names_are_weir_s_alone() {
         "X-Remote-User",
     ];
     for mut client in [
-        weir.alice(Http::Two),
-        weir.certified(Http::Two, &pki().alice),
+        weir.alice(HttpVersion::Http2),
+        weir.with_certificate(HttpVersion::Http2, &pki().alice),
     ] {
         let ask = claimed
             .iter()
-            .fold(Ask::get("/api"), |ask, n| ask.header(n, "mallory"));
+            .fold(TestRequest::get("/api"), |ask, n| ask.header(n, "mallory"));
         let call = client.send(ask).await;
-        let exchange = upstream.next().await;
-        let headers = &exchange.asked.headers;
+        let exchange = upstream.next_exchange().await;
+        let headers = &exchange.request.headers;
         assert!(
             !headers.0.iter().any(|(_, value)| value == "mallory"),
             "{headers:?}"
         );
-        if exchange.peer.certificate.is_some() {
+        if exchange.connection.certificate.is_some() {
             assert_eq!(headers.all("x-user"), ["alice"]);
             assert_eq!(
                 headers.all("x-group"),
                 ["dev", "ops", "system:authenticated"]
             );
-            assert_eq!(claims(headers), [""; 0]);
+            assert_eq!(identity_header_names(headers), [""; 0]);
         }
-        exchange.reply(200, "{}").await;
-        call.answer().await;
+        exchange.respond(200, "{}").await;
+        call.response().await;
     }
 }
 
 #[tokio::test]
-async fn where_a_request_came_from_is_told_and_only_by_those_who_are_trusted() {
-    for (near, far) in Http::PAIRS {
+async fn x_forwarded_for_is_set_and_only_trusted_proxies_extend_it() {
+    for (near, far) in HttpVersion::PAIRS {
         for trusted in [false, true] {
-            let mut upstream = Upstream::preferring(far).await;
-            let setup = weir::before(upstream.address);
+            let mut upstream = FakeUpstream::preferring(far).await;
+            let setup = weir::builder(upstream.address);
             let setup = if trusted {
-                setup.trusting_its_clients()
+                setup.trust_test_clients()
             } else {
                 setup
             };
             let weir = setup.start().await;
-            let ask = Ask::get("/api")
+            let ask = TestRequest::get("/api")
                 .header("X-Forwarded-For", "10.1.1.1, 10.2.2.2")
                 .header("x-forwarded-for", "10.3.3.3")
                 .header("x-real-ip", "10.4.4.4");
             let mut client = weir.alice(near);
             let call = client.send(ask).await;
-            let exchange = upstream.next().await;
-            let headers = &exchange.asked.headers;
+            let exchange = upstream.next_exchange().await;
+            let headers = &exchange.request.headers;
             let (chain, real) = if trusted {
                 ("10.1.1.1, 10.2.2.2, 10.3.3.3, 127.0.0.1", Some("10.4.4.4"))
             } else {
@@ -232,37 +240,37 @@ async fn where_a_request_came_from_is_told_and_only_by_those_who_are_trusted() {
             };
             assert_eq!(headers.all("x-forwarded-for"), [chain]);
             assert_eq!(headers.get("x-real-ip"), real);
-            exchange.reply(200, "{}").await;
-            call.answer().await;
+            exchange.respond(200, "{}").await;
+            call.response().await;
         }
     }
 }
 
 #[tokio::test]
 async fn the_upstream_is_addressed_by_its_own_name() {
-    for (near, far) in Http::PAIRS {
-        let mut upstream = Upstream::preferring(far).await;
-        let weir = before(&upstream).await;
+    for (near, far) in HttpVersion::PAIRS {
+        let mut upstream = FakeUpstream::preferring(far).await;
+        let weir = start_weir(&upstream).await;
         let mut client = weir.alice(near);
-        let call = client.send(Ask::get("/api")).await;
-        let exchange = upstream.next().await;
+        let call = client.send(TestRequest::get("/api")).await;
+        let exchange = upstream.next_exchange().await;
         assert_eq!(
-            exchange.asked.authority,
+            exchange.request.authority,
             upstream.address.to_string(),
             "{near:?} {far:?}"
         );
-        let hosts = exchange.asked.headers.all("host").len();
-        assert_eq!(hosts, if far == Http::One { 1 } else { 0 });
-        exchange.reply(200, "{}").await;
-        call.answer().await;
+        let hosts = exchange.request.headers.all("host").len();
+        assert_eq!(hosts, if far == HttpVersion::Http1 { 1 } else { 0 });
+        exchange.respond(200, "{}").await;
+        call.response().await;
     }
 }
 
 #[tokio::test]
-async fn nothing_is_added_but_where_a_request_came_from() {
-    for (near, far) in Http::PAIRS {
-        let mut upstream = Upstream::preferring(far).await;
-        let weir = before(&upstream).await;
+async fn only_forwarding_headers_are_added() {
+    for (near, far) in HttpVersion::PAIRS {
+        let mut upstream = FakeUpstream::preferring(far).await;
+        let weir = start_weir(&upstream).await;
         let sent = [
             (
                 "accept",
@@ -275,12 +283,12 @@ async fn nothing_is_added_but_where_a_request_came_from() {
         ];
         let ask = sent
             .iter()
-            .fold(Ask::get("/apis"), |ask, (n, v)| ask.header(n, v));
+            .fold(TestRequest::get("/apis"), |ask, (n, v)| ask.header(n, v));
         let mut client = weir.alice(near);
         let call = client.send(ask).await;
-        let exchange = upstream.next().await;
+        let exchange = upstream.next_exchange().await;
         let mut seen: Vec<(&str, &str)> = exchange
-            .asked
+            .request
             .headers
             .0
             .iter()
@@ -295,8 +303,8 @@ async fn nothing_is_added_but_where_a_request_came_from() {
             ("date", "Sat, 21 Nov 2026 10:00:00 GMT"),
             ("x-kubernetes-pf-flowschema-uid", "7"),
         ];
-        exchange.reply_with(200, &headers, "{}").await;
-        let answer = call.answer().await;
+        exchange.respond_with_headers(200, &headers, "{}").await;
+        let answer = call.response().await;
         let mut seen: Vec<(&str, &str)> = answer
             .headers
             .0
@@ -309,72 +317,73 @@ async fn nothing_is_added_but_where_a_request_came_from() {
 }
 
 #[tokio::test]
-async fn cookies_that_http2_sent_in_pieces_are_one_for_http1() {
-    let mut upstream = Upstream::preferring(Http::One).await;
-    let weir = before(&upstream).await;
-    let mut client = weir.alice(Http::Two);
-    let ask = Ask::get("/api")
+async fn split_cookies_of_http2_are_joined_for_http1() {
+    let mut upstream = FakeUpstream::preferring(HttpVersion::Http1).await;
+    let weir = start_weir(&upstream).await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    let ask = TestRequest::get("/api")
         .header("cookie", "a=1")
         .header("cookie", "b=2");
     let call = client.send(ask).await;
-    let exchange = upstream.next().await;
-    assert_eq!(exchange.asked.headers.all("cookie"), ["a=1; b=2"]);
-    exchange.reply(200, "{}").await;
-    call.answer().await;
+    let exchange = upstream.next_exchange().await;
+    assert_eq!(exchange.request.headers.all("cookie"), ["a=1; b=2"]);
+    exchange.respond(200, "{}").await;
+    call.response().await;
 }
 
 #[tokio::test]
-async fn a_client_that_waits_to_be_told_to_continue_is_told_by_weir() {
-    for far in Http::BOTH {
-        let mut upstream = Upstream::preferring(far).await;
-        let weir = before(&upstream).await;
-        let mut wire = weir.wire().await;
+async fn expect_100_continue_is_answered_by_weir() {
+    for far in HttpVersion::BOTH {
+        let mut upstream = FakeUpstream::preferring(far).await;
+        let weir = start_weir(&upstream).await;
+        let mut wire = weir.raw_http1().await;
         wire.send(
             "POST /api HTTP/1.1\r\nhost: weir\r\nauthorization: Bearer alice-token\r\n\
              Expect: 100-continue\r\ncontent-length: 4\r\n\r\n",
         )
         .await;
-        let (continued, mut exchange) = tokio::join!(wire.reader.head(), upstream.next());
+        let (continued, mut exchange) =
+            tokio::join!(wire.reader.read_head(), upstream.next_exchange());
         assert_eq!(continued.unwrap().unwrap(), ["HTTP/1.1 100 Continue"]);
-        assert_eq!(exchange.asked.headers.get("expect"), None);
+        assert_eq!(exchange.request.headers.get("expect"), None);
         wire.send("body").await;
-        assert_eq!(exchange.body().await, "body");
-        exchange.reply(201, "{}").await;
-        assert_eq!(wire.answer("POST").await.0.status, 201);
+        assert_eq!(exchange.read_body().await, "body");
+        exchange.respond(201, "{}").await;
+        assert_eq!(wire.read_response("POST").await.0.status, 201);
     }
 }
 
 #[tokio::test]
-async fn a_refused_client_is_not_told_to_continue() {
-    let upstream = Upstream::start().await;
-    let weir = before(&upstream).await;
-    let unknown = pki().nobody.client("mallory", &[]);
-    let mut wire = weir.wire_of(Some(&unknown)).await;
+async fn a_rejected_request_gets_no_100_continue() {
+    let upstream = FakeUpstream::start().await;
+    let weir = start_weir(&upstream).await;
+    let unknown = pki().untrusted_ca.issue_client("mallory", &[]);
+    let mut wire = weir.raw_http1_with_certificate(Some(&unknown)).await;
     wire.send(
         "POST /api HTTP/1.1\r\nhost: weir\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n",
     )
     .await;
-    let answered = wire.answered().await;
+    let answered = wire.read_response_head().await;
     assert_eq!(answered.status, 401);
     assert_eq!(answered.headers.get("connection"), Some("close"));
-    wire.reader.ended().await;
+    wire.reader.wait_for_close().await;
 }
 
 /// The trace context (https://www.w3.org/TR/trace-context/) is not weir's to change while weir traces nothing.
 #[tokio::test]
-async fn a_trace_goes_on_as_it_came() {
+async fn trace_headers_pass_unchanged() {
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    for (near, far) in Http::PAIRS {
-        let mut upstream = Upstream::preferring(far).await;
-        let weir = before(&upstream).await;
-        let ask = Ask::get("/api")
+    for (near, far) in HttpVersion::PAIRS {
+        let mut upstream = FakeUpstream::preferring(far).await;
+        let weir = start_weir(&upstream).await;
+        let ask = TestRequest::get("/api")
             .header("traceparent", parent)
             .header("tracestate", "rojo=00f067aa0ba902b7")
             .header("tracestate", "congo=t61rcWkgMzE")
             .header("baggage", "userId=alice");
         let call = weir.alice(near).send(ask).await;
-        let exchange = upstream.next().await;
-        let came = &exchange.asked.headers;
+        let exchange = upstream.next_exchange().await;
+        let came = &exchange.request.headers;
         let of = |name: &str| -> Vec<&str> {
             let named = came
                 .0
@@ -388,36 +397,36 @@ async fn a_trace_goes_on_as_it_came() {
             "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE"
         );
         assert_eq!(of("baggage"), ["userId=alice"]);
-        exchange.reply(200, "{}").await;
-        call.answer().await;
+        exchange.respond(200, "{}").await;
+        call.response().await;
     }
 }
 
 #[tokio::test]
-async fn a_trace_that_weir_takes_part_in_goes_on_with_weir_s_span() {
+async fn a_sampled_trace_continues_with_weir_s_span() {
     let collector = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = collector.local_addr().unwrap().to_string();
-    let mut upstream = Upstream::start().await;
-    let config = spans::config::Config {
+    let mut upstream = FakeUpstream::start().await;
+    let config = spans::config::TracingConfig {
         endpoint: endpoint.parse().unwrap(),
-        rate_per_million: 0,
+        sampling_rate_per_million: 0,
     };
-    let weir = weir::before(upstream.address).with(|weir| weir.telling.spans = Some(config));
+    let weir = weir::builder(upstream.address).with(|weir| weir.reporting.spans = Some(config));
     let weir = weir.start().await;
     for (flags, same) in [("01", false), ("00", true)] {
         let parent = format!("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}");
-        let ask = Ask::get("/api")
+        let ask = TestRequest::get("/api")
             .header("traceparent", &parent)
             .header("tracestate", "rojo=1");
-        let call = weir.alice(Http::One).send(ask).await;
-        let exchange = upstream.next().await;
-        let went = exchange.asked.headers.get("traceparent").unwrap();
+        let call = weir.alice(HttpVersion::Http1).send(ask).await;
+        let exchange = upstream.next_exchange().await;
+        let went = exchange.request.headers.get("traceparent").unwrap();
         assert_eq!(went[..36], parent[..36], "the trace is the same");
         assert_eq!(went == parent, same, "{went}");
         assert_eq!(went[52..], format!("-{flags}"));
-        assert_eq!(exchange.asked.headers.get("tracestate"), Some("rojo=1"));
-        exchange.reply(200, "{}").await;
-        call.answer().await;
+        assert_eq!(exchange.request.headers.get("tracestate"), Some("rojo=1"));
+        exchange.respond(200, "{}").await;
+        call.response().await;
     }
     // What is sent stands in `observe::spans`' own tests; here, that something is.
     within("spans", collector.accept()).await.unwrap();

@@ -3,65 +3,73 @@
 
 use std::collections::HashMap;
 
-use ::weir::config::FrontProxies;
+use ::weir::config::FrontProxyConfig;
 use rcgen::DnValue;
 use rcgen::string::BmpString;
 use rcgen::string::TeletexString;
 use rcgen::string::UniversalString;
 
-use crate::support::Http;
-use crate::support::certificates::Issued;
+use crate::support::HttpVersion;
+use crate::support::certificates::IssuedCertificate;
 use crate::support::certificates::pki;
-use crate::support::client::Ask;
-use crate::support::client::Client;
+use crate::support::client::TestClient;
+use crate::support::client::TestRequest;
 use crate::support::upstream::Exchange;
-use crate::support::upstream::HTTP1;
-use crate::support::upstream::Upstream;
+use crate::support::upstream::FakeUpstream;
+use crate::support::upstream::HTTP1_ONLY;
 use crate::support::weir;
 use crate::support::weir::ALICE;
 use crate::support::weir::Weir;
 
 /// A token that weir does not know.
-const UNKNOWN: (&str, &str) = ("authorization", "Bearer who-knows");
+const UNKNOWN_TOKEN: (&str, &str) = ("authorization", "Bearer who-knows");
 
-async fn serving() -> (Weir, Upstream) {
-    let upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address).start().await;
+async fn start() -> (Weir, FakeUpstream) {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
     (weir, upstream)
 }
 
 /// Sends a request, has it answered with `status`, and gives what the upstream saw.
-async fn seen(client: &mut Client, upstream: &mut Upstream, status: u16) -> Exchange {
-    let mut call = client.send(Ask::get("/api")).await;
-    let mut exchange = upstream.next().await;
-    exchange.begin(status, &[("content-length", "0")]).await;
+async fn send_and_inspect(
+    client: &mut TestClient,
+    upstream: &mut FakeUpstream,
+    status: u16,
+) -> Exchange {
+    let mut call = client.send(TestRequest::get("/api")).await;
+    let mut exchange = upstream.next_exchange().await;
+    exchange.send_head(status, &[("content-length", "0")]).await;
     assert_eq!(call.head().await.status, status);
     exchange
 }
 
 /// As [`seen`], to the end.
-async fn served(client: &mut Client, upstream: &mut Upstream, status: u16) -> (usize, Http) {
-    let call = client.send(Ask::get("/api")).await;
-    let exchange = upstream.next().await;
-    let by = (exchange.peer.number, exchange.peer.http);
-    exchange.reply(status, "{}").await;
-    assert_eq!(call.answer().await.status, status);
+async fn send_and_finish(
+    client: &mut TestClient,
+    upstream: &mut FakeUpstream,
+    status: u16,
+) -> (usize, HttpVersion) {
+    let call = client.send(TestRequest::get("/api")).await;
+    let exchange = upstream.next_exchange().await;
+    let by = (exchange.connection.number, exchange.connection.http);
+    exchange.respond(status, "{}").await;
+    assert_eq!(call.response().await.status, status);
     by
 }
 
 fn certificate(exchange: &Exchange) -> Option<&str> {
-    exchange.peer.certificate.as_deref()
+    exchange.connection.certificate.as_deref()
 }
 
 #[tokio::test]
 async fn a_certificate_s_user_is_asserted_on_a_connection_with_the_front_proxy_s_certificate() {
-    for near in Http::BOTH {
-        let (weir, mut upstream) = serving().await;
-        let mut client = weir.certified(near, &pki().alice);
-        let exchange = seen(&mut client, &mut upstream, 200).await;
+    for near in HttpVersion::BOTH {
+        let (weir, mut upstream) = start().await;
+        let mut client = weir.with_certificate(near, &pki().alice);
+        let exchange = send_and_inspect(&mut client, &mut upstream, 200).await;
         assert_eq!(certificate(&exchange), Some("front-proxy-client"));
-        assert_eq!(exchange.peer.http, Http::Two);
-        let headers = &exchange.asked.headers;
+        assert_eq!(exchange.connection.http, HttpVersion::Http2);
+        let headers = &exchange.request.headers;
         assert_eq!(headers.all("x-remote-user"), ["alice"]);
         assert_eq!(
             headers.all("x-remote-group"),
@@ -75,163 +83,184 @@ async fn a_certificate_s_user_is_asserted_on_a_connection_with_the_front_proxy_s
 }
 
 #[tokio::test]
-async fn a_certificate_s_uid_is_asserted_as_well() {
-    let (weir, mut upstream) = serving().await;
-    let own = pki().clients.client_with_uid("carol", "u-1");
-    let exchange = seen(&mut weir.certified(Http::Two, &own), &mut upstream, 200).await;
-    assert_eq!(exchange.asked.headers.all("x-remote-user"), ["carol"]);
-    assert_eq!(exchange.asked.headers.all("x-remote-uid"), ["u-1"]);
-    let groups = exchange.asked.headers.all("x-remote-group");
+async fn a_certificate_s_uid_is_asserted() {
+    let (weir, mut upstream) = start().await;
+    let own = pki().client_ca.issue_client_with_uid("carol", "u-1");
+    let exchange = send_and_inspect(
+        &mut weir.with_certificate(HttpVersion::Http2, &own),
+        &mut upstream,
+        200,
+    )
+    .await;
+    assert_eq!(exchange.request.headers.all("x-remote-user"), ["carol"]);
+    assert_eq!(exchange.request.headers.all("x-remote-uid"), ["u-1"]);
+    let groups = exchange.request.headers.all("x-remote-group");
     assert_eq!(groups, ["system:authenticated"]);
 }
 
 const COMMON_NAME: &[u64] = &[2, 5, 4, 3];
 
 #[tokio::test]
-async fn a_certificate_s_last_name_is_asserted_whatever_its_string_type() {
-    let (weir, mut upstream) = serving().await;
+async fn a_certificate_s_last_common_name_is_asserted_whatever_its_string_type() {
+    let (weir, mut upstream) = start().await;
     let bmp = DnValue::BmpString(BmpString::try_from("alice").unwrap());
     let t61 = DnValue::TeletexString(TeletexString::try_from("alice").unwrap());
     for last in [bmp, t61] {
-        let own = pki()
-            .clients
-            .client_with("kubernetes-admin", COMMON_NAME, last);
-        let exchange = seen(&mut weir.certified(Http::Two, &own), &mut upstream, 200).await;
-        assert_eq!(exchange.asked.headers.all("x-remote-user"), ["alice"]);
+        let own =
+            pki()
+                .client_ca
+                .issue_client_with_attribute("kubernetes-admin", COMMON_NAME, last);
+        let exchange = send_and_inspect(
+            &mut weir.with_certificate(HttpVersion::Http2, &own),
+            &mut upstream,
+            200,
+        )
+        .await;
+        assert_eq!(exchange.request.headers.all("x-remote-user"), ["alice"]);
     }
 }
 
 #[tokio::test]
-async fn a_certificate_with_a_name_that_cannot_be_read_is_401() {
-    let (weir, _upstream) = serving().await;
+async fn a_certificate_with_an_unreadable_common_name_is_a_401() {
+    let (weir, _upstream) = start().await;
     let universal = DnValue::UniversalString(UniversalString::try_from("alice").unwrap());
-    let own = pki()
-        .clients
-        .client_with("kubernetes-admin", COMMON_NAME, universal);
-    for near in Http::BOTH {
-        let answer = weir.certified(near, &own).get("/api").await;
+    let own =
+        pki()
+            .client_ca
+            .issue_client_with_attribute("kubernetes-admin", COMMON_NAME, universal);
+    for near in HttpVersion::BOTH {
+        let answer = weir.with_certificate(near, &own).get("/api").await;
         assert_eq!(answer.status, 401);
         assert!(answer.text().contains("common name"), "{}", answer.text());
     }
 }
 
 #[tokio::test]
-async fn tokens_and_nobody_go_on_connections_without_a_certificate() {
-    for near in Http::BOTH {
-        let (weir, mut upstream) = serving().await;
+async fn tokens_and_anonymous_requests_use_connections_without_a_certificate() {
+    for near in HttpVersion::BOTH {
+        let (weir, mut upstream) = start().await;
         for (mut client, expected) in [
             (weir.alice(near), Some(ALICE.1)),
-            (weir.bearing(near, UNKNOWN), Some(UNKNOWN.1)),
             (
-                weir.bearing(near, ("authorization", "Basic YTpi")),
+                weir.with_authorization(near, UNKNOWN_TOKEN),
+                Some(UNKNOWN_TOKEN.1),
+            ),
+            (
+                weir.with_authorization(near, ("authorization", "Basic YTpi")),
                 Some("Basic YTpi"),
             ),
             (weir.anonymous(near), None),
         ] {
-            let exchange = seen(&mut client, &mut upstream, 200).await;
+            let exchange = send_and_inspect(&mut client, &mut upstream, 200).await;
             assert_eq!(certificate(&exchange), None);
-            assert_eq!(exchange.asked.headers.get("authorization"), expected);
+            assert_eq!(exchange.request.headers.get("authorization"), expected);
             let asserted = exchange
-                .asked
+                .request
                 .headers
                 .0
                 .iter()
                 .any(|(n, _)| n.starts_with("x-remote"));
-            assert!(!asserted, "{:?}", exchange.asked);
+            assert!(!asserted, "{:?}", exchange.request);
         }
     }
 }
 
 #[tokio::test]
-async fn a_certificate_with_a_token_is_the_certificate_s_user_and_the_token_stops_here() {
-    for near in Http::BOTH {
-        let (weir, mut upstream) = serving().await;
-        let mut client = weir.certified_bearing(near, &pki().alice, UNKNOWN);
-        let exchange = seen(&mut client, &mut upstream, 200).await;
+async fn a_certificate_overrides_a_token_and_the_token_is_removed() {
+    for near in HttpVersion::BOTH {
+        let (weir, mut upstream) = start().await;
+        let mut client = weir.with_certificate_and_authorization(near, &pki().alice, UNKNOWN_TOKEN);
+        let exchange = send_and_inspect(&mut client, &mut upstream, 200).await;
         assert_eq!(certificate(&exchange), Some("front-proxy-client"));
-        assert_eq!(exchange.asked.headers.all("x-remote-user"), ["alice"]);
-        assert_eq!(exchange.asked.headers.get("authorization"), None);
+        assert_eq!(exchange.request.headers.all("x-remote-user"), ["alice"]);
+        assert_eq!(exchange.request.headers.get("authorization"), None);
     }
 }
 
 /// Certificates that prove nothing.
-fn worthless() -> [Issued; 3] {
+fn untrusted_certificates() -> [IssuedCertificate; 3] {
     [
-        pki().nobody.client("alice", &["system:masters"]),
-        pki().clients.expired_client("alice"),
-        pki().clients.server(), // not meant for clients
+        pki()
+            .untrusted_ca
+            .issue_client("alice", &["system:masters"]),
+        pki().client_ca.issue_expired_client("alice"),
+        pki().client_ca.issue_server(), // not meant for clients
     ]
 }
 
 #[tokio::test]
-async fn a_bad_certificate_with_a_token_passes_on_the_plain_way() {
-    for near in Http::BOTH {
-        for own in worthless() {
-            let (weir, mut upstream) = serving().await;
-            let mut client = weir.certified_bearing(near, &own, ALICE);
-            let exchange = seen(&mut client, &mut upstream, 200).await;
+async fn an_untrusted_certificate_with_a_token_passes_through_by_its_token() {
+    for near in HttpVersion::BOTH {
+        for own in untrusted_certificates() {
+            let (weir, mut upstream) = start().await;
+            let mut client = weir.with_certificate_and_authorization(near, &own, ALICE);
+            let exchange = send_and_inspect(&mut client, &mut upstream, 200).await;
             assert_eq!(certificate(&exchange), None);
-            assert_eq!(exchange.asked.headers.get("authorization"), Some(ALICE.1));
+            assert_eq!(exchange.request.headers.get("authorization"), Some(ALICE.1));
         }
     }
 }
 
 #[tokio::test]
-async fn a_bad_certificate_alone_is_401_and_never_anonymous() {
-    for near in Http::BOTH {
-        for own in worthless() {
-            let (weir, mut upstream) = serving().await;
-            let answer = weir.certified(near, &own).get("/api").await;
-            let told = answer.told();
+async fn an_untrusted_certificate_alone_is_a_401_and_never_anonymous() {
+    for near in HttpVersion::BOTH {
+        for own in untrusted_certificates() {
+            let (weir, mut upstream) = start().await;
+            let answer = weir.with_certificate(near, &own).get("/api").await;
+            let told = answer.kube_status();
             assert_eq!((answer.status, told.reason.as_str()), (401, "Unauthorized"));
             assert_eq!(told.cause, "weir/client-certificate");
             assert!(told.message.contains("certificate"), "{told:?}");
-            upstream.assert_nothing_came();
-            assert_eq!(upstream.connections(), 0);
+            upstream.assert_no_request();
+            assert_eq!(upstream.connection_count(), 0);
         }
     }
 }
 
 #[tokio::test]
-async fn a_certificate_s_user_without_a_front_proxy_certificate_is_told_what_to_configure() {
-    for near in Http::BOTH {
-        let mut upstream = Upstream::start().await;
-        let weir = weir::before(upstream.address)
+async fn a_certificate_s_user_without_a_front_proxy_certificate_gets_an_error_that_names_the_flag()
+{
+    for near in HttpVersion::BOTH {
+        let mut upstream = FakeUpstream::start().await;
+        let weir = weir::builder(upstream.address)
             .without_front_proxy()
             .start()
             .await;
         for mut client in [
-            weir.certified(near, &pki().alice),
-            weir.certified_bearing(near, &pki().alice, UNKNOWN),
+            weir.with_certificate(near, &pki().alice),
+            weir.with_certificate_and_authorization(near, &pki().alice, UNKNOWN_TOKEN),
         ] {
             let answer = client.get("/api").await;
-            let told = answer.told();
+            let told = answer.kube_status();
             assert_eq!((answer.status, told.reason.as_str()), (401, "Unauthorized"));
             assert!(
                 told.message.contains("--proxy-client-cert-file"),
                 "{told:?}"
             );
         }
-        upstream.assert_nothing_came();
+        upstream.assert_no_request();
         // Whoever comes without a certificate is served.
-        served(&mut weir.alice(near), &mut upstream, 200).await;
+        send_and_finish(&mut weir.alice(near), &mut upstream, 200).await;
     }
 }
 
 #[tokio::test]
-async fn no_connection_ever_carries_requests_of_two_kinds() {
-    for upstream in [Upstream::start().await, Upstream::speaking(HTTP1).await] {
+async fn no_upstream_connection_carries_requests_of_two_auth_modes() {
+    for upstream in [
+        FakeUpstream::start().await,
+        FakeUpstream::with_protocols(HTTP1_ONLY).await,
+    ] {
         let mut upstream = upstream;
-        let weir = weir::before(upstream.address).start().await;
-        let mut clients: Vec<Client> = Http::BOTH
+        let weir = weir::builder(upstream.address).start().await;
+        let mut clients: Vec<TestClient> = HttpVersion::BOTH
             .into_iter()
             .flat_map(|near| {
                 [
-                    weir.certified(near, &pki().alice),
-                    weir.certified(near, &pki().admin),
-                    weir.certified_bearing(near, &pki().alice, ALICE),
+                    weir.with_certificate(near, &pki().alice),
+                    weir.with_certificate(near, &pki().admin),
+                    weir.with_certificate_and_authorization(near, &pki().alice, ALICE),
                     weir.alice(near),
-                    weir.bearing(near, UNKNOWN),
+                    weir.with_authorization(near, UNKNOWN_TOKEN),
                     weir.anonymous(near),
                 ]
             })
@@ -243,124 +272,165 @@ async fn no_connection_ever_carries_requests_of_two_kinds() {
             let mut calls = Vec::new();
             for n in 0..clients.len() {
                 let client = (n * step) % clients.len();
-                calls.push(clients[client].send(Ask::get("/api")).await);
+                calls.push(clients[client].send(TestRequest::get("/api")).await);
             }
             for _ in 0..clients.len() {
-                let exchange = upstream.next().await;
-                let headers = &exchange.asked.headers;
+                let exchange = upstream.next_exchange().await;
+                let headers = &exchange.request.headers;
                 let asserted = headers.get("x-remote-user").is_some();
                 let own = headers.get("authorization").is_some();
                 assert!(!(asserted && own), "two credentials at once: {headers:?}");
                 assert_eq!(certificate(&exchange).is_some(), asserted, "{headers:?}");
-                let before = asserts.insert(exchange.peer.number, asserted);
+                let before = asserts.insert(exchange.connection.number, asserted);
                 assert!(
                     before.is_none_or(|before| before == asserted),
                     "{headers:?}"
                 );
                 assert!(
-                    asserted || own || exchange.peer.http == Http::One,
+                    asserted || own || exchange.connection.http == HttpVersion::Http1,
                     "nobody, by HTTP/2"
                 );
-                exchange.reply(200, "{}").await;
+                exchange.respond(200, "{}").await;
             }
             for call in calls {
-                call.answer().await;
+                call.response().await;
             }
         }
     }
 }
 
 #[tokio::test]
-async fn a_token_that_weir_knows_shares_http2_from_its_first_request() {
-    for near in Http::BOTH {
-        let (weir, mut upstream) = serving().await;
+async fn a_token_of_the_token_file_shares_http2_from_its_first_request() {
+    for near in HttpVersion::BOTH {
+        let (weir, mut upstream) = start().await;
         let mut client = weir.alice(near);
-        let first = served(&mut client, &mut upstream, 200).await;
-        let second = served(&mut client, &mut upstream, 200).await;
+        let first = send_and_finish(&mut client, &mut upstream, 200).await;
+        let second = send_and_finish(&mut client, &mut upstream, 200).await;
         assert_eq!(first, second);
-        assert_eq!(first.1, Http::Two);
+        assert_eq!(first.1, HttpVersion::Http2);
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_before_authentication_proves_no_token() {
-    for near in Http::BOTH {
-        let (weir, mut upstream) = serving().await;
-        let mut client = weir.bearing(near, UNKNOWN);
+async fn a_response_sent_before_authentication_verifies_no_token() {
+    for near in HttpVersion::BOTH {
+        let (weir, mut upstream) = start().await;
+        let mut client = weir.with_authorization(near, UNKNOWN_TOKEN);
         for code in [400, 429, 500, 503, 200] {
-            assert_eq!(served(&mut client, &mut upstream, code).await.1, Http::One);
+            assert_eq!(
+                send_and_finish(&mut client, &mut upstream, code).await.1,
+                HttpVersion::Http1
+            );
         }
-        let mut nobody = weir.bearing(near, ("authorization", "Basic c2VjcmV0"));
+        let mut nobody = weir.with_authorization(near, ("authorization", "Basic c2VjcmV0"));
         for _ in 0..3 {
-            assert_eq!(served(&mut nobody, &mut upstream, 200).await.1, Http::One);
+            assert_eq!(
+                send_and_finish(&mut nobody, &mut upstream, 200).await.1,
+                HttpVersion::Http1
+            );
         }
     }
 }
 
 #[tokio::test]
-async fn an_unknown_token_goes_by_http1_until_the_upstream_has_taken_it() {
-    for near in Http::BOTH {
+async fn an_unknown_token_uses_http1_until_the_upstream_has_accepted_it() {
+    for near in HttpVersion::BOTH {
         for taken in [200, 403, 404, 409] {
-            let (weir, mut upstream) = serving().await;
-            let mut client = weir.bearing(near, UNKNOWN);
-            assert_eq!(served(&mut client, &mut upstream, 401).await.1, Http::One);
-            assert_eq!(served(&mut client, &mut upstream, 401).await.1, Http::One);
-            assert_eq!(served(&mut client, &mut upstream, taken).await.1, Http::One);
-            let (shared, http) = served(&mut client, &mut upstream, 200).await;
-            assert_eq!(http, Http::Two, "after {taken}");
-            let known = served(&mut weir.alice(near), &mut upstream, 200).await;
-            assert_eq!(known, (shared, Http::Two), "it shares with the others");
+            let (weir, mut upstream) = start().await;
+            let mut client = weir.with_authorization(near, UNKNOWN_TOKEN);
+            assert_eq!(
+                send_and_finish(&mut client, &mut upstream, 401).await.1,
+                HttpVersion::Http1
+            );
+            assert_eq!(
+                send_and_finish(&mut client, &mut upstream, 401).await.1,
+                HttpVersion::Http1
+            );
+            assert_eq!(
+                send_and_finish(&mut client, &mut upstream, taken).await.1,
+                HttpVersion::Http1
+            );
+            let (shared, http) = send_and_finish(&mut client, &mut upstream, 200).await;
+            assert_eq!(http, HttpVersion::Http2, "after {taken}");
+            let known = send_and_finish(&mut weir.alice(near), &mut upstream, 200).await;
+            assert_eq!(
+                known,
+                (shared, HttpVersion::Http2),
+                "it shares with the others"
+            );
         }
     }
 }
 
 #[tokio::test]
-async fn a_token_that_the_upstream_takes_no_more_is_unknown_again() {
-    let (weir, mut upstream) = serving().await;
-    let mut client = weir.bearing(Http::Two, UNKNOWN);
-    assert_eq!(served(&mut client, &mut upstream, 200).await.1, Http::One);
-    assert_eq!(served(&mut client, &mut upstream, 401).await.1, Http::Two);
-    assert_eq!(served(&mut client, &mut upstream, 401).await.1, Http::One);
+async fn a_token_that_the_upstream_no_longer_accepts_is_unknown_again() {
+    let (weir, mut upstream) = start().await;
+    let mut client = weir.with_authorization(HttpVersion::Http2, UNKNOWN_TOKEN);
+    assert_eq!(
+        send_and_finish(&mut client, &mut upstream, 200).await.1,
+        HttpVersion::Http1
+    );
+    assert_eq!(
+        send_and_finish(&mut client, &mut upstream, 401).await.1,
+        HttpVersion::Http2
+    );
+    assert_eq!(
+        send_and_finish(&mut client, &mut upstream, 401).await.1,
+        HttpVersion::Http1
+    );
 }
 
 #[tokio::test]
-async fn what_is_answered_before_anybody_is_authenticated_proves_nothing() {
-    let (weir, mut upstream) = serving().await;
-    let mut client = weir.bearing(Http::One, UNKNOWN);
+async fn options_requests_verify_no_token() {
+    let (weir, mut upstream) = start().await;
+    let mut client = weir.with_authorization(HttpVersion::Http1, UNKNOWN_TOKEN);
     for target in ["/api", "*"] {
-        let call = client.send(Ask::new("OPTIONS", target)).await;
-        upstream.next().await.reply(200, "").await;
-        assert_eq!(call.answer().await.status, 200);
-        let (_, by) = served(&mut client, &mut upstream, 429).await;
-        assert_eq!(by, Http::One, "{target}: it is nobody's yet");
+        let call = client.send(TestRequest::new("OPTIONS", target)).await;
+        upstream.next_exchange().await.respond(200, "").await;
+        assert_eq!(call.response().await.status, 200);
+        let (_, by) = send_and_finish(&mut client, &mut upstream, 429).await;
+        assert_eq!(by, HttpVersion::Http1, "{target}: it is nobody's yet");
     }
 }
 
 #[tokio::test]
-async fn one_token_s_proof_is_not_another_s() {
-    let (weir, mut upstream) = serving().await;
+async fn accepting_one_token_does_not_verify_another() {
+    let (weir, mut upstream) = start().await;
     assert_eq!(
-        served(&mut weir.bearing(Http::Two, UNKNOWN), &mut upstream, 200)
-            .await
-            .1,
-        Http::One
+        send_and_finish(
+            &mut weir.with_authorization(HttpVersion::Http2, UNKNOWN_TOKEN),
+            &mut upstream,
+            200
+        )
+        .await
+        .1,
+        HttpVersion::Http1
     );
-    let mut other = weir.bearing(Http::Two, ("authorization", "Bearer who-knows-2"));
-    assert_eq!(served(&mut other, &mut upstream, 200).await.1, Http::One);
+    let mut other =
+        weir.with_authorization(HttpVersion::Http2, ("authorization", "Bearer who-knows-2"));
+    assert_eq!(
+        send_and_finish(&mut other, &mut upstream, 200).await.1,
+        HttpVersion::Http1
+    );
 }
 
 #[tokio::test]
-async fn nobody_always_goes_by_http1_and_never_where_a_known_token_went() {
-    for upstream in [Upstream::start().await, Upstream::speaking(HTTP1).await] {
+async fn anonymous_requests_always_use_http1_and_never_a_known_token_s_connection() {
+    for upstream in [
+        FakeUpstream::start().await,
+        FakeUpstream::with_protocols(HTTP1_ONLY).await,
+    ] {
         let mut upstream = upstream;
-        let weir = weir::before(upstream.address).start().await;
-        let mut unknown = weir.bearing(Http::Two, UNKNOWN);
-        served(&mut unknown, &mut upstream, 200).await;
+        let weir = weir::builder(upstream.address).start().await;
+        let mut unknown = weir.with_authorization(HttpVersion::Http2, UNKNOWN_TOKEN);
+        send_and_finish(&mut unknown, &mut upstream, 200).await;
         for _ in 0..3 {
-            let (alices, _) = served(&mut weir.alice(Http::Two), &mut upstream, 200).await;
-            let (proven, _) = served(&mut unknown, &mut upstream, 200).await;
-            let (nobodys, http) = served(&mut weir.anonymous(Http::Two), &mut upstream, 200).await;
-            assert_eq!(http, Http::One);
+            let (alices, _) =
+                send_and_finish(&mut weir.alice(HttpVersion::Http2), &mut upstream, 200).await;
+            let (proven, _) = send_and_finish(&mut unknown, &mut upstream, 200).await;
+            let (nobodys, http) =
+                send_and_finish(&mut weir.anonymous(HttpVersion::Http2), &mut upstream, 200).await;
+            assert_eq!(http, HttpVersion::Http1);
             assert!(nobodys != alices && nobodys != proven);
         }
     }
@@ -368,7 +438,7 @@ async fn nobody_always_goes_by_http1_and_never_where_a_known_token_went() {
 
 #[tokio::test]
 async fn a_token_is_read_as_kube_apiserver_reads_it_and_forwarded_as_it_came() {
-    let (weir, mut upstream) = serving().await;
+    let (weir, mut upstream) = start().await;
     for written in [
         "bearer alice-token",
         "BEARER alice-token trailing",
@@ -376,136 +446,167 @@ async fn a_token_is_read_as_kube_apiserver_reads_it_and_forwarded_as_it_came() {
         "\u{a0}Bearer alice-token",
         "\u{3000}\u{85}Bearer alice-token\u{2003}",
     ] {
-        let mut client = weir.bearing(Http::Two, ("authorization", written));
-        let exchange = seen(&mut client, &mut upstream, 200).await;
-        assert_eq!(exchange.peer.http, Http::Two, "{written:?} is alice's");
-        assert_eq!(exchange.asked.headers.all("authorization"), [written]);
+        let mut client = weir.with_authorization(HttpVersion::Http2, ("authorization", written));
+        let exchange = send_and_inspect(&mut client, &mut upstream, 200).await;
+        assert_eq!(
+            exchange.connection.http,
+            HttpVersion::Http2,
+            "{written:?} is alice's"
+        );
+        assert_eq!(exchange.request.headers.all("authorization"), [written]);
     }
 }
 
 #[tokio::test]
-async fn a_token_that_hides_in_a_websocket_protocol_is_a_credential_and_stops_at_a_certificate() {
-    const HIDDEN: &str = "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0";
-    let (weir, mut upstream) = serving().await;
-    let ask = Ask::get("/api").header("sec-websocket-protocol", HIDDEN);
+async fn a_token_in_a_websocket_protocol_is_a_credential_and_is_removed_for_a_certificate() {
+    const HIDDEN_TOKEN: &str = "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2VjcmV0";
+    let (weir, mut upstream) = start().await;
+    let ask = TestRequest::get("/api").header("sec-websocket-protocol", HIDDEN_TOKEN);
     for (mut client, expected) in [
-        (weir.anonymous(Http::One), HIDDEN),
-        (weir.certified(Http::One, &pki().alice), "v5.channel.k8s.io"),
+        (weir.anonymous(HttpVersion::Http1), HIDDEN_TOKEN),
+        (
+            weir.with_certificate(HttpVersion::Http1, &pki().alice),
+            "v5.channel.k8s.io",
+        ),
     ] {
         let call = client.send(ask.clone()).await;
-        let exchange = upstream.next().await;
+        let exchange = upstream.next_exchange().await;
         assert_eq!(
-            exchange.asked.headers.all("sec-websocket-protocol"),
+            exchange.request.headers.all("sec-websocket-protocol"),
             [expected]
         );
-        exchange.reply(200, "{}").await;
-        call.answer().await;
+        exchange.respond(200, "{}").await;
+        call.response().await;
     }
 }
 
 #[tokio::test]
-async fn a_token_in_a_websocket_protocol_says_nothing_where_none_is_asked_for() {
+async fn a_token_in_a_websocket_protocol_is_ignored_without_an_upgrade() {
     // alice-token, whom weir knows.
-    const HIDDEN: &str = "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWxpY2UtdG9rZW4";
-    for near in Http::BOTH {
-        let (weir, mut upstream) = serving().await;
+    const HIDDEN_TOKEN: &str =
+        "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWxpY2UtdG9rZW4";
+    for near in HttpVersion::BOTH {
+        let (weir, mut upstream) = start().await;
         let mut client = weir.anonymous(near);
         for _ in 0..2 {
-            let ask = Ask::get("/api").header("sec-websocket-protocol", HIDDEN);
+            let ask = TestRequest::get("/api").header("sec-websocket-protocol", HIDDEN_TOKEN);
             let call = client.send(ask).await;
-            let exchange = upstream.next().await;
+            let exchange = upstream.next_exchange().await;
             assert_eq!(
-                exchange.peer.http,
-                Http::One,
+                exchange.connection.http,
+                HttpVersion::Http1,
                 "kube-apiserver takes it for nobody's"
             );
-            exchange.reply(200, "{}").await;
-            assert_eq!(call.answer().await.status, 200);
+            exchange.respond(200, "{}").await;
+            assert_eq!(call.response().await.status, 200);
         }
     }
 }
 
 #[tokio::test]
-async fn a_token_of_the_file_that_the_upstream_does_not_take_goes_by_itself_until_it_does() {
-    for near in Http::BOTH {
-        let (weir, mut upstream) = serving().await;
+async fn a_token_of_the_token_file_that_the_upstream_rejects_uses_separate_connections_until_accepted()
+ {
+    for near in HttpVersion::BOTH {
+        let (weir, mut upstream) = start().await;
         let mut client = weir.alice(near);
-        assert_eq!(served(&mut client, &mut upstream, 200).await.1, Http::Two);
-        assert_eq!(served(&mut client, &mut upstream, 401).await.1, Http::Two);
+        assert_eq!(
+            send_and_finish(&mut client, &mut upstream, 200).await.1,
+            HttpVersion::Http2
+        );
+        assert_eq!(
+            send_and_finish(&mut client, &mut upstream, 401).await.1,
+            HttpVersion::Http2
+        );
         for status in [401, 500, 401, 200] {
             assert_eq!(
-                served(&mut client, &mut upstream, status).await.1,
-                Http::One
+                send_and_finish(&mut client, &mut upstream, status).await.1,
+                HttpVersion::Http1
             );
         }
-        assert_eq!(served(&mut client, &mut upstream, 200).await.1, Http::Two);
+        assert_eq!(
+            send_and_finish(&mut client, &mut upstream, 200).await.1,
+            HttpVersion::Http2
+        );
     }
 }
 
 #[tokio::test]
-async fn a_token_that_was_reviewed_and_is_refused_all_the_same_goes_by_itself_until_it_is_taken() {
-    for near in Http::BOTH {
-        let mut upstream = Upstream::start().await;
-        let weir = weir::before(upstream.address)
-            .calling_with("weirs-own")
+async fn a_reviewed_token_that_the_upstream_rejects_uses_separate_connections_until_accepted() {
+    for near in HttpVersion::BOTH {
+        let mut upstream = FakeUpstream::start().await;
+        let weir = weir::builder(upstream.address)
+            .own_token("weirs-own")
             .start()
             .await;
-        let mut client = weir.bearing(near, UNKNOWN);
-        let call = client.send(Ask::get("/api")).await;
-        let review = upstream.next().await;
-        assert_eq!(review.asked.method, "POST");
+        let mut client = weir.with_authorization(near, UNKNOWN_TOKEN);
+        let call = client.send(TestRequest::get("/api")).await;
+        let review = upstream.next_exchange().await;
+        assert_eq!(review.request.method, "POST");
         let alices = r#"{"status":{"authenticated":true,"user":{"username":"alice"}}}"#;
-        review.reply(201, alices).await;
-        let exchange = upstream.next().await;
-        assert_eq!(exchange.peer.http, Http::Two);
-        exchange.reply(401, "{}").await;
-        assert_eq!(call.answer().await.status, 401);
+        review.respond(201, alices).await;
+        let exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.connection.http, HttpVersion::Http2);
+        exchange.respond(401, "{}").await;
+        assert_eq!(call.response().await.status, 401);
         for status in [401, 500, 401, 200] {
-            let (_, http) = served(&mut client, &mut upstream, status).await;
-            assert_eq!(http, Http::One);
+            let (_, http) = send_and_finish(&mut client, &mut upstream, status).await;
+            assert_eq!(http, HttpVersion::Http1);
         }
-        assert_eq!(served(&mut client, &mut upstream, 200).await.1, Http::Two);
+        assert_eq!(
+            send_and_finish(&mut client, &mut upstream, 200).await.1,
+            HttpVersion::Http2
+        );
     }
 }
 
 #[tokio::test]
-async fn nobody_in_whosever_name_costs_no_one_a_shared_connection() {
-    for near in Http::BOTH {
-        let mut upstream = Upstream::start().await;
-        let weir = weir::before(upstream.address)
+async fn rejected_unverified_requests_do_not_close_shared_connections() {
+    for near in HttpVersion::BOTH {
+        let mut upstream = FakeUpstream::start().await;
+        let weir = weir::builder(upstream.address)
             .with(|config| {
-                config.identity.front_proxies = Some(FrontProxies {
-                    ca: pki().front_proxy.roots(),
-                    allowed: vec!["edge".to_owned()],
+                config.identity.front_proxies = Some(FrontProxyConfig {
+                    ca: pki().front_proxy_ca.roots(),
+                    allowed_names: vec!["edge".to_owned()],
                 });
-                let mut asked = pki().clients.roots();
-                asked.extend(pki().front_proxy.roots().roots);
+                let mut asked = pki().client_ca.roots();
+                asked.extend(pki().front_proxy_ca.roots().roots);
                 config.serving.tls.client_ca = Some(asked);
             })
             .start()
             .await;
-        let mut edge = weir.certified(near, &pki().front_proxy.client("edge", &[]));
+        let mut edge = weir.with_certificate(near, &pki().front_proxy_ca.issue_client("edge", &[]));
         for (user, group, http) in [
-            ("system:anonymous", "system:unauthenticated", Http::One),
-            ("carol", "system:unauthenticated", Http::One),
-            ("system:anonymous", "dev", Http::One),
-            ("carol", "dev", Http::Two),
+            (
+                "system:anonymous",
+                "system:unauthenticated",
+                HttpVersion::Http1,
+            ),
+            ("carol", "system:unauthenticated", HttpVersion::Http1),
+            ("system:anonymous", "dev", HttpVersion::Http1),
+            ("carol", "dev", HttpVersion::Http2),
         ] {
             for target in ["/api", "/api/v1/pods?watch=1"] {
-                let ask = Ask::get(target)
+                let ask = TestRequest::get(target)
                     .header("x-remote-user", user)
                     .header("x-remote-group", group);
                 let call = edge.send(ask).await;
-                let exchange = upstream.next().await;
-                assert_eq!(exchange.peer.http, http, "{user} of {group}: {target}");
+                let exchange = upstream.next_exchange().await;
+                assert_eq!(
+                    exchange.connection.http, http,
+                    "{user} of {group}: {target}"
+                );
                 assert_eq!(certificate(&exchange), Some("front-proxy-client"));
-                assert_eq!(exchange.asked.headers.all("x-remote-user"), [user]);
-                exchange.reply(200, "{}").await;
-                assert_eq!(call.answer().await.status, 200);
+                assert_eq!(exchange.request.headers.all("x-remote-user"), [user]);
+                exchange.respond(200, "{}").await;
+                assert_eq!(call.response().await.status, 200);
             }
         }
-        let named = pki().clients.client("system:anonymous", &[]);
-        let mut nobody = weir.certified(near, &named);
-        assert_eq!(served(&mut nobody, &mut upstream, 200).await.1, Http::One);
+        let named = pki().client_ca.issue_client("system:anonymous", &[]);
+        let mut nobody = weir.with_certificate(near, &named);
+        assert_eq!(
+            send_and_finish(&mut nobody, &mut upstream, 200).await.1,
+            HttpVersion::Http1
+        );
     }
 }

@@ -3,30 +3,30 @@
 
 use serde_json::Value;
 
-use crate::support::Http;
-use crate::support::client::Ask;
+use crate::support::HttpVersion;
+use crate::support::client::TestRequest;
 use crate::support::frames;
-use crate::support::frames::Frame;
-use crate::support::upstream::Upstream;
+use crate::support::frames::RawFrame;
+use crate::support::upstream::FakeUpstream;
 use crate::support::weir;
 use crate::support::weir::ALICE;
 use crate::support::weir::Weir;
-use crate::support::wire::Wire;
+use crate::support::wire::RawHttp1;
 
 const LIST: &str = "/api/v1/pods";
 
 /// What a smuggler would want to be a request of its own.
-const BEHIND: &str = "GET /behind HTTP/1.1\r\nhost: weir\r\n\r\n";
+const PIPELINED_REQUEST: &str = "GET /behind HTTP/1.1\r\nhost: weir\r\n\r\n";
 
-async fn serving() -> (Weir, Upstream) {
-    let upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address).start().await;
+async fn start() -> (Weir, FakeUpstream) {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
     (weir, upstream)
 }
 
 /// The next answer is weir's own with this code and message, and the connection ends behind it.
-async fn is_rejected(wire: &mut Wire, code: u16, message: &str) {
-    let (answered, body) = wire.answer("GET").await;
+async fn assert_rejected(wire: &mut RawHttp1, code: u16, message: &str) {
+    let (answered, body) = wire.read_response("GET").await;
     let text = String::from_utf8_lossy(&body);
     assert_eq!(answered.status, code, "{text}");
     assert_eq!(answered.headers.get("connection"), Some("close"));
@@ -40,12 +40,16 @@ async fn is_rejected(wire: &mut Wire, code: u16, message: &str) {
     let said = status["message"].as_str().unwrap();
     assert!(said.contains(message), "{said:?} is not {message:?}");
     assert_eq!(status["details"]["causes"][0]["reason"], "weir/bad-request");
-    assert_eq!(wire.reader.some(1).await.ok().flatten(), None, "it ends");
+    assert_eq!(
+        wire.reader.read_some(1).await.ok().flatten(),
+        None,
+        "it ends"
+    );
 }
 
 #[tokio::test]
-async fn heads_that_go_s_server_refuses_get_its_code_and_a_status_and_end_their_connection() {
-    let (weir, mut upstream) = serving().await;
+async fn heads_that_go_s_server_rejects_get_its_code_and_end_their_connection() {
+    let (weir, mut upstream) = start().await;
     let te = "Unsupported transfer encoding";
     for (head, code, message) in [
         ("", 400, "missing required Host header"),
@@ -76,20 +80,20 @@ async fn heads_that_go_s_server_refuses_get_its_code_and_a_status_and_end_their_
             "invalid content-length",
         ),
     ] {
-        let mut wire = weir.wire().await;
+        let mut wire = weir.raw_http1().await;
         let end = if head.is_empty() { "\r\n" } else { "\r\n\r\n" };
         wire.send(format!(
-            "POST /first HTTP/1.1\r\n{head}{end}0\r\n\r\n{BEHIND}"
+            "POST /first HTTP/1.1\r\n{head}{end}0\r\n\r\n{PIPELINED_REQUEST}"
         ))
         .await;
-        is_rejected(&mut wire, code, message).await;
-        upstream.assert_nothing_came();
+        assert_rejected(&mut wire, code, message).await;
+        upstream.assert_no_request();
     }
 }
 
 #[tokio::test]
 async fn heads_that_the_http_library_cannot_parse_get_a_status() {
-    let (weir, mut upstream) = serving().await;
+    let (weir, mut upstream) = start().await;
     let long = "x".repeat(65_535);
     let fields = "x: y\r\n".repeat(2000);
     for (text, code, message) in [
@@ -129,10 +133,10 @@ async fn heads_that_the_http_library_cannot_parse_get_a_status() {
             "head is too long",
         ),
     ] {
-        let mut wire = weir.wire().await;
-        wire.send(format!("{text}{BEHIND}")).await;
-        is_rejected(&mut wire, code, message).await;
-        upstream.assert_nothing_came();
+        let mut wire = weir.raw_http1().await;
+        wire.send(format!("{text}{PIPELINED_REQUEST}")).await;
+        assert_rejected(&mut wire, code, message).await;
+        upstream.assert_no_request();
     }
     let counted = async |cause: &str| {
         let series = format!("weir_malformed_requests_total{{cause=\"{cause}\"}}");
@@ -144,26 +148,26 @@ async fn heads_that_the_http_library_cannot_parse_get_a_status() {
 }
 
 #[tokio::test]
-async fn a_head_that_cannot_be_parsed_stands_behind_the_answers_before_it() {
-    let (weir, mut upstream) = serving().await;
+async fn the_rejection_of_a_malformed_head_follows_earlier_responses() {
+    let (weir, mut upstream) = start().await;
     for bad in ["G@T / HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\n\r\n"] {
-        let mut wire = weir.wire().await;
-        let good = Ask::get(LIST).header(ALICE.0, ALICE.1).to_http1();
-        wire.send([&good[..], bad.as_bytes(), BEHIND.as_bytes()].concat())
+        let mut wire = weir.raw_http1().await;
+        let good = TestRequest::get(LIST).header(ALICE.0, ALICE.1).to_http1();
+        wire.send([&good[..], bad.as_bytes(), PIPELINED_REQUEST.as_bytes()].concat())
             .await;
         let body = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-        upstream.next().await.reply(404, body).await;
-        let (answered, text) = wire.answer("GET").await;
+        upstream.next_exchange().await.respond(404, body).await;
+        let (answered, text) = wire.read_response("GET").await;
         assert_eq!((answered.status, &text[..]), (404, body.as_bytes()));
-        is_rejected(&mut wire, 400, "").await;
-        upstream.assert_nothing_came();
+        assert_rejected(&mut wire, 400, "").await;
+        upstream.assert_no_request();
     }
 }
 
 #[tokio::test]
 async fn a_malformed_host_on_http2_is_a_400_and_its_connection_goes_on() {
-    let (weir, mut upstream) = serving().await;
-    let mut client = weir.frames().await;
+    let (weir, mut upstream) = start().await;
+    let mut client = weir.raw_http2().await;
     let head = |authority: &'static str| {
         [
             (":method", "GET"),
@@ -182,39 +186,44 @@ async fn a_malformed_host_on_http2_is_a_400_and_its_connection_goes_on() {
         (3, with_host(&["a", "a"])),
         (5, head("a@b").to_vec()),
     ] {
-        client.send(&Frame::request(stream, &head, true)).await;
+        client.send(&RawFrame::request(stream, &head, true)).await;
         let mut body = Vec::new();
         loop {
-            let frame = client.next().await.unwrap();
+            let frame = client.next_frame().await.unwrap();
             if frame.kind == frames::DATA {
                 assert_eq!(frame.stream, stream, "{frame:?}");
                 body.extend_from_slice(&frame.payload);
             }
-            if frame.ends() {
+            if frame.ends_stream() {
                 break;
             }
         }
         let status: Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(status["code"], 400, "{status}");
-        upstream.assert_nothing_came();
+        upstream.assert_no_request();
     }
     // The HTTP library resets it before weir sees a request.
-    client.send(&Frame::request(7, &head("a b"), true)).await;
-    assert_eq!(client.until(frames::RST_STREAM).await.stream, 7);
-    client.send(&Frame::request(9, &head("weir"), true)).await;
-    upstream.next().await.reply(200, "{}").await;
-    assert!(client.until(frames::HEADERS).await.is_ok());
+    client.send(&RawFrame::request(7, &head("a b"), true)).await;
+    assert_eq!(
+        client.next_frame_of_kind(frames::RST_STREAM).await.stream,
+        7
+    );
+    client
+        .send(&RawFrame::request(9, &head("weir"), true))
+        .await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    assert!(client.next_frame_of_kind(frames::HEADERS).await.is_ok());
     let series = "weir_malformed_requests_total{cause=\"host\"}";
     assert_eq!(weir.metric(series).await, 3.0);
 }
 
 #[tokio::test]
-async fn an_expectation_that_go_does_not_look_at_on_http2_goes_no_further_than_weir() {
-    let (weir, mut upstream) = serving().await;
-    let ask = Ask::get(LIST).header("expect", "foo");
-    let call = weir.alice(Http::Two).send(ask).await;
-    let exchange = upstream.next().await;
-    assert_eq!(exchange.asked.headers.get("expect"), None);
-    exchange.reply(200, "{}").await;
-    assert_eq!(call.answer().await.status, 200);
+async fn an_expect_header_that_go_ignores_on_http2_is_not_forwarded() {
+    let (weir, mut upstream) = start().await;
+    let ask = TestRequest::get(LIST).header("expect", "foo");
+    let call = weir.alice(HttpVersion::Http2).send(ask).await;
+    let exchange = upstream.next_exchange().await;
+    assert_eq!(exchange.request.headers.get("expect"), None);
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
 }

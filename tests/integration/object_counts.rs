@@ -4,63 +4,63 @@
 use std::time::Duration;
 
 use ::weir::playground::Denial;
+use ::weir::playground::PlaygroundSettings;
 use ::weir::playground::RequestRecord;
-use ::weir::playground::Settings;
-use ::weir::upstream::credentials::Source;
-use ::weir::upstream::credentials::Token;
-use ::weir::upstream::credentials::bearer::bearer;
+use ::weir::upstream::credentials::BearerToken;
+use ::weir::upstream::credentials::CredentialSource;
+use ::weir::upstream::credentials::bearer::bearer_header;
 
-use crate::seats::Stored;
-use crate::seats::seats_of_server;
-use crate::seats::wide;
-use crate::support::Http;
-use crate::support::client::Client;
+use crate::seats::StoredObjects;
+use crate::seats::expected_seats;
+use crate::seats::wide_limits;
+use crate::support::HttpVersion;
+use crate::support::client::TestClient;
 use crate::support::eventually;
 use crate::support::weir::Weir;
-use crate::who_asks::Cluster;
+use crate::who_asks::PlaygroundCluster;
 use crate::who_asks::authorization;
 
 /// A part of the pods: it does not tell how many there are.
 const PODS: &str = "/api/v1/namespaces/default/pods";
-const COUNTED: &str = "weir_object_count_calls_total{result=\"counted\"}";
+const COUNTED_METRIC: &str = "weir_object_count_calls_total{result=\"counted\"}";
 const OWN_USER: &str = "system:serviceaccount:team:weir";
 
 /// A cluster, and weir with a credential of its own before it.
-struct Stand {
-    cluster: Cluster,
+struct ObjectCountHarness {
+    cluster: PlaygroundCluster,
     weir: Weir,
-    client: Client,
+    client: TestClient,
 }
 
-impl Stand {
+impl ObjectCountHarness {
     /// weir's own user may not do what is denied, of these verbs.
     async fn start(pods: usize, denied: &[(&str, &str)]) -> Self {
-        let settings = Settings {
+        let settings = PlaygroundSettings {
             pods,
-            ..Settings::default()
+            ..PlaygroundSettings::default()
         };
-        let cluster = Cluster::start_with(settings).await;
+        let cluster = PlaygroundCluster::start_with(settings).await;
         for (verb, what) in denied {
             cluster.server.deny(Denial {
                 user: OWN_USER.to_owned(),
                 verb: (*verb).to_owned(),
-                what: (*what).to_owned(),
+                target: (*what).to_owned(),
             });
         }
-        let own = cluster.account("weir");
+        let own = cluster.service_account_token("weir");
         let weir = cluster
-            .weir(|config| {
-                config.own = Source::Given {
+            .start_weir(|config| {
+                config.own_credentials = CredentialSource::Configured {
                     certificate: None,
-                    token: Some(Token::Given(bearer(&own).unwrap())),
+                    token: Some(BearerToken::Inline(bearer_header(&own).unwrap())),
                 };
-                config.telling.explain = true;
-                config.limits = wide();
+                config.reporting.explain = true;
+                config.admission = wide_limits();
                 config.object_count_poll_period = Duration::from_secs(3600);
             })
             .await;
         let (name, value) = authorization(cluster.token("bob"));
-        let client = weir.bearing(Http::Two, (name, &value));
+        let client = weir.with_authorization(HttpVersion::Http2, (name, &value));
         Self {
             cluster,
             weir,
@@ -75,7 +75,7 @@ impl Stand {
         answer.headers["x-weir-seats"].parse().unwrap()
     }
 
-    async fn comes_to(&mut self, target: &str, seats: u32) {
+    async fn wait_for_seats(&mut self, target: &str, seats: u32) {
         eventually("the seats", async || {
             (self.seats(target).await == seats).then_some(())
         })
@@ -83,20 +83,20 @@ impl Stand {
     }
 
     /// What the server's formula comes to, by what it has stored.
-    fn seats_of_server(&self, target: &str) -> u32 {
-        let count = self.cluster.server.count("pods").unwrap();
-        let size = self.cluster.server.size("pods").unwrap() / count;
-        let stored = Stored {
+    fn expected_seats(&self, target: &str) -> u32 {
+        let count = self.cluster.server.object_count("pods").unwrap();
+        let size = self.cluster.server.object_bytes("pods").unwrap() / count;
+        let stored = StoredObjects {
             path: "/api/v1/pods",
             kind: "Pod",
             count,
             size,
         };
-        seats_of_server(target, stored)
+        expected_seats(target, stored)
     }
 
     /// weir's own requests, but for reviews.
-    fn own_lists(&self) -> Vec<RequestRecord> {
+    fn own_list_requests(&self) -> Vec<RequestRecord> {
         let requests = self.cluster.server.requests().into_iter();
         requests
             .filter(|request| !request.headers.contains_key("x-forwarded-for"))
@@ -105,7 +105,7 @@ impl Stand {
     }
 
     /// Which resources weir asked about whether it may list them.
-    fn reviewed(&self) -> Vec<String> {
+    fn reviewed_resources(&self) -> Vec<String> {
         let reviews = self.cluster.server.reviews().into_iter();
         reviews
             .filter(|review| review.kind == "SelfSubjectAccessReview")
@@ -120,13 +120,13 @@ impl Stand {
 }
 
 #[tokio::test]
-async fn where_metrics_may_not_be_read_a_list_of_one_object_tells_the_count() {
-    let mut stand = Stand::start(2000, &[("get", "/metrics")]).await;
-    let server = stand.seats_of_server(PODS);
+async fn without_access_to_metrics_a_list_of_one_object_provides_the_count() {
+    let mut stand = ObjectCountHarness::start(2000, &[("get", "/metrics")]).await;
+    let server = stand.expected_seats(PODS);
     assert_eq!(server, 10, "as many as a list from memory has at most");
     assert_eq!(stand.seats(PODS).await, 1, "nothing is known");
-    stand.comes_to(PODS, server).await;
-    let lists = stand.own_lists();
+    stand.wait_for_seats(PODS, server).await;
+    let lists = stand.own_list_requests();
     let targets: Vec<_> = lists.iter().map(|list| list.uri.to_string()).collect();
     assert_eq!(
         targets,
@@ -137,32 +137,32 @@ async fn where_metrics_may_not_be_read_a_list_of_one_object_tells_the_count() {
         lists[0].headers["accept"],
         "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
     );
-    assert_eq!(stand.reviewed(), ["pods"]);
-    assert_eq!(stand.weir.metric(COUNTED).await, 1.0);
+    assert_eq!(stand.reviewed_resources(), ["pods"]);
+    assert_eq!(stand.weir.metric(COUNTED_METRIC).await, 1.0);
 }
 
 /// A list of one object tells no size. The first list after it costs what the server takes for objects of unknown size; it tells
 /// how large they are, though it is of one namespace.
 #[tokio::test]
-async fn the_size_of_counted_objects_is_learned_from_a_part_of_them() {
-    let mut stand = Stand::start(20, &[("get", "/metrics")]).await;
-    let server = stand.seats_of_server(PODS);
+async fn the_size_of_counted_objects_is_estimated_from_a_sample() {
+    let mut stand = ObjectCountHarness::start(20, &[("get", "/metrics")]).await;
+    let server = stand.expected_seats(PODS);
     assert!(server < 10, "{server}");
     assert_eq!(stand.seats(PODS).await, 1, "nothing is known");
-    stand.comes_to(PODS, 10).await;
-    stand.comes_to(PODS, server).await;
+    stand.wait_for_seats(PODS, 10).await;
+    stand.wait_for_seats(PODS, server).await;
 }
 
 #[tokio::test]
-async fn what_weir_may_not_list_is_never_listed() {
+async fn resources_that_weir_may_not_list_are_never_listed() {
     let denied = [("get", "/metrics"), ("list", "configmaps")];
-    let mut stand = Stand::start(20, &denied).await;
+    let mut stand = ObjectCountHarness::start(20, &denied).await;
     for target in ["/api/v1/namespaces/default/configmaps", PODS] {
         assert_eq!(stand.seats(target).await, 1);
     }
-    stand.weir.metric_becomes(COUNTED, 1.0).await;
-    assert_eq!(stand.reviewed(), ["configmaps", "pods"]);
-    for list in stand.own_lists() {
+    stand.weir.wait_for_metric(COUNTED_METRIC, 1.0).await;
+    assert_eq!(stand.reviewed_resources(), ["configmaps", "pods"]);
+    for list in stand.own_list_requests() {
         assert_eq!(list.uri.path(), "/api/v1/pods");
     }
     let denied = "weir_object_count_calls_total{result=\"denied\"}";
@@ -170,8 +170,8 @@ async fn what_weir_may_not_list_is_never_listed() {
 }
 
 #[tokio::test]
-async fn secrets_are_never_asked_for() {
-    let mut stand = Stand::start(20, &[("get", "/metrics")]).await;
+async fn secrets_are_never_listed() {
+    let mut stand = ObjectCountHarness::start(20, &[("get", "/metrics")]).await;
     for target in [
         "/api/v1/namespaces/default/secrets",
         "/api/v1/secrets?limit=500",
@@ -179,18 +179,22 @@ async fn secrets_are_never_asked_for() {
     ] {
         stand.seats(target).await;
     }
-    stand.weir.metric_becomes(COUNTED, 1.0).await;
-    assert_eq!(stand.reviewed(), ["pods"], "though it may list everything");
-    for list in stand.own_lists() {
+    stand.weir.wait_for_metric(COUNTED_METRIC, 1.0).await;
+    assert_eq!(
+        stand.reviewed_resources(),
+        ["pods"],
+        "though it may list everything"
+    );
+    for list in stand.own_list_requests() {
         assert_eq!(list.uri.path(), "/api/v1/pods");
     }
 }
 
 #[tokio::test]
-async fn what_metrics_count_is_not_asked_for() {
-    let mut stand = Stand::start(2000, &[]).await;
-    let server = stand.seats_of_server(PODS);
-    stand.comes_to(PODS, server).await;
-    assert_eq!(stand.reviewed(), <[String; 0]>::default());
-    assert_eq!(stand.own_lists().len(), 0);
+async fn resources_counted_by_metrics_are_not_listed() {
+    let mut stand = ObjectCountHarness::start(2000, &[]).await;
+    let server = stand.expected_seats(PODS);
+    stand.wait_for_seats(PODS, server).await;
+    assert_eq!(stand.reviewed_resources(), <[String; 0]>::default());
+    assert_eq!(stand.own_list_requests().len(), 0);
 }

@@ -4,47 +4,47 @@ use std::pin::pin;
 use std::time::Duration;
 
 use ::weir::document;
-use ::weir::document::Faults;
+use ::weir::document::Diagnostics;
 use ::weir::limits::clients;
-use ::weir::limits::events::Groups;
-use ::weir::limits::events::config::Limit;
+use ::weir::limits::events::LimitedEventGroups;
+use ::weir::limits::events::config::EventLimitConfig;
 use ::weir::limits::events::config::LimitType;
 use ::weir::limits::events::enforce;
 use ::weir::limits::rates;
 
-use crate::doors::from;
-use crate::doors::wire_over;
-use crate::support::Http;
+use crate::doors::connect_from;
+use crate::doors::raw_http1_over;
+use crate::support::HttpVersion;
 use crate::support::Stopwatch;
 use crate::support::certificates::pki;
-use crate::support::client::Answer;
-use crate::support::client::Ask;
-use crate::support::client::Client;
+use crate::support::client::FullResponse;
+use crate::support::client::TestClient;
+use crate::support::client::TestRequest;
 use crate::support::eventually;
-use crate::support::upstream::Upstream;
+use crate::support::upstream::FakeUpstream;
 use crate::support::weir;
 use crate::support::weir::Weir;
 
 const EVENTS: &str = "/api/v1/namespaces/default/events";
 
 /// No token ever comes, however long a test takes: less than can be configured.
-const NONE: u32 = 0;
+const NO_TOKENS: u32 = 0;
 
-fn limit(limit_type: LimitType, burst: u32) -> Limit {
-    Limit {
+fn event_limit(limit_type: LimitType, burst: u32) -> EventLimitConfig {
+    EventLimitConfig {
         limit_type,
-        qps: NONE,
+        qps: NO_TOKENS,
         burst,
         cache_size: 16,
         warning_reserve_percent: 0,
     }
 }
 
-fn events(limits: Vec<Limit>, retry_after: bool) -> rates::Config {
-    rates::Config {
-        events: Some(enforce::Config {
+fn event_limits(limits: Vec<EventLimitConfig>, retry_after: bool) -> rates::RateLimitsConfig {
+    rates::RateLimitsConfig {
+        events: Some(enforce::EventRateLimitConfig {
             limits,
-            groups: Groups::All,
+            groups: LimitedEventGroups::All,
             retry_after,
         }),
         clients: Vec::new(),
@@ -52,52 +52,62 @@ fn events(limits: Vec<Limit>, retry_after: bool) -> rates::Config {
 }
 
 /// A rule for alice's requests, with these further lines.
-fn rule(lines: &str) -> rates::Config {
-    rule_for("'*'", lines)
+fn alice_rule(lines: &str) -> rates::RateLimitsConfig {
+    alice_rule_for_verbs("'*'", lines)
 }
 
 /// A rule for such requests of alice's only.
-pub(crate) fn rule_for(verbs: &str, lines: &str) -> rates::Config {
+pub(crate) fn alice_rule_for_verbs(verbs: &str, lines: &str) -> rates::RateLimitsConfig {
     let text = format!(
         "- name: alice\n  rules:\n  - subjects: [{{kind: User, user: {{name: alice}}}}]\n    resourceRules:\n    \
          - {{verbs: [{verbs}], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}}\n{lines}"
     );
-    let mut faults = Faults::default();
+    let mut faults = Diagnostics::default();
     let nodes = document::parse_all("rule", &text, &mut faults);
-    let clients = clients::config::rules(&nodes[0], "clientLimits", &mut faults);
+    let clients = clients::config::parse_rules(&nodes[0], "clientLimits", &mut faults);
     assert_eq!(faults.to_string(), "");
-    rates::Config {
+    rates::RateLimitsConfig {
         events: None,
         clients,
     }
 }
 
-async fn before(rates: rates::Config) -> (Weir, Upstream) {
-    let upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address).rates(rates).start().await;
+async fn start_with_rates(rates: rates::RateLimitsConfig) -> (Weir, FakeUpstream) {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).rates(rates).start().await;
     (weir, upstream)
 }
 
-fn event(source: &str) -> String {
+fn event_json(source: &str) -> String {
     format!("{{\"metadata\":{{\"name\":\"e\"}} ,\n\"source\":{{\"component\":\"{source}\"}}}}")
 }
 
 /// Sends a request that is to reach the upstream, which answers with `status`.
-async fn passes(client: &mut Client, upstream: &mut Upstream, ask: Ask, status: u16) {
+async fn assert_passes(
+    client: &mut TestClient,
+    upstream: &mut FakeUpstream,
+    ask: TestRequest,
+    status: u16,
+) {
     let call = client.send(ask).await;
-    upstream.next().await.reply(status, "{}").await;
-    assert_eq!(call.answer().await.status, status);
+    upstream.next_exchange().await.respond(status, "{}").await;
+    assert_eq!(call.response().await.status, status);
 }
 
 /// Asks what a bucket lets through that holds so many tokens and gets one a second, until that refuses.
-async fn spend(client: &mut Client, upstream: &mut Upstream, ask: Ask, burst: u64) -> Answer {
+async fn spend_tokens(
+    client: &mut TestClient,
+    upstream: &mut FakeUpstream,
+    ask: TestRequest,
+    burst: u64,
+) -> FullResponse {
     let (began, mut passed) = (Stopwatch::start(), 0);
     loop {
-        let mut answer = pin!(client.send(ask.clone()).await.answer());
+        let mut answer = pin!(client.send(ask.clone()).await.response());
         let answer = tokio::select! {
             answer = &mut answer => answer,
-            exchange = upstream.next() => {
-                exchange.reply(200, "{}").await;
+            exchange = upstream.next_exchange() => {
+                exchange.respond(200, "{}").await;
                 answer.await
             }
         };
@@ -116,33 +126,39 @@ async fn spend(client: &mut Client, upstream: &mut Upstream, ask: Ask, burst: u6
 }
 
 #[tokio::test]
-async fn an_event_too_many_is_refused_in_upstream_s_words() {
-    for near in Http::BOTH {
-        let limits = [LimitType::User, LimitType::Namespace].map(|limit_type| Limit {
+async fn an_event_over_the_limit_is_rejected_with_upstream_s_message() {
+    for near in HttpVersion::BOTH {
+        let limits = [LimitType::User, LimitType::Namespace].map(|limit_type| EventLimitConfig {
             qps: 1,
-            ..limit(limit_type, 1)
+            ..event_limit(limit_type, 1)
         });
-        let (weir, mut upstream) = before(events(limits.into(), true)).await;
+        let (weir, mut upstream) = start_with_rates(event_limits(limits.into(), true)).await;
         let mut alice = weir.alice(near);
-        let answer = spend(&mut alice, &mut upstream, Ask::post(EVENTS, "{}"), 1).await;
+        let answer = spend_tokens(
+            &mut alice,
+            &mut upstream,
+            TestRequest::post(EVENTS, "{}"),
+            1,
+        )
+        .await;
         assert_eq!(answer.headers.all("retry-after"), ["1"]);
-        let told = answer.told();
+        let told = answer.kube_status();
         assert_eq!(told.reason, "TooManyRequests");
         assert_eq!(told.cause, "weir/event-rate-limit");
         assert_eq!(
             told.message,
             "Too many requests: [limit reached on type User for key alice, limit reached on type Namespace for key default]"
         );
-        upstream.assert_nothing_came();
+        upstream.assert_no_request();
         // Neither other writes nor reads nor dry runs are concerned.
         for ask in [
-            Ask::post("/api/v1/namespaces/default/pods", "{}"),
-            Ask::get(EVENTS),
-            Ask::post(&format!("{EVENTS}?dryRun=All"), "{}"),
+            TestRequest::post("/api/v1/namespaces/default/pods", "{}"),
+            TestRequest::get(EVENTS),
+            TestRequest::post(&format!("{EVENTS}?dryRun=All"), "{}"),
         ] {
-            passes(&mut alice, &mut upstream, ask, 200).await;
+            assert_passes(&mut alice, &mut upstream, ask, 200).await;
         }
-        let top = weir.operator("/debug/rate_limits").await;
+        let top = weir.get_admin("/debug/rate_limits").await;
         assert!(
             top.text().contains("EventRateLimit/User\t1\t0\t\"alice\""),
             "{}",
@@ -152,11 +168,18 @@ async fn an_event_too_many_is_refused_in_upstream_s_words() {
 }
 
 #[tokio::test]
-async fn without_retry_after_the_refusal_is_upstream_s_to_the_byte() {
-    let (weir, mut upstream) = before(events(vec![limit(LimitType::Server, 1)], false)).await;
-    let mut alice = weir.alice(Http::Two);
-    passes(&mut alice, &mut upstream, Ask::post(EVENTS, "{}"), 201).await;
-    let answer = alice.ask(Ask::post(EVENTS, "{}")).await;
+async fn without_retry_after_the_rejection_equals_upstream_s() {
+    let (weir, mut upstream) =
+        start_with_rates(event_limits(vec![event_limit(LimitType::Server, 1)], false)).await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    assert_passes(
+        &mut alice,
+        &mut upstream,
+        TestRequest::post(EVENTS, "{}"),
+        201,
+    )
+    .await;
+    let answer = alice.request(TestRequest::post(EVENTS, "{}")).await;
     assert_eq!(answer.headers.get("retry-after"), None);
     assert_eq!(
         answer.text(),
@@ -166,88 +189,97 @@ async fn without_retry_after_the_refusal_is_upstream_s_to_the_byte() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_read_goes_on_byte_for_byte() {
-    for (near, far) in Http::PAIRS {
-        let upstream = &mut Upstream::preferring(far).await;
-        let rates = events(vec![limit(LimitType::SourceAndObject, 2)], true);
-        let weir = weir::before(upstream.address).rates(rates).start().await;
+async fn a_body_that_was_read_is_forwarded_byte_for_byte() {
+    for (near, far) in HttpVersion::PAIRS {
+        let upstream = &mut FakeUpstream::preferring(far).await;
+        let rates = event_limits(vec![event_limit(LimitType::SourceAndObject, 2)], true);
+        let weir = weir::builder(upstream.address).rates(rates).start().await;
         let mut alice = weir.alice(near);
-        let body = event("kubelet");
-        let call = alice.send(Ask::post(EVENTS, body.clone())).await;
-        let mut exchange = upstream.next().await;
+        let body = event_json("kubelet");
+        let call = alice.send(TestRequest::post(EVENTS, body.clone())).await;
+        let mut exchange = upstream.next_exchange().await;
         let length = body.len().to_string();
         assert_eq!(
-            exchange.asked.headers.all("content-length"),
+            exchange.request.headers.all("content-length"),
             [length.as_str()]
         );
-        assert_eq!(exchange.body().await, body);
-        exchange.reply(201, "{}").await;
-        assert_eq!(call.answer().await.status, 201);
+        assert_eq!(exchange.read_body().await, body);
+        exchange.respond(201, "{}").await;
+        assert_eq!(call.response().await.status, 201);
         // In parts, and of unknown length.
-        let mut call = alice.send(Ask::post(EVENTS, "").streamed()).await;
+        let mut call = alice.send(TestRequest::post(EVENTS, "").streamed()).await;
         for part in body.as_bytes().chunks(7) {
             call.send(part.to_vec()).await;
         }
         call.end().await;
-        let mut exchange = upstream.next().await;
-        assert_eq!(exchange.body().await, body);
-        exchange.reply(201, "{}").await;
-        assert_eq!(call.answer().await.status, 201);
-        let refused = alice.ask(Ask::post(EVENTS, body)).await;
+        let mut exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.read_body().await, body);
+        exchange.respond(201, "{}").await;
+        assert_eq!(call.response().await.status, 201);
+        let refused = alice.request(TestRequest::post(EVENTS, body)).await;
         assert!(
             refused
-                .told()
+                .kube_status()
                 .message
                 .ends_with("SourceAndObject for key kubelet")
         );
-        passes(&mut alice, upstream, Ask::post(EVENTS, event("other")), 201).await;
+        assert_passes(
+            &mut alice,
+            upstream,
+            TestRequest::post(EVENTS, event_json("other")),
+            201,
+        )
+        .await;
     }
 }
 
 #[tokio::test]
-async fn a_client_is_told_to_continue_when_its_event_is_read() {
-    let (weir, mut upstream) =
-        before(events(vec![limit(LimitType::SourceAndObject, 1)], true)).await;
-    let mut wire = weir.wire().await;
+async fn reading_an_event_s_body_sends_100_continue() {
+    let (weir, mut upstream) = start_with_rates(event_limits(
+        vec![event_limit(LimitType::SourceAndObject, 1)],
+        true,
+    ))
+    .await;
+    let mut wire = weir.raw_http1().await;
     let head = format!(
         "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
     );
     wire.send(&head).await;
-    assert_eq!(wire.answered().await.status, 100);
-    upstream.assert_nothing_came();
+    assert_eq!(wire.read_response_head().await.status, 100);
+    upstream.assert_no_request();
     wire.send("{}").await;
-    let mut exchange = upstream.next().await;
-    assert_eq!(exchange.body().await, "{}");
-    exchange.reply(201, "{}").await;
-    assert_eq!(wire.answer("POST").await.0.status, 201);
+    let mut exchange = upstream.next_exchange().await;
+    assert_eq!(exchange.read_body().await, "{}");
+    exchange.respond(201, "{}").await;
+    assert_eq!(wire.read_response("POST").await.0.status, 201);
     wire.send(&head).await;
-    assert_eq!(wire.answered().await.status, 100);
+    assert_eq!(wire.read_response_head().await.status, 100);
     wire.send("{}").await;
-    let (refused, _) = wire.answer("POST").await;
+    let (refused, _) = wire.read_response("POST").await;
     assert_eq!(
         (refused.status, refused.headers.get("connection")),
         (429, None)
     );
-    upstream.assert_nothing_came();
+    upstream.assert_no_request();
 }
 
 #[tokio::test]
-async fn what_is_larger_than_the_server_takes_is_refused_with_and_without_a_length() {
-    const LARGEST: usize = 3 << 20;
-    let rates = || events(vec![limit(LimitType::SourceAndObject, 9)], true);
-    for near in Http::BOTH {
-        let (weir, mut upstream) = before(rates()).await;
+async fn an_event_over_the_server_s_size_limit_is_rejected_with_and_without_a_length() {
+    const MAX_BODY: usize = 3 << 20;
+    let rates = || event_limits(vec![event_limit(LimitType::SourceAndObject, 9)], true);
+    for near in HttpVersion::BOTH {
+        let (weir, mut upstream) = start_with_rates(rates()).await;
         let mut alice = weir.alice(near);
-        let told = Ask::new("POST", EVENTS).streamed();
+        let told = TestRequest::new("POST", EVENTS).streamed();
         let told = match near {
-            Http::One => {
-                let mut wire = weir.wire().await;
+            HttpVersion::Http1 => {
+                let mut wire = weir.raw_http1().await;
                 wire.send(format!(
                     "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n",
-                    LARGEST + 1
+                    MAX_BODY + 1
                 ))
                 .await;
-                let (answered, body) = wire.answer("POST").await;
+                let (answered, body) = wire.read_response("POST").await;
                 assert_eq!(answered.status, 413);
                 assert!(
                     String::from_utf8_lossy(&body)
@@ -255,136 +287,161 @@ async fn what_is_larger_than_the_server_takes_is_refused_with_and_without_a_leng
                 );
                 told
             }
-            Http::Two => told,
+            HttpVersion::Http2 => told,
         };
         let mut call = alice.send(told).await;
-        for _ in 0..LARGEST / (64 << 10) {
+        for _ in 0..MAX_BODY / (64 << 10) {
             call.send(vec![b' '; 64 << 10]).await;
         }
         call.send("x").await;
-        assert_eq!(call.answer().await.status, 413);
-        upstream.assert_nothing_came();
+        assert_eq!(call.response().await.status, 413);
+        upstream.assert_no_request();
         // One of just that size is none, and the API server's to judge.
-        let mut whole = vec![b' '; LARGEST];
+        let mut whole = vec![b' '; MAX_BODY];
         whole[0] = b'{';
-        let call = alice.send(Ask::post(EVENTS, whole)).await;
-        let mut exchange = upstream.next().await;
-        assert_eq!(exchange.body().await.len(), LARGEST);
-        exchange.reply(400, "{}").await;
-        assert_eq!(call.answer().await.status, 400);
+        let call = alice.send(TestRequest::post(EVENTS, whole)).await;
+        let mut exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.read_body().await.len(), MAX_BODY);
+        exchange.respond(400, "{}").await;
+        assert_eq!(call.response().await.status, 400);
     }
 }
 
 #[tokio::test]
-async fn who_sends_many_events_at_a_time_leaves_room_for_others() {
-    const LONG: usize = (2 << 20) + 1;
+async fn event_bodies_of_one_address_leave_memory_for_others() {
+    const BODY_LENGTH: usize = (2 << 20) + 1;
     let begun = format!(
         "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n{}",
-        LONG + 1,
-        " ".repeat(LONG)
+        BODY_LENGTH + 1,
+        " ".repeat(BODY_LENGTH)
     );
     for proxy in [false, true] {
-        let mut upstream = Upstream::start().await;
-        let mut setup = weir::before(upstream.address)
-            .rates(events(vec![limit(LimitType::SourceAndObject, 9)], true));
+        let mut upstream = FakeUpstream::start().await;
+        let mut setup = weir::builder(upstream.address).rates(event_limits(
+            vec![event_limit(LimitType::SourceAndObject, 9)],
+            true,
+        ));
         if proxy {
-            setup = setup.trusting_its_clients();
+            setup = setup.trust_test_clients();
         }
         let weir = setup.start().await;
         // Between 2 and 3 MiB each: more than a quarter, and less than a half.
         let mut wires = Vec::new();
         for _ in 0..9 {
-            let mut wire = weir.wire().await;
+            let mut wire = weir.raw_http1().await;
             let _ = wire.writer.send(&begun).await; // refused, it may be cut short
             wires.push(wire);
         }
         if !proxy {
-            let answers = wires.iter_mut().map(|wire| Box::pin(wire.answered()));
+            let answers = wires
+                .iter_mut()
+                .map(|wire| Box::pin(wire.read_response_head()));
             let (first, _, _) = futures_util::future::select_all(answers).await;
             assert_eq!(first.status, 429);
         }
         // Another's event is read meanwhile.
-        let mut other = wire_over(from(&weir, [127, 0, 0, 2]).await).await;
-        let event = event("kubelet");
+        let mut other = raw_http1_over(connect_from(&weir, [127, 0, 0, 2]).await).await;
+        let event = event_json("kubelet");
         other
             .send(format!(
                 "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n{event}",
                 event.len()
             ))
             .await;
-        upstream.next().await.reply(201, "{}").await;
-        assert_eq!(other.answered().await.status, 201);
+        upstream.next_exchange().await.respond(201, "{}").await;
+        assert_eq!(other.read_response_head().await.status, 201);
         if proxy {
             for wire in &mut wires {
                 wire.send("x").await;
-                upstream.next().await.reply(201, "{}").await;
-                assert_eq!(wire.answered().await.status, 201);
+                upstream.next_exchange().await.respond(201, "{}").await;
+                assert_eq!(wire.read_response_head().await.status, 201);
             }
         }
     }
 }
 
 #[tokio::test]
-async fn events_are_refused_before_they_take_a_seat() {
-    let upstream = &mut Upstream::start().await;
-    let rates = events(vec![limit(LimitType::Server, 1)], true);
-    let weir = weir::before(upstream.address)
+async fn events_are_rejected_before_they_take_a_seat() {
+    let upstream = &mut FakeUpstream::start().await;
+    let rates = event_limits(vec![event_limit(LimitType::Server, 1)], true);
+    let weir = weir::builder(upstream.address)
         .limits(1, 1)
         .rates(rates)
         .start()
         .await;
-    let mut alice = weir.alice(Http::Two);
-    let held = alice.send(Ask::post(EVENTS, "{}")).await;
-    let exchange = upstream.next().await;
-    let refused = alice.ask(Ask::post(EVENTS, "{}")).await;
-    assert_eq!(refused.told().cause, "weir/event-rate-limit");
-    exchange.reply(201, "{}").await;
-    assert_eq!(held.answer().await.status, 201);
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let held = alice.send(TestRequest::post(EVENTS, "{}")).await;
+    let exchange = upstream.next_exchange().await;
+    let refused = alice.request(TestRequest::post(EVENTS, "{}")).await;
+    assert_eq!(refused.kube_status().cause, "weir/event-rate-limit");
+    exchange.respond(201, "{}").await;
+    assert_eq!(held.response().await.status, 201);
 }
 
 #[tokio::test]
-async fn a_client_that_asks_too_much_is_refused_and_others_are_not() {
-    let (weir, mut upstream) = before(rule("  requests: {qps: 1, burst: 2}\n")).await;
-    let mut alice = weir.alice(Http::Two);
-    let refused = spend(&mut alice, &mut upstream, Ask::get("/api/v1/pods"), 2).await;
+async fn a_client_over_its_rate_is_rejected_and_others_are_not() {
+    let (weir, mut upstream) =
+        start_with_rates(alice_rule("  requests: {qps: 1, burst: 2}\n")).await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let refused = spend_tokens(
+        &mut alice,
+        &mut upstream,
+        TestRequest::get("/api/v1/pods"),
+        2,
+    )
+    .await;
     assert_eq!(refused.headers.all("retry-after"), ["1"]);
-    let told = refused.told();
+    let told = refused.kube_status();
     assert_eq!(told.cause, "weir/client-limit");
     assert!(
         told.message.contains("\"alice\"") && told.message.contains("(requests)"),
         "{told:?}"
     );
-    passes(
-        &mut weir.anonymous(Http::Two),
+    assert_passes(
+        &mut weir.anonymous(HttpVersion::Http2),
         &mut upstream,
-        Ask::get("/api/v1/pods"),
+        TestRequest::get("/api/v1/pods"),
         200,
     )
     .await;
-    upstream.assert_nothing_came();
+    upstream.assert_no_request();
 }
 
 #[tokio::test]
-async fn a_rate_of_zero_blocks_a_client_and_nobody_else() {
-    let (weir, mut upstream) = before(rule("  requests: {qps: 0}\n")).await;
+async fn a_rate_of_zero_blocks_one_client_only() {
+    let (weir, mut upstream) = start_with_rates(alice_rule("  requests: {qps: 0}\n")).await;
     for _ in 0..3 {
-        let refused = weir.alice(Http::Two).get("/api/v1/pods").await;
+        let refused = weir.alice(HttpVersion::Http2).get("/api/v1/pods").await;
         assert_eq!(refused.headers.all("retry-after"), ["60"]);
-        assert_eq!(refused.told().cause, "weir/client-limit");
+        assert_eq!(refused.kube_status().cause, "weir/client-limit");
     }
-    let mut other = weir.anonymous(Http::Two);
-    passes(&mut other, &mut upstream, Ask::get("/api/v1/pods"), 200).await;
-    upstream.assert_nothing_came();
+    let mut other = weir.anonymous(HttpVersion::Http2);
+    assert_passes(
+        &mut other,
+        &mut upstream,
+        TestRequest::get("/api/v1/pods"),
+        200,
+    )
+    .await;
+    upstream.assert_no_request();
 }
 
 #[tokio::test]
-async fn a_dry_rule_counts_and_lets_through() {
-    let (weir, mut upstream) =
-        before(rule("  requests: {qps: 1, burst: 1}\n  dryRun: true\n")).await;
-    let mut alice = weir.alice(Http::Two);
+async fn a_dry_run_rule_counts_and_admits() {
+    let (weir, mut upstream) = start_with_rates(alice_rule(
+        "  requests: {qps: 1, burst: 1}\n  dryRun: true\n",
+    ))
+    .await;
+    let mut alice = weir.alice(HttpVersion::Http2);
     let began = Stopwatch::start();
     for _ in 0..3 {
-        passes(&mut alice, &mut upstream, Ask::get("/api/v1/pods"), 200).await;
+        assert_passes(
+            &mut alice,
+            &mut upstream,
+            TestRequest::get("/api/v1/pods"),
+            200,
+        )
+        .await;
     }
     let rejected =
         "weir_client_limit_requests_total{decision=\"rejected\",limit=\"requests\",rule=\"alice\"}";
@@ -395,21 +452,21 @@ async fn a_dry_rule_counts_and_lets_through() {
 }
 
 #[tokio::test]
-async fn a_delayed_request_comes_when_its_token_does_and_one_too_late_is_refused() {
+async fn a_delayed_request_is_sent_with_its_token_and_rejected_beyond_the_max_delay() {
     let lines = "  requests: {qps: 20, burst: 1}\n  limitResponse: Delay\n  maxDelay: 110ms\n";
-    let (weir, mut upstream) = before(rule(lines)).await;
-    let mut alice = weir.alice(Http::Two);
+    let (weir, mut upstream) = start_with_rates(alice_rule(lines)).await;
+    let mut alice = weir.alice(HttpVersion::Http2);
     let began = Stopwatch::start();
     let mut calls = Vec::new();
     for _ in 0..12 {
-        calls.push(alice.send(Ask::get("/api/v1/pods")).await);
+        calls.push(alice.send(TestRequest::get("/api/v1/pods")).await);
     }
     let serving = async {
         loop {
-            upstream.next().await.reply(200, "{}").await;
+            upstream.next_exchange().await.respond(200, "{}").await;
         }
     };
-    let answered = futures_util::future::join_all(calls.into_iter().map(|call| call.answer()));
+    let answered = futures_util::future::join_all(calls.into_iter().map(|call| call.response()));
     let answers = tokio::select! {
         answers = answered => answers,
         () = serving => unreachable!(),
@@ -434,57 +491,72 @@ async fn a_delayed_request_comes_when_its_token_does_and_one_too_late_is_refused
 }
 
 #[tokio::test]
-async fn an_object_that_failed_waits_and_another_does_not() {
-    let (weir, mut upstream) = before(rule("  objectBackoff: {base: 30s, max: 60s}\n")).await;
-    let mut alice = weir.alice(Http::Two);
+async fn a_failed_object_backs_off_and_another_does_not() {
+    let (weir, mut upstream) =
+        start_with_rates(alice_rule("  objectBackoff: {base: 30s, max: 60s}\n")).await;
+    let mut alice = weir.alice(HttpVersion::Http2);
     let put = |name: &str| {
-        Ask::post(
+        TestRequest::post(
             &format!("/apis/apps/v1/namespaces/a/deployments/{name}"),
             "{}",
         )
         .method("PUT")
     };
     let began = Stopwatch::start();
-    passes(&mut alice, &mut upstream, put("broken"), 422).await;
-    let refused = alice.ask(put("broken")).await;
-    assert!(refused.told().message.contains("(objectBackoff)"));
+    assert_passes(&mut alice, &mut upstream, put("broken"), 422).await;
+    let refused = alice.request(put("broken")).await;
+    assert!(refused.kube_status().message.contains("(objectBackoff)"));
     let told: u64 = refused.headers["retry-after"].parse().unwrap();
     let elapsed = began.elapsed();
     assert!(
         told <= 30 && told + elapsed.as_secs() + 1 >= 30,
         "{told} after {elapsed:?}"
     );
-    upstream.assert_nothing_came();
-    passes(&mut alice, &mut upstream, put("sound"), 200).await;
-    passes(&mut alice, &mut upstream, put("contended"), 409).await;
-    passes(&mut alice, &mut upstream, put("contended"), 409).await;
-    let get = Ask::get("/apis/apps/v1/namespaces/a/deployments/broken");
-    passes(&mut alice, &mut upstream, get, 200).await;
+    upstream.assert_no_request();
+    assert_passes(&mut alice, &mut upstream, put("sound"), 200).await;
+    assert_passes(&mut alice, &mut upstream, put("contended"), 409).await;
+    assert_passes(&mut alice, &mut upstream, put("contended"), 409).await;
+    let get = TestRequest::get("/apis/apps/v1/namespaces/a/deployments/broken");
+    assert_passes(&mut alice, &mut upstream, get, 200).await;
 }
 
 #[tokio::test]
-async fn so_many_at_a_time_of_a_resource_and_so_many_watches() {
-    let (weir, mut upstream) =
-        before(rule("  concurrency: 1\n  longRunning: {watches: 1}\n")).await;
-    let mut alice = weir.alice(Http::Two);
-    let call = alice.send(Ask::get("/api/v1/pods")).await;
-    let exchange = upstream.next().await;
+async fn concurrency_of_a_resource_and_watches_are_limited() {
+    let (weir, mut upstream) = start_with_rates(alice_rule(
+        "  concurrency: 1\n  longRunning: {watches: 1}\n",
+    ))
+    .await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let call = alice.send(TestRequest::get("/api/v1/pods")).await;
+    let exchange = upstream.next_exchange().await;
     let refused = alice.get("/api/v1/pods").await;
-    assert!(refused.told().message.contains("(concurrency)"));
-    passes(&mut alice, &mut upstream, Ask::get("/api/v1/services"), 200).await;
-    let watch = || Ask::get("/api/v1/pods?watch=true");
+    assert!(refused.kube_status().message.contains("(concurrency)"));
+    assert_passes(
+        &mut alice,
+        &mut upstream,
+        TestRequest::get("/api/v1/services"),
+        200,
+    )
+    .await;
+    let watch = || TestRequest::get("/api/v1/pods?watch=true");
     let mut watching = alice.send(watch()).await;
-    let mut streaming = upstream.next().await;
-    streaming.begin(200, &[]).await;
+    let mut streaming = upstream.next_exchange().await;
+    streaming.send_head(200, &[]).await;
     assert_eq!(watching.head().await.status, 200);
-    let refused = alice.ask(watch()).await;
-    assert!(refused.told().message.contains("(longRunning)"));
-    exchange.reply(200, "{}").await;
-    assert_eq!(call.answer().await.status, 200);
-    passes(&mut alice, &mut upstream, Ask::get("/api/v1/pods"), 200).await;
+    let refused = alice.request(watch()).await;
+    assert!(refused.kube_status().message.contains("(longRunning)"));
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+    assert_passes(
+        &mut alice,
+        &mut upstream,
+        TestRequest::get("/api/v1/pods"),
+        200,
+    )
+    .await;
     streaming.end().await;
-    watching.body().rest().await.unwrap();
-    passes(&mut alice, &mut upstream, watch(), 200).await;
+    watching.body().read_to_end().await.unwrap();
+    assert_passes(&mut alice, &mut upstream, watch(), 200).await;
     // Seven asked; each is counted once.
     let counted = |decision: &str, limit: &str| {
         let labels = format!("decision=\"{decision}\",limit=\"{limit}\",rule=\"alice\"");
@@ -497,17 +569,23 @@ async fn so_many_at_a_time_of_a_resource_and_so_many_watches() {
 }
 
 #[tokio::test]
-async fn an_event_that_was_read_and_is_refused_by_another_limit_does_not_cost_the_connection() {
-    let mut upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address)
-        .rates(events(vec![limit(LimitType::SourceAndObject, 100)], true))
+async fn a_read_event_that_another_limit_rejects_keeps_its_connection() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .rates(event_limits(
+            vec![event_limit(LimitType::SourceAndObject, 100)],
+            true,
+        ))
         .limits(1, 1)
         .start()
         .await;
-    let held = weir.alice(Http::Two).send(Ask::post(EVENTS, "{}")).await;
-    let exchange = upstream.next().await;
-    let mut wire = weir.wire().await;
-    let event = event("kubelet");
+    let held = weir
+        .alice(HttpVersion::Http2)
+        .send(TestRequest::post(EVENTS, "{}"))
+        .await;
+    let exchange = upstream.next_exchange().await;
+    let mut wire = weir.raw_http1().await;
+    let event = event_json("kubelet");
     let length = event.len();
     for (head, body) in [
         (format!("content-length: {length}"), event.clone()),
@@ -525,65 +603,71 @@ async fn an_event_that_was_read_and_is_refused_by_another_limit_does_not_cost_th
         ))
         .await;
         if head.starts_with("expect") {
-            assert_eq!(wire.answered().await.status, 100);
+            assert_eq!(wire.read_response_head().await.status, 100);
         }
         wire.send(body).await;
-        let (answered, _) = wire.answer("POST").await;
+        let (answered, _) = wire.read_response("POST").await;
         assert_eq!(answered.status, 429);
         assert_eq!(answered.headers.get("connection"), None, "{head}");
     }
-    upstream.assert_nothing_came();
-    exchange.reply(201, "{}").await;
-    assert_eq!(held.answer().await.status, 201);
+    upstream.assert_no_request();
+    exchange.respond(201, "{}").await;
+    assert_eq!(held.response().await.status, 201);
 }
 
-const EVER_HELD: &str = "weir_rejection_hold_seconds_count";
+const HELD_COUNT_METRIC: &str = "weir_rejection_hold_seconds_count";
 
 #[tokio::test]
-async fn what_is_exempt_is_never_held_whatever_refuses_it() {
-    let upstream = Upstream::start().await;
-    let rates = events(vec![limit(LimitType::Server, 1)], true);
-    let weir = weir::before(upstream.address)
+async fn rejections_of_exempt_users_are_never_held() {
+    let upstream = FakeUpstream::start().await;
+    let rates = event_limits(vec![event_limit(LimitType::Server, 1)], true);
+    let weir = weir::builder(upstream.address)
         .rates(rates)
         .rejection_hold(Duration::from_secs(1))
         .start()
         .await;
-    let mut admin = weir.certified(Http::Two, &pki().admin);
-    let mut alice = weir.certified(Http::Two, &pki().alice);
-    let call = alice.send(Ask::post(EVENTS, "{}")).await; // the only token
+    let mut admin = weir.with_certificate(HttpVersion::Http2, &pki().admin);
+    let mut alice = weir.with_certificate(HttpVersion::Http2, &pki().alice);
+    let call = alice.send(TestRequest::post(EVENTS, "{}")).await; // the only token
     for _ in 0..20 {
-        assert_eq!(admin.ask(Ask::post(EVENTS, "{}")).await.status, 429);
+        assert_eq!(
+            admin.request(TestRequest::post(EVENTS, "{}")).await.status,
+            429
+        );
     }
-    assert_eq!(weir.metric(EVER_HELD).await, 0.0);
+    assert_eq!(weir.metric(HELD_COUNT_METRIC).await, 0.0);
     drop(call);
     for _ in 0..2 {
-        assert_eq!(alice.ask(Ask::post(EVENTS, "{}")).await.status, 429);
+        assert_eq!(
+            alice.request(TestRequest::post(EVENTS, "{}")).await.status,
+            429
+        );
     }
-    assert_eq!(weir.metric(EVER_HELD).await, 1.0);
+    assert_eq!(weir.metric(HELD_COUNT_METRIC).await, 1.0);
 }
 
 #[tokio::test]
-async fn who_does_not_wait_for_a_place_as_told_hears_no_when_the_time_is_over() {
+async fn an_early_retry_after_a_concurrency_rejection_is_held() {
     // Not held is who comes a second later because the machine stood still.
     eventually("one that comes early", async || {
-        let mut upstream = Upstream::start().await;
-        let weir = weir::before(upstream.address)
-            .rates(rule("  concurrency: 1\n"))
+        let mut upstream = FakeUpstream::start().await;
+        let weir = weir::builder(upstream.address)
+            .rates(alice_rule("  concurrency: 1\n"))
             .rejection_hold(Duration::from_secs(30))
             .start()
             .await;
-        let mut alice = weir.alice(Http::Two);
-        let call = alice.send(Ask::get("/api/v1/pods")).await;
-        let exchange = upstream.next().await;
+        let mut alice = weir.alice(HttpVersion::Http2);
+        let call = alice.send(TestRequest::get("/api/v1/pods")).await;
+        let exchange = upstream.next_exchange().await;
         let began = Stopwatch::start();
         for _ in 0..2 {
             let refused = alice.get("/api/v1/pods").await;
             assert_eq!(refused.headers.all("retry-after"), ["1"]);
         }
         assert!(began.elapsed() >= Duration::from_secs(1));
-        let held = weir.metric(EVER_HELD).await;
-        exchange.reply(200, "{}").await;
-        assert_eq!(call.answer().await.status, 200);
+        let held = weir.metric(HELD_COUNT_METRIC).await;
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
         (held == 1.0).then_some(())
     })
     .await;

@@ -3,141 +3,148 @@
 
 use std::time::Duration;
 
-use crate::support::Http;
+use crate::support::HttpVersion;
 use crate::support::Stopwatch;
-use crate::support::client::Ask;
-use crate::support::client::Call;
+use crate::support::client::TestCall;
+use crate::support::client::TestRequest;
 use crate::support::eventually;
 use crate::support::frames;
-use crate::support::frames::Frame;
-use crate::support::frames::Frames;
+use crate::support::frames::RawFrame;
+use crate::support::frames::RawHttp2;
 use crate::support::upstream::Exchange;
-use crate::support::upstream::Upstream;
+use crate::support::upstream::FakeUpstream;
 use crate::support::weir;
 use crate::support::weir::Weir;
 
 const PODS: &str = "/api/v1/namespaces/a/pods";
 
 /// weir, full of mutating requests.
-async fn full() -> (Weir, Upstream, (Call, Exchange)) {
-    let mut upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address)
+async fn full_weir() -> (Weir, FakeUpstream, (TestCall, Exchange)) {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
         .limits(1, 1)
-        .streaming()
+        .without_body_buffer()
         .start()
         .await;
-    let call = weir.alice(Http::Two).send(Ask::post(PODS, "{}")).await;
-    let exchange = upstream.next().await;
+    let call = weir
+        .alice(HttpVersion::Http2)
+        .send(TestRequest::post(PODS, "{}"))
+        .await;
+    let exchange = upstream.next_exchange().await;
     (weir, upstream, (call, exchange))
 }
 
-fn post(head: &str) -> String {
+fn post_head(head: &str) -> String {
     format!("POST {PODS} HTTP/1.1\r\nhost: weir\r\n{head}\r\n\r\n")
 }
 
 #[tokio::test]
-async fn a_small_body_is_skipped_and_the_connection_goes_on() {
-    let (weir, mut upstream, (call, exchange)) = full().await;
-    let mut wire = weir.wire().await;
-    let small = format!("{}{{}}", post("content-length: 2"));
+async fn a_small_body_is_drained_and_the_connection_is_reused() {
+    let (weir, mut upstream, (call, exchange)) = full_weir().await;
+    let mut wire = weir.raw_http1().await;
+    let small = format!("{}{{}}", post_head("content-length: 2"));
     for request in [
         small.clone(),
         format!(
             "{}2\r\n{{}}\r\n0\r\n\r\n",
-            post("transfer-encoding: chunked")
+            post_head("transfer-encoding: chunked")
         ),
         format!(
             "{}0\r\nx-sum: 1\r\n\r\n",
-            post("transfer-encoding: chunked")
+            post_head("transfer-encoding: chunked")
         ),
-        post("content-length: 0"),
+        post_head("content-length: 0"),
     ] {
         wire.send(&request).await;
-        let (answered, _) = wire.answer("POST").await;
+        let (answered, _) = wire.read_response("POST").await;
         assert_eq!(answered.status, 429);
         assert_eq!(answered.headers.get("connection"), None, "{request:.80}");
     }
     // What follows is read from where it begins.
-    upstream.assert_nothing_came();
-    exchange.reply(201, "{}").await;
-    call.answer().await;
+    upstream.assert_no_request();
+    exchange.respond(201, "{}").await;
+    call.response().await;
     wire.send(small).await;
-    let mut admitted = upstream.next().await;
-    assert_eq!(admitted.body().await, "{}");
-    admitted.reply(201, "{}").await;
-    assert_eq!(wire.answer("POST").await.0.status, 201);
+    let mut admitted = upstream.next_exchange().await;
+    assert_eq!(admitted.read_body().await, "{}");
+    admitted.respond(201, "{}").await;
+    assert_eq!(wire.read_response("POST").await.0.status, 201);
 }
 
 #[tokio::test]
-async fn a_body_that_comes_in_many_parts_is_skipped_if_it_comes_soon() {
-    let (weir, mut upstream, _held) = full().await;
-    let whole = format!("{}{}", post("content-length: 200000"), "x".repeat(200_000));
+async fn a_body_in_many_parts_is_drained_if_it_arrives_soon() {
+    let (weir, mut upstream, _held) = full_weir().await;
+    let whole = format!(
+        "{}{}",
+        post_head("content-length: 200000"),
+        "x".repeat(200_000)
+    );
     // It does not come soon where the machine stands still.
     eventually("a body that comes soon", async || {
-        let mut wire = weir.wire().await;
+        let mut wire = weir.raw_http1().await;
         let began = Stopwatch::start();
         wire.send(&whole).await;
-        let (answered, _) = wire.answer("POST").await;
+        let (answered, _) = wire.read_response("POST").await;
         assert_eq!(answered.status, 429);
         if answered.headers.get("connection").is_some() {
             assert!(began.elapsed() >= Duration::from_secs(1));
             return None;
         }
         // What follows is read from where it begins.
-        wire.send(post("content-length: 0")).await;
-        assert_eq!(wire.answer("POST").await.0.status, 429);
+        wire.send(post_head("content-length: 0")).await;
+        assert_eq!(wire.read_response("POST").await.0.status, 429);
         Some(())
     })
     .await;
-    upstream.assert_nothing_came();
+    upstream.assert_no_request();
 }
 
 #[tokio::test]
-async fn a_body_too_large_to_skip_costs_the_connection() {
-    let (weir, mut upstream, _held) = full().await;
-    let mut wire = weir.wire().await;
+async fn a_body_too_large_to_drain_closes_the_connection() {
+    let (weir, mut upstream, _held) = full_weir().await;
+    let mut wire = weir.raw_http1().await;
     // Its length alone says so: not a byte of it need come.
-    wire.send(post("content-length: 1000000")).await;
-    let (answered, body) = wire.answer("POST").await;
+    wire.send(post_head("content-length: 1000000")).await;
+    let (answered, body) = wire.read_response("POST").await;
     assert_eq!(answered.status, 429);
     assert_eq!(answered.headers.all("connection"), ["close"]);
     assert!(!body.is_empty());
-    wire.reader.ended().await;
-    upstream.assert_nothing_came();
+    wire.reader.wait_for_close().await;
+    upstream.assert_no_request();
 }
 
 #[tokio::test]
-async fn a_body_that_turns_out_too_large_costs_the_connection() {
-    let (weir, mut upstream, _held) = full().await;
-    let mut wire = weir.wire().await;
+async fn a_chunked_body_that_grows_too_large_closes_the_connection() {
+    let (weir, mut upstream, _held) = full_weir().await;
+    let mut wire = weir.raw_http1().await;
     let chunk = format!("{:x}\r\n{}\r\n", 30_000, "x".repeat(30_000));
     wire.send(format!(
         "{}{}",
-        post("transfer-encoding: chunked"),
+        post_head("transfer-encoding: chunked"),
         chunk.repeat(10)
     ))
     .await;
-    let (answered, _) = wire.answer("POST").await;
+    let (answered, _) = wire.read_response("POST").await;
     assert_eq!(answered.status, 429);
     assert_eq!(answered.headers.all("connection"), ["close"]);
-    wire.reader.ended().await;
-    upstream.assert_nothing_came();
+    wire.reader.wait_for_close().await;
+    upstream.assert_no_request();
 }
 
 #[tokio::test]
-async fn a_client_that_waits_to_be_told_is_told_no_and_sends_nothing() {
-    let (weir, mut upstream, _held) = full().await;
-    let mut wire = weir.wire().await;
-    wire.send(post("expect: 100-continue\r\ncontent-length: 2"))
+async fn a_rejected_request_with_expect_100_continue_sends_no_body() {
+    let (weir, mut upstream, _held) = full_weir().await;
+    let mut wire = weir.raw_http1().await;
+    wire.send(post_head("expect: 100-continue\r\ncontent-length: 2"))
         .await;
-    let (answered, _) = wire.answer("POST").await;
+    let (answered, _) = wire.read_response("POST").await;
     assert_eq!(answered.status, 429, "and not 100 before it");
     assert_eq!(answered.headers.all("connection"), ["close"]);
-    wire.reader.ended().await;
-    upstream.assert_nothing_came();
+    wire.reader.wait_for_close().await;
+    upstream.assert_no_request();
 }
 
-const POST: [(&str, &str); 4] = [
+const POST_HEAD: [(&str, &str); 4] = [
     (":method", "POST"),
     (":scheme", "https"),
     (":authority", "weir"),
@@ -145,9 +152,9 @@ const POST: [(&str, &str); 4] = [
 ];
 
 /// The stream whose answer comes next; none may have been reset before.
-async fn answered(client: &mut Frames) -> u32 {
+async fn next_response_stream(client: &mut RawHttp2) -> u32 {
     loop {
-        let frame = client.next().await.unwrap();
+        let frame = client.next_frame().await.unwrap();
         assert_ne!(frame.kind, frames::RST_STREAM, "{frame:?}");
         if frame.kind == frames::HEADERS {
             assert!(!frame.is_ok());
@@ -157,89 +164,95 @@ async fn answered(client: &mut Frames) -> u32 {
 }
 
 /// `None` where so much time has gone by that bodies are perhaps not waited for any more.
-fn in_time(began: Stopwatch) -> Option<()> {
+fn within_drain_time(began: Stopwatch) -> Option<()> {
     (began.elapsed() < Duration::from_secs(1)).then_some(())
 }
 
 #[tokio::test]
-async fn by_http2_a_small_body_is_waited_for_and_the_stream_ends_of_itself() {
-    let (weir, mut upstream, _held) = full().await;
+async fn on_http2_a_small_body_is_drained_and_its_stream_ends_normally() {
+    let (weir, mut upstream, _held) = full_weir().await;
     eventually("a body that comes soon", async || {
-        let mut client = weir.frames().await;
+        let mut client = weir.raw_http2().await;
         let began = Stopwatch::start();
-        client.send(&Frame::request(1, &POST, false)).await;
-        client.send(&Frame::request(3, &POST, true)).await;
-        let first = client.until(frames::HEADERS).await;
-        in_time(began)?;
+        client.send(&RawFrame::request(1, &POST_HEAD, false)).await;
+        client.send(&RawFrame::request(3, &POST_HEAD, true)).await;
+        let first = client.next_frame_of_kind(frames::HEADERS).await;
+        within_drain_time(began)?;
         assert_eq!(first.stream, 3, "1 is not over");
-        client.send(&Frame::data(1, b"{}", true)).await;
-        let second = client.until(frames::HEADERS).await;
-        in_time(began)?;
+        client.send(&RawFrame::data(1, b"{}", true)).await;
+        let second = client.next_frame_of_kind(frames::HEADERS).await;
+        within_drain_time(began)?;
         assert_eq!(second.stream, 1);
-        client.send(&Frame::request(5, &POST, true)).await;
-        assert_eq!(answered(&mut client).await, 5, "and 1 was not reset");
+        client.send(&RawFrame::request(5, &POST_HEAD, true)).await;
+        assert_eq!(
+            next_response_stream(&mut client).await,
+            5,
+            "and 1 was not reset"
+        );
         Some(())
     })
     .await;
-    upstream.assert_nothing_came();
+    upstream.assert_no_request();
 }
 
 #[tokio::test]
-async fn by_http2_few_bodies_of_a_connection_are_waited_for_at_once() {
-    let (weir, mut upstream, _held) = full().await;
+async fn on_http2_the_number_of_bodies_drained_at_once_is_limited() {
+    let (weir, mut upstream, _held) = full_weir().await;
     eventually("bodies that do not come soon", async || {
-        let mut client = weir.frames().await;
+        let mut client = weir.raw_http2().await;
         let began = Stopwatch::start();
         for stream in [1, 3, 5, 7, 9] {
-            client.send(&Frame::request(stream, &POST, false)).await;
+            client
+                .send(&RawFrame::request(stream, &POST_HEAD, false))
+                .await;
         }
-        let fifth = client.until(frames::HEADERS).await;
-        let reset = client.until(frames::RST_STREAM).await;
-        in_time(began)?;
-        assert_eq!((fifth.stream, reset.stream, reset.number(0)), (9, 9, 0));
-        client.send(&Frame::data(1, b"{}", true)).await;
-        let first = client.until(frames::HEADERS).await;
-        in_time(began)?;
+        let fifth = client.next_frame_of_kind(frames::HEADERS).await;
+        let reset = client.next_frame_of_kind(frames::RST_STREAM).await;
+        within_drain_time(began)?;
+        assert_eq!((fifth.stream, reset.stream, reset.u32_at(0)), (9, 9, 0));
+        client.send(&RawFrame::data(1, b"{}", true)).await;
+        let first = client.next_frame_of_kind(frames::HEADERS).await;
+        within_drain_time(began)?;
         assert_eq!(first.stream, 1);
         // A place has come free.
-        client.send(&Frame::request(11, &POST, false)).await;
-        client.send(&Frame::request(13, &POST, true)).await;
-        let other = client.until(frames::HEADERS).await;
-        in_time(began)?;
+        client.send(&RawFrame::request(11, &POST_HEAD, false)).await;
+        client.send(&RawFrame::request(13, &POST_HEAD, true)).await;
+        let other = client.next_frame_of_kind(frames::HEADERS).await;
+        within_drain_time(began)?;
         assert_eq!(other.stream, 13, "11 is waited for");
         Some(())
     })
     .await;
-    upstream.assert_nothing_came();
+    upstream.assert_no_request();
 }
 
 #[tokio::test]
-async fn by_http2_a_large_body_costs_the_stream_and_the_connection_goes_on() {
-    let (weir, mut upstream, (call, exchange)) = full().await;
-    let mut client = weir.frames().await;
-    let mut head = POST.to_vec();
+async fn on_http2_a_large_body_resets_its_stream_and_the_connection_stays() {
+    let (weir, mut upstream, (call, exchange)) = full_weir().await;
+    let mut client = weir.raw_http2().await;
+    let mut head = POST_HEAD.to_vec();
     head.push(("content-length", "1000000"));
-    client.send(&Frame::request(1, &head, false)).await;
-    client.send(&Frame::data(1, b"{", false)).await;
+    client.send(&RawFrame::request(1, &head, false)).await;
+    client.send(&RawFrame::data(1, b"{", false)).await;
     let mut over = false;
     loop {
-        let frame = client.next().await.unwrap();
+        let frame = client.next_frame().await.unwrap();
         match frame.kind {
             frames::HEADERS => assert!(!frame.is_ok()),
-            frames::DATA => over |= frame.ends(),
+            frames::DATA => over |= frame.ends_stream(),
             frames::RST_STREAM => {
                 assert!(over, "the answer is whole before the rest is declined");
-                assert_eq!(frame.number(0), 0, "NO_ERROR");
+                assert_eq!(frame.u32_at(0), 0, "NO_ERROR");
                 break;
             }
             frames::GOAWAY => panic!("the connection ends: {frame:?}"),
             _ => {}
         }
     }
-    upstream.assert_nothing_came();
-    exchange.reply(201, "{}").await;
-    call.answer().await;
-    client.send(&Frame::request(3, &POST, true)).await;
-    upstream.next().await.reply(200, "{}").await;
-    assert!(client.until(frames::HEADERS).await.is_ok());
+    upstream.assert_no_request();
+    exchange.respond(201, "{}").await;
+    call.response().await;
+    client.send(&RawFrame::request(3, &POST_HEAD, true)).await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    assert!(client.next_frame_of_kind(frames::HEADERS).await.is_ok());
 }

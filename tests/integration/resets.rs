@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use crate::support::Http;
-use crate::support::client::Ask;
+use crate::support::HttpVersion;
+use crate::support::client::TestRequest;
 use crate::support::frames;
-use crate::support::frames::Frame;
-use crate::support::frames::Frames;
-use crate::support::upstream::Upstream;
+use crate::support::frames::RawFrame;
+use crate::support::frames::RawHttp2;
+use crate::support::upstream::FakeUpstream;
 use crate::support::weir;
 use crate::support::weir::ALICE;
-use crate::support::weir::Setup;
 use crate::support::weir::Weir;
+use crate::support::weir::WeirBuilder;
 
 const LIST: &str = "/api/v1/pods";
 
@@ -22,15 +22,15 @@ const ENHANCE_YOUR_CALM: u32 = 0xb;
 const BURST: u32 = 4;
 
 /// More than a loaded machine needs to come to the end of a burst that grows by one a second.
-const MANY: u32 = 1000;
+const MAX_TRIES: u32 = 1000;
 
-const CLOSED: &str = "weir_client_connections_closed_total{reason=\"resets\"}";
+const CLOSED_METRIC: &str = "weir_client_connections_closed_total{reason=\"resets\"}";
 
-fn strict(upstream: &Upstream) -> Setup {
-    weir::before(upstream.address).with(|config| config.serving.resets_per_second = 1)
+fn with_one_reset_per_second(upstream: &FakeUpstream) -> WeirBuilder {
+    weir::builder(upstream.address).with(|config| config.serving.resets_per_second = 1)
 }
 
-fn head(path: &'static str) -> [(&'static str, &'static str); 5] {
+fn request_head(path: &'static str) -> [(&'static str, &'static str); 5] {
     [
         (":method", "GET"),
         (":scheme", "https"),
@@ -40,129 +40,135 @@ fn head(path: &'static str) -> [(&'static str, &'static str); 5] {
     ]
 }
 
-async fn is_served(client: &mut Frames, stream: u32, upstream: &mut Upstream) {
+async fn assert_served(client: &mut RawHttp2, stream: u32, upstream: &mut FakeUpstream) {
     client
-        .send(&Frame::request(stream, &head(LIST), true))
+        .send(&RawFrame::request(stream, &request_head(LIST), true))
         .await;
-    upstream.next().await.reply(200, "{}").await;
+    upstream.next_exchange().await.respond(200, "{}").await;
     loop {
-        let frame = client.next().await.unwrap();
+        let frame = client.next_frame().await.unwrap();
         assert_ne!(frame.kind, frames::GOAWAY);
-        if frame.ends() {
+        if frame.ends_stream() {
             return;
         }
     }
 }
 
 #[tokio::test]
-async fn a_client_that_cancels_too_often_loses_its_connection_and_no_other_does() {
+async fn a_client_that_resets_too_often_loses_its_connection_only() {
     // Exempt paths are no way around.
     for path in [LIST, "/readyz", "/api/v1/pods?watch=1"] {
-        let mut upstream = Upstream::start().await;
-        let weir = strict(&upstream).start().await;
-        let mut other = weir.frames().await;
-        let mut client = weir.frames().await;
+        let mut upstream = FakeUpstream::start().await;
+        let weir = with_one_reset_per_second(&upstream).start().await;
+        let mut other = weir.raw_http2().await;
+        let mut client = weir.raw_http2().await;
         let mut stream = 1;
         let mut given_up = Vec::new(); // the upstream answers none of them
         for _ in 0..BURST {
             client
-                .send(&Frame::request(stream, &head(path), true))
+                .send(&RawFrame::request(stream, &request_head(path), true))
                 .await;
-            given_up.push(upstream.next().await);
-            client.send(&Frame::reset(stream, CANCEL)).await;
+            given_up.push(upstream.next_exchange().await);
+            client.send(&RawFrame::reset(stream, CANCEL)).await;
             stream += 2;
         }
-        is_served(&mut client, stream, &mut upstream).await;
-        assert_eq!(weir.metric(CLOSED).await, 0.0);
+        assert_served(&mut client, stream, &mut upstream).await;
+        assert_eq!(weir.metric(CLOSED_METRIC).await, 0.0);
         let told = loop {
             stream += 2;
-            let request = Frame::request(stream, &head(path), true);
+            let request = RawFrame::request(stream, &request_head(path), true);
             if client.try_send(&request).await.is_err() {
-                break client.until(frames::GOAWAY).await;
+                break client.next_frame_of_kind(frames::GOAWAY).await;
             }
             tokio::select! {
-                exchange = upstream.next() => {
-                    let _ = client.try_send(&Frame::reset(stream, CANCEL)).await;
+                exchange = upstream.next_exchange() => {
+                    let _ = client.try_send(&RawFrame::reset(stream, CANCEL)).await;
                     given_up.push(exchange);
                 }
-                frame = client.next() => {
+                frame = client.next_frame() => {
                     let frame = frame.unwrap();
                     if frame.kind == frames::GOAWAY {
                         break frame;
                     }
                 }
             }
-            assert!(stream < 2 * MANY, "it goes on for ever");
+            assert!(stream < 2 * MAX_TRIES, "it goes on for ever");
         };
-        assert_eq!(told.number(4), ENHANCE_YOUR_CALM, "{path}");
-        assert!((1..=stream).contains(&told.number(0)), "the last stream");
-        client.ended().await;
-        weir.metric_becomes(CLOSED, 1.0).await;
-        other.send(&Frame::new(frames::PING, 0, 0, [0; 8])).await;
-        other.until_acknowledged().await;
+        assert_eq!(told.u32_at(4), ENHANCE_YOUR_CALM, "{path}");
+        assert!((1..=stream).contains(&told.u32_at(0)), "the last stream");
+        client.wait_for_close().await;
+        weir.wait_for_metric(CLOSED_METRIC, 1.0).await;
+        other.send(&RawFrame::new(frames::PING, 0, 0, [0; 8])).await;
+        other.wait_for_ping_ack().await;
     }
 }
 
 #[tokio::test]
-async fn refusals_that_are_held_count_when_they_are_cancelled() {
-    let mut upstream = Upstream::start().await;
-    let weir = strict(&upstream)
+async fn cancelled_held_rejections_count_as_resets() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = with_one_reset_per_second(&upstream)
         .limits(1, 1)
         .rejection_hold(Duration::from_secs(60))
         .start()
         .await;
-    let mut busy = weir.alice(Http::One);
-    let _taken = (busy.send(Ask::get(LIST)).await, upstream.next().await);
-    let mut client = weir.frames().await;
+    let mut busy = weir.alice(HttpVersion::Http1);
+    let _taken = (
+        busy.send(TestRequest::get(LIST)).await,
+        upstream.next_exchange().await,
+    );
+    let mut client = weir.raw_http2().await;
     let mut stream = 1;
     loop {
-        let request = Frame::request(stream, &head(LIST), true);
+        let request = RawFrame::request(stream, &request_head(LIST), true);
         let sent = client.try_send(&request).await.is_ok()
-            && client.try_send(&Frame::reset(stream, CANCEL)).await.is_ok();
+            && client
+                .try_send(&RawFrame::reset(stream, CANCEL))
+                .await
+                .is_ok();
         stream += 2;
-        assert!(stream < 2 * MANY, "it goes on for ever");
-        if !sent || closed_for_resets(&weir).await {
+        assert!(stream < 2 * MAX_TRIES, "it goes on for ever");
+        if !sent || was_closed_for_resets(&weir).await {
             break;
         }
     }
-    let told = client.until(frames::GOAWAY).await;
-    assert_eq!(told.number(4), ENHANCE_YOUR_CALM);
+    let told = client.next_frame_of_kind(frames::GOAWAY).await;
+    assert_eq!(told.u32_at(4), ENHANCE_YOUR_CALM);
 }
 
-async fn closed_for_resets(weir: &Weir) -> bool {
-    weir.metric(CLOSED).await > 0.0
+async fn was_closed_for_resets(weir: &Weir) -> bool {
+    weir.metric(CLOSED_METRIC).await > 0.0
 }
 
 #[tokio::test]
-async fn what_has_come_to_its_end_is_not_counted() {
-    let mut upstream = Upstream::start().await;
-    let weir = strict(&upstream).start().await;
-    let mut client = weir.frames().await;
+async fn resets_of_ended_streams_are_not_counted() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = with_one_reset_per_second(&upstream).start().await;
+    let mut client = weir.raw_http2().await;
     for n in 0..10 * BURST {
         let stream = 2 * n + 1;
-        is_served(&mut client, stream, &mut upstream).await;
-        client.send(&Frame::reset(stream, CANCEL)).await;
+        assert_served(&mut client, stream, &mut upstream).await;
+        client.send(&RawFrame::reset(stream, CANCEL)).await;
     }
-    is_served(&mut client, 1001, &mut upstream).await;
-    assert_eq!(weir.metric(CLOSED).await, 0.0);
+    assert_served(&mut client, 1001, &mut upstream).await;
+    assert_eq!(weir.metric(CLOSED_METRIC).await, 0.0);
 }
 
 #[tokio::test]
-async fn without_a_rate_nothing_is_counted() {
-    let mut upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address)
+async fn without_a_limit_resets_are_not_counted() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
         .with(|config| config.serving.resets_per_second = 0)
         .start()
         .await;
-    let mut client = weir.frames().await;
+    let mut client = weir.raw_http2().await;
     let mut given_up = Vec::new(); // the upstream answers none of them
     for n in 0..300 {
         client
-            .send(&Frame::request(2 * n + 1, &head(LIST), true))
+            .send(&RawFrame::request(2 * n + 1, &request_head(LIST), true))
             .await;
-        given_up.push(upstream.next().await);
-        client.send(&Frame::reset(2 * n + 1, CANCEL)).await;
+        given_up.push(upstream.next_exchange().await);
+        client.send(&RawFrame::reset(2 * n + 1, CANCEL)).await;
     }
-    is_served(&mut client, 1001, &mut upstream).await;
-    assert_eq!(weir.metric(CLOSED).await, 0.0);
+    assert_served(&mut client, 1001, &mut upstream).await;
+    assert_eq!(weir.metric(CLOSED_METRIC).await, 0.0);
 }

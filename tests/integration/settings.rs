@@ -1,20 +1,20 @@
 //! Flags and the `--config` file: either spelling, flags win, and every fault is told at once with its place.
 
-use crate::support::Http;
+use crate::support::HttpVersion;
 use crate::support::certificates::pki;
-use crate::support::client::Ask;
+use crate::support::client::TestRequest;
 use crate::support::process;
-use crate::support::process::Files;
-use crate::support::process::Finished;
-use crate::support::process::Process;
-use crate::support::process::needed;
-use crate::support::upstream::Upstream;
-use crate::support::wire::Wire;
+use crate::support::process::ConfigDir;
+use crate::support::process::FinishedRun;
+use crate::support::process::WeirProcess;
+use crate::support::process::required_flags;
+use crate::support::upstream::FakeUpstream;
+use crate::support::wire::RawHttp1;
 
 const LIST: &str = "/api/v1/pods";
 
 /// A run that is refused before anything is served.
-async fn refused(files: &Files, flags: &[&str]) -> Finished {
+async fn assert_rejected(files: &ConfigDir, flags: &[&str]) -> FinishedRun {
     let all = [&["serve"], flags].concat();
     let finished = process::run(files, &all).await;
     assert_eq!(finished.code, Some(2), "{finished:?}");
@@ -23,19 +23,19 @@ async fn refused(files: &Files, flags: &[&str]) -> Finished {
 }
 
 /// A run with all that is needed, and these flags besides.
-async fn refused_besides(files: &Files, flags: &[&str]) -> Finished {
-    let all = needed(([127, 0, 0, 1], 1).into());
+async fn assert_rejected_with_required_flags(files: &ConfigDir, flags: &[&str]) -> FinishedRun {
+    let all = required_flags(([127, 0, 0, 1], 1).into());
     let mut all: Vec<&str> = all.iter().map(String::as_str).collect();
     // What is given twice would be a fault of its own.
     all.retain(|flag| {
         let name = flag.split('=').next();
         !flags.iter().any(|other| other.split('=').next() == name)
     });
-    refused(files, &[&all, flags].concat()).await
+    assert_rejected(files, &[&all, flags].concat()).await
 }
 
 #[track_caller]
-fn assert_told(finished: &Finished, lines: &[&[&str]]) {
+fn assert_reported(finished: &FinishedRun, lines: &[&[&str]]) {
     for parts in lines {
         let told = finished
             .stderr
@@ -46,20 +46,20 @@ fn assert_told(finished: &Finished, lines: &[&[&str]]) {
 }
 
 /// How many of ten reads, and of ten writes, are let through at a time.
-async fn limits(weir: &Process, upstream: &mut Upstream) -> (usize, usize) {
-    let mut client = weir.alice(Http::Two);
+async fn measure_limits(weir: &WeirProcess, upstream: &mut FakeUpstream) -> (usize, usize) {
+    let mut client = weir.alice(HttpVersion::Http2);
     let mut open = Vec::new();
     let mut admitted = [0, 0];
     for (kind, count) in admitted.iter_mut().enumerate() {
         for _ in 0..10 {
             let ask = if kind == 0 {
-                Ask::get(LIST)
+                TestRequest::get(LIST)
             } else {
-                Ask::post(LIST, "{}")
+                TestRequest::post(LIST, "{}")
             };
             let mut call = client.send(ask).await;
             tokio::select! {
-                exchange = upstream.next_but_readyz() => {
+                exchange = upstream.next_exchange_except_readyz() => {
                     open.push((call, exchange));
                     *count += 1;
                 }
@@ -71,9 +71,9 @@ async fn limits(weir: &Process, upstream: &mut Upstream) -> (usize, usize) {
 }
 
 #[tokio::test]
-async fn everything_can_stand_in_the_file_in_either_spelling() {
-    let mut upstream = Upstream::start().await;
-    let files = Files::new();
+async fn every_setting_can_be_in_the_file_in_either_spelling() {
+    let mut upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
     files.write(
         "weir.yaml",
         &format!(
@@ -86,35 +86,35 @@ async fn everything_can_stand_in_the_file_in_either_spelling() {
             upstream.address
         ),
     );
-    let weir = Process::start(files, &["--config=weir.yaml".to_owned()]).await;
-    assert_eq!(limits(&weir, &mut upstream).await, (3, 2));
+    let weir = WeirProcess::start(files, &["--config=weir.yaml".to_owned()]).await;
+    assert_eq!(measure_limits(&weir, &mut upstream).await, (3, 2));
 }
 
 #[tokio::test]
 async fn a_flag_wins_over_the_file() {
-    let mut upstream = Upstream::start().await;
-    let files = Files::new();
+    let mut upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
     files.write(
         "weir.yaml",
         "maxRequestsInflight: 3\nmaxMutatingRequestsInflight: 2\nenablePriorityAndFairness: false\nrejectionHold: 0s\n",
     );
-    let mut flags = needed(upstream.address);
+    let mut flags = required_flags(upstream.address);
     flags.push("--max-requests-inflight=5".to_owned());
     flags.push("--config=weir.yaml".to_owned());
-    let weir = Process::start(files, &flags).await;
-    assert_eq!(limits(&weir, &mut upstream).await, (5, 2));
+    let weir = WeirProcess::start(files, &flags).await;
+    assert_eq!(measure_limits(&weir, &mut upstream).await, (5, 2));
 }
 
 #[tokio::test]
-async fn faults_of_the_file_are_told_all_at_once_each_with_its_line_and_field() {
-    let files = Files::new();
+async fn all_errors_in_the_file_are_reported_with_line_and_field() {
+    let files = ConfigDir::new();
     files.write(
         "weir.yaml",
         "maxRequestInflight: 7\nrequestTimeout: 60\nsecurePort: 1\nsecure-port: 2\nworkers: [1, 2]\n\
          requestTimeout: 1s\nnothingOfTheKind: x\n",
     );
-    let finished = refused_besides(&files, &["--config=weir.yaml"]).await;
-    assert_told(
+    let finished = assert_rejected_with_required_flags(&files, &["--config=weir.yaml"]).await;
+    assert_reported(
         &finished,
         &[
             &[
@@ -133,8 +133,8 @@ async fn faults_of_the_file_are_told_all_at_once_each_with_its_line_and_field() 
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_settings_is_told_so() {
-    let files = Files::new();
+async fn a_file_that_holds_no_settings_is_an_error() {
+    let files = ConfigDir::new();
     for (text, place) in [
         ("- maxRequestsInflight: 7\n", "weir.yaml:1:"),
         ("maxRequestsInflight: 7\n---\nworkers: 1\n", "weir.yaml:"),
@@ -142,17 +142,17 @@ async fn a_file_that_is_no_settings_is_told_so() {
         ("a: &a [*a]\n", "weir.yaml:"),
     ] {
         files.write("weir.yaml", text);
-        let finished = refused_besides(&files, &["--config=weir.yaml"]).await;
-        assert_told(&finished, &[&[place]]);
+        let finished = assert_rejected_with_required_flags(&files, &["--config=weir.yaml"]).await;
+        assert_reported(&finished, &[&[place]]);
     }
-    let finished = refused_besides(&files, &["--config=absent.yaml"]).await;
-    assert_told(&finished, &[&["--config", "absent.yaml"]]);
+    let finished = assert_rejected_with_required_flags(&files, &["--config=absent.yaml"]).await;
+    assert_reported(&finished, &[&["--config", "absent.yaml"]]);
 }
 
 #[tokio::test]
-async fn what_is_needed_and_missing_is_told_all_at_once() {
-    let finished = refused(&Files::new(), &[]).await;
-    assert_told(
+async fn all_missing_required_flags_are_reported() {
+    let finished = assert_rejected(&ConfigDir::new(), &[]).await;
+    assert_reported(
         &finished,
         &[
             &["--upstream"],
@@ -163,7 +163,7 @@ async fn what_is_needed_and_missing_is_told_all_at_once() {
 }
 
 #[tokio::test]
-async fn files_that_are_missing_are_told_all_at_once_by_flag_and_name() {
+async fn all_missing_files_are_reported_by_flag_and_name() {
     let flags = [
         "tls-cert-file",
         "tls-private-key-file",
@@ -178,9 +178,9 @@ async fn files_that_are_missing_are_told_all_at_once_by_flag_and_name() {
         .map(|flag| format!("--{flag}=absent-{flag}"))
         .collect();
     let named: Vec<&str> = named.iter().map(String::as_str).collect();
-    let finished = refused_besides(&Files::new(), &named).await;
+    let finished = assert_rejected_with_required_flags(&ConfigDir::new(), &named).await;
     for flag in flags {
-        assert_told(
+        assert_reported(
             &finished,
             &[&[&format!("--{flag}"), &format!("absent-{flag}")]],
         );
@@ -188,8 +188,8 @@ async fn files_that_are_missing_are_told_all_at_once_by_flag_and_name() {
 }
 
 #[tokio::test]
-async fn files_that_hold_something_else_are_told_by_flag_and_never_quoted() {
-    let files = Files::new();
+async fn invalid_files_are_reported_by_flag_and_never_quoted() {
+    let files = ConfigDir::new();
     files.write("odd", "a secret that nobody should read in a log\n");
     for flag in [
         "tls-cert-file",
@@ -207,15 +207,15 @@ async fn files_that_hold_something_else_are_told_by_flag_and_never_quoted() {
             _ => {}
         }
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        let finished = refused_besides(&files, &flags).await;
-        assert_told(&finished, &[&[&format!("--{flag}"), "odd"]]);
+        let finished = assert_rejected_with_required_flags(&files, &flags).await;
+        assert_reported(&finished, &[&[&format!("--{flag}"), "odd"]]);
         assert!(!finished.stderr.contains("secret"), "{}", finished.stderr);
     }
 }
 
 #[tokio::test]
-async fn a_key_that_is_not_its_certificate_s_is_told_by_both_flags_and_both_files() {
-    let files = Files::new();
+async fn a_key_that_does_not_match_its_certificate_is_reported_with_both_flags_and_files() {
+    let files = ConfigDir::new();
     for (flags, parts) in [
         (
             [
@@ -242,13 +242,16 @@ async fn a_key_that_is_not_its_certificate_s_is_told_by_both_flags_and_both_file
             ],
         ),
     ] {
-        assert_told(&refused_besides(&files, &flags).await, &[&parts]);
+        assert_reported(
+            &assert_rejected_with_required_flags(&files, &flags).await,
+            &[&parts],
+        );
     }
 }
 
 #[tokio::test]
-async fn half_of_a_pair_is_told() {
-    let files = Files::new();
+async fn half_of_a_certificate_and_key_pair_is_an_error() {
+    let files = ConfigDir::new();
     for (given, missing) in [
         (
             "--proxy-client-cert-file=proxy.crt",
@@ -259,13 +262,13 @@ async fn half_of_a_pair_is_told() {
             "--proxy-client-cert-file",
         ),
     ] {
-        let finished = refused_besides(&files, &[given]).await;
-        assert_told(&finished, &[&[missing]]);
+        let finished = assert_rejected_with_required_flags(&files, &[given]).await;
+        assert_reported(&finished, &[&[missing]]);
     }
 }
 
 #[tokio::test]
-async fn an_upstream_that_cannot_be_one_is_told() {
+async fn an_invalid_upstream_url_is_an_error() {
     for upstream in [
         "http://127.0.0.1:6443",
         "https://127.0.0.1:6443/prefix",
@@ -277,26 +280,29 @@ async fn an_upstream_that_cannot_be_one_is_told() {
         "https://127.0.0.1:66666",
     ] {
         let flag = format!("--upstream={upstream}");
-        let finished = refused_besides(&Files::new(), &[&flag]).await;
-        assert_told(&finished, &[&["--upstream"]]);
+        let finished = assert_rejected_with_required_flags(&ConfigDir::new(), &[&flag]).await;
+        assert_reported(&finished, &[&["--upstream"]]);
         assert!(!finished.stderr.contains("password"), "{}", finished.stderr);
     }
 }
 
 #[tokio::test]
-async fn without_an_upstream_ca_the_system_s_are_trusted() {
-    let mut upstream = Upstream::start().await;
-    let mut flags = needed(upstream.address);
+async fn without_an_upstream_ca_the_system_roots_are_trusted() {
+    let mut upstream = FakeUpstream::start().await;
+    let mut flags = required_flags(upstream.address);
     flags.retain(|flag| !flag.starts_with("--upstream-ca-file"));
     let system = [("SSL_CERT_FILE", "upstream-ca.crt")];
-    let weir = Process::start_with(Files::new(), &flags, &system).await;
-    let call = weir.alice(Http::Two).send(Ask::get(LIST)).await;
-    upstream.next().await.reply(200, "{}").await;
-    assert_eq!(call.answer().await.status, 200);
+    let weir = WeirProcess::start_with(ConfigDir::new(), &flags, &system).await;
+    let call = weir
+        .alice(HttpVersion::Http2)
+        .send(TestRequest::get(LIST))
+        .await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
 }
 
 #[tokio::test]
-async fn values_that_cannot_be_are_told() {
+async fn invalid_flag_values_are_reported() {
     for (flag, part) in [
         ("--goaway-chance=0.5", "0.02"),
         ("--request-timeout=60", "unit"),
@@ -310,17 +316,18 @@ async fn values_that_cannot_be_are_told() {
         ("--log-level=weir=loud=er", "--log-level"),
         ("--no-such-flag=1", "--no-such-flag"),
     ] {
-        let finished = refused_besides(&Files::new(), &[flag]).await;
-        assert_told(&finished, &[&[part]]);
+        let finished = assert_rejected_with_required_flags(&ConfigDir::new(), &[flag]).await;
+        assert_reported(&finished, &[&[part]]);
     }
 }
 
 #[tokio::test]
-async fn faults_of_a_token_file_are_told_with_their_lines() {
-    let files = Files::new();
+async fn errors_in_a_token_file_are_reported_with_their_lines() {
+    let files = ConfigDir::new();
     files.write("tokens.csv", "good,alice,1\nonly-a-token\nbad,bob\n");
-    let finished = refused_besides(&files, &["--token-auth-file=tokens.csv"]).await;
-    assert_told(
+    let finished =
+        assert_rejected_with_required_flags(&files, &["--token-auth-file=tokens.csv"]).await;
+    assert_reported(
         &finished,
         &[&["--token-auth-file", "tokens.csv:2:"], &["tokens.csv:3:"]],
     );
@@ -332,16 +339,16 @@ async fn faults_of_a_token_file_are_told_with_their_lines() {
 }
 
 #[tokio::test]
-async fn priority_and_fairness_is_there_unless_it_is_turned_off() {
-    let upstream = Upstream::start().await;
+async fn priority_and_fairness_is_enabled_by_default() {
+    let upstream = FakeUpstream::start().await;
     for (flags, there) in [
         (&[][..], true),
         (&["--enable-priority-and-fairness"][..], true),
         (&["--enable-priority-and-fairness=true"][..], true),
         (&["--enable-priority-and-fairness=false"][..], false),
     ] {
-        let weir = Process::serve(upstream.address, flags).await;
-        let metrics = weir.operator("/metrics").await;
+        let weir = WeirProcess::serve(upstream.address, flags).await;
+        let metrics = weir.get_admin("/metrics").await;
         let levels = metrics
             .text()
             .contains("apiserver_flowcontrol_nominal_limit_seats{");
@@ -350,16 +357,16 @@ async fn priority_and_fairness_is_there_unless_it_is_turned_off() {
 }
 
 #[tokio::test]
-async fn faults_of_an_audit_policy_are_told_with_their_places_and_what_is_only_odd_is_warned_of() {
-    let files = Files::new();
+async fn errors_and_warnings_of_an_audit_policy_are_reported_with_their_locations() {
+    let files = ConfigDir::new();
     files.write(
         "policy.yaml",
         "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n- level: Everything\n- level: Request\n  verb: [get]\n\
          - nonResourceURLs: [metrics]\n",
     );
     let flags = ["--audit-log-path=-", "--audit-policy-file=policy.yaml"];
-    let finished = refused_besides(&files, &flags).await;
-    assert_told(
+    let finished = assert_rejected_with_required_flags(&files, &flags).await;
+    assert_reported(
         &finished,
         &[
             &[
@@ -376,25 +383,26 @@ async fn faults_of_an_audit_policy_are_told_with_their_places_and_what_is_only_o
             &["--audit-policy-file: policy.yaml:7:21: rules[2].nonResourceURLs[0]: "],
         ],
     );
-    let alone = refused_besides(&files, &["--audit-policy-file=policy.yaml"]).await;
-    assert_told(&alone, &[&["--audit-policy-file: ", "--audit-log-path"]]);
+    let alone =
+        assert_rejected_with_required_flags(&files, &["--audit-policy-file=policy.yaml"]).await;
+    assert_reported(&alone, &[&["--audit-policy-file: ", "--audit-log-path"]]);
 }
 
 #[tokio::test]
-async fn an_audit_log_that_cannot_be_written_is_told_before_anything_is_served() {
-    let mut flags = needed(([127, 0, 0, 1], 1).into());
+async fn an_unwritable_audit_log_is_an_error_before_anything_is_served() {
+    let mut flags = required_flags(([127, 0, 0, 1], 1).into());
     flags.push("--audit-log-path=tls.crt/audit.log".to_owned());
     let all: Vec<&str> = ["serve"]
         .into_iter()
         .chain(flags.iter().map(String::as_str))
         .collect();
-    let finished = process::run(&Files::new(), &all).await;
+    let finished = process::run(&ConfigDir::new(), &all).await;
     assert_eq!(finished.code, Some(1), "{finished:?}");
-    assert_told(&finished, &[&["--audit-log-path tls.crt/audit.log: "]]);
+    assert_reported(&finished, &[&["--audit-log-path tls.crt/audit.log: "]]);
 }
 
 #[tokio::test]
-async fn an_address_that_is_taken_is_told() {
+async fn an_address_in_use_is_an_error() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     for flag in [
@@ -403,22 +411,22 @@ async fn an_address_that_is_taken_is_told() {
         format!("--health-address={address}"),
     ] {
         let name = flag.split('=').next().unwrap().to_owned();
-        let mut flags = needed(([127, 0, 0, 1], 1).into());
+        let mut flags = required_flags(([127, 0, 0, 1], 1).into());
         flags.retain(|other| !other.starts_with(&format!("{name}=")));
         flags.push(flag);
         let all: Vec<&str> = ["serve"]
             .into_iter()
             .chain(flags.iter().map(String::as_str))
             .collect();
-        let finished = process::run(&Files::new(), &all).await;
+        let finished = process::run(&ConfigDir::new(), &all).await;
         assert_eq!(finished.code, Some(1), "{finished:?}");
-        assert_told(&finished, &[&[&address.to_string()]]);
+        assert_reported(&finished, &[&[&address.to_string()]]);
     }
 }
 
 #[tokio::test]
-async fn help_and_version_are_no_faults() {
-    let files = Files::new();
+async fn help_and_version_are_no_errors() {
+    let files = ConfigDir::new();
     let version = process::run(&files, &["--version"]).await;
     assert_eq!((version.code, version.stderr.as_str()), (Some(0), ""));
     assert!(version.stdout.contains(env!("CARGO_PKG_VERSION")));
@@ -455,71 +463,74 @@ async fn help_and_version_are_no_faults() {
 }
 
 #[tokio::test]
-async fn a_request_timeout_of_zero_is_refused_as_a_flag_and_in_the_file() {
-    let files = Files::new();
-    let flag = refused_besides(&files, &["--request-timeout=0s"]).await;
-    assert_told(&flag, &[&["--request-timeout", "must be more than 0s"]]);
+async fn a_request_timeout_of_zero_is_rejected_as_a_flag_and_in_the_file() {
+    let files = ConfigDir::new();
+    let flag = assert_rejected_with_required_flags(&files, &["--request-timeout=0s"]).await;
+    assert_reported(&flag, &[&["--request-timeout", "must be more than 0s"]]);
     files.write("weir.yaml", "workers: 1\nrequestTimeout: 0s\n");
-    let file = refused_besides(&files, &["--config=weir.yaml"]).await;
+    let file = assert_rejected_with_required_flags(&files, &["--config=weir.yaml"]).await;
     let place = "weir.yaml:2:17: requestTimeout: ";
-    assert_told(&file, &[&[place, "must be more than 0s"]]);
+    assert_reported(&file, &[&[place, "must be more than 0s"]]);
 }
 
 #[tokio::test]
-async fn a_schema_without_its_level_and_an_empty_folder_are_warned_of_with_their_places() {
-    let upstream = Upstream::start().await;
-    let files = Files::new();
+async fn a_dangling_schema_and_an_empty_folder_are_warned_about_with_their_locations() {
+    let upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
     std::fs::create_dir(files.path().join("empty")).unwrap();
     files.write(
         "schema.yaml",
         "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata:\n  name: reports\nspec:\n  \
          matchingPrecedence: 500\n  priorityLevelConfiguration:\n    name: reportz\n",
     );
-    let mut flags = needed(upstream.address);
+    let mut flags = required_flags(upstream.address);
     flags.extend(["empty", "schema.yaml"].map(|path| format!("--flowcontrol-config={path}")));
-    let weir = Process::start(files, &flags).await;
+    let weir = WeirProcess::start(files, &flags).await;
     let warned = |parts: &[&str]| {
         let found = |line: &&String| parts.iter().all(|part| line.contains(part));
-        weir.opening.iter().filter(found).count()
+        weir.startup_lines.iter().filter(found).count()
     };
     let schema = ["WARN", "\"reports\"", "\"reportz\"", "schema.yaml:8:11: "];
-    assert_eq!(warned(&schema), 1, "{:#?}", weir.opening);
-    assert_eq!(warned(&["reports"]), 1, "once: {:#?}", weir.opening);
+    assert_eq!(warned(&schema), 1, "{:#?}", weir.startup_lines);
+    assert_eq!(warned(&["reports"]), 1, "once: {:#?}", weir.startup_lines);
     let folder = ["WARN", "--flowcontrol-config: empty: ", "no file"];
-    assert_eq!(warned(&folder), 1, "{:#?}", weir.opening);
+    assert_eq!(warned(&folder), 1, "{:#?}", weir.startup_lines);
 }
 
 #[tokio::test]
-async fn an_admin_address_off_the_loopback_is_warned_of_and_changes_nothing() {
-    let upstream = Upstream::start().await;
+async fn a_non_loopback_admin_address_is_warned_about_and_is_read_only() {
+    let upstream = FakeUpstream::start().await;
     for (address, local) in [("127.0.0.1:0", true), ("0.0.0.0:0", false)] {
-        let mut flags = needed(upstream.address);
+        let mut flags = required_flags(upstream.address);
         flags.retain(|flag| !flag.starts_with("--admin-address="));
         flags.push(format!("--admin-address={address}"));
-        let weir = Process::start(Files::new(), &flags).await;
+        let weir = WeirProcess::start(ConfigDir::new(), &flags).await;
         let warned = |line: &String| line.contains("--admin-address is not a loopback address");
-        assert_eq!(!weir.opening.iter().any(warned), local);
+        assert_eq!(!weir.startup_lines.iter().any(warned), local);
         let tcp = tokio::net::TcpStream::connect(weir.admin).await.unwrap();
-        let mut wire = Wire::new(tcp);
+        let mut wire = RawHttp1::new(tcp);
         wire.send(
             "PUT /debug/log_level HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\nwarn",
         )
         .await;
-        assert_eq!(wire.answered().await.status, if local { 200 } else { 403 });
-        let level = weir.operator("/debug/log_level").await;
+        assert_eq!(
+            wire.read_response_head().await.status,
+            if local { 200 } else { 403 }
+        );
+        let level = weir.get_admin("/debug/log_level").await;
         let expected = if local { "warn\n" } else { "info\n" };
         assert_eq!((level.status, level.text()), (200, expected));
     }
 }
 
 #[tokio::test]
-async fn certificates_that_are_over_or_of_no_use_are_warned_of() {
-    let upstream = Upstream::start().await;
-    let files = Files::new();
-    let over = pki().clients.expired_client("weir");
+async fn expired_and_unusable_certificates_are_warned_about() {
+    let upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    let over = pki().client_ca.issue_expired_client("weir");
     files.write("over.crt", &over.pem);
     files.write("over.key", &over.key_pem);
-    let mut flags = needed(upstream.address);
+    let mut flags = required_flags(upstream.address);
     flags.retain(|flag| !flag.starts_with("--tls-"));
     let others = [
         "--tls-cert-file=over.crt",
@@ -527,33 +538,33 @@ async fn certificates_that_are_over_or_of_no_use_are_warned_of() {
         "--client-ca-file=client-ca.crt",
     ];
     flags.extend(others.map(str::to_owned));
-    let weir = Process::start(files, &flags).await;
+    let weir = WeirProcess::start(files, &flags).await;
     for parts in [
         ["WARN", "--tls-cert-file", "expired"],
         ["WARN", "--client-ca-file", "--proxy-client-cert-file"],
     ] {
         let warned = |line: &&String| parts.iter().all(|part| line.contains(part));
         assert_eq!(
-            weir.opening.iter().filter(warned).count(),
+            weir.startup_lines.iter().filter(warned).count(),
             1,
             "{parts:?}: {:#?}",
-            weir.opening
+            weir.startup_lines
         );
     }
-    let sound = Process::serve(upstream.address, &[]).await;
+    let sound = WeirProcess::serve(upstream.address, &[]).await;
     assert!(
         !sound
-            .opening
+            .startup_lines
             .iter()
             .any(|line| line.contains("WARN") && line.contains("certificate"))
     );
 }
 
 #[tokio::test]
-async fn the_start_is_logged_with_what_tells_one_weir_from_another() {
-    let upstream = Upstream::start().await;
-    let weir = Process::serve(upstream.address, &["--health-address=127.0.0.1:0"]).await;
-    let line = weir.opening.last().unwrap();
+async fn the_startup_line_has_version_upstream_and_seats() {
+    let upstream = FakeUpstream::start().await;
+    let weir = WeirProcess::serve(upstream.address, &["--health-address=127.0.0.1:0"]).await;
+    let line = weir.startup_lines.last().unwrap();
     for part in [
         format!("version=\"{}\"", env!("CARGO_PKG_VERSION")),
         format!("upstream={}", upstream.address),
@@ -566,18 +577,18 @@ async fn the_start_is_logged_with_what_tells_one_weir_from_another() {
 }
 
 #[tokio::test]
-async fn operators_see_what_weir_was_started_with() {
-    let upstream = Upstream::start().await;
-    let files = Files::new();
+async fn configz_and_flagz_show_the_effective_configuration() {
+    let upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
     files.write(
         "weir.yaml",
         "requestTimeout: 30s\nclientLimits:\n- name: all\n  rules:\n  - subjects: [{kind: Group, group: {name: '*'}}]\n    \
          nonResourceRules: [{verbs: ['*'], nonResourceURLs: ['*']}]\n",
     );
-    let mut flags = needed(upstream.address);
+    let mut flags = required_flags(upstream.address);
     flags.extend(["--config=weir.yaml", "--token-auth-file=tokens.csv"].map(str::to_owned));
-    let weir = Process::start(files, &flags).await;
-    let config = weir.operator("/configz").await;
+    let weir = WeirProcess::start(files, &flags).await;
+    let config = weir.get_admin("/configz").await;
     assert_eq!(&config.headers["content-type"], "application/json");
     assert!(!config.text().contains("alice-token"));
     let config: serde_json::Value = serde_json::from_str(config.text()).unwrap();
@@ -587,7 +598,7 @@ async fn operators_see_what_weir_was_started_with() {
     assert_eq!(config["maxRequestsInflight"], 400);
     assert_eq!(config["clientLimits"][0]["name"], "all");
     assert_eq!(config["upstream"], format!("https://{}", upstream.address));
-    let flags = weir.operator("/flagz").await;
+    let flags = weir.get_admin("/flagz").await;
     assert_eq!(flags.status, 200);
     for line in [
         "request-timeout=30s",
@@ -596,27 +607,27 @@ async fn operators_see_what_weir_was_started_with() {
     ] {
         assert!(flags.text().lines().any(|found| found == line), "{line}");
     }
-    let status = weir.operator("/statusz").await;
+    let status = weir.get_admin("/statusz").await;
     assert!(
         status
             .text()
             .contains(&format!("\nUpstream: {}\n", upstream.address))
     );
     let shown: serde_json::Value =
-        serde_json::from_str(weir.operator("/status.json").await.text()).unwrap();
+        serde_json::from_str(weir.get_admin("/status.json").await.text()).unwrap();
     assert_eq!(shown["upstream"]["address"], upstream.address.to_string());
     let host = shown["host"].as_str().unwrap();
     assert!(!host.is_empty() && status.text().contains(&format!("\nHost: {host}\n")));
 }
 
 #[tokio::test]
-async fn what_ends_weir_is_json_where_the_log_is() {
-    let files = Files::new();
+async fn fatal_errors_are_json_when_the_log_is() {
+    let files = ConfigDir::new();
     files.write("weir.yaml", "loggingFormat: json\nworkers: many\n");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let admin = format!("--admin-address={address}");
-    let all = needed(([127, 0, 0, 1], 1).into());
+    let all = required_flags(([127, 0, 0, 1], 1).into());
     let all = all
         .iter()
         .map(String::as_str)
@@ -661,14 +672,14 @@ async fn what_ends_weir_is_json_where_the_log_is() {
 }
 
 #[tokio::test]
-async fn faults_of_settings_that_do_not_go_together_have_their_places_in_the_file() {
-    let files = Files::new();
+async fn errors_of_conflicting_settings_have_their_locations_in_the_file() {
+    let files = ConfigDir::new();
     files.write(
         "weir.yaml",
         "workers: 1\nhealthMetrics: true\nclientCaFile: absent.crt\n",
     );
-    let finished = refused_besides(&files, &["--config=weir.yaml"]).await;
-    assert_told(
+    let finished = assert_rejected_with_required_flags(&files, &["--config=weir.yaml"]).await;
+    assert_reported(
         &finished,
         &[
             &["weir.yaml:2:16: --health-metrics: only together with --health-address"],
@@ -678,8 +689,8 @@ async fn faults_of_settings_that_do_not_go_together_have_their_places_in_the_fil
 }
 
 #[tokio::test]
-async fn no_fault_hides_another_of_another_kind() {
-    let files = Files::new();
+async fn errors_of_different_kinds_are_reported_together() {
+    let files = ConfigDir::new();
     files.write("weir.yaml", "workers: many\nhealthMetrics: true\n");
     let flags = [
         "--config=weir.yaml",
@@ -687,8 +698,8 @@ async fn no_fault_hides_another_of_another_kind() {
         "--no-such-flag=1",
         "--client-ca-file=absent.crt",
     ];
-    let finished = refused_besides(&files, &flags).await;
-    assert_told(
+    let finished = assert_rejected_with_required_flags(&files, &flags).await;
+    assert_reported(
         &finished,
         &[
             &["invalid value '60' for '--request-timeout"],

@@ -4,43 +4,43 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
-use crate::support::Http;
-use crate::support::client::Answer;
-use crate::support::client::Ask;
+use crate::support::HttpVersion;
+use crate::support::client::FullResponse;
+use crate::support::client::TestRequest;
 use crate::support::eventually;
 use crate::support::frames;
-use crate::support::frames::Frame;
-use crate::support::process::Process;
-use crate::support::upstream::Upstream;
+use crate::support::frames::RawFrame;
+use crate::support::process::WeirProcess;
+use crate::support::upstream::FakeUpstream;
 use crate::support::weir::ALICE;
-use crate::support::wire::Wire;
+use crate::support::wire::RawHttp1;
 
 const LIST: &str = "/api/v1/pods";
 const WATCH: &str = "/api/v1/pods?watch=1";
 
-const TOLD: &str = "/readyz fails from now on";
-const CLOSING: &str = "no new connections";
+const UNREADY_LINE: &str = "/readyz fails from now on";
+const CLOSING_LINE: &str = "no new connections";
 
-async fn serving(flags: &[&str]) -> (Process, Upstream) {
-    let upstream = Upstream::start().await;
+async fn start(flags: &[&str]) -> (WeirProcess, FakeUpstream) {
+    let upstream = FakeUpstream::start().await;
     let flags = [&["--token-auth-file=tokens.csv"], flags].concat();
-    let weir = Process::serve(upstream.address, &flags).await;
+    let weir = WeirProcess::serve(upstream.address, &flags).await;
     (weir, upstream)
 }
 
 /// The admin listener's `/readyz`, for which weir asks the upstream.
-async fn readiness(weir: &Process, upstream: &mut Upstream) -> Answer {
-    let mut report = std::pin::pin!(weir.operator("/readyz"));
+async fn get_readyz(weir: &WeirProcess, upstream: &mut FakeUpstream) -> FullResponse {
+    let mut report = std::pin::pin!(weir.get_admin("/readyz"));
     loop {
         tokio::select! {
             report = &mut report => return report,
-            exchange = upstream.next() => exchange.reply(200, "ok").await,
+            exchange = upstream.next_exchange() => exchange.respond(200, "ok").await,
         }
     }
 }
 
 /// Waits until nobody can connect any more.
-async fn assert_closed_to_newcomers(weir: &Process) {
+async fn wait_until_listener_closed(weir: &WeirProcess) {
     eventually("the listener to close", async || {
         tokio::net::TcpStream::connect(weir.clients)
             .await
@@ -51,20 +51,24 @@ async fn assert_closed_to_newcomers(weir: &Process) {
 }
 
 #[tokio::test]
-async fn told_to_go_it_is_unready_at_once_and_serves_on_until_the_delay_is_over() {
-    let (mut weir, mut upstream) = serving(&["--shutdown-delay-duration=6s"]).await;
-    assert_eq!(readiness(&weir, &mut upstream).await.status, 200);
-    let mut client = weir.alice(Http::Two);
-    let call = client.send(Ask::get("/readyz")).await;
-    upstream.next().await.reply(200, "the upstream's ok").await;
-    assert_eq!(call.answer().await.text(), "the upstream's ok");
+async fn sigterm_fails_readiness_at_once_and_weir_serves_until_the_delay_is_over() {
+    let (mut weir, mut upstream) = start(&["--shutdown-delay-duration=6s"]).await;
+    assert_eq!(get_readyz(&weir, &mut upstream).await.status, 200);
+    let mut client = weir.alice(HttpVersion::Http2);
+    let call = client.send(TestRequest::get("/readyz")).await;
+    upstream
+        .next_exchange()
+        .await
+        .respond(200, "the upstream's ok")
+        .await;
+    assert_eq!(call.response().await.text(), "the upstream's ok");
 
-    weir.signal("TERM").await;
-    weir.logs(TOLD).await;
-    let report = readiness(&weir, &mut upstream).await;
+    weir.send_signal("TERM").await;
+    weir.next_log_line(UNREADY_LINE).await;
+    let report = get_readyz(&weir, &mut upstream).await;
     assert_eq!(report.status, 500);
     assert!(report.text().contains("[-]shutdown"), "{}", report.text());
-    for http in Http::BOTH {
+    for http in HttpVersion::BOTH {
         for mut client in [weir.alice(http), weir.anonymous(http)] {
             for target in ["/readyz", "/readyz?verbose"] {
                 let unready = client.get(target).await;
@@ -76,40 +80,40 @@ async fn told_to_go_it_is_unready_at_once_and_serves_on_until_the_delay_is_over(
                 );
             }
             // Newcomers, and whoever is there, are served as usual.
-            let call = client.send(Ask::get(LIST)).await;
-            upstream.next().await.reply(200, "{}").await;
-            let answer = call.answer().await;
+            let call = client.send(TestRequest::get(LIST)).await;
+            upstream.next_exchange().await.respond(200, "{}").await;
+            let answer = call.response().await;
             assert_eq!(
                 (answer.status, answer.headers.get("connection")),
                 (200, None)
             );
         }
     }
-    weir.logs(CLOSING).await;
-    assert_closed_to_newcomers(&weir).await;
-    assert_eq!(weir.ended().await.code(), Some(0));
+    weir.next_log_line(CLOSING_LINE).await;
+    wait_until_listener_closed(&weir).await;
+    assert_eq!(weir.wait_for_exit().await.code(), Some(0));
 }
 
 #[tokio::test]
-async fn clients_that_keep_connections_move_in_the_second_half_of_the_delay() {
-    let (mut weir, upstream) = serving(&["--shutdown-delay-duration=8s"]).await;
-    let upstream = crate::audit::answered(upstream).await;
+async fn persistent_connections_are_closed_in_the_second_half_of_the_delay() {
+    let (mut weir, upstream) = start(&["--shutdown-delay-duration=8s"]).await;
+    let upstream = crate::audit::spawn_ok_responder(upstream).await;
     let _ = upstream;
-    let mut http1 = weir.wire().await;
-    let mut http2 = weir.frames().await;
-    http2.until(frames::WINDOW_UPDATE).await;
+    let mut http1 = weir.raw_http1().await;
+    let mut http2 = weir.raw_http2().await;
+    http2.next_frame_of_kind(frames::WINDOW_UPDATE).await;
     let ask = format!(
         "GET {LIST} HTTP/1.1\r\nhost: weir\r\n{}: {}\r\n\r\n",
         ALICE.0, ALICE.1
     );
     http1.send(&*ask).await;
-    let first = http1.answer("GET").await.0;
+    let first = http1.read_response("GET").await.0;
     assert_eq!((first.status, first.headers.get("connection")), (200, None));
-    weir.signal("TERM").await;
-    weir.logs(TOLD).await;
+    weir.send_signal("TERM").await;
+    weir.next_log_line(UNREADY_LINE).await;
     loop {
         http1.send(&*ask).await;
-        let answer = http1.answer("GET").await.0;
+        let answer = http1.read_response("GET").await.0;
         assert_eq!(answer.status, 200);
         match answer.headers.get("connection") {
             None => {}
@@ -119,43 +123,51 @@ async fn clients_that_keep_connections_move_in_the_second_half_of_the_delay() {
             }
         }
     }
-    http1.reader.ended().await;
-    assert_eq!(http2.until(frames::GOAWAY).await.number(4), 0, "NO_ERROR");
+    http1.reader.wait_for_close().await;
+    assert_eq!(
+        http2.next_frame_of_kind(frames::GOAWAY).await.u32_at(4),
+        0,
+        "NO_ERROR"
+    );
     // Who has nowhere else to go is served.
-    assert_eq!(weir.alice(Http::Two).get(LIST).await.status, 200);
-    weir.logs(CLOSING).await;
-    assert_eq!(weir.ended().await.code(), Some(0));
+    assert_eq!(weir.alice(HttpVersion::Http2).get(LIST).await.status, 200);
+    weir.next_log_line(CLOSING_LINE).await;
+    assert_eq!(weir.wait_for_exit().await.code(), Some(0));
 }
 
 #[tokio::test]
-async fn idle_connections_are_told_and_closed() {
-    let (mut weir, upstream) = serving(&[]).await;
-    let mut http1 = weir.wire().await;
+async fn idle_connections_get_goaway_or_are_closed() {
+    let (mut weir, upstream) = start(&[]).await;
+    let mut http1 = weir.raw_http1().await;
     http1
         .send("GET /api/v1/watch HTTP/1.1\r\nhost: weir\r\n\r\n")
         .await;
-    assert_eq!(http1.answer("GET").await.0.status, 500);
-    let mut untouched = weir.wire().await;
-    let mut http2 = weir.frames().await;
-    http2.until(frames::WINDOW_UPDATE).await;
-    weir.signal("TERM").await;
-    http1.reader.ended().await;
-    untouched.reader.ended().await;
-    assert_eq!(http2.until(frames::GOAWAY).await.number(4), 0, "NO_ERROR");
-    http2.ended().await;
-    assert_eq!(weir.ended().await.code(), Some(0));
+    assert_eq!(http1.read_response("GET").await.0.status, 500);
+    let mut untouched = weir.raw_http1().await;
+    let mut http2 = weir.raw_http2().await;
+    http2.next_frame_of_kind(frames::WINDOW_UPDATE).await;
+    weir.send_signal("TERM").await;
+    http1.reader.wait_for_close().await;
+    untouched.reader.wait_for_close().await;
+    assert_eq!(
+        http2.next_frame_of_kind(frames::GOAWAY).await.u32_at(4),
+        0,
+        "NO_ERROR"
+    );
+    http2.wait_for_close().await;
+    assert_eq!(weir.wait_for_exit().await.code(), Some(0));
     drop(upstream);
 }
 
 #[tokio::test]
-async fn a_request_under_way_finishes_and_its_connection_is_the_last_to_close() {
-    let (mut weir, mut upstream) = serving(&[]).await;
-    let mut http1 = weir.wire().await;
+async fn an_in_flight_request_finishes_and_its_connection_closes_last() {
+    let (mut weir, mut upstream) = start(&[]).await;
+    let mut http1 = weir.raw_http1().await;
     http1
-        .send(Ask::get(LIST).header(ALICE.0, ALICE.1).to_http1())
+        .send(TestRequest::get(LIST).header(ALICE.0, ALICE.1).to_http1())
         .await;
-    let first = upstream.next().await;
-    let mut http2 = weir.frames().await;
+    let first = upstream.next_exchange().await;
+    let mut http2 = weir.raw_http2().await;
     let head = [
         (":method", "GET"),
         (":scheme", "https"),
@@ -163,130 +175,139 @@ async fn a_request_under_way_finishes_and_its_connection_is_the_last_to_close() 
         (":path", LIST),
         ALICE,
     ];
-    http2.send(&Frame::request(1, &head, true)).await;
-    let mut second = upstream.next().await;
-    second.begin(200, &[]).await;
-    assert!(http2.until(frames::HEADERS).await.is_ok());
+    http2.send(&RawFrame::request(1, &head, true)).await;
+    let mut second = upstream.next_exchange().await;
+    second.send_head(200, &[]).await;
+    assert!(http2.next_frame_of_kind(frames::HEADERS).await.is_ok());
 
-    weir.signal("TERM").await;
-    weir.logs(CLOSING).await;
-    http2.until(frames::GOAWAY).await;
-    assert!(weir.runs());
+    weir.send_signal("TERM").await;
+    weir.next_log_line(CLOSING_LINE).await;
+    http2.next_frame_of_kind(frames::GOAWAY).await;
+    assert!(weir.is_running());
     // There and back once more: the other connection has been told as well by then.
     second.send("part").await;
-    assert_eq!(http2.until(frames::DATA).await.payload, b"part");
-    first.reply(200, "whole").await;
-    let (answered, body) = http1.answer("GET").await;
+    assert_eq!(
+        http2.next_frame_of_kind(frames::DATA).await.payload,
+        b"part"
+    );
+    first.respond(200, "whole").await;
+    let (answered, body) = http1.read_response("GET").await;
     assert_eq!((answered.status, body.as_ref()), (200, &b"whole"[..]));
     assert_eq!(answered.headers.all("connection"), ["close"]);
-    http1.reader.ended().await;
-    assert!(weir.runs());
+    http1.reader.wait_for_close().await;
+    assert!(weir.is_running());
     second.end().await;
-    while !http2.until(frames::DATA).await.ends() {}
-    assert_eq!(weir.ended().await.code(), Some(0));
+    while !http2.next_frame_of_kind(frames::DATA).await.ends_stream() {}
+    assert_eq!(weir.wait_for_exit().await.code(), Some(0));
 }
 
 #[tokio::test]
 async fn watches_end_cleanly_within_the_grace_period() {
     for flags in [&["--shutdown-watch-termination-grace-period=2s"][..], &[]] {
-        let (mut weir, mut upstream) = serving(flags).await;
+        let (mut weir, mut upstream) = start(flags).await;
         let mut clients = [
-            weir.alice(Http::One),
-            weir.alice(Http::Two),
-            weir.anonymous(Http::Two),
+            weir.alice(HttpVersion::Http1),
+            weir.alice(HttpVersion::Http2),
+            weir.anonymous(HttpVersion::Http2),
         ];
         let mut open = Vec::new();
         for client in &mut clients {
             for _ in 0..5 {
-                let mut call = client.send(Ask::get(WATCH)).await;
-                let mut exchange = upstream.next().await;
-                exchange.begin(200, &[]).await;
+                let mut call = client.send(TestRequest::get(WATCH)).await;
+                let mut exchange = upstream.next_exchange().await;
+                exchange.send_head(200, &[]).await;
                 exchange.send("event").await;
                 call.head().await;
-                assert_eq!(call.body().text().await, "event");
+                assert_eq!(call.body().next_text().await, "event");
                 open.push((call, exchange));
             }
         }
         // A list under way goes first; watches wait for it, and still carry events.
-        let mut list = clients[1].send(Ask::get(LIST)).await;
-        let listed = upstream.next().await;
-        weir.signal("TERM").await;
-        weir.logs(CLOSING).await;
+        let mut list = clients[1].send(TestRequest::get(LIST)).await;
+        let listed = upstream.next_exchange().await;
+        weir.send_signal("TERM").await;
+        weir.next_log_line(CLOSING_LINE).await;
         let (call, exchange) = &mut open[0];
         exchange.send("late event").await;
-        assert_eq!(call.body().text().await, "late event");
-        listed.reply(200, "{}").await;
+        assert_eq!(call.body().next_text().await, "late event");
+        listed.respond(200, "{}").await;
         assert_eq!(list.head().await.status, 200);
-        assert_eq!(list.body().rest().await.unwrap(), "{}");
+        assert_eq!(list.body().read_to_end().await.unwrap(), "{}");
         for (mut call, mut exchange) in open {
-            let rest = call.body().next().await;
+            let rest = call.body().next_chunk().await;
             assert!(rest.is_none(), "a clean end, not {rest:?}");
-            exchange.given_up().await;
+            exchange.wait_for_cancel().await;
         }
-        assert_eq!(weir.ended().await.code(), Some(0));
+        assert_eq!(weir.wait_for_exit().await.code(), Some(0));
     }
 }
 
 #[tokio::test]
-async fn a_tunnel_does_not_keep_it_from_going() {
-    let (mut weir, mut upstream) = serving(&[]).await;
-    let mut near = weir.wire().await;
-    let ask = Ask::new("POST", "/api/v1/namespaces/a/pods/b/exec")
+async fn a_tunnel_does_not_delay_shutdown() {
+    let (mut weir, mut upstream) = start(&[]).await;
+    let mut near = weir.raw_http1().await;
+    let ask = TestRequest::new("POST", "/api/v1/namespaces/a/pods/b/exec")
         .header("connection", "upgrade")
         .header("upgrade", "SPDY/3.1");
     near.send(ask.to_http1()).await;
-    let mut far: Wire = upstream.next().await.into_wire();
+    let mut far: RawHttp1 = upstream.next_exchange().await.into_raw_http1();
     far.send(
         "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: SPDY/3.1\r\n\r\n",
     )
     .await;
-    assert_eq!(near.answered().await.status, 101);
-    weir.signal("TERM").await;
-    near.reader.ended().await;
-    far.reader.ended().await;
-    assert_eq!(weir.ended().await.code(), Some(0));
+    assert_eq!(near.read_response_head().await.status, 101);
+    weir.send_signal("TERM").await;
+    near.reader.wait_for_close().await;
+    far.reader.wait_for_close().await;
+    assert_eq!(weir.wait_for_exit().await.code(), Some(0));
 }
 
 #[tokio::test]
-async fn a_request_that_does_not_end_holds_it_up_no_longer_than_its_time() {
-    let (mut weir, mut upstream) = serving(&["--request-timeout=2s"]).await;
-    let call = weir.alice(Http::Two).send(Ask::get(LIST)).await;
-    let mut exchange = upstream.next().await;
-    weir.signal("INT").await;
-    exchange.given_up().await;
-    assert_eq!(call.answer().await.status, 504);
-    assert_eq!(weir.ended().await.code(), Some(0));
+async fn a_request_that_does_not_end_delays_shutdown_until_its_deadline() {
+    let (mut weir, mut upstream) = start(&["--request-timeout=2s"]).await;
+    let call = weir
+        .alice(HttpVersion::Http2)
+        .send(TestRequest::get(LIST))
+        .await;
+    let mut exchange = upstream.next_exchange().await;
+    weir.send_signal("INT").await;
+    exchange.wait_for_cancel().await;
+    assert_eq!(call.response().await.status, 504);
+    assert_eq!(weir.wait_for_exit().await.code(), Some(0));
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_it_at_once() {
-    for stage in [TOLD, CLOSING] {
-        let delay = if stage == TOLD {
+async fn a_second_signal_ends_weir_at_once() {
+    for stage in [UNREADY_LINE, CLOSING_LINE] {
+        let delay = if stage == UNREADY_LINE {
             "--shutdown-delay-duration=1h"
         } else {
             "--request-timeout=1h"
         };
-        let (mut weir, mut upstream) = serving(&[delay]).await;
-        let mut call = weir.alice(Http::Two).send(Ask::get(LIST)).await;
-        let mut exchange = upstream.next().await;
-        weir.signal("TERM").await;
-        weir.logs(stage).await;
-        weir.signal("TERM").await;
-        assert_eq!(weir.ended().await.code(), Some(1), "cut short");
+        let (mut weir, mut upstream) = start(&[delay]).await;
+        let mut call = weir
+            .alice(HttpVersion::Http2)
+            .send(TestRequest::get(LIST))
+            .await;
+        let mut exchange = upstream.next_exchange().await;
+        weir.send_signal("TERM").await;
+        weir.next_log_line(stage).await;
+        weir.send_signal("TERM").await;
+        assert_eq!(weir.wait_for_exit().await.code(), Some(1), "cut short");
         assert!(call.try_head().await.is_err());
-        exchange.given_up().await;
+        exchange.wait_for_cancel().await;
     }
 }
 
 #[tokio::test]
-async fn at_its_start_it_raises_and_tells_its_open_file_limit() {
-    let upstream = Upstream::start().await;
-    let weir = Process::serve(upstream.address, &[]).await;
+async fn startup_raises_and_logs_the_open_file_limit() {
+    let upstream = FakeUpstream::start().await;
+    let weir = WeirProcess::serve(upstream.address, &[]).await;
     let raised = weir
-        .opening
+        .startup_lines
         .iter()
         .find(|line| line.contains("open-file limit"));
-    let raised = raised.unwrap_or_else(|| panic!("{:#?}", weir.opening));
+    let raised = raised.unwrap_or_else(|| panic!("{:#?}", weir.startup_lines));
     let limit = raised.split("limit=").nth(1).unwrap_or_default();
     assert!(
         limit.parse::<u64>().is_ok_and(|limit| limit >= 1024),
@@ -294,18 +315,21 @@ async fn at_its_start_it_raises_and_tells_its_open_file_limit() {
     );
     // It also says whom it cannot tell apart.
     assert!(
-        weir.opening
+        weir.startup_lines
             .iter()
             .any(|line| line.contains("system:anonymous"))
     );
 }
 
 #[tokio::test]
-async fn a_watch_that_has_to_be_cut_off_is_told_by_the_exit_code() {
-    let (mut weir, mut upstream) = serving(&[]).await;
-    let mut call = weir.alice(Http::One).send(Ask::get(WATCH)).await;
-    let mut exchange = upstream.next().await;
-    exchange.begin(200, &[]).await;
+async fn a_watch_that_must_be_aborted_makes_the_exit_code_nonzero() {
+    let (mut weir, mut upstream) = start(&[]).await;
+    let mut call = weir
+        .alice(HttpVersion::Http1)
+        .send(TestRequest::get(WATCH))
+        .await;
+    let mut exchange = upstream.next_exchange().await;
+    exchange.send_head(200, &[]).await;
     call.head().await;
     // Nobody reads it, so that it cannot be ended in order.
     let sent = Arc::new(AtomicUsize::new(0));
@@ -315,10 +339,10 @@ async fn a_watch_that_has_to_be_cut_off_is_told_by_the_exit_code() {
             count.fetch_add(1, Ordering::SeqCst);
         }
     });
-    weir.comes_to_rest(&sent, 1024).await;
-    weir.signal("TERM").await;
-    weir.logs("what is still open is cut off").await;
-    assert_eq!(weir.ended().await.code(), Some(1));
+    weir.wait_until_stable(&sent, 1024).await;
+    weir.send_signal("TERM").await;
+    weir.next_log_line("what is still open is cut off").await;
+    assert_eq!(weir.wait_for_exit().await.code(), Some(1));
     flood.await.unwrap();
     drop(call);
 }

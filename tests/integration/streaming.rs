@@ -4,33 +4,39 @@ use bytes::Bytes;
 use sha2::Digest;
 use sha2::Sha256;
 
-use crate::support::Http;
-use crate::support::client::Ask;
-use crate::support::client::Client;
-use crate::support::upstream::ByHand;
-use crate::support::upstream::Upstream;
+use crate::support::HttpVersion;
+use crate::support::client::TestClient;
+use crate::support::client::TestRequest;
+use crate::support::upstream::FakeUpstream;
+use crate::support::upstream::RawUpstream;
 use crate::support::weir;
 use crate::support::weir::Weir;
-use crate::support::wire::Wire;
+use crate::support::wire::RawHttp1;
 
 const WATCH: &str = "/api/v1/pods?watch=1";
 
 /// A client and an upstream that speak these, and weir between them.
-async fn between(client: Http, upstream: Http) -> (Client, Upstream, Weir) {
-    let upstream = Upstream::preferring(upstream).await;
-    let weir = weir::before(upstream.address).streaming().start().await;
+async fn start_between(
+    client: HttpVersion,
+    upstream: HttpVersion,
+) -> (TestClient, FakeUpstream, Weir) {
+    let upstream = FakeUpstream::preferring(upstream).await;
+    let weir = weir::builder(upstream.address)
+        .without_body_buffer()
+        .start()
+        .await;
     (weir.alice(client), upstream, weir)
 }
 
 #[tokio::test]
 async fn the_headers_of_a_quiet_watch_arrive_before_any_byte_of_its_body() {
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
-        let mut call = client.send(Ask::get(WATCH)).await;
-        let mut exchange = upstream.next().await;
-        assert_eq!(exchange.peer.http, far);
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
+        let mut call = client.send(TestRequest::get(WATCH)).await;
+        let mut exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.connection.http, far);
         exchange
-            .begin(200, &[("content-type", "application/json")])
+            .send_head(200, &[("content-type", "application/json")])
             .await;
         let head = call.head().await;
         assert_eq!(
@@ -38,50 +44,54 @@ async fn the_headers_of_a_quiet_watch_arrive_before_any_byte_of_its_body() {
             (200, "application/json")
         );
         exchange.end().await;
-        assert_eq!(call.body().rest().await.unwrap(), "");
+        assert_eq!(call.body().read_to_end().await.unwrap(), "");
     }
 }
 
 #[tokio::test]
 async fn each_watch_event_passes_as_it_is_written() {
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
-        let mut call = client.send(Ask::get(WATCH)).await;
-        let mut exchange = upstream.next().await;
-        exchange.begin(200, &[]).await;
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
+        let mut call = client.send(TestRequest::get(WATCH)).await;
+        let mut exchange = upstream.next_exchange().await;
+        exchange.send_head(200, &[]).await;
         assert_eq!(call.head().await.status, 200);
         for n in 0..20 {
             let event = format!("{{\"type\":\"ADDED\",\"n\":{n}}}\n");
             exchange.send(event.clone()).await;
-            assert_eq!(call.body().text().await, event, "{near:?} {far:?}");
+            assert_eq!(call.body().next_text().await, event, "{near:?} {far:?}");
         }
         exchange.end().await;
-        assert!(call.body().next().await.is_none());
+        assert!(call.body().next_chunk().await.is_none());
     }
 }
 
 #[tokio::test]
-async fn a_request_body_streams_while_the_answer_has_not_begun_and_after_it_has() {
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
+async fn a_request_body_streams_before_and_after_the_response_begins() {
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
         let mut call = client
-            .send(Ask::new("POST", "/api/v1/upload").streamed())
+            .send(TestRequest::new("POST", "/api/v1/upload").streamed())
             .await;
-        let mut exchange = upstream.next().await;
+        let mut exchange = upstream.next_exchange().await;
         for piece in ["one", "two"] {
             call.send(piece).await;
-            assert_eq!(exchange.incoming.text().await, piece);
+            assert_eq!(exchange.request_body.next_text().await, piece);
         }
-        exchange.begin(200, &[]).await;
+        exchange.send_head(200, &[]).await;
         assert_eq!(call.head().await.status, 200);
         exchange.send("begun").await;
-        assert_eq!(call.body().text().await, "begun");
+        assert_eq!(call.body().next_text().await, "begun");
         call.send("three").await;
-        assert_eq!(exchange.incoming.text().await, "three", "{near:?} {far:?}");
+        assert_eq!(
+            exchange.request_body.next_text().await,
+            "three",
+            "{near:?} {far:?}"
+        );
         call.end().await;
-        assert!(exchange.incoming.next().await.is_none());
+        assert!(exchange.request_body.next_chunk().await.is_none());
         exchange.end().await;
-        assert!(call.body().next().await.is_none());
+        assert!(call.body().next_chunk().await.is_none());
     }
 }
 
@@ -92,14 +102,17 @@ async fn a_body_of_20_mb_arrives_byte_for_byte_both_ways() {
         .map(|n| n.to_le_bytes()[usize::try_from(n % 4).unwrap()])
         .collect();
     let down: Bytes = up.iter().rev().copied().collect();
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
-        let asked = client.ask(Ask::post("/api/v1/namespaces/a/configmaps", up.clone()));
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
+        let asked = client.request(TestRequest::post(
+            "/api/v1/namespaces/a/configmaps",
+            up.clone(),
+        ));
         let served = async {
-            let mut exchange = upstream.next().await;
-            let body = exchange.body().await;
-            assert_eq!(&exchange.asked.headers["content-length"], "20000000");
-            exchange.reply(201, down.clone()).await;
+            let mut exchange = upstream.next_exchange().await;
+            let body = exchange.read_body().await;
+            assert_eq!(&exchange.request.headers["content-length"], "20000000");
+            exchange.respond(201, down.clone()).await;
             body
         };
         let (answer, body) = tokio::join!(asked, served);
@@ -119,27 +132,27 @@ async fn a_body_of_20_mb_arrives_byte_for_byte_both_ways() {
 
 #[tokio::test]
 async fn announced_trailers_pass_both_ways() {
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
-        let ask = Ask::new("POST", "/api/v1/upload")
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
+        let ask = TestRequest::new("POST", "/api/v1/upload")
             .header("te", "trailers")
             .header("trailer", "x-sum")
             .streamed();
         let mut call = client.send(ask).await;
-        let mut exchange = upstream.next().await;
-        assert_eq!(&exchange.asked.headers["te"], "trailers");
+        let mut exchange = upstream.next_exchange().await;
+        assert_eq!(&exchange.request.headers["te"], "trailers");
         call.send("up").await;
         call.outgoing.end(&[("x-sum", "sent")]).await.unwrap();
-        assert_eq!(exchange.body().await, "up");
+        assert_eq!(exchange.read_body().await, "up");
         assert_eq!(
-            exchange.incoming.trailers.get("x-sum"),
+            exchange.request_body.trailers.get("x-sum"),
             Some("sent"),
             "{near:?} {far:?}"
         );
-        exchange.begin(200, &[("trailer", "x-sum")]).await;
+        exchange.send_head(200, &[("trailer", "x-sum")]).await;
         exchange.send("down").await;
-        exchange.end_with(&[("x-sum", "answered")]).await;
-        let answer = call.answer().await;
+        exchange.end_with_trailers(&[("x-sum", "answered")]).await;
+        let answer = call.response().await;
         assert_eq!(answer.text(), "down");
         assert_eq!(
             answer.trailers.get("x-sum"),
@@ -151,69 +164,70 @@ async fn announced_trailers_pass_both_ways() {
 
 #[tokio::test]
 async fn trailers_need_no_announcement_between_http2_sides() {
-    let (mut client, mut upstream, _weir) = between(Http::Two, Http::Two).await;
+    let (mut client, mut upstream, _weir) =
+        start_between(HttpVersion::Http2, HttpVersion::Http2).await;
     let mut call = client
-        .send(Ask::new("POST", "/pkg.Service/Call").streamed())
+        .send(TestRequest::new("POST", "/pkg.Service/Call").streamed())
         .await;
     call.send("up").await;
     call.outgoing.end(&[("x-sum", "sent")]).await.unwrap();
-    let mut exchange = upstream.next().await;
-    exchange.body().await;
-    assert_eq!(exchange.incoming.trailers.get("x-sum"), Some("sent"));
-    exchange.begin(200, &[]).await;
-    exchange.end_with(&[("grpc-status", "0")]).await;
-    assert_eq!(call.answer().await.trailers.get("grpc-status"), Some("0"));
+    let mut exchange = upstream.next_exchange().await;
+    exchange.read_body().await;
+    assert_eq!(exchange.request_body.trailers.get("x-sum"), Some("sent"));
+    exchange.send_head(200, &[]).await;
+    exchange.end_with_trailers(&[("grpc-status", "0")]).await;
+    assert_eq!(call.response().await.trailers.get("grpc-status"), Some("0"));
 }
 
 #[tokio::test]
-async fn a_body_s_encoding_and_its_bytes_are_left_alone() {
+async fn a_body_s_encoding_and_bytes_pass_unchanged() {
     const GZIP: &[u8] = b"\x1f\x8b\x08\0not really\0\xff";
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
-        let ask = Ask::post("/api/v1/namespaces/a/pods", GZIP)
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
+        let ask = TestRequest::post("/api/v1/namespaces/a/pods", GZIP)
             .header("content-encoding", "gzip")
             .header("accept-encoding", "gzip");
         let call = client.send(ask).await;
-        let mut exchange = upstream.next().await;
-        assert_eq!(exchange.body().await, GZIP);
-        assert_eq!(exchange.asked.headers.all("content-encoding"), ["gzip"]);
-        assert_eq!(exchange.asked.headers.all("accept-encoding"), ["gzip"]);
+        let mut exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.read_body().await, GZIP);
+        assert_eq!(exchange.request.headers.all("content-encoding"), ["gzip"]);
+        assert_eq!(exchange.request.headers.all("accept-encoding"), ["gzip"]);
         let headers = [
             ("content-encoding", "gzip"),
             ("etag", "\"1\""),
             ("vary", "Accept"),
         ];
-        exchange.reply_with(200, &headers, GZIP).await;
-        let answer = call.answer().await;
+        exchange.respond_with_headers(200, &headers, GZIP).await;
+        let answer = call.response().await;
         assert_eq!(answer.body, GZIP);
         for (name, value) in headers {
             assert_eq!(answer.headers.all(name), [value]);
         }
 
-        let call = client.send(Ask::get("/api")).await;
-        let exchange = upstream.next().await;
+        let call = client.send(TestRequest::get("/api")).await;
+        let exchange = upstream.next_exchange().await;
         assert_eq!(
-            exchange.asked.headers.get("accept-encoding"),
+            exchange.request.headers.get("accept-encoding"),
             None,
             "none is added"
         );
-        exchange.reply(200, "{}").await;
-        call.answer().await;
+        exchange.respond(200, "{}").await;
+        call.response().await;
     }
 }
 
 #[tokio::test]
-async fn repeated_headers_stay_apart_and_in_order() {
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
-        let ask = Ask::get("/api")
+async fn repeated_headers_stay_separate_and_in_order() {
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
+        let ask = TestRequest::get("/api")
             .header("impersonate-user", "carol")
             .header("impersonate-group", "first")
             .header("impersonate-group", "second")
             .header("impersonate-group", "third, still");
         let call = client.send(ask).await;
-        let exchange = upstream.next().await;
-        let groups = exchange.asked.headers.all("impersonate-group");
+        let exchange = upstream.next_exchange().await;
+        let groups = exchange.request.headers.all("impersonate-group");
         assert_eq!(
             groups,
             ["first", "second", "third, still"],
@@ -224,8 +238,8 @@ async fn repeated_headers_stay_apart_and_in_order() {
             ("x-other", "1"),
             ("warning", "299 - \"two\""),
         ];
-        exchange.reply_with(200, &headers, "{}").await;
-        let answer = call.answer().await;
+        exchange.respond_with_headers(200, &headers, "{}").await;
+        let answer = call.response().await;
         assert_eq!(
             answer.headers.all("warning"),
             ["299 - \"one\"", "299 - \"two\""]
@@ -234,25 +248,25 @@ async fn repeated_headers_stay_apart_and_in_order() {
 }
 
 #[tokio::test]
-async fn methods_that_nobody_knows_pass() {
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
+async fn unknown_methods_pass() {
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
         for method in ["PROPFIND", "TRACE", "frobnicate", "M-SEARCH!"] {
             let target = "/api/v1/namespaces/a/services/b/proxy/x";
-            let call = client.send(Ask::new(method, target)).await;
-            let exchange = upstream.next().await;
-            assert_eq!(exchange.asked.method, method);
-            exchange.reply(207, "multi").await;
-            let answer = call.answer().await;
+            let call = client.send(TestRequest::new(method, target)).await;
+            let exchange = upstream.next_exchange().await;
+            assert_eq!(exchange.request.method, method);
+            exchange.respond(207, "multi").await;
+            let answer = call.response().await;
             assert_eq!((answer.status, answer.text()), (207, "multi"));
         }
     }
 }
 
 #[tokio::test]
-async fn answers_without_a_body_end_with_their_head() {
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
+async fn responses_without_a_body_end_with_their_head() {
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
         let length = [("content-length", "77")];
         let cases: [(&str, u16, &[(&str, &str)]); 4] = [
             ("HEAD", 200, &length),
@@ -261,10 +275,12 @@ async fn answers_without_a_body_end_with_their_head() {
             ("GET", 304, &[("etag", "\"2\"")]),
         ];
         for (method, status, headers) in cases {
-            let call = client.send(Ask::new(method, "/api/v1/namespaces/a")).await;
-            let mut exchange = upstream.next().await;
-            exchange.begin(status, headers).await;
-            let answer = call.answer().await;
+            let call = client
+                .send(TestRequest::new(method, "/api/v1/namespaces/a"))
+                .await;
+            let mut exchange = upstream.next_exchange().await;
+            exchange.send_head(status, headers).await;
+            let answer = call.response().await;
             assert_eq!(
                 (answer.status, answer.text()),
                 (status, ""),
@@ -282,13 +298,13 @@ async fn answers_without_a_body_end_with_their_head() {
 }
 
 #[tokio::test]
-async fn the_body_of_a_get_passes_whether_or_not_its_length_is_told() {
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
+async fn the_body_of_a_get_passes_with_or_without_a_length() {
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
         let target = "/api/v1/namespaces/a/services/search/proxy/_search";
         for told in [true, false] {
             let asked = async {
-                let mut ask = Ask::post(target, "query");
+                let mut ask = TestRequest::post(target, "query");
                 if !told {
                     ask = ask.streamed();
                 }
@@ -297,12 +313,12 @@ async fn the_body_of_a_get_passes_whether_or_not_its_length_is_told() {
                     call.send("query").await;
                     call.end().await;
                 }
-                call.answer().await
+                call.response().await
             };
             let served = async {
-                let mut exchange = upstream.next().await;
-                let body = exchange.body().await;
-                exchange.reply(200, "found").await;
+                let mut exchange = upstream.next_exchange().await;
+                let body = exchange.read_body().await;
+                exchange.respond(200, "found").await;
                 body
             };
             let (answer, body) = tokio::join!(asked, served);
@@ -313,25 +329,25 @@ async fn the_body_of_a_get_passes_whether_or_not_its_length_is_told() {
 }
 
 #[tokio::test]
-async fn an_answer_that_ends_with_its_connection_ends_cleanly_if_the_connection_does() {
-    for near in Http::BOTH {
+async fn a_response_delimited_by_close_ends_cleanly_if_its_connection_does() {
+    for near in HttpVersion::BOTH {
         for clean in [true, false] {
-            let upstream = ByHand::start().await;
-            let weir = weir::before(upstream.address).start().await;
+            let upstream = RawUpstream::start().await;
+            let weir = weir::builder(upstream.address).start().await;
             let mut client = weir.alice(near);
-            let mut call = client.send(Ask::get("/api/v1/pods")).await;
-            let mut wire = Wire::new(upstream.next(Http::One).await);
-            wire.asked().await;
+            let mut call = client.send(TestRequest::get("/api/v1/pods")).await;
+            let mut wire = RawHttp1::new(upstream.accept_trusted(HttpVersion::Http1).await);
+            wire.read_request_head().await;
             wire.send("HTTP/1.1 200 OK\r\n\r\nall of it").await;
             assert_eq!(call.head().await.status, 200);
-            assert_eq!(call.body().text().await, "all of it");
+            assert_eq!(call.body().next_text().await, "all of it");
             if clean {
                 wire.close().await;
-                assert_eq!(call.body().rest().await.unwrap(), "");
+                assert_eq!(call.body().read_to_end().await.unwrap(), "");
             } else {
                 drop(wire);
                 assert!(
-                    call.body().rest().await.is_err(),
+                    call.body().read_to_end().await.is_err(),
                     "cut off, as {near:?} sees it"
                 );
             }
@@ -345,16 +361,19 @@ async fn heads_of_nearly_1_mib_pass_both_ways() {
     let value = "v".repeat(9000);
     let names: Vec<String> = (0..100).map(|n| format!("x-large-{n}")).collect();
     let large: Vec<(&str, &str)> = names.iter().map(|n| (n.as_str(), value.as_str())).collect();
-    for (near, far) in Http::PAIRS {
-        let (mut client, mut upstream, _weir) = between(near, far).await;
+    for (near, far) in HttpVersion::PAIRS {
+        let (mut client, mut upstream, _weir) = start_between(near, far).await;
         let ask = large
             .iter()
-            .fold(Ask::get("/api"), |ask, (n, v)| ask.header(n, v));
-        let (call, exchange) = tokio::join!(client.send(ask), upstream.next());
+            .fold(TestRequest::get("/api"), |ask, (n, v)| ask.header(n, v));
+        let (call, exchange) = tokio::join!(client.send(ask), upstream.next_exchange());
         for (name, value) in &large {
-            assert_eq!(exchange.asked.headers.all(name), [*value]);
+            assert_eq!(exchange.request.headers.all(name), [*value]);
         }
-        let (answer, ()) = tokio::join!(call.answer(), exchange.reply_with(200, &large, "{}"));
+        let (answer, ()) = tokio::join!(
+            call.response(),
+            exchange.respond_with_headers(200, &large, "{}")
+        );
         assert_eq!(answer.status, 200, "{near:?} {far:?}: {}", answer.text());
         for (name, value) in &large {
             assert_eq!(answer.headers.all(name), [*value]);

@@ -10,28 +10,28 @@ use rustls::version::TLS12;
 use rustls::version::TLS13;
 use tokio_rustls::TlsConnector;
 
-use crate::support::Http;
+use crate::support::HttpVersion;
 use crate::support::certificates;
-use crate::support::certificates::Issued;
+use crate::support::certificates::IssuedCertificate;
 use crate::support::certificates::pki;
-use crate::support::client::Ask;
-use crate::support::process::Process;
-use crate::support::upstream::Upstream;
+use crate::support::client::TestRequest;
+use crate::support::process::WeirProcess;
+use crate::support::upstream::FakeUpstream;
 use crate::support::weir;
-use crate::support::weir::Door;
+use crate::support::weir::Endpoints;
 use crate::support::weir::Weir;
-use crate::support::wire::Wire;
+use crate::support::wire::RawHttp1;
 
 /// A client that speaks this version alone.
-fn speaking(
+fn tls_config(
     version: &'static SupportedProtocolVersion,
     alpn: &[&[u8]],
-    own: Option<&Issued>,
+    own: Option<&IssuedCertificate>,
 ) -> Arc<ClientConfig> {
     let builder = ClientConfig::builder_with_provider(certificates::provider())
         .with_protocol_versions(&[version])
         .unwrap()
-        .with_root_certificates(pki().servers.roots());
+        .with_root_certificates(pki().server_ca.roots());
     let mut config = match own {
         Some(own) => builder
             .with_client_auth_cert(vec![own.certificate.clone()], own.key())
@@ -42,49 +42,49 @@ fn speaking(
     Arc::new(config)
 }
 
-async fn serving() -> (Weir, Upstream) {
-    let upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address).start().await;
+async fn start() -> (Weir, FakeUpstream) {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
     (weir, upstream)
 }
 
 /// Sends a request on a connection of `tls`, and gives the user that the upstream is told of, and how the handshake went.
-async fn user(
-    door: &Door,
-    upstream: &mut Upstream,
+async fn connect_and_get_user(
+    door: &Endpoints,
+    upstream: &mut FakeUpstream,
     tls: &Arc<ClientConfig>,
 ) -> (Option<String>, HandshakeKind) {
-    let stream = door.dial(Arc::clone(tls)).await;
+    let stream = door.connect_tls(Arc::clone(tls)).await;
     let kind = stream.get_ref().1.handshake_kind().unwrap();
-    let mut wire = Wire::new(stream);
-    wire.send(Ask::get("/api").to_http1()).await;
-    let exchange = upstream.next().await;
+    let mut wire = RawHttp1::new(stream);
+    wire.send(TestRequest::get("/api").to_http1()).await;
+    let exchange = upstream.next_exchange().await;
     let user = exchange
-        .asked
+        .request
         .headers
         .get("x-remote-user")
         .map(str::to_owned);
-    assert_eq!(user.is_some(), exchange.peer.certificate.is_some());
-    exchange.reply(200, "{}").await;
-    assert_eq!(wire.answer("GET").await.0.status, 200);
+    assert_eq!(user.is_some(), exchange.connection.certificate.is_some());
+    exchange.respond(200, "{}").await;
+    assert_eq!(wire.read_response("GET").await.0.status, 200);
     (user, kind)
 }
 
-async fn connects(door: &Door, tls: Arc<ClientConfig>) -> bool {
-    let tcp = door.tcp().await;
+async fn can_connect(door: &Endpoints, tls: Arc<ClientConfig>) -> bool {
+    let tcp = door.connect_tcp().await;
     let name = "127.0.0.1".try_into().unwrap();
     TlsConnector::from(tls).connect(name, tcp).await.is_ok()
 }
 
 #[tokio::test]
-async fn both_versions_are_spoken_and_http2_is_preferred() {
-    let (weir, _upstream) = serving().await;
+async fn both_tls_versions_are_served_and_http2_is_preferred() {
+    let (weir, _upstream) = start().await;
     for (version, expected) in [
         (&TLS12, ProtocolVersion::TLSv1_2),
         (&TLS13, ProtocolVersion::TLSv1_3),
     ] {
-        let tls = speaking(version, &[b"http/1.1", b"h2"], None);
-        let stream = weir.dial(tls).await;
+        let tls = tls_config(version, &[b"http/1.1", b"h2"], None);
+        let stream = weir.connect_tls(tls).await;
         let session = stream.get_ref().1;
         assert_eq!(session.protocol_version(), Some(expected));
         assert_eq!(session.alpn_protocol(), Some(&b"h2"[..]));
@@ -92,51 +92,78 @@ async fn both_versions_are_spoken_and_http2_is_preferred() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_say_which_http_it_speaks_is_served_http1() {
-    let (weir, mut upstream) = serving().await;
-    user(&weir, &mut upstream, &speaking(&TLS13, &[], None)).await;
+async fn a_client_without_alpn_is_served_http1() {
+    let (weir, mut upstream) = start().await;
+    connect_and_get_user(&weir, &mut upstream, &tls_config(&TLS13, &[], None)).await;
 }
 
 #[tokio::test]
-async fn a_client_that_speaks_neither_http_is_turned_away() {
-    let (weir, _upstream) = serving().await;
-    assert!(!connects(&weir, speaking(&TLS13, &[b"h3"], None)).await);
-    weir.metric_becomes("apiserver_tls_handshake_errors_total", 1.0)
+async fn a_client_without_a_common_alpn_protocol_is_rejected() {
+    let (weir, _upstream) = start().await;
+    assert!(!can_connect(&weir, tls_config(&TLS13, &[b"h3"], None)).await);
+    weir.wait_for_metric("apiserver_tls_handshake_errors_total", 1.0)
         .await;
 }
 
 #[tokio::test]
-async fn a_session_that_is_taken_up_again_is_still_its_certificate_s_user() {
+async fn a_resumed_session_keeps_its_certificate_s_user() {
     for version in [&TLS12, &TLS13] {
-        let (weir, mut upstream) = serving().await;
-        let alice = speaking(version, &[b"http/1.1"], Some(&pki().alice));
-        let nobody = speaking(version, &[b"http/1.1"], None);
+        let (weir, mut upstream) = start().await;
+        let alice = tls_config(version, &[b"http/1.1"], Some(&pki().alice));
+        let nobody = tls_config(version, &[b"http/1.1"], None);
         let whole = HandshakeKind::Full;
         let again = HandshakeKind::Resumed;
         let alices = || Some("alice".to_owned());
-        assert_eq!(user(&weir, &mut upstream, &alice).await, (alices(), whole));
-        assert_eq!(user(&weir, &mut upstream, &nobody).await, (None, whole));
-        assert_eq!(user(&weir, &mut upstream, &alice).await, (alices(), again));
-        assert_eq!(user(&weir, &mut upstream, &nobody).await, (None, again));
+        assert_eq!(
+            connect_and_get_user(&weir, &mut upstream, &alice).await,
+            (alices(), whole)
+        );
+        assert_eq!(
+            connect_and_get_user(&weir, &mut upstream, &nobody).await,
+            (None, whole)
+        );
+        assert_eq!(
+            connect_and_get_user(&weir, &mut upstream, &alice).await,
+            (alices(), again)
+        );
+        assert_eq!(
+            connect_and_get_user(&weir, &mut upstream, &nobody).await,
+            (None, again)
+        );
     }
 }
 
 #[tokio::test]
-async fn without_a_client_ca_nobody_is_asked_for_a_certificate() {
-    let mut upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address)
+async fn without_a_client_ca_no_certificate_is_requested() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
         .without_client_ca()
         .start()
         .await;
-    let alice = speaking(&TLS13, &[b"http/1.1"], Some(&pki().alice));
-    assert_eq!(user(&weir, &mut upstream, &alice).await.0, None);
+    let alice = tls_config(&TLS13, &[b"http/1.1"], Some(&pki().alice));
+    assert_eq!(
+        connect_and_get_user(&weir, &mut upstream, &alice).await.0,
+        None
+    );
 }
 
 #[tokio::test]
-async fn the_older_version_can_be_turned_off() {
-    let upstream = Upstream::start().await;
+async fn tls_1_2_can_be_disabled() {
+    let upstream = FakeUpstream::start().await;
     let flags = ["--tls-min-version=VersionTLS13"];
-    let weir = Process::serve(upstream.address, &flags).await;
-    assert!(!connects(&weir, speaking(&TLS12, &[Http::Two.alpn()], None)).await);
-    assert!(connects(&weir, speaking(&TLS13, &[Http::Two.alpn()], None)).await);
+    let weir = WeirProcess::serve(upstream.address, &flags).await;
+    assert!(
+        !can_connect(
+            &weir,
+            tls_config(&TLS12, &[HttpVersion::Http2.alpn()], None)
+        )
+        .await
+    );
+    assert!(
+        can_connect(
+            &weir,
+            tls_config(&TLS13, &[HttpVersion::Http2.alpn()], None)
+        )
+        .await
+    );
 }

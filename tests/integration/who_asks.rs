@@ -13,21 +13,21 @@ use std::time::Duration;
 use std::time::SystemTime;
 
 use ::weir::clock::Clock;
+use ::weir::config::AdmissionConfig;
 use ::weir::config::Config;
-use ::weir::config::FrontProxies;
+use ::weir::config::FrontProxyConfig;
 use ::weir::config::IssuerKeys;
-use ::weir::config::Limits;
 use ::weir::flowcontrol::bootstrap;
 use ::weir::flowcontrol::controller;
 use ::weir::flowcontrol::controller::Enforcement;
 use ::weir::identity::jwt::ClaimMapping;
-use ::weir::identity::jwt::Issuer;
+use ::weir::identity::jwt::JwtIssuer;
 use ::weir::identity::jwt::KeySet;
 use ::weir::limits::max_in_flight;
-use ::weir::playground::ApiServer;
+use ::weir::playground::ApiUser;
 use ::weir::playground::Certificates;
-use ::weir::playground::Settings;
-use ::weir::playground::User;
+use ::weir::playground::PlaygroundServer;
+use ::weir::playground::PlaygroundSettings;
 use ::weir::upstream::tls;
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa::KeySize;
@@ -40,55 +40,55 @@ use serde_json::Value;
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::support::Http;
+use crate::support::HttpVersion;
 use crate::support::certificates::pki;
-use crate::support::client::Answer;
-use crate::support::client::Ask;
+use crate::support::client::FullResponse;
+use crate::support::client::TestRequest;
 use crate::support::eventually;
 use crate::support::process;
-use crate::support::process::Files;
-use crate::support::process::Process;
-use crate::support::upstream::Upstream;
+use crate::support::process::ConfigDir;
+use crate::support::process::WeirProcess;
+use crate::support::upstream::FakeUpstream;
 use crate::support::weir;
-use crate::support::weir::Door;
+use crate::support::weir::Endpoints;
 use crate::support::weir::Weir;
 
 const LIST: &str = "/api/v1/namespaces/default/pods";
 const OIDC: &str = "https://login.example";
 
 /// The playground's API server, and what it was made with.
-pub(crate) struct Cluster {
-    pub(crate) server: ApiServer,
-    made: Certificates,
+pub(crate) struct PlaygroundCluster {
+    pub(crate) server: PlaygroundServer,
+    certificates: Certificates,
     address: SocketAddr,
 }
 
-impl Cluster {
+impl PlaygroundCluster {
     async fn start() -> Self {
-        Self::start_with(Settings::default()).await
+        Self::start_with(PlaygroundSettings::default()).await
     }
 
-    pub(crate) async fn start_with(settings: Settings) -> Self {
+    pub(crate) async fn start_with(settings: PlaygroundSettings) -> Self {
         let made = Certificates::generate().unwrap();
-        let settings = Settings {
-            remembered_requests: 10_000,
+        let settings = PlaygroundSettings {
+            max_recorded_requests: 10_000,
             ..settings
         };
-        let server = ApiServer::new(settings, &made).unwrap();
+        let server = PlaygroundServer::new(settings, &made).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let running = server.clone();
         tokio::spawn(async move { running.run(listener, std::future::pending()).await });
         Self {
             server,
-            made,
+            certificates: made,
             address,
         }
     }
 
     pub(crate) fn token(&self, user: &str) -> &str {
         &self
-            .made
+            .certificates
             .users
             .iter()
             .find(|u| u.name == user)
@@ -96,26 +96,26 @@ impl Cluster {
             .token
     }
 
-    pub(crate) fn account(&self, name: &str) -> String {
+    pub(crate) fn service_account_token(&self, name: &str) -> String {
         let lifetime = Duration::from_secs(3600);
-        self.made
-            .service_accounts
-            .token("team", name, lifetime)
+        self.certificates
+            .service_account_issuer
+            .issue_token("team", name, lifetime)
             .unwrap()
     }
 
     /// How many reviews of tokens it was asked for.
-    fn reviews(&self) -> usize {
-        self.reviews_of("TokenReview")
+    fn token_review_count(&self) -> usize {
+        self.review_count("TokenReview")
     }
 
-    pub(crate) fn reviews_of(&self, kind: &str) -> usize {
+    pub(crate) fn review_count(&self, kind: &str) -> usize {
         let reviews = self.server.reviews();
         reviews.iter().filter(|review| review.kind == kind).count()
     }
 
     /// Whom clients' requests were taken for; weir's own calls carry no address of a client.
-    fn senders(&self) -> Vec<Option<User>> {
+    fn request_users(&self) -> Vec<Option<ApiUser>> {
         let requests = self.server.requests();
         requests
             .into_iter()
@@ -125,36 +125,36 @@ impl Cluster {
     }
 
     /// weir before it, as with a kubeconfig of the admin's, with everything that names a user, and fairness.
-    pub(crate) async fn weir(&self, change: impl FnOnce(&mut Config)) -> Weir {
-        let (own, front_proxy) = (self.token("admin"), &self.made.front_proxy_client);
-        weir::before(self.address)
-            .calling_with(own)
+    pub(crate) async fn start_weir(&self, change: impl FnOnce(&mut Config)) -> Weir {
+        let (own, front_proxy) = (self.token("admin"), &self.certificates.front_proxy_client);
+        weir::builder(self.address)
+            .own_token(own)
             .with(|config| {
-                let ca = self.made.ca.as_bytes();
-                config.upstream.roots = tls::roots_from_pem("ca", ca).unwrap();
+                let ca = self.certificates.ca.as_bytes();
+                config.upstream.roots = tls::parse_roots("ca", ca).unwrap();
                 config.upstream.front_proxy = Some(
-                    tls::certified_key_from_pem(
+                    tls::parse_certified_key(
                         ("certificate", front_proxy.certificate.as_bytes()),
                         ("key", front_proxy.key.as_bytes()),
                     )
                     .unwrap(),
                 );
-                config.limits = Limits::Fairness {
-                    config: controller::Config {
+                config.admission = AdmissionConfig::Fairness {
+                    config: controller::ControllerConfig {
                         server_concurrency_limit: 600,
                         request_timeout: Duration::from_secs(60),
                         enforcement: Enforcement::Enforce,
                         consistent_reads_from_cache: true,
                     },
-                    objects: bootstrap::complete(Vec::new()),
+                    objects: bootstrap::add_missing(Vec::new()),
                 };
-                config.identity.front_proxies = Some(FrontProxies {
-                    ca: pki().front_proxy.roots(),
-                    allowed: vec!["edge".to_owned()],
+                config.identity.front_proxies = Some(FrontProxyConfig {
+                    ca: pki().front_proxy_ca.roots(),
+                    allowed_names: vec!["edge".to_owned()],
                 });
                 // Asked for in the handshake, as the flags have it.
-                let mut asked = pki().clients.roots();
-                asked.extend(pki().front_proxy.roots().roots);
+                let mut asked = pki().client_ca.roots();
+                asked.extend(pki().front_proxy_ca.roots().roots);
                 config.serving.tls.client_ca = Some(asked);
                 change(config);
             })
@@ -164,9 +164,9 @@ impl Cluster {
 }
 
 /// How many requests weir has let through by each flow schema.
-async fn by_schema(weir: &Door, schema: &str) -> f64 {
+async fn dispatched_by_schema(weir: &Endpoints, schema: &str) -> f64 {
     const NAME: &str = "apiserver_flowcontrol_dispatched_requests_total";
-    let metrics = weir.operator("/metrics").await;
+    let metrics = weir.get_admin("/metrics").await;
     let of_schema = format!("flow_schema=\"{schema}\"");
     let lines = metrics
         .text()
@@ -184,15 +184,17 @@ pub(crate) fn authorization(token: &str) -> (&'static str, String) {
     ("authorization", format!("Bearer {token}"))
 }
 
-async fn get(weir: &Weir, http: Http, token: &str) -> Answer {
+async fn get_list(weir: &Weir, http: HttpVersion, token: &str) -> FullResponse {
     let (name, value) = authorization(token);
-    weir.bearing(http, (name, &value)).get(LIST).await
+    weir.with_authorization(http, (name, &value))
+        .get(LIST)
+        .await
 }
 
 /// Signs tokens with RS256.
-struct Signer(RsaKeyPair);
+struct TestSigner(RsaKeyPair);
 
-impl Signer {
+impl TestSigner {
     fn new() -> Self {
         Self(RsaKeyPair::generate(KeySize::Rsa2048).unwrap())
     }
@@ -241,36 +243,39 @@ fn now() -> u64 {
 }
 
 /// The issuer `OIDC`, without prefixes, as an operator might dare.
-fn issuer(signer: &Signer) -> (Issuer, IssuerKeys) {
+fn issuer(signer: &TestSigner) -> (JwtIssuer, IssuerKeys) {
     let mapping = |claim: &str| ClaimMapping {
         claim: claim.to_owned(),
         prefix: String::new(),
     };
-    let issuer = Issuer {
+    let issuer = JwtIssuer {
         url: OIDC.to_owned(),
         audiences: vec!["kubernetes".to_owned()],
         username: mapping("sub"),
         groups: Some(mapping("groups")),
         uid: None,
-        required: Vec::new(),
+        required_claims: Vec::new(),
     };
-    (issuer, IssuerKeys::Given(signer.keys()))
+    (issuer, IssuerKeys::Configured(signer.keys()))
 }
 
 #[tokio::test]
-async fn a_service_account_is_known_by_its_token_with_nothing_but_a_kubeconfig() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
-        let weir = by_kubeconfig(&cluster, &[], Files::new()).await;
+async fn a_service_account_token_is_verified_with_only_a_kubeconfig() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
+        let weir = start_with_kubeconfig(&cluster, &[], ConfigDir::new()).await;
         for name in ["builder", "deployer", "builder"] {
-            let (header, value) = authorization(&cluster.account(name));
-            let answer = weir.bearing(http, (header, &value)).get(LIST).await;
+            let (header, value) = authorization(&cluster.service_account_token(name));
+            let answer = weir
+                .with_authorization(http, (header, &value))
+                .get(LIST)
+                .await;
             assert_eq!(answer.status, 200, "{}", answer.text());
         }
         let accounts = "apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"service-accounts\",\
                         priority_level=\"workload-low\"}";
         assert_eq!(weir.metric(accounts).await, 3.0);
-        assert_eq!(cluster.reviews(), 0);
+        assert_eq!(cluster.token_review_count(), 0);
         assert_eq!(
             weir.metric("weir_token_key_fetches_total{result=\"fetched\"}")
                 .await,
@@ -280,14 +285,17 @@ async fn a_service_account_is_known_by_its_token_with_nothing_but_a_kubeconfig()
 }
 
 #[tokio::test]
-async fn an_opaque_token_is_known_by_review_with_nothing_but_a_kubeconfig() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
-        let weir = by_kubeconfig(&cluster, &[], Files::new()).await;
-        let warned = weir.opening.iter().any(|line| line.contains("unverified"));
-        assert!(!warned, "{:?}", weir.opening);
+async fn an_opaque_token_is_reviewed_with_only_a_kubeconfig() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
+        let weir = start_with_kubeconfig(&cluster, &[], ConfigDir::new()).await;
+        let warned = weir
+            .startup_lines
+            .iter()
+            .any(|line| line.contains("unverified"));
+        assert!(!warned, "{:?}", weir.startup_lines);
         let (header, value) = authorization(cluster.token("admin"));
-        let mut admin = weir.bearing(http, (header, &value));
+        let mut admin = weir.with_authorization(http, (header, &value));
         for _ in 0..3 {
             assert_eq!(admin.get(LIST).await.status, 200);
         }
@@ -295,16 +303,23 @@ async fn an_opaque_token_is_known_by_review_with_nothing_but_a_kubeconfig() {
         let exempt = "apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"exempt\",\
                       priority_level=\"exempt\"}";
         assert_eq!(weir.metric(exempt).await, 3.0);
-        assert_eq!(cluster.reviews(), 1);
+        assert_eq!(cluster.token_review_count(), 1);
         let (header, value) = authorization("system:masters");
-        let refused = weir.bearing(http, (header, &value)).get(LIST).await;
+        let refused = weir
+            .with_authorization(http, (header, &value))
+            .get(LIST)
+            .await;
         assert_eq!((refused.status, weir.metric(exempt).await), (401, 3.0));
     }
 }
 
 /// `weir serve` with a kubeconfig of the admin's and no flag about identity but these.
-async fn by_kubeconfig(cluster: &Cluster, more: &[&str], files: Files) -> Process {
-    files.write("upstream-ca.crt", &cluster.made.ca);
+async fn start_with_kubeconfig(
+    cluster: &PlaygroundCluster,
+    more: &[&str],
+    files: ConfigDir,
+) -> WeirProcess {
+    files.write("upstream-ca.crt", &cluster.certificates.ca);
     let (server, token) = (cluster.address, cluster.token("admin"));
     files.write(
         "kubeconfig",
@@ -315,29 +330,33 @@ async fn by_kubeconfig(cluster: &Cluster, more: &[&str], files: Files) -> Proces
              users: [{{name: u, user: {{token: '{token}'}}}}]\n"
         ),
     );
-    let mut flags = process::needed(server);
+    let mut flags = process::required_flags(server);
     flags.retain(|flag| !flag.starts_with("--upstream"));
     flags.push("--kubeconfig=kubeconfig".to_owned());
     flags.extend(more.iter().map(|flag| (*flag).to_owned()));
-    Process::start(files, &flags).await
+    WeirProcess::start(files, &flags).await
 }
 
 #[tokio::test]
-async fn without_a_way_to_verify_tokens_the_start_says_so() {
-    let upstream = Upstream::start().await;
-    let weir = Process::serve(upstream.address, &[]).await;
+async fn startup_warns_when_tokens_cannot_be_verified() {
+    let upstream = FakeUpstream::start().await;
+    let weir = WeirProcess::serve(upstream.address, &[]).await;
     let warned = weir
-        .opening
+        .startup_lines
         .iter()
         .any(|line| line.contains("bearer tokens go on"));
-    assert!(warned, "{:?}", weir.opening);
-    let weir = Process::serve(upstream.address, &["--token-auth-file=tokens.csv"]).await;
+    assert!(warned, "{:?}", weir.startup_lines);
+    let weir = WeirProcess::serve(upstream.address, &["--token-auth-file=tokens.csv"]).await;
     let of_others = |line: &String| line.contains("that are not in --token-auth-file");
-    assert!(weir.opening.iter().any(of_others), "{:?}", weir.opening);
+    assert!(
+        weir.startup_lines.iter().any(of_others),
+        "{:?}",
+        weir.startup_lines
+    );
 }
 
 #[tokio::test]
-async fn settings_by_which_anybody_could_be_somebody_are_refused() {
+async fn settings_that_allow_identity_spoofing_are_rejected() {
     for (flags, told) in [
         (
             &[
@@ -374,14 +393,14 @@ async fn settings_by_which_anybody_could_be_somebody_are_refused() {
             "--authentication-config: tls.crt:1",
         ),
     ] {
-        let needed = process::needed(([127, 0, 0, 1], 1).into());
+        let needed = process::required_flags(([127, 0, 0, 1], 1).into());
         let all = needed.iter().map(String::as_str);
         let all: Vec<&str> = ["serve"]
             .into_iter()
             .chain(all)
             .chain(flags.iter().copied())
             .collect();
-        let finished = process::run(&Files::new(), &all).await;
+        let finished = process::run(&ConfigDir::new(), &all).await;
         assert_eq!(finished.code, Some(2), "{flags:?}");
         assert!(
             finished.stderr.contains(told),
@@ -392,12 +411,12 @@ async fn settings_by_which_anybody_could_be_somebody_are_refused() {
 }
 
 #[tokio::test]
-async fn a_front_proxy_s_word_is_taken_and_passed_on() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
-        let weir = cluster.weir(|_| {}).await;
-        let edge = pki().front_proxy.client("edge", &[]);
-        let ask = Ask::get(LIST)
+async fn a_front_proxy_s_identity_headers_are_trusted_and_forwarded() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
+        let weir = cluster.start_weir(|_| {}).await;
+        let edge = pki().front_proxy_ca.issue_client("edge", &[]);
+        let ask = TestRequest::get(LIST)
             .header("x-remote-user", "carol")
             .header("x-remote-group", "dev")
             .header("x-remote-group", "ops")
@@ -405,12 +424,12 @@ async fn a_front_proxy_s_word_is_taken_and_passed_on() {
             .header("x-remote-extra-example.org%2fscope", "a");
         // What its own client says about connections takes nothing away from that.
         let ask = match http {
-            Http::One => ask.header("connection", "x-remote-group, x-remote-user"),
-            Http::Two => ask,
+            HttpVersion::Http1 => ask.header("connection", "x-remote-group, x-remote-user"),
+            HttpVersion::Http2 => ask,
         };
-        let answer = weir.certified(http, &edge).ask(ask).await;
+        let answer = weir.with_certificate(http, &edge).request(ask).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        let senders = cluster.senders();
+        let senders = cluster.request_users();
         let [Some(carol)] = &senders[..] else {
             panic!("{senders:?}");
         };
@@ -424,22 +443,25 @@ async fn a_front_proxy_s_word_is_taken_and_passed_on() {
 }
 
 #[tokio::test]
-async fn a_front_proxy_s_word_is_read_as_the_api_server_reads_it() {
-    let cluster = Cluster::start().await;
-    let weir = cluster.weir(|_| {}).await;
-    let edge = pki().front_proxy.client("edge", &[]);
-    let mut client = weir.certified(Http::Two, &edge);
-    let twice = Ask::get(LIST)
+async fn a_front_proxy_s_identity_headers_are_parsed_as_by_the_api_server() {
+    let cluster = PlaygroundCluster::start().await;
+    let weir = cluster.start_weir(|_| {}).await;
+    let edge = pki().front_proxy_ca.issue_client("edge", &[]);
+    let mut client = weir.with_certificate(HttpVersion::Http2, &edge);
+    let twice = TestRequest::get(LIST)
         .header("x-remote-user", "")
         .header("x-remote-user", "carol");
-    let answer = client.ask(twice).await;
+    let answer = client.request(twice).await;
     assert_eq!(answer.status, 401, "{}", answer.text());
-    assert!(cluster.senders().is_empty(), "an empty name is nobody's");
-    let key = Ask::get(LIST)
+    assert!(
+        cluster.request_users().is_empty(),
+        "an empty name is nobody's"
+    );
+    let key = TestRequest::get(LIST)
         .header("x-remote-user", "carol")
         .header("x-remote-extra-%41", "v");
-    assert_eq!(client.ask(key).await.status, 200);
-    let senders = cluster.senders();
+    assert_eq!(client.request(key).await.status, 200);
+    let senders = cluster.request_users();
     let [Some(carol)] = &senders[..] else {
         panic!("{senders:?}");
     };
@@ -447,94 +469,101 @@ async fn a_front_proxy_s_word_is_read_as_the_api_server_reads_it() {
 }
 
 #[tokio::test]
-async fn a_token_in_another_spelling_is_its_service_account_s() {
-    let cluster = Cluster::start().await;
+async fn a_token_in_another_encoding_belongs_to_its_service_account() {
+    let cluster = PlaygroundCluster::start().await;
     // Keys alone, so that no review makes up for it.
     let weir = cluster
-        .weir(|config| config.identity.verification.reviews_per_second = 0)
+        .start_weir(|config| config.identity.verification.reviews_per_second = 0)
         .await;
-    let token = cluster.account("builder");
+    let token = cluster.service_account_token("builder");
     let (rest, last) = token.split_at(token.len() - 1);
     // A signature's last character has four bits to spare. The playground reads it strictly; kube-apiserver does not.
     let next = char::from(last.as_bytes()[0] + 1);
-    let _ = get(&weir, Http::One, &format!("{rest}{next}")).await;
-    assert_eq!(by_schema(&weir, "service-accounts").await, 1.0);
+    let _ = get_list(&weir, HttpVersion::Http1, &format!("{rest}{next}")).await;
+    assert_eq!(dispatched_by_schema(&weir, "service-accounts").await, 1.0);
 }
 
 #[tokio::test]
-async fn a_front_proxy_with_a_thousand_groups_is_no_trouble() {
-    let cluster = Cluster::start().await;
-    let weir = cluster.weir(|_| {}).await;
-    let edge = pki().front_proxy.client("edge", &[]);
-    let ask = (0..1000).fold(Ask::get(LIST).header("x-remote-user", "carol"), |ask, n| {
-        ask.header("x-remote-group", &format!("group-{n}"))
-    });
-    let answer = weir.certified(Http::Two, &edge).ask(ask).await;
+async fn a_front_proxy_s_thousand_groups_are_accepted() {
+    let cluster = PlaygroundCluster::start().await;
+    let weir = cluster.start_weir(|_| {}).await;
+    let edge = pki().front_proxy_ca.issue_client("edge", &[]);
+    let ask = (0..1000).fold(
+        TestRequest::get(LIST).header("x-remote-user", "carol"),
+        |ask, n| ask.header("x-remote-group", &format!("group-{n}")),
+    );
+    let answer = weir
+        .with_certificate(HttpVersion::Http2, &edge)
+        .request(ask)
+        .await;
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let senders = cluster.senders();
+    let senders = cluster.request_users();
     let groups = senders[0].as_ref().map(|user| user.groups.len());
     assert_eq!(groups, Some(1001));
 }
 
 #[tokio::test]
-async fn a_front_proxy_of_another_name_is_told_so() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
-        let weir = cluster.weir(|_| {}).await;
-        let other = pki().front_proxy.client("other", &[]);
-        let ask = Ask::get(LIST).header("x-remote-user", "carol");
-        let answer = weir.certified(http, &other).ask(ask).await;
-        let told = answer.told();
+async fn a_front_proxy_with_a_disallowed_name_gets_an_error() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
+        let weir = cluster.start_weir(|_| {}).await;
+        let other = pki().front_proxy_ca.issue_client("other", &[]);
+        let ask = TestRequest::get(LIST).header("x-remote-user", "carol");
+        let answer = weir.with_certificate(http, &other).request(ask).await;
+        let told = answer.kube_status();
         assert_eq!(answer.status, 401);
         assert!(
             told.message.contains("cn=other is not in the allowed list"),
             "{told:?}"
         );
-        assert!(cluster.senders().is_empty());
+        assert!(cluster.request_users().is_empty());
     }
 }
 
 #[tokio::test]
 async fn an_issuer_s_token_names_its_user() {
-    let (cluster, signer) = (Cluster::start().await, Signer::new());
+    let (cluster, signer) = (PlaygroundCluster::start().await, TestSigner::new());
     let weir = cluster
-        .weir(|config| config.identity.verification.issuers.push(issuer(&signer)))
+        .start_weir(|config| config.identity.verification.issuers.push(issuer(&signer)))
         .await;
     let claims = json!({"iss": OIDC, "aud": "kubernetes", "exp": now() + 600, "sub": "carol"});
     let token = signer.token(&claims);
     // The playground knows no such issuer: it refuses, and weir knows all the same who it was.
-    assert_eq!(get(&weir, Http::Two, &token).await.status, 401);
-    assert_eq!(cluster.reviews(), 0);
-    assert_eq!(by_schema(&weir, "global-default").await, 1.0);
+    assert_eq!(
+        get_list(&weir, HttpVersion::Http2, &token).await.status,
+        401
+    );
+    assert_eq!(cluster.token_review_count(), 0);
+    assert_eq!(dispatched_by_schema(&weir, "global-default").await, 1.0);
 }
 
 /// A kubectl of the API's users sends its token in a protocol's name when a browser connects.
 #[tokio::test]
-async fn a_token_in_a_websocket_s_protocol_is_reviewed_as_any_other() {
-    let cluster = Cluster::start().await;
-    let weir = cluster.weir(|_| {}).await;
+async fn a_token_in_a_websocket_protocol_is_reviewed_like_any_other() {
+    let cluster = PlaygroundCluster::start().await;
+    let weir = cluster.start_weir(|_| {}).await;
     let hidden = BASE64_URL_SAFE_NO_PAD.encode(cluster.token("admin"));
     let protocols = format!("v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.{hidden}");
-    let ask = Ask::get(LIST)
+    let ask = TestRequest::get(LIST)
         .header("sec-websocket-protocol", &protocols)
         .header("connection", "Upgrade")
         .header("upgrade", "websocket");
-    let _ = weir.anonymous(Http::One).ask(ask).await;
-    assert_eq!(cluster.reviews(), 1);
-    assert_eq!(by_schema(&weir, "exempt").await, 1.0);
+    let _ = weir.anonymous(HttpVersion::Http1).request(ask).await;
+    assert_eq!(cluster.token_review_count(), 1);
+    assert_eq!(dispatched_by_schema(&weir, "exempt").await, 1.0);
 }
 
 #[tokio::test]
 async fn a_thousand_connections_with_one_new_token_make_one_review() {
     const CLIENTS: usize = 1000;
     let _ = rlimit::increase_nofile_limit(u64::MAX);
-    let cluster = Cluster::start().await;
+    let cluster = PlaygroundCluster::start().await;
     let weir = Arc::new(
         cluster
-            .weir(|config| {
+            .start_weir(|config| {
                 config.serving.max_connections = 2 * CLIENTS;
                 // All of them at a time are more than one user may have.
-                config.limits = Limits::MaxInFlight(max_in_flight::Config {
+                config.admission = AdmissionConfig::MaxInFlight(max_in_flight::MaxInFlightConfig {
                     read_only: 0.into(),
                     mutating: 0.into(),
                 });
@@ -544,8 +573,8 @@ async fn a_thousand_connections_with_one_new_token_make_one_review() {
     let (name, value) = authorization(cluster.token("alice"));
     let mut calls = Vec::new();
     for n in 0..CLIENTS {
-        let http = Http::BOTH[n % 2];
-        let mut client = weir.bearing(http, (name, &value));
+        let http = HttpVersion::BOTH[n % 2];
+        let mut client = weir.with_authorization(http, (name, &value));
         calls.push(async move { client.get(LIST).await.status });
     }
     let statuses: BTreeSet<u16> = futures_util::future::join_all(calls)
@@ -553,71 +582,73 @@ async fn a_thousand_connections_with_one_new_token_make_one_review() {
         .into_iter()
         .collect();
     assert_eq!(statuses, BTreeSet::from([200]));
-    assert_eq!(cluster.reviews(), 1);
+    assert_eq!(cluster.token_review_count(), 1);
 }
 
 #[tokio::test]
-async fn a_review_is_weir_s_own_call_and_what_weir_has_is_lent_to_nobody() {
-    let mut upstream = Upstream::start().await;
-    let weir = weir::before(upstream.address)
-        .calling_with("weirs-own")
+async fn a_review_uses_weir_s_own_credential_and_client_requests_do_not() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .own_token("weirs-own")
         .start()
         .await;
-    let mut client = weir.bearing(Http::Two, ("authorization", "Bearer opaque"));
-    let call = client.send(Ask::get(LIST)).await;
-    let mut review = upstream.next().await;
-    assert_eq!(review.asked.method, "POST");
+    let mut client =
+        weir.with_authorization(HttpVersion::Http2, ("authorization", "Bearer opaque"));
+    let call = client.send(TestRequest::get(LIST)).await;
+    let mut review = upstream.next_exchange().await;
+    assert_eq!(review.request.method, "POST");
     assert_eq!(
-        review.asked.target,
+        review.request.target,
         "/apis/authentication.k8s.io/v1/tokenreviews"
     );
     assert_eq!(
-        review.asked.headers.all("authorization"),
+        review.request.headers.all("authorization"),
         ["Bearer weirs-own"]
     );
     assert_eq!(
-        review.asked.headers.all("content-type"),
+        review.request.headers.all("content-type"),
         ["application/json"]
     );
-    let asked: Value = serde_json::from_slice(&review.body().await).unwrap();
+    let asked: Value = serde_json::from_slice(&review.read_body().await).unwrap();
     assert_eq!(asked["spec"]["token"], "opaque");
-    let number = review.peer.number;
+    let number = review.connection.number;
     review
-        .reply(
+        .respond(
             201,
             r#"{"status":{"authenticated":true,"user":{"username":"alice"}}}"#,
         )
         .await;
-    let exchange = upstream.next().await;
+    let exchange = upstream.next_exchange().await;
     assert_eq!(
-        exchange.asked.headers.all("authorization"),
+        exchange.request.headers.all("authorization"),
         ["Bearer opaque"]
     );
-    assert_ne!(exchange.peer.number, number);
-    assert_eq!(exchange.peer.certificate, None);
+    assert_ne!(exchange.connection.number, number);
+    assert_eq!(exchange.connection.certificate, None);
     // The API server vouches for it, so it shares HTTP/2 from its first request on.
-    assert_eq!(exchange.peer.http, Http::Two);
-    exchange.reply(200, "{}").await;
-    assert_eq!(call.answer().await.status, 200);
+    assert_eq!(exchange.connection.http, HttpVersion::Http2);
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
 }
 
 #[tokio::test]
-async fn a_request_whose_token_cannot_be_reviewed_has_its_answer_all_the_same() {
+async fn a_request_whose_token_cannot_be_reviewed_is_still_forwarded() {
     for code in [403, 500] {
-        let mut upstream = Upstream::start().await;
-        let weir = weir::before(upstream.address)
-            .calling_with("weirs-own")
+        let mut upstream = FakeUpstream::start().await;
+        let weir = weir::builder(upstream.address)
+            .own_token("weirs-own")
             .start()
             .await;
-        let mut client = weir.bearing(Http::Two, ("authorization", "Bearer opaque"));
-        let call = client.send(Ask::get(LIST)).await;
-        upstream.next().await.reply(code, "{}").await;
-        let exchange = upstream.next().await;
+        let mut client =
+            weir.with_authorization(HttpVersion::Http2, ("authorization", "Bearer opaque"));
+        let call = client.send(TestRequest::get(LIST)).await;
+        upstream.next_exchange().await.respond(code, "{}").await;
+        let exchange = upstream.next_exchange().await;
         assert_eq!(
-            exchange.asked.headers.all("authorization"),
+            exchange.request.headers.all("authorization"),
             ["Bearer opaque"]
         );
-        exchange.reply(200, "{}").await;
-        assert_eq!(call.answer().await.status, 200);
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
     }
 }

@@ -5,13 +5,13 @@ use allocation_counter::measure;
 use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
-use weir::pipeline::heads::memory_of;
+use weir::pipeline::heads::head_memory;
 use weir::upstream::cdn_loop;
 use weir::upstream::cdn_loop::CDN_LOOP;
-use weir::upstream::cdn_loop::ProcessId;
+use weir::upstream::cdn_loop::InstanceId;
 
 #[test]
-fn no_map_takes_more_than_is_reserved_for_it() {
+fn a_header_map_never_exceeds_its_reservation() {
     for count in [1, 2, 7, 15, 100, 769, 1000, 12_289, 20_000] {
         for distinct in [true, false] {
             let mut headers = HeaderMap::new();
@@ -26,7 +26,7 @@ fn no_map_takes_more_than_is_reserved_for_it() {
                 }
             });
             let taken = usize::try_from(taken.bytes_current).unwrap();
-            let reserved = memory_of(&headers);
+            let reserved = head_memory(&headers);
             assert!(
                 taken <= reserved,
                 "{taken} bytes for {count} fields, {reserved} reserved"
@@ -36,8 +36,8 @@ fn no_map_takes_more_than_is_reserved_for_it() {
 }
 
 #[test]
-fn an_id_in_cdn_loop_allocates_nothing_and_behind_others_one_value() {
-    let id = ProcessId::from_bytes([7; 16]);
+fn appending_to_cdn_loop_allocates_at_most_one_value() {
+    let id = InstanceId::from_bytes([7; 16]);
     // A value is shared from its second use on, for which the library allocates once.
     for _ in 0..2 {
         cdn_loop::append(&mut HeaderMap::with_capacity(16), &id);

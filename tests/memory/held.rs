@@ -34,174 +34,179 @@ use tokio::sync::mpsc;
 use weir::api::UserInfo;
 use weir::clock::Clock;
 use weir::drain::Drain;
-use weir::flowcontrol::controller::Times;
-use weir::identity::Identity;
+use weir::flowcontrol::controller::RequestTimes;
+use weir::identity::RequestAuthenticator;
+use weir::identity::TokenAuthenticator;
 use weir::identity::TokenFile;
-use weir::identity::Tokens;
 use weir::identity::tokens;
 use weir::limits::Admission;
+use weir::limits::AdmissionAttributes;
 use weir::limits::MaxInFlight;
 use weir::limits::Permit;
-use weir::limits::RequestDigest;
-use weir::limits::events::Groups;
-use weir::limits::events::LONGEST_MESSAGE;
-use weir::limits::events::config::Limit;
+use weir::limits::events::LimitedEventGroups;
+use weir::limits::events::MAX_MESSAGE_BYTES;
+use weir::limits::events::config::EventLimitConfig;
 use weir::limits::events::config::LimitType;
 use weir::limits::events::enforce;
 use weir::limits::max_in_flight;
 use weir::limits::rates;
-use weir::limits::rates::Rates;
-use weir::limits::upgrades::UpgradeRate;
+use weir::limits::rates::RateLimits;
+use weir::limits::upgrades::UpgradeRateLimit;
 use weir::metrics::Registry;
 use weir::minimum_rate::MinimumRate;
 use weir::pipeline::Peer;
 use weir::pipeline::Pipeline;
 use weir::pipeline::body::Body;
 use weir::pipeline::heads::HeadBudget;
-use weir::pipeline::holding::Holding;
-use weir::pipeline::holding::Patience;
+use weir::pipeline::holding::HoldState;
+use weir::pipeline::holding::RejectionDelay;
 use weir::pipeline::impersonation::Impersonation;
-use weir::pipeline::in_flight::GivenUp;
-use weir::pipeline::overdue::Overdue;
+use weir::pipeline::in_flight::AbandonedRequests;
+use weir::pipeline::overdue::Deadlines;
 use weir::pipeline::overdue::SlowTransfers;
 use weir::pipeline::record::Record;
-use weir::pipeline::record::Witness;
-use weir::pipeline::refusing::SkippedBodies;
-use weir::pipeline::refusing::Skips;
-use weir::pipeline::request_body::BUFFER;
+use weir::pipeline::record::RequestObserver;
+use weir::pipeline::refusing::BodyDrainBudget;
+use weir::pipeline::refusing::BodyDrainSlots;
+use weir::pipeline::request_body::DEFAULT_BODY_BUFFER;
 use weir::pipeline::trace::RequestMetrics;
 use weir::request_info::RequestInfo;
 use weir::upstream;
 use weir::upstream::Upstream;
-use weir::upstream::cdn_loop::ProcessId;
-use weir::upstream::connector::Target;
+use weir::upstream::cdn_loop::InstanceId;
+use weir::upstream::connector::ServerAddress;
 use weir::upstream::loops::LoopDetector;
-use weir::upstream::read_body::Budget;
-use weir::upstream::room::PlaceMetrics;
-use weir::upstream::room::Room;
+use weir::upstream::read_body::MemoryBudget;
+use weir::upstream::room::ConnectionBudget;
+use weir::upstream::room::SlotMetrics;
 
 /// Streams of the connection: half of them may be held.
 const STREAMS: u32 = 100;
 
 /// Requests that come too early: as many as may be held.
-const EARLY: usize = 49;
+const EARLY_REQUESTS: usize = 49;
 
 /// What each of them may take, in bytes.
-const MOST: i64 = 2 << 10;
+const MAX_BYTES: i64 = 2 << 10;
 
 /// What weir answers itself, at once.
-const AT_ONCE: &str = "/api/v1/watch";
+const IMMEDIATE_PATH: &str = "/api/v1/watch";
 
 /// Looks on, and has nothing to say.
 #[derive(Debug)]
-struct Onlooker;
+struct NoopObserver;
 
-impl Witness for Onlooker {
-    fn ended(&self, _: &Record, _: Instant) {}
+impl RequestObserver for NoopObserver {
+    fn on_ended(&self, _: &Record, _: Instant) {}
 }
 
 /// A pipeline that lets one event through and one write, which is there already.
-async fn full() -> (Arc<Pipeline>, Permit) {
+async fn full_pipeline() -> (Arc<Pipeline>, Permit) {
     let registry = Registry::new();
-    let config = max_in_flight::Config {
+    let config = max_in_flight::MaxInFlightConfig {
         read_only: 0.into(),
         mutating: 1.into(),
     };
     let admission = Admission::MaxInFlight(Arc::new(MaxInFlight::new(config, &registry)));
-    let events = enforce::Config {
-        limits: vec![Limit {
+    let events = enforce::EventRateLimitConfig {
+        limits: vec![EventLimitConfig {
             limit_type: LimitType::SourceAndObject,
             qps: 1,
             burst: 1,
             cache_size: 10,
             warning_reserve_percent: 0,
         }],
-        groups: Groups::All,
+        groups: LimitedEventGroups::All,
         retry_after: true,
     };
-    let config = rates::Config {
+    let config = rates::RateLimitsConfig {
         events: Some(events),
         clients: Vec::new(),
     };
     let info = RequestInfo::parse("POST", b"/api/v1/namespaces/a/pods").unwrap();
     let (user, now) = (UserInfo::anonymous(), Clock.now());
-    let digest = RequestDigest {
+    let digest = AdmissionAttributes {
         info: &info,
         user: &user,
     };
-    let permit = admission.admit(&digest, Times::at(now)).await.unwrap();
-    let tokens = tokens::Config {
+    let permit = admission
+        .admit(&digest, RequestTimes::at(now))
+        .await
+        .unwrap();
+    let tokens = tokens::TokenConfig {
         issuers: Vec::new(),
-        accounts: None,
-        reviewer: None,
+        service_accounts: None,
+        api_server: None,
         reviews_per_second: 50,
         audiences: Vec::new(),
-        ttl: Duration::from_secs(120),
+        cache_ttl: Duration::from_secs(120),
     };
-    let tokens = Tokens::new(tokens, &registry);
-    let upstream = upstream::Config {
-        target: Target {
+    let tokens = TokenAuthenticator::new(tokens, &registry);
+    let upstream = upstream::UpstreamConfig {
+        address: ServerAddress {
             authority: "127.0.0.1:1".parse().unwrap(),
             server_name: "127.0.0.1".try_into().unwrap(),
             proxy: None,
         },
         roots: rustls::RootCertStore::empty(),
         front_proxy: None,
-        most_connections: 1,
-        room: 1024,
-        id: ProcessId::from_bytes([1; 16]),
+        max_http2_connections: 1,
+        max_connections: 1024,
+        instance_id: InstanceId::from_bytes([1; 16]),
     };
-    let places = Room::of(upstream.room, &PlaceMetrics::register(&registry));
-    let metrics = upstream::Metrics::register(&registry);
-    let witness: Arc<dyn Witness> = Arc::new(Onlooker);
+    let places = ConnectionBudget::new(upstream.max_connections, &SlotMetrics::register(&registry));
+    let metrics = upstream::UpstreamMetrics::register(&registry);
+    let witness: Arc<dyn RequestObserver> = Arc::new(NoopObserver);
     let pipeline = Pipeline {
-        identity: Arc::new(Identity::new(None, None, TokenFile::default(), tokens).unwrap()),
+        authenticator: Arc::new(
+            RequestAuthenticator::new(None, None, TokenFile::default(), tokens).unwrap(),
+        ),
         impersonation: Impersonation {
-            access: None,
+            authorizer: None,
             classify: false,
         },
         identity_headers: Arc::default(),
-        rates: Arc::new(Rates::new(&config, &registry)),
-        request_bodies: Budget::new(64 << 20),
-        body_buffer: BUFFER,
-        given_up: GivenUp::new(GivenUp::register(&registry)),
-        heads: HeadBudget::new(&registry),
-        skipped_bodies: SkippedBodies::new(&registry),
-        upgrades: UpgradeRate::new(0, &registry),
+        rates: Arc::new(RateLimits::new(&config, &registry)),
+        request_body_budget: MemoryBudget::new(64 << 20),
+        body_buffer: DEFAULT_BODY_BUFFER,
+        abandoned_requests: AbandonedRequests::new(AbandonedRequests::register(&registry)),
+        head_budget: HeadBudget::new(&registry),
+        body_drain_budget: BodyDrainBudget::new(&registry),
+        upgrade_rate: UpgradeRateLimit::new(0, &registry),
         admission,
-        loops: LoopDetector::register(upstream.id.clone(), &registry),
+        loop_detector: LoopDetector::register(upstream.instance_id.clone(), &registry),
         upstream: Upstream::new(&upstream, &places, None, &metrics),
         request_timeout: Duration::from_secs(3600),
-        refusals: Arc::default(),
-        holding: Arc::new(Holding::new(Duration::from_secs(600), &registry)),
+        rejection_responses: Arc::default(),
+        rejection_delay: Arc::new(RejectionDelay::new(Duration::from_secs(600), &registry)),
         drain: Drain::new(),
-        overdue: Overdue::new(MinimumRate::default(), SlowTransfers::register(&registry)),
+        deadlines: Deadlines::new(MinimumRate::default(), SlowTransfers::register(&registry)),
         metrics: RequestMetrics::register(&registry),
-        witnesses: Arc::from([witness]),
+        observers: Arc::from([witness]),
         sampler: None,
-        audits: false,
-        explains: false,
-        upstream_log: Arc::default(),
+        has_audit_log: false,
+        explain_responses: false,
+        upstream_log_limiter: Arc::default(),
     };
     (Arc::new(pipeline), permit)
 }
 
-type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+type BoxedResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 /// What becomes of a request.
-type Serve = Arc<dyn Fn(Request<Incoming>) -> Answer + Send + Sync>;
+type RequestHandler = Arc<dyn Fn(Request<Incoming>) -> BoxedResponse + Send + Sync>;
 
-fn by_weir(pipeline: &Arc<Pipeline>) -> Serve {
+fn weir_handler(pipeline: &Arc<Pipeline>) -> RequestHandler {
     let pipeline = Arc::clone(pipeline);
     let peer = Arc::new(Peer {
         address: SocketAddr::from(([127, 0, 0, 1], 1)),
-        number: 1,
+        connection_id: 1,
         trusted: false,
         certificate: None,
-        unverified: OnceLock::new(),
-        fragments: Arc::default(),
-        patience: Patience::new(100),
-        skips: Skips::default(),
+        unverified_user: OnceLock::new(),
+        target_fragments: Arc::default(),
+        hold_state: HoldState::new(100),
+        body_drain_slots: BodyDrainSlots::default(),
     });
     Arc::new(move |request| {
         let (pipeline, peer) = (Arc::clone(&pipeline), Arc::clone(&peer));
@@ -212,10 +217,11 @@ fn by_weir(pipeline: &Arc<Pipeline>) -> Serve {
 }
 
 /// Keeps nothing of a request, and waits.
-fn by_waiting(waiting: &Arc<AtomicUsize>) -> Serve {
+fn waiting_handler(waiting: &Arc<AtomicUsize>) -> RequestHandler {
     let waiting = Arc::clone(waiting);
     Arc::new(move |request| {
-        let at_once = request.uri().path() == AT_ONCE || request.uri().query() == Some("first");
+        let at_once =
+            request.uri().path() == IMMEDIATE_PATH || request.uri().query() == Some("first");
         if !at_once {
             waiting.fetch_add(1, Ordering::SeqCst);
         }
@@ -229,9 +235,9 @@ fn by_waiting(waiting: &Arc<AtomicUsize>) -> Serve {
     })
 }
 
-/// A client on a thread of its own, whose memory does not count. It sends `first` of these one by one, then all `EARLY` when it is
+/// A client on a thread of its own, whose memory does not count. It sends `first` of these one by one, then all `EARLY_REQUESTS` when it is
 /// told to, and says when they are surely there.
-fn client(
+fn spawn_client(
     address: SocketAddr,
     first: usize,
     request: impl Fn(&str) -> Request<Full<Bytes>> + Send + 'static,
@@ -257,12 +263,12 @@ fn client(
             }
             says.send(()).await.unwrap();
             told.recv().await;
-            for _ in 0..EARLY {
+            for _ in 0..EARLY_REQUESTS {
                 tokio::spawn(sender.send_request(request("")));
             }
             // What was sent before these has come before them, as good as surely.
             for _ in 0..50 {
-                let ask = Request::get(format!("http://weir{AT_ONCE}"));
+                let ask = Request::get(format!("http://weir{IMMEDIATE_PATH}"));
                 let ask = ask.body(Full::default()).unwrap();
                 sender.send_request(ask).await.unwrap();
             }
@@ -274,15 +280,15 @@ fn client(
 }
 
 /// Bytes that requests take, all of those that are `waiting` at last together.
-fn taken(
-    serve: Serve,
+fn measure_requests(
+    serve: RequestHandler,
     first: usize,
     request: impl Fn(&str) -> Request<Full<Bytes>> + Send + 'static,
     runtime: &tokio::runtime::Runtime,
 ) -> i64 {
     let (go, mut said) = runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let ends = client(listener.local_addr().unwrap(), first, request);
+        let ends = spawn_client(listener.local_addr().unwrap(), first, request);
         let (tcp, _) = listener.accept().await.unwrap();
         let service = service_fn(move |request| {
             let answer = serve(request);
@@ -316,33 +322,36 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// What each held refusal of such requests takes, over one that only waits: the least of three measurements, as whatever else
 /// allocates meanwhile only adds to it.
-fn each(
+fn bytes_per_rejection(
     first: usize,
     request: impl Fn(&str) -> Request<Full<Bytes>> + Copy + Send + 'static,
 ) -> i64 {
-    (0..3).map(|_| measured(first, request)).min().unwrap()
+    (0..3)
+        .map(|_| measure_bytes_per_rejection(first, request))
+        .min()
+        .unwrap()
 }
 
-fn measured(
+fn measure_bytes_per_rejection(
     first: usize,
     request: impl Fn(&str) -> Request<Full<Bytes>> + Copy + Send + 'static,
 ) -> i64 {
     let plain = runtime();
     let waiting = Arc::new(AtomicUsize::new(0));
-    let without = taken(by_waiting(&waiting), first, request, &plain);
-    assert_eq!(waiting.load(Ordering::SeqCst), EARLY);
+    let without = measure_requests(waiting_handler(&waiting), first, request, &plain);
+    assert_eq!(waiting.load(Ordering::SeqCst), EARLY_REQUESTS);
     let runtime = runtime();
-    let (pipeline, _permit) = runtime.block_on(full());
-    let with = taken(by_weir(&pipeline), first, request, &runtime);
-    let (held, ..) = pipeline.holding.shown();
+    let (pipeline, _permit) = runtime.block_on(full_pipeline());
+    let with = measure_requests(weir_handler(&pipeline), first, request, &runtime);
+    let (held, ..) = pipeline.rejection_delay.snapshot();
     // On a machine that is slow for seconds some are over already.
-    assert!(held > EARLY / 2, "{held} are held");
+    assert!(held > EARLY_REQUESTS / 2, "{held} are held");
     (with - without) / i64::try_from(held).unwrap()
 }
 
 #[test]
-fn a_held_refusal_keeps_neither_the_head_nor_the_body_of_its_request() {
-    let each = each(1, |query| {
+fn a_held_rejection_keeps_neither_the_head_nor_the_body_of_its_request() {
+    let each = bytes_per_rejection(1, |query| {
         Request::post(format!("http://weir/api/v1/namespaces/a/pods{query}"))
             .header(
                 "user-agent",
@@ -354,13 +363,13 @@ fn a_held_refusal_keeps_neither_the_head_nor_the_body_of_its_request() {
             .unwrap()
     });
     println!("{each} bytes a held refusal");
-    assert!((0..MOST).contains(&each), "{each} bytes");
+    assert!((0..MAX_BYTES).contains(&each), "{each} bytes");
 }
 
 #[test]
-fn a_held_refusal_of_an_event_keeps_no_more_of_its_key_than_is_said() {
+fn a_held_rejection_of_an_event_keeps_no_more_of_its_key_than_its_message() {
     // Of two first ones the second is refused, and told when to come back.
-    let each = each(2, |query| {
+    let each = bytes_per_rejection(2, |query| {
         let event = format!(
             r#"{{"metadata":{{"name":"e"}},"source":{{"component":"{}"}}}}"#,
             "k".repeat(60_000)
@@ -371,6 +380,6 @@ fn a_held_refusal_of_an_event_keeps_no_more_of_its_key_than_is_said() {
             .unwrap()
     });
     println!("{each} bytes a held refusal of an event");
-    let message = i64::try_from(LONGEST_MESSAGE).unwrap();
-    assert!((0..MOST + message).contains(&each), "{each} bytes");
+    let message = i64::try_from(MAX_MESSAGE_BYTES).unwrap();
+    assert!((0..MAX_BYTES + message).contains(&each), "{each} bytes");
 }

@@ -6,20 +6,20 @@
 )]
 
 use serde_json::Value;
-use weir::flowcontrol::allocation::Class;
+use weir::flowcontrol::allocation::AllocationClass;
 use weir::flowcontrol::allocation::allocate;
 
 use crate::support;
 
 #[test]
-fn every_sum_is_divided_as_it_is_upstream() {
+fn every_sum_is_divided_as_upstream() {
     for case in support::cases("compute_concurrency_allocation") {
         let number = |class: &Value, name: &str| class[name].as_f64().unwrap();
-        let classes: Vec<Class> = case["input"]["classes"]
+        let classes: Vec<AllocationClass> = case["input"]["classes"]
             .as_array()
             .unwrap()
             .iter()
-            .map(|class| Class {
+            .map(|class| AllocationClass {
                 lower_bound: number(class, "lower_bound"),
                 upper_bound: number(class, "upper_bound"),
                 target: number(class, "target"),

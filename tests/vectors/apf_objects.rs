@@ -22,21 +22,21 @@ use weir::api::flowcontrol::QueuingConfiguration;
 use weir::api::flowcontrol::Subject;
 use weir::api::flowcontrol::Version;
 use weir::document;
-use weir::document::Faults;
+use weir::document::Diagnostics;
 use weir::document::Strictness;
 
 use crate::support;
 
 #[test]
-fn objects_are_accepted_and_refused_as_kubernetes_does() {
+fn objects_are_accepted_and_rejected_as_by_kubernetes() {
     let mut failed = Vec::new();
     for case in support::cases("apf_objects") {
         // Once as kubectl would send it, once as somebody would keep it in a file.
         for text in [
             case["input"]["manifest"].to_string(),
-            as_yaml(&case["input"]["manifest"]),
+            to_yaml(&case["input"]["manifest"]),
         ] {
-            if let Err(difference) = check(&case, &text) {
+            if let Err(difference) = check_case(&case, &text) {
                 failed.push(format!("{}: {difference}\n{text}", case["name"]));
             }
         }
@@ -49,19 +49,19 @@ fn objects_are_accepted_and_refused_as_kubernetes_does() {
     );
 }
 
-fn check(case: &Value, text: &str) -> Result<(), String> {
+fn check_case(case: &Value, text: &str) -> Result<(), String> {
     let expected = &case["expected"];
-    let mut faults = Faults::default();
+    let mut faults = Diagnostics::default();
     let documents = document::parse_all("case", text, &mut faults);
     let decoded = flowcontrol::decode(&documents[0], Strictness::Warn, &mut faults);
     let decode_error = expected.get("decode_error").is_some();
-    same(
+    expect_equal(
         "a decode error",
         &json!(faults.has_errors()),
         &json!(decode_error),
     )?;
     let Some(manifest) = decoded.first() else {
-        return same("a decode error", &json!(true), &json!(decode_error));
+        return expect_equal("a decode error", &json!(true), &json!(decode_error));
     };
 
     let update_status = case["input"]["operation"] == "update_status";
@@ -70,10 +70,16 @@ fn check(case: &Value, text: &str) -> Result<(), String> {
     } else {
         manifest.validate()
     };
-    same("accepted", &json!(errors.is_empty()), &expected["accepted"])?;
+    expect_equal("accepted", &json!(errors.is_empty()), &expected["accepted"])?;
     let causes: Vec<Value> = errors
         .iter()
-        .map(|e| json!([e.error_type.reason(), e.field, message(&e.field, &e.body())]))
+        .map(|e| {
+            json!([
+                e.error_type.reason(),
+                e.field,
+                comparable_message(&e.field, &e.body())
+            ])
+        })
         .collect();
     let list = expected["errors"].as_array().cloned().unwrap_or_default();
     let field = |e: &Value| e["field"].as_str().unwrap_or_default().to_owned();
@@ -83,13 +89,13 @@ fn check(case: &Value, text: &str) -> Result<(), String> {
             json!([
                 e["type"],
                 e["field"],
-                message(&field(e), e["message"].as_str().unwrap())
+                comparable_message(&field(e), e["message"].as_str().unwrap())
             ])
         })
         .collect();
-    same("errors", &json!(causes), &json!(wanted))?;
+    expect_equal("errors", &json!(causes), &json!(wanted))?;
     if let (Some(message), false) = (expected["status_message"].as_str(), has_whole_spec(&list)) {
-        same(
+        expect_equal(
             "message",
             &json!(status_message(manifest, &errors)),
             &json!(message),
@@ -104,10 +110,10 @@ fn check(case: &Value, text: &str) -> Result<(), String> {
         .get("strict_decoding_errors")
         .cloned()
         .unwrap_or_else(|| json!([]));
-    same("warnings", &json!(warnings), &strict)?;
+    expect_equal("warnings", &json!(warnings), &strict)?;
 
     match expected.get("object") {
-        Some(object) => same("object", &as_json(manifest), &without_server_fields(object)),
+        Some(object) => expect_equal("object", &to_json(manifest), &without_server_fields(object)),
         None => Ok(()),
     }
 }
@@ -131,7 +137,7 @@ fn status_message(manifest: &Manifest<'_>, errors: &[FieldError]) -> String {
     format!("{kind}.{} {name:?} is invalid: {list}", flowcontrol::GROUP)
 }
 
-fn same(what: &str, got: &Value, expected: &Value) -> Result<(), String> {
+fn expect_equal(what: &str, got: &Value, expected: &Value) -> Result<(), String> {
     if got == expected {
         Ok(())
     } else {
@@ -140,7 +146,7 @@ fn same(what: &str, got: &Value, expected: &Value) -> Result<(), String> {
 }
 
 /// Upstream shows whole specs in Go's internal form, which is not imitated.
-fn message(field: &str, body: &str) -> String {
+fn comparable_message(field: &str, body: &str) -> String {
     if field == "spec" {
         body.rsplit(": ").next().unwrap().to_owned()
     } else {
@@ -173,7 +179,7 @@ fn without_nulls(value: Value) -> Value {
 }
 
 /// Block style throughout.
-fn as_yaml(value: &Value) -> String {
+fn to_yaml(value: &Value) -> String {
     fn write(value: &Value, indent: usize, to: &mut String) {
         let pad = " ".repeat(indent);
         match value {
@@ -204,7 +210,7 @@ fn as_yaml(value: &Value) -> String {
 }
 
 /// As the API server would print it in the version in which it came.
-fn as_json(manifest: &Manifest<'_>) -> Value {
+fn to_json(manifest: &Manifest<'_>) -> Value {
     let metadata = manifest.object.metadata();
     let pairs = |pairs: &[(String, String)]| -> Value {
         pairs
@@ -218,7 +224,7 @@ fn as_json(manifest: &Manifest<'_>) -> Value {
         "annotations": pairs(&metadata.annotations),
     });
     let spec = match &manifest.object {
-        Object::FlowSchema(schema) => flow_schema(&schema.spec),
+        Object::FlowSchema(schema) => flow_schema_json(&schema.spec),
         Object::PriorityLevelConfiguration(level) => {
             let zero = level
                 .spec
@@ -230,7 +236,7 @@ fn as_json(manifest: &Manifest<'_>) -> Value {
                 let key = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares";
                 meta["annotations"][key] = json!("");
             }
-            priority_level(&level.spec)
+            priority_level_json(&level.spec)
         }
     };
     let version = match manifest.version {
@@ -242,13 +248,13 @@ fn as_json(manifest: &Manifest<'_>) -> Value {
     json!({
         "apiVersion": format!("{}/{version}", flowcontrol::GROUP),
         "kind": manifest.object.kind(),
-        "metadata": filled(meta),
+        "metadata": omit_empty(meta),
         "spec": spec,
     })
 }
 
 /// Without what is null or empty, as `omitempty` has it.
-fn filled(value: Value) -> Value {
+fn omit_empty(value: Value) -> Value {
     let Value::Object(fields) = value else {
         return value;
     };
@@ -259,21 +265,21 @@ fn filled(value: Value) -> Value {
         .collect()
 }
 
-fn flow_schema(spec: &FlowSchemaSpec) -> Value {
-    filled(json!({
+fn flow_schema_json(spec: &FlowSchemaSpec) -> Value {
+    omit_empty(json!({
         "priorityLevelConfiguration": { "name": spec.priority_level_configuration },
         "matchingPrecedence": spec.matching_precedence,
         "distinguisherMethod": spec.distinguisher_method.as_ref().map(|d| json!({ "type": d.as_str() })),
-        "rules": spec.rules.iter().map(rule).collect::<Vec<_>>(),
+        "rules": spec.rules.iter().map(rule_json).collect::<Vec<_>>(),
     }))
 }
 
-fn rule(rule: &PolicyRulesWithSubjects) -> Value {
+fn rule_json(rule: &PolicyRulesWithSubjects) -> Value {
     let resource_rules: Vec<Value> = rule
         .resource_rules
         .iter()
         .map(|rule| {
-            filled(json!({
+            omit_empty(json!({
                 "verbs": rule.verbs,
                 "apiGroups": rule.api_groups,
                 "resources": rule.resources,
@@ -287,16 +293,16 @@ fn rule(rule: &PolicyRulesWithSubjects) -> Value {
         .iter()
         .map(|rule| json!({ "verbs": rule.verbs, "nonResourceURLs": rule.non_resource_urls }))
         .collect();
-    filled(json!({
-        "subjects": rule.subjects.iter().map(subject).collect::<Vec<_>>(),
+    omit_empty(json!({
+        "subjects": rule.subjects.iter().map(subject_json).collect::<Vec<_>>(),
         "resourceRules": resource_rules,
         "nonResourceRules": non_resource_rules,
     }))
 }
 
-fn subject(subject: &Subject) -> Value {
+fn subject_json(subject: &Subject) -> Value {
     let named = |name: &String| json!({ "name": name });
-    filled(json!({
+    omit_empty(json!({
         "kind": subject.kind.as_str(),
         "user": subject.user.as_ref().map(named),
         "group": subject.group.as_ref().map(named),
@@ -307,10 +313,10 @@ fn subject(subject: &Subject) -> Value {
     }))
 }
 
-fn priority_level(spec: &PriorityLevelConfigurationSpec) -> Value {
-    filled(json!({
+fn priority_level_json(spec: &PriorityLevelConfigurationSpec) -> Value {
+    omit_empty(json!({
         "type": spec.enablement.as_str(),
-        "limited": spec.limited.as_ref().map(limited),
+        "limited": spec.limited.as_ref().map(limited_json),
         "exempt": spec.exempt.map(|exempt| json!({
             "nominalConcurrencyShares": exempt.nominal_concurrency_shares,
             "lendablePercent": exempt.lendable_percent,
@@ -318,7 +324,7 @@ fn priority_level(spec: &PriorityLevelConfigurationSpec) -> Value {
     }))
 }
 
-fn limited(limited: &LimitedPriorityLevelConfiguration) -> Value {
+fn limited_json(limited: &LimitedPriorityLevelConfiguration) -> Value {
     let queuing = |q: QueuingConfiguration| {
         json!({
             "queues": q.queues,
@@ -326,9 +332,9 @@ fn limited(limited: &LimitedPriorityLevelConfiguration) -> Value {
             "queueLengthLimit": q.queue_length_limit,
         })
     };
-    filled(json!({
+    omit_empty(json!({
         "nominalConcurrencyShares": limited.nominal_concurrency_shares,
-        "limitResponse": filled(json!({
+        "limitResponse": omit_empty(json!({
             "type": limited.limit_response.kind.as_str(),
             "queuing": limited.limit_response.queuing.map(queuing),
         })),

@@ -3,16 +3,16 @@
 use serde_json::json;
 use weir::api::flowcontrol;
 use weir::document;
-use weir::document::Faults;
+use weir::document::Diagnostics;
 use weir::document::Strictness;
 use weir::flowcontrol::bootstrap;
-use weir::flowcontrol::bootstrap::Class;
+use weir::flowcontrol::bootstrap::BootstrapClass;
 
 use crate::support;
 
 #[test]
 fn the_built_in_objects_are_those_of_kubernetes() {
-    let mut left: Vec<_> = [Class::Mandatory, Class::Suggested]
+    let mut left: Vec<_> = [BootstrapClass::Mandatory, BootstrapClass::Suggested]
         .iter()
         .flat_map(|class| {
             bootstrap::objects(*class)
@@ -22,15 +22,16 @@ fn the_built_in_objects_are_those_of_kubernetes() {
         .collect();
     for case in support::cases("bootstrap_objects") {
         let class = if case["input"]["class"] == json!("mandatory") {
-            Class::Mandatory
+            BootstrapClass::Mandatory
         } else {
-            Class::Suggested
+            BootstrapClass::Suggested
         };
-        let mut faults = Faults::default();
+        let mut faults = Diagnostics::default();
         let documents = document::parse_all("case", &case["expected"].to_string(), &mut faults);
         let expected = flowcontrol::decode(&documents[0], Strictness::Strict, &mut faults);
         assert_eq!(faults.to_string(), "", "{}", case["name"]);
-        let same = |(c, object): &(Class, &_)| *c == class && **object == expected[0].object;
+        let same =
+            |(c, object): &(BootstrapClass, &_)| *c == class && **object == expected[0].object;
         let at = left.iter().position(same);
         let at = at.unwrap_or_else(|| panic!("{} is not built in as expected", case["input"]));
         left.remove(at);

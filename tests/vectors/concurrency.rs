@@ -13,8 +13,8 @@ use std::time::Duration;
 use std::time::Instant;
 
 use serde_json::Value;
-use weir::flowcontrol::concurrency::Concurrency;
-use weir::flowcontrol::concurrency::Level;
+use weir::flowcontrol::concurrency::ConcurrencyLimits;
+use weir::flowcontrol::concurrency::LevelSeats;
 use weir::flowcontrol::demand::SeatDemand;
 use weir::flowcontrol::queue_set::Queuing;
 use weir::flowcontrol::shares::LevelSpec;
@@ -23,9 +23,9 @@ use weir::flowcontrol::shuffle_sharding::Dealer;
 use crate::support;
 
 #[test]
-fn every_level_gets_the_limits_that_it_gets_upstream() {
+fn every_level_gets_the_limits_of_upstream() {
     for case in support::cases("concurrency_allocation") {
-        let server = Server::start(&case["input"]);
+        let server = ConcurrencyReplay::start(&case["input"]);
         let expected = &case["expected"];
         assert_eq!(
             server.concurrency.nominal_limit_sum(),
@@ -41,11 +41,11 @@ fn every_level_gets_the_limits_that_it_gets_upstream() {
 }
 
 #[test]
-fn seats_are_lent_and_called_back_as_upstream() {
+fn seats_are_lent_and_reclaimed_as_upstream() {
     for case in support::cases("borrowing") {
         let name = case["name"].as_str().unwrap();
         let expected = case["expected"].as_array().unwrap();
-        let mut server = Server::start(&case["input"]);
+        let mut server = ConcurrencyReplay::start(&case["input"]);
         server.assert_state(&format!("{name} at the start"), &expected[0]);
         let steps = case["input"]["steps"].as_array().unwrap();
         assert_eq!(steps.len() + 1, expected.len(), "{name}");
@@ -57,19 +57,19 @@ fn seats_are_lent_and_called_back_as_upstream() {
 }
 
 /// A server's levels and what they are asked for.
-struct Server {
+struct ConcurrencyReplay {
     origin: Instant,
-    concurrency: Concurrency,
+    concurrency: ConcurrencyLimits,
     demand: HashMap<String, SeatDemand>,
 }
 
-impl Server {
+impl ConcurrencyReplay {
     #[expect(clippy::disallowed_methods, reason = "virtual time begins somewhere")]
     fn start(input: &Value) -> Self {
         let limit = u32::try_from(input["server_concurrency_limit"].as_u64().unwrap()).unwrap();
         let mut server = Self {
             origin: Instant::now(),
-            concurrency: Concurrency::new(limit),
+            concurrency: ConcurrencyLimits::new(limit),
             demand: HashMap::new(),
         };
         server.configure(server.origin, &input["priority_levels"]);
@@ -139,7 +139,7 @@ impl Server {
         self.origin + Duration::from_nanos(t_ns.as_u64().unwrap())
     }
 
-    fn levels_of(&self, expected: &Value) -> &[Level] {
+    fn levels_of(&self, expected: &Value) -> &[LevelSeats] {
         let names = expected["levels"].as_object().unwrap().len();
         assert_eq!(self.concurrency.levels().len(), names, "{expected}");
         self.concurrency.levels()
@@ -181,7 +181,7 @@ impl Server {
     }
 }
 
-fn assert_limits(level: &Level, wanted: &Value, context: &Value) {
+fn assert_limits(level: &LevelSeats, wanted: &Value, context: &Value) {
     let name = &level.spec.name;
     assert_eq!(
         level.limits.nominal, wanted["nominal_cl"],

@@ -13,20 +13,20 @@ use std::time::Duration;
 use std::time::Instant;
 
 use serde_json::Value;
-use weir::document::Faults;
-use weir::limits::events::Charge;
-use weir::limits::events::Event;
-use weir::limits::events::Groups;
-use weir::limits::events::Limits;
-use weir::limits::events::Write;
+use weir::document::Diagnostics;
+use weir::limits::events::EventBucketKeys;
+use weir::limits::events::EventLimits;
+use weir::limits::events::EventWrite;
+use weir::limits::events::LimitedEvent;
+use weir::limits::events::LimitedEventGroups;
 use weir::limits::events::body;
-use weir::limits::events::body::Encoding;
-use weir::limits::events::body::Schema;
+use weir::limits::events::body::EventEncoding;
+use weir::limits::events::body::EventSchema;
 use weir::limits::events::config;
-use weir::limits::events::config::Limit;
+use weir::limits::events::config::EventLimitConfig;
 use weir::limits::events::config::LimitType;
-use weir::limits::events::message;
-use weir::limits::lru::Keys;
+use weir::limits::events::rejection_message;
+use weir::limits::lru::LruKeyHasher;
 use weir::request_info::RequestInfo;
 
 use crate::support;
@@ -37,11 +37,11 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn small(value: &Value) -> u32 {
+fn u32_of(value: &Value) -> u32 {
     u32::try_from(value.as_u64().unwrap()).unwrap()
 }
 
-fn shown(limit: &Limit) -> Value {
+fn limit_json(limit: &EventLimitConfig) -> Value {
     let mut shown = serde_json::json!({
         "type": limit.limit_type.name(), "qps": limit.qps, "burst": limit.burst
     });
@@ -52,7 +52,7 @@ fn shown(limit: &Limit) -> Value {
 }
 
 /// An error as upstream prints it, without the field.
-fn printed(error: &Value) -> String {
+fn upstream_error_text(error: &Value) -> String {
     let value = match text(&error["type"]) {
         "FieldValueNotSupported" => format!("{:?}", text(&error["bad_value"])),
         _ => text(&error["bad_value"]).to_owned(),
@@ -65,7 +65,7 @@ fn printed(error: &Value) -> String {
 }
 
 #[test]
-fn configurations_mean_what_they_mean_to_upstream() {
+fn configurations_are_read_as_upstream() {
     for case in support::cases("event_rate_limit_config") {
         let (name, expected) = (&case["name"], &case["expected"]);
         let Some(document) = case["input"]["document"].as_str() else {
@@ -73,12 +73,12 @@ fn configurations_mean_what_they_mean_to_upstream() {
             assert_eq!(expected["accepted"], false);
             continue;
         };
-        let mut faults = Faults::default();
-        let read = config::configuration("f", document, &mut faults);
+        let mut faults = Diagnostics::default();
+        let read = config::parse_configuration("f", document, &mut faults);
         assert_eq!(expected["accepted"], read.is_some(), "{name}: {faults}");
         match read {
             Some(limits) => {
-                let shown: Vec<_> = limits.iter().map(shown).collect();
+                let shown: Vec<_> = limits.iter().map(limit_json).collect();
                 assert_eq!(expected["effective"], Value::from(shown), "{name}");
                 assert!(!faults.has_errors(), "{name}: {faults}");
             }
@@ -90,7 +90,7 @@ fn configurations_mean_what_they_mean_to_upstream() {
                     .collect();
                 let errors = expected["errors"].as_array().unwrap().iter();
                 let errors: Vec<_> = errors
-                    .map(|error| (text(&error["field"]).to_owned(), printed(error)))
+                    .map(|error| (text(&error["field"]).to_owned(), upstream_error_text(error)))
                     .collect();
                 assert_eq!(told, errors, "{name}");
             }
@@ -98,8 +98,8 @@ fn configurations_mean_what_they_mean_to_upstream() {
     }
 }
 
-fn limits(given: &Value) -> Vec<Limit> {
-    let limit = |given: &Value| Limit {
+fn limits_of(given: &Value) -> Vec<EventLimitConfig> {
+    let limit = |given: &Value| EventLimitConfig {
         limit_type: match text(&given["type"]) {
             "Namespace" => LimitType::Namespace,
             "Server" => LimitType::Server,
@@ -107,8 +107,8 @@ fn limits(given: &Value) -> Vec<Limit> {
             "User" => LimitType::User,
             other => panic!("{other}"),
         },
-        qps: small(&given["qps"]),
-        burst: small(&given["burst"]),
+        qps: u32_of(&given["qps"]),
+        burst: u32_of(&given["burst"]),
         cache_size: match given["cache_size"].as_u64() {
             None | Some(0) => u32::try_from(CACHE_SIZE).unwrap(),
             Some(size) => u32::try_from(size).unwrap(),
@@ -159,12 +159,12 @@ fn source_and_object(event: &Value) -> Vec<u8> {
 }
 
 #[test]
-fn every_event_is_decided_as_upstream_does() {
+fn every_event_is_decided_as_upstream() {
     let base = Instant::now() + Duration::from_secs(3600);
     for case in support::cases("event_rate_limit_sequences") {
         let (name, input) = (&case["name"], &case["input"]);
-        let given = limits(&input["limits"]);
-        let (keys, mut limits) = (Keys::default(), Limits::new(&given));
+        let given = limits_of(&input["limits"]);
+        let (keys, mut limits) = (LruKeyHasher::default(), EventLimits::new(&given));
         let expected = case["expected"].as_array().unwrap();
         let events = input["events"].as_array().unwrap();
         assert_eq!(expected.len(), events.len());
@@ -172,15 +172,15 @@ fn every_event_is_decided_as_upstream_does() {
             let (method, target) = request(event);
             let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
             let mut refused = Vec::new();
-            let described = Event {
+            let described = LimitedEvent {
                 namespace: info.namespace(),
                 user: text(&event["user"]).as_bytes(),
                 source_and_object: Cow::Owned(source_and_object(event)),
                 warning: false,
             };
-            if Write::of(&info, Groups::Core).is_some() {
+            if EventWrite::from_request(&info, LimitedEventGroups::Core).is_some() {
                 let now = base + Duration::from_nanos(event["t_ns"].as_u64().unwrap());
-                let charge = Charge::of(&described, &keys);
+                let charge = EventBucketKeys::from_event(&described, &keys);
                 limits.charge(&charge, now, |n, answer| {
                     if answer.token.is_err() {
                         refused.push(given[n].limit_type);
@@ -190,7 +190,7 @@ fn every_event_is_decided_as_upstream_does() {
             let told = if refused.is_empty() {
                 Value::Bool(true)
             } else {
-                message(&described, refused).into()
+                rejection_message(&described, refused).into()
             };
             assert_eq!(told, *expected, "{name}, event {n}: {event}");
         }
@@ -203,7 +203,7 @@ fn hex(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn every_body_has_the_key_that_upstream_finds() {
+fn every_body_has_the_key_of_upstream() {
     for case in support::cases("event_bodies") {
         let (name, input, expected) = (&case["name"], &case["input"], &case["expected"]);
         let body = match input["body_hex"].as_str() {
@@ -211,8 +211,9 @@ fn every_body_has_the_key_that_upstream_finds() {
             None => text(&input["body"]).as_bytes().to_vec(),
         };
         let encoding =
-            Encoding::of_object(input["content_type"].as_str().map(str::as_bytes)).unwrap();
-        let found = body::read(encoding, text(&input["group_version"]).as_bytes(), &body);
+            EventEncoding::from_content_type(input["content_type"].as_str().map(str::as_bytes))
+                .unwrap();
+        let found = body::parse(encoding, text(&input["group_version"]).as_bytes(), &body);
         assert_eq!(
             found.is_none(),
             expected.get("decode_error").is_some(),
@@ -229,8 +230,8 @@ fn every_body_has_the_key_that_upstream_finds() {
             "{name}"
         );
         let kind = match found.schema {
-            Schema::Core => "/v1, Kind=Event",
-            Schema::Events => "events.k8s.io/v1, Kind=Event",
+            EventSchema::Core => "/v1, Kind=Event",
+            EventSchema::Events => "events.k8s.io/v1, Kind=Event",
         };
         assert_eq!(expected["decoded_kind"], kind, "{name}");
     }

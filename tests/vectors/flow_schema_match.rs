@@ -13,7 +13,7 @@ use weir::api::UserInfo;
 use weir::api::flowcontrol;
 use weir::api::flowcontrol::Object;
 use weir::document;
-use weir::document::Faults;
+use weir::document::Diagnostics;
 use weir::document::Strictness;
 use weir::flowcontrol::matching::Matcher;
 use weir::flowcontrol::matching::RequestDigest;
@@ -24,7 +24,7 @@ use weir::request_info::Verb;
 use crate::support;
 
 #[test]
-fn every_request_is_classified_as_upstream_does() {
+fn every_request_is_classified_as_upstream() {
     for case in support::cases("flow_schema_match") {
         let (input, expected) = (&case["input"], &case["expected"]);
         let matcher = Matcher::new(&objects(input));
@@ -41,7 +41,7 @@ fn every_request_is_classified_as_upstream_does() {
         assert_eq!(requests.len(), matches.len(), "{}", case["name"]);
         for (request, expected) in requests.iter().zip(matches) {
             assert_eq!(
-                &classified(&matcher, request),
+                &classify(&matcher, request),
                 expected,
                 "{request} of {}",
                 case["name"]
@@ -70,7 +70,7 @@ fn objects(input: &Value) -> Vec<Object> {
             let mut object = object.clone();
             object["apiVersion"] = json!(format!("{}/v1", flowcontrol::GROUP));
             object["kind"] = json!(kind);
-            let mut faults = Faults::default();
+            let mut faults = Diagnostics::default();
             let documents = document::parse_all("case", &object.to_string(), &mut faults);
             let read = flowcontrol::decode(&documents[0], Strictness::Strict, &mut faults);
             assert_eq!(faults.to_string(), "", "{object}");
@@ -80,7 +80,7 @@ fn objects(input: &Value) -> Vec<Object> {
     objects
 }
 
-fn classified(matcher: &Matcher, request: &Value) -> Value {
+fn classify(matcher: &Matcher, request: &Value) -> Value {
     let groups = list(&request["groups"]).iter();
     let user = UserInfo {
         name: text(&request["user"]).to_owned(),

@@ -21,20 +21,20 @@ use weir::flowcontrol::queue_set::Departure;
 use weir::flowcontrol::queue_set::Effects;
 use weir::flowcontrol::queue_set::QueueSet;
 use weir::flowcontrol::queue_set::Queuing;
-use weir::flowcontrol::queue_set::Reason;
-use weir::flowcontrol::queue_set::Ticket;
+use weir::flowcontrol::queue_set::RejectReason;
+use weir::flowcontrol::queue_set::RequestKey;
 use weir::flowcontrol::seats::WorkEstimate;
 use weir::flowcontrol::shuffle_sharding::Dealer;
 
 use crate::support;
 
 #[test]
-fn every_request_of_every_trace_starts_when_it_starts_upstream() {
+fn every_request_of_every_trace_starts_as_upstream() {
     for case in support::cases("queueset_trace") {
         let name = case["name"].as_str().unwrap();
         let expected = &case["expected"];
         let leaks = expected["final"]["seats_waiting"] != 0;
-        let mut trace = Trace::new(&case["input"]);
+        let mut trace = TraceReplay::new(&case["input"]);
         let mut states = expected["states"].as_array().map(|states| states.iter());
         while let Some(event) = trace.step() {
             if let Some(expected) = states.as_mut().map(|states| states.next().unwrap()) {
@@ -50,10 +50,10 @@ fn every_request_of_every_trace_starts_when_it_starts_upstream() {
 }
 
 #[test]
-fn a_level_that_shrinks_while_seats_linger_loses_nobody() {
+fn a_level_that_shrinks_while_seats_linger_loses_no_request() {
     for case in support::cases("queueset_upstream_crash") {
         let name = case["name"].as_str().unwrap();
-        let mut trace = Trace::new(&case["input"]);
+        let mut trace = TraceReplay::new(&case["input"]);
         while trace.step().is_some() {}
         for (index, request) in trace.requests.iter().enumerate() {
             let came_to_an_end = matches!(request.outcome, "E" | "QF" | "CL" | "TO");
@@ -69,7 +69,7 @@ fn a_level_that_shrinks_while_seats_linger_loses_nobody() {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum TraceEvent {
     Arrive(usize),
     Finish(usize),
     Cancel(usize),
@@ -77,26 +77,26 @@ enum Event {
     Configure(usize),
 }
 
-struct Request {
+struct TraceRequest {
     flow_hash: u64,
     work: WorkEstimate,
     execution: u64,
-    ticket: Option<Ticket>,
+    ticket: Option<RequestKey>,
     queue: i64,
     outcome: &'static str,
     start: i64,
     order: i64,
 }
 
-struct Trace {
+struct TraceReplay {
     origin: Instant,
     now: u64,
     level: QueueSet<usize>,
     demand: SeatDemand,
     effects: Effects,
-    requests: Vec<Request>,
+    requests: Vec<TraceRequest>,
     configurations: Vec<(Queuing, u32)>,
-    events: BinaryHeap<Reverse<(u64, Event)>>,
+    events: BinaryHeap<Reverse<(u64, TraceEvent)>>,
     dispatches: i64,
 }
 
@@ -119,7 +119,7 @@ fn configuration(config: &Value) -> (Queuing, u32) {
     (queuing, number(&config["concurrency_limit"]))
 }
 
-impl Trace {
+impl TraceReplay {
     #[expect(clippy::disallowed_methods, reason = "virtual time begins somewhere")]
     fn new(input: &Value) -> Self {
         let origin = Instant::now();
@@ -129,7 +129,7 @@ impl Trace {
         for change in input["config_changes"].as_array().into_iter().flatten() {
             events.push(Reverse((
                 number(&change["t_ns"]),
-                Event::Configure(configurations.len()),
+                TraceEvent::Configure(configurations.len()),
             )));
             configurations.push(configuration(change));
         }
@@ -138,12 +138,12 @@ impl Trace {
             let flow = &input["flows"][number::<usize>(&request[1])];
             events.push(Reverse((
                 number(&request[0]),
-                Event::Arrive(requests.len()),
+                TraceEvent::Arrive(requests.len()),
             )));
             if let Ok(cancel_at) = u64::try_from(number::<i64>(&request[6])) {
-                events.push(Reverse((cancel_at, Event::Cancel(requests.len()))));
+                events.push(Reverse((cancel_at, TraceEvent::Cancel(requests.len()))));
             }
-            requests.push(Request {
+            requests.push(TraceRequest {
                 flow_hash: flow["hash"].as_str().unwrap().parse().unwrap(),
                 work: WorkEstimate {
                     initial_seats: number(&request[2]),
@@ -176,19 +176,19 @@ impl Trace {
         let Reverse((t, event)) = self.events.pop()?;
         let now = self.origin + Duration::from_nanos(t);
         let name = match event {
-            Event::Arrive(i) => {
+            TraceEvent::Arrive(i) => {
                 self.arrive(i, now);
                 format!("arrive:{i}")
             }
-            Event::Finish(i) => {
+            TraceEvent::Finish(i) => {
                 self.leave(i, t, now);
                 format!("finish:{i}")
             }
-            Event::Release(i) => {
+            TraceEvent::Release(i) => {
                 self.leave(i, t, now);
                 "release".to_owned()
             }
-            Event::Cancel(i) => {
+            TraceEvent::Cancel(i) => {
                 let Some(ticket) = self.requests[i].ticket else {
                     return self.step();
                 };
@@ -197,7 +197,7 @@ impl Trace {
                 }
                 format!("cancel:{i}")
             }
-            Event::Configure(i) => {
+            TraceEvent::Configure(i) => {
                 let (queuing, concurrency_limit) = self.configurations[i];
                 self.level
                     .reconfigure(now, queuing, concurrency_limit, &mut self.effects);
@@ -206,14 +206,14 @@ impl Trace {
         };
         self.now = t;
         for ticket in &self.effects.started {
-            let index = *self.level.request(*ticket).unwrap();
+            let index = *self.level.payload(*ticket).unwrap();
             let request = &mut self.requests[index];
             request.outcome = "E";
             request.start = i64::try_from(t).unwrap();
             request.order = self.dispatches;
             self.dispatches += 1;
             self.events
-                .push(Reverse((t + request.execution, Event::Finish(index))));
+                .push(Reverse((t + request.execution, TraceEvent::Finish(index))));
         }
         self.effects.started.clear();
         self.demand.set(now, self.level.totals().seat_demand());
@@ -232,9 +232,9 @@ impl Trace {
                 request.ticket = Some(ticket);
                 request.outcome = "W";
             }
-            Arrival::Reject(Reason::ConcurrencyLimit) => request.outcome = "CL",
-            Arrival::Reject(Reason::QueueFull) => request.outcome = "QF",
-            Arrival::Reject(Reason::TimeOut) => panic!("nobody has waited yet"),
+            Arrival::Reject(RejectReason::ConcurrencyLimit) => request.outcome = "CL",
+            Arrival::Reject(RejectReason::QueueFull) => request.outcome = "QF",
+            Arrival::Reject(RejectReason::TimeOut) => panic!("nobody has waited yet"),
         }
         if let Some(enqueued) = self.effects.enqueued {
             request.queue = i64::try_from(enqueued.queue).unwrap();
@@ -246,7 +246,7 @@ impl Trace {
         match self.level.leave(now, ticket, &mut self.effects).unwrap() {
             Departure::Lingers(time) => {
                 let end = t + u64::try_from(time.as_nanos()).unwrap();
-                self.events.push(Reverse((end, Event::Release(index))));
+                self.events.push(Reverse((end, TraceEvent::Release(index))));
             }
             Departure::Released(who) => assert_eq!(who, index),
             Departure::Ejected(who) => panic!("{who} had not started"),
@@ -257,7 +257,7 @@ impl Trace {
         let totals = self.level.totals();
         let queues: Vec<Value> = self
             .level
-            .queues()
+            .dump_queues()
             .map(|queue| {
                 let start = queue.next_dispatch_r.units();
                 json!([
@@ -305,7 +305,7 @@ impl Trace {
         let state = json!({
             "cancelled": totals.cancelled,
             "executing": totals.requests_executing,
-            "num_queues": self.level.queues().count(),
+            "num_queues": self.level.dump_queues().count(),
             "r": self.level.current_r().units().to_string(),
             "rejected": totals.rejected,
             "robin_index": self.level.robin_index(),

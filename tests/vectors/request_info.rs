@@ -58,7 +58,7 @@ fn assert_fields(info: &RequestInfo<'_>, expected: &Value, input: &Value) {
 }
 
 #[test]
-fn requests_are_resolved_as_kubernetes_does() {
+fn requests_are_resolved_as_by_kubernetes() {
     for case in support::cases("request_info") {
         let (input, expected) = (&case["input"], &case["expected"]);
         let target = bytes(&input["url"]);

@@ -2,22 +2,22 @@
 
 use std::collections::HashMap;
 
-use weir::flowcontrol::retry_after::DroppedRequests;
+use weir::flowcontrol::retry_after::DroppedRequestsTracker;
 
 use crate::support;
 
-const NANOSECONDS: i64 = 1_000_000_000;
+const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
 #[test]
-fn every_dropped_request_is_told_to_come_back_when_upstream_would() {
+fn every_dropped_request_gets_the_retry_after_of_upstream() {
     for case in support::cases("retry_after") {
-        let mut levels: HashMap<&str, DroppedRequests> = HashMap::new();
+        let mut levels: HashMap<&str, DroppedRequestsTracker> = HashMap::new();
         let told: Vec<i64> = case["input"]["drops"]
             .as_array()
             .unwrap()
             .iter()
             .map(|drop| {
-                let second = drop[0].as_i64().unwrap().div_euclid(NANOSECONDS);
+                let second = drop[0].as_i64().unwrap().div_euclid(NANOS_PER_SECOND);
                 levels
                     .entry(drop[1].as_str().unwrap())
                     .or_default()
@@ -32,7 +32,7 @@ fn every_dropped_request_is_told_to_come_back_when_upstream_would() {
             case["name"]
         );
         assert_eq!(
-            DroppedRequests::default().retry_after(),
+            DroppedRequestsTracker::default().retry_after(),
             expected["unknown_level"]
         );
     }

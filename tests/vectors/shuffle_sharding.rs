@@ -9,7 +9,7 @@ use weir::flowcontrol::shuffle_sharding::required_entropy_bits;
 use crate::support;
 
 #[test]
-fn every_flow_is_dealt_the_hand_it_is_dealt_upstream() {
+fn every_flow_is_dealt_the_hand_of_upstream() {
     for case in support::cases("shuffle_shard") {
         let Value::Object(input) = &case["input"] else {
             panic!("no input: {case}")
@@ -36,7 +36,7 @@ fn every_flow_is_dealt_the_hand_it_is_dealt_upstream() {
 }
 
 #[test]
-fn the_same_dealers_can_be_made_as_upstream() {
+fn dealers_are_valid_as_upstream() {
     for case in support::cases("shuffle_shard_validation") {
         let size = |name: &str| i32::try_from(case["input"][name].as_i64().unwrap()).unwrap();
         let (deck_size, hand_size) = (size("deck_size"), size("hand_size"));

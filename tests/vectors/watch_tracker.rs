@@ -13,7 +13,7 @@ use weir::request_info::RequestInfo;
 use crate::support;
 
 #[test]
-fn as_many_watches_are_interested_as_upstream() {
+fn the_number_of_interested_watches_is_upstream_s() {
     for case in support::cases("watch_tracker") {
         let mut tracker = WatchTracker::default();
         let mut registered = Vec::new();
@@ -29,7 +29,7 @@ fn as_many_watches_are_interested_as_upstream() {
                 "forget" => {
                     let index = operation["register_index"].as_u64().unwrap();
                     if let Some(registration) = registered[usize::try_from(index).unwrap()].take() {
-                        tracker.forget(registration);
+                        tracker.unregister(registration);
                     }
                     json!(null)
                 }

@@ -11,21 +11,21 @@ use std::cell::RefCell;
 
 use serde_json::Value;
 use serde_json::json;
+use weir::flowcontrol::work_estimate::EstimateContext;
 use weir::flowcontrol::work_estimate::ObjectStats;
-use weir::flowcontrol::work_estimate::Surroundings;
 use weir::flowcontrol::work_estimate::estimate;
 use weir::request_info::RequestInfo;
 
 use crate::support;
 
 /// Answers as the case says, and keeps what was asked.
-struct Told<'c> {
+struct CaseEstimateContext<'c> {
     input: &'c Value,
     object_count_key: RefCell<Option<String>>,
     watch_count_consulted: Cell<bool>,
 }
 
-impl Surroundings for Told<'_> {
+impl EstimateContext for CaseEstimateContext<'_> {
     fn consistent_reads_from_cache(&self) -> bool {
         self.input["consistent_read_supported"] == true
     }
@@ -38,7 +38,7 @@ impl Surroundings for Told<'_> {
             .replace(Some(format!("{resource}{dot}{group}")));
         assert_eq!(before, None, "asked twice");
         match self.input["object_stats"].as_str().unwrap() {
-            "ok" => ObjectStats::Known {
+            "ok" => ObjectStats::Counted {
                 count: self.input["object_count"].as_u64().unwrap(),
                 average_size: self.input["average_object_size_bytes"]
                     .as_u64()
@@ -46,7 +46,7 @@ impl Surroundings for Told<'_> {
             },
             "not_found" => ObjectStats::NotFound,
             // What upstream puts in their place; weir has no counts that grow stale.
-            "stale" | "error" => ObjectStats::Known {
+            "stale" | "error" => ObjectStats::Counted {
                 count: 1_000_000_000,
                 average_size: 1_500_000,
             },
@@ -65,10 +65,10 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn every_request_is_estimated_as_upstream_does() {
+fn every_request_is_estimated_as_upstream() {
     for case in support::cases("work_estimate") {
         let input = &case["input"];
-        let told = Told {
+        let told = CaseEstimateContext {
             input,
             object_count_key: RefCell::default(),
             watch_count_consulted: Cell::default(),

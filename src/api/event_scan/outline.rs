@@ -2,129 +2,152 @@
 //!
 //! A bookmark of a table has its object in a row.
 
-use super::EventType;
 use super::INITIAL_EVENTS_END;
-use super::Seen;
-use crate::api::list_scan::is_abridged;
-use crate::api::walk::Begun;
-use crate::api::walk::Kind;
-use crate::api::walk::Scalar;
-use crate::api::walk::Step;
+use super::WatchEventType;
+use super::WatchTotals;
+use crate::api::list_scan::is_transformed_kind;
+use crate::api::walk::LeafValue;
+use crate::api::walk::ValueKind;
+use crate::api::walk::ValueStart;
+use crate::api::walk::VisitAction;
 use crate::api::walk::Visitor;
 
 #[derive(Debug, Default)]
-pub(super) struct Outline {
-    seen: Seen,
-    event: EventType,
+pub(super) struct WatchVisitor {
+    totals: WatchTotals,
+    event_type: WatchEventType,
     /// It has the annotation.
-    marked: bool,
+    has_end_annotation: bool,
     /// The kind of the first object was looked for.
-    has_kind: bool,
+    kind_checked: bool,
     /// Where the object began, until it has ended.
-    object_at: Option<u64>,
+    object_start: Option<u64>,
     object_length: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
+pub(super) enum WatchContext {
     Annotations,
     Event,
     Kind,
-    Mark,
+    EndAnnotation,
     Metadata,
     Object,
     /// An object within a row.
-    Part,
+    RowObject,
     Row,
     Rows,
     Type,
 }
 
-impl Outline {
-    pub(super) const fn seen(&self) -> Seen {
-        self.seen
+impl WatchVisitor {
+    pub(super) const fn totals(&self) -> WatchTotals {
+        self.totals
     }
 
-    fn member(&mut self, name: Option<&[u8]>, kind: Kind, at: u64) -> Step<Place> {
+    fn visit_member(
+        &mut self,
+        name: Option<&[u8]>,
+        kind: ValueKind,
+        at: u64,
+    ) -> VisitAction<WatchContext> {
         match name {
-            Some(b"type") if kind == Kind::Text => Step::Enter(Place::Type),
+            Some(b"type") if kind == ValueKind::Text => VisitAction::Enter(WatchContext::Type),
             Some(b"object") => {
-                self.object_at = Some(at);
-                let first =
-                    self.event == EventType::Added && !std::mem::replace(&mut self.has_kind, true);
-                let wanted = matches!(self.event, EventType::Bookmark | EventType::Unknown);
-                enter(Place::Object, kind == Kind::Map && (first || wanted))
+                self.object_start = Some(at);
+                let first = self.event_type == WatchEventType::Added
+                    && !std::mem::replace(&mut self.kind_checked, true);
+                let wanted = matches!(
+                    self.event_type,
+                    WatchEventType::Bookmark | WatchEventType::Unknown
+                );
+                enter_if(
+                    WatchContext::Object,
+                    kind == ValueKind::Map && (first || wanted),
+                )
             }
-            _ => Step::Pass,
+            _ => VisitAction::Skip,
         }
     }
 }
 
-fn enter(place: Place, wanted: bool) -> Step<Place> {
+fn enter_if(place: WatchContext, wanted: bool) -> VisitAction<WatchContext> {
     if wanted {
-        Step::Enter(place)
+        VisitAction::Enter(place)
     } else {
-        Step::Pass
+        VisitAction::Skip
     }
 }
 
-impl Visitor for Outline {
-    type Place = Place;
+impl Visitor for WatchVisitor {
+    type Context = WatchContext;
 
-    fn visit(&mut self, value: Begun<'_, Place>) -> Step<Place> {
-        let Begun {
-            within,
+    fn visit(&mut self, value: ValueStart<'_, WatchContext>) -> VisitAction<WatchContext> {
+        let ValueStart {
+            parent: within,
             name,
             kind,
-            at,
+            offset: at,
         } = value;
-        let is_map = kind == Kind::Map;
+        let is_map = kind == ValueKind::Map;
         match (within, name) {
             (None, _) if is_map => {
-                (self.event, self.marked) = (EventType::Unknown, false);
+                (self.event_type, self.has_end_annotation) = (WatchEventType::Unknown, false);
                 self.object_length = 0;
-                Step::Enter(Place::Event)
+                VisitAction::Enter(WatchContext::Event)
             }
-            (None, _) => Step::Stop,
-            (Some(Place::Event), _) => self.member(name, kind, at),
-            (Some(Place::Object), Some(b"kind")) => enter(Place::Kind, kind == Kind::Text),
-            (Some(Place::Object), Some(b"rows")) => enter(Place::Rows, kind == Kind::List),
-            (Some(Place::Rows), _) => enter(Place::Row, is_map),
-            (Some(Place::Row), Some(b"object")) => enter(Place::Part, is_map),
-            (Some(Place::Object | Place::Part), Some(b"metadata")) => {
-                enter(Place::Metadata, is_map)
+            (None, _) => VisitAction::Stop,
+            (Some(WatchContext::Event), _) => self.visit_member(name, kind, at),
+            (Some(WatchContext::Object), Some(b"kind")) => {
+                enter_if(WatchContext::Kind, kind == ValueKind::Text)
             }
-            (Some(Place::Metadata), Some(b"annotations")) => enter(Place::Annotations, is_map),
-            (Some(Place::Annotations), Some(INITIAL_EVENTS_END)) => {
-                enter(Place::Mark, kind == Kind::Text)
+            (Some(WatchContext::Object), Some(b"rows")) => {
+                enter_if(WatchContext::Rows, kind == ValueKind::List)
             }
-            _ => Step::Pass,
+            (Some(WatchContext::Rows), _) => enter_if(WatchContext::Row, is_map),
+            (Some(WatchContext::Row), Some(b"object")) => enter_if(WatchContext::RowObject, is_map),
+            (Some(WatchContext::Object | WatchContext::RowObject), Some(b"metadata")) => {
+                enter_if(WatchContext::Metadata, is_map)
+            }
+            (Some(WatchContext::Metadata), Some(b"annotations")) => {
+                enter_if(WatchContext::Annotations, is_map)
+            }
+            (Some(WatchContext::Annotations), Some(INITIAL_EVENTS_END)) => {
+                enter_if(WatchContext::EndAnnotation, kind == ValueKind::Text)
+            }
+            _ => VisitAction::Skip,
         }
     }
 
-    fn scalar(&mut self, place: Place, value: Scalar<'_>) -> bool {
-        if let Scalar::Text(text) = value {
+    fn visit_scalar(&mut self, place: WatchContext, value: LeafValue<'_>) -> bool {
+        if let LeafValue::Text(text) = value {
             match place {
-                Place::Type => self.event = EventType::named(text),
-                Place::Mark => self.marked |= text == Some(b"true"),
-                Place::Kind => self.seen.events.abridged |= text.is_some_and(is_abridged),
-                Place::Annotations
-                | Place::Event
-                | Place::Metadata
-                | Place::Object
-                | Place::Part
-                | Place::Row
-                | Place::Rows => {}
+                WatchContext::Type => self.event_type = WatchEventType::from_name(text),
+                WatchContext::EndAnnotation => self.has_end_annotation |= text == Some(b"true"),
+                WatchContext::Kind => {
+                    self.totals.events.transformed |= text.is_some_and(is_transformed_kind)
+                }
+                WatchContext::Annotations
+                | WatchContext::Event
+                | WatchContext::Metadata
+                | WatchContext::Object
+                | WatchContext::RowObject
+                | WatchContext::Row
+                | WatchContext::Rows => {}
             }
         }
         true
     }
 
-    fn ended(&mut self, within: Option<Place>, at: u64) {
+    fn end_value(&mut self, within: Option<WatchContext>, at: u64) {
         match within {
-            None => self.seen.event(self.event, self.marked, self.object_length),
-            Some(Place::Event) => {
-                if let Some(began) = self.object_at.take() {
+            None => self.totals.record_event(
+                self.event_type,
+                self.has_end_annotation,
+                self.object_length,
+            ),
+            Some(WatchContext::Event) => {
+                if let Some(began) = self.object_start.take() {
                     self.object_length = at.saturating_sub(began);
                 }
             }

@@ -4,13 +4,13 @@
 //! Only messages on the way to the kind and to the annotations are entered, the latter only of bookmarks; every other field
 //! is passed over by its length.
 
-use super::EventType;
 use super::INITIAL_EVENTS_END;
-use super::Seen;
-use crate::api::list_scan::is_abridged;
-use crate::api::varint::Pushed;
-use crate::api::varint::Varint;
-use crate::api::walk::Token;
+use super::WatchEventType;
+use super::WatchTotals;
+use crate::api::list_scan::is_transformed_kind;
+use crate::api::varint::VarintDecoder;
+use crate::api::varint::VarintProgress;
+use crate::api::walk::TokenBuffer;
 
 const MAGIC: &[u8] = b"k8s\0";
 
@@ -20,43 +20,43 @@ const LENGTH_DELIMITED: u64 = 2;
 const FIXED32: u64 = 5;
 
 /// As deep as messages are entered.
-const DEEPEST: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 #[derive(Debug)]
-pub(super) struct Scan {
-    state: State,
-    varint: Varint,
-    token: Token,
-    at: u64,
+pub(super) struct ProtobufWatchScan {
+    state: ProtobufWatchState,
+    varint: VarintDecoder,
+    token: TokenBuffer,
+    offset: u64,
     /// The messages that are open, the innermost last, and where each ends.
-    open: Vec<(Within, u64)>,
-    event: EventType,
+    open_messages: Vec<(WatchMessage, u64)>,
+    event_type: WatchEventType,
     /// Of the annotation that is read: whether its name is the mark's.
-    named: bool,
-    marked: bool,
+    is_end_key: bool,
+    has_end_annotation: bool,
     object_length: u64,
-    seen: Seen,
+    totals: WatchTotals,
 }
 
 /// What the next byte belongs to.
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum ProtobufWatchState {
     /// The length of an event: what was read of it, and how many bytes are missing.
-    Frame(u64, u8),
+    FrameLength(u64, u8),
     Tag,
-    Value,
-    Length(Field),
+    Varint,
+    Length(WatchField),
     /// The magic, of which so many bytes were read.
     Magic(usize),
     /// A text, of which so many bytes are missing.
-    Text(Field, u64),
-    Skipped(u64),
+    Text(WatchField, u64),
+    Skip(u64),
     Malformed,
 }
 
 /// Whose fields are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Within {
+enum WatchMessage {
     Annotation,
     Event,
     Metadata,
@@ -67,9 +67,9 @@ enum Within {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+enum WatchField {
     /// A message.
-    Enter(Within),
+    Enter(WatchMessage),
     Key,
     Kind,
     Other,
@@ -77,40 +77,42 @@ enum Field {
     Value,
 }
 
-impl Default for Scan {
+impl Default for ProtobufWatchScan {
     fn default() -> Self {
         Self {
-            state: State::Frame(0, 4),
-            varint: Varint::default(),
-            token: Token::default(),
-            at: 0,
-            open: Vec::new(),
-            event: EventType::default(),
-            named: false,
-            marked: false,
+            state: ProtobufWatchState::FrameLength(0, 4),
+            varint: VarintDecoder::default(),
+            token: TokenBuffer::default(),
+            offset: 0,
+            open_messages: Vec::new(),
+            event_type: WatchEventType::default(),
+            is_end_key: false,
+            has_end_annotation: false,
             object_length: 0,
-            seen: Seen::default(),
+            totals: WatchTotals::default(),
         }
     }
 }
 
-impl Scan {
-    pub(super) const fn seen(&self) -> Seen {
-        self.seen
+impl ProtobufWatchScan {
+    pub(super) const fn totals(&self) -> WatchTotals {
+        self.totals
     }
 
     pub(super) const fn is_malformed(&self) -> bool {
-        matches!(self.state, State::Malformed)
+        matches!(self.state, ProtobufWatchState::Malformed)
     }
 
     pub(super) fn feed(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
         while let Some((byte, after)) = rest.split_first() {
-            let (State::Skipped(missing) | State::Text(_, missing)) = self.state else {
+            let (ProtobufWatchState::Skip(missing) | ProtobufWatchState::Text(_, missing)) =
+                self.state
+            else {
                 if self.is_malformed() {
                     return;
                 }
-                self.at = self.at.saturating_add(1);
+                self.offset = self.offset.saturating_add(1);
                 self.step(*byte);
                 rest = after;
                 continue;
@@ -118,11 +120,11 @@ impl Scan {
             let here = usize::try_from(missing).unwrap_or(usize::MAX);
             let (read, after) = rest.split_at_checked(here).unwrap_or((rest, &[]));
             let length = u64::try_from(read.len()).unwrap_or(u64::MAX);
-            self.at = self.at.saturating_add(length);
+            self.offset = self.offset.saturating_add(length);
             let missing = missing.saturating_sub(length);
-            if let State::Text(field, _) = self.state {
+            if let ProtobufWatchState::Text(field, _) = self.state {
                 self.token.extend(read);
-                self.text(field, missing);
+                self.read_text(field, missing);
             } else {
                 self.skip(missing);
             }
@@ -132,163 +134,180 @@ impl Scan {
 
     fn step(&mut self, byte: u8) {
         match self.state {
-            State::Frame(read, missing) => {
+            ProtobufWatchState::FrameLength(read, missing) => {
                 let read = read << 8 | u64::from(byte);
-                self.state = State::Frame(read, missing.saturating_sub(1));
+                self.state = ProtobufWatchState::FrameLength(read, missing.saturating_sub(1));
                 if missing <= 1 {
-                    self.begin(read);
+                    self.begin_event(read);
                 }
             }
-            State::Magic(read) => {
+            ProtobufWatchState::Magic(read) => {
                 self.state = match (MAGIC.get(read) == Some(&byte), read + 1 == MAGIC.len()) {
-                    (true, true) => State::Tag,
-                    (true, false) => State::Magic(read + 1),
-                    (false, _) => State::Malformed,
+                    (true, true) => ProtobufWatchState::Tag,
+                    (true, false) => ProtobufWatchState::Magic(read + 1),
+                    (false, _) => ProtobufWatchState::Malformed,
                 };
-                self.fields_ended();
+                self.close_messages();
             }
-            State::Tag | State::Value | State::Length(_) => match self.varint.push(byte) {
-                Pushed::Complete(number) if self.at <= self.end() => self.number(number),
-                Pushed::Incomplete => {}
-                Pushed::Complete(_) | Pushed::TooLong => self.state = State::Malformed,
+            ProtobufWatchState::Tag
+            | ProtobufWatchState::Varint
+            | ProtobufWatchState::Length(_) => match self.varint.push(byte) {
+                VarintProgress::Complete(number) if self.offset <= self.message_end() => {
+                    self.on_varint(number)
+                }
+                VarintProgress::Incomplete => {}
+                VarintProgress::Complete(_) | VarintProgress::TooLong => {
+                    self.state = ProtobufWatchState::Malformed
+                }
             },
-            State::Skipped(_) | State::Text(..) | State::Malformed => {}
+            ProtobufWatchState::Skip(_)
+            | ProtobufWatchState::Text(..)
+            | ProtobufWatchState::Malformed => {}
         }
     }
 
     /// An event of that length.
-    fn begin(&mut self, length: u64) {
-        (self.event, self.marked) = (EventType::Unknown, false);
+    fn begin_event(&mut self, length: u64) {
+        (self.event_type, self.has_end_annotation) = (WatchEventType::Unknown, false);
         self.object_length = 0;
-        self.open.clear();
-        self.enter(Within::Event, self.at.saturating_add(length));
+        self.open_messages.clear();
+        self.enter_message(WatchMessage::Event, self.offset.saturating_add(length));
     }
 
-    fn number(&mut self, number: u64) {
+    fn on_varint(&mut self, number: u64) {
         match self.state {
-            State::Tag => self.state = self.tagged(number),
-            State::Value => self.value_ended(),
-            State::Length(field) => self.delimited(field, number),
-            State::Frame(..)
-            | State::Magic(_)
-            | State::Text(..)
-            | State::Skipped(_)
-            | State::Malformed => {}
+            ProtobufWatchState::Tag => self.state = self.state_after_tag(number),
+            ProtobufWatchState::Varint => self.end_value(),
+            ProtobufWatchState::Length(field) => self.begin_delimited(field, number),
+            ProtobufWatchState::FrameLength(..)
+            | ProtobufWatchState::Magic(_)
+            | ProtobufWatchState::Text(..)
+            | ProtobufWatchState::Skip(_)
+            | ProtobufWatchState::Malformed => {}
         }
     }
 
-    fn tagged(&self, tag: u64) -> State {
-        let within = self.open.last().map(|(within, _)| *within);
-        let is_bookmark = self.event == EventType::Bookmark;
+    fn state_after_tag(&self, tag: u64) -> ProtobufWatchState {
+        let within = self.open_messages.last().map(|(within, _)| *within);
+        let is_bookmark = self.event_type == WatchEventType::Bookmark;
         let field = match (within, tag >> 3) {
-            (None, _) | (_, 0) => return State::Malformed,
-            (Some(Within::Event), 1) => Field::Type,
-            (Some(Within::Event), 2) => Field::Enter(Within::RawExtension),
-            (Some(Within::RawExtension), 1) => Field::Enter(Within::Unknown),
-            (Some(Within::Unknown), 1) => Field::Enter(Within::TypeMeta),
-            (Some(Within::Unknown), 2) if is_bookmark => Field::Enter(Within::Object),
-            (Some(Within::TypeMeta), 2) => Field::Kind,
-            (Some(Within::Object), 1) => Field::Enter(Within::Metadata),
-            (Some(Within::Metadata), 12) => Field::Enter(Within::Annotation),
-            (Some(Within::Annotation), 1) => Field::Key,
-            (Some(Within::Annotation), 2) => Field::Value,
-            _ => Field::Other,
+            (None, _) | (_, 0) => return ProtobufWatchState::Malformed,
+            (Some(WatchMessage::Event), 1) => WatchField::Type,
+            (Some(WatchMessage::Event), 2) => WatchField::Enter(WatchMessage::RawExtension),
+            (Some(WatchMessage::RawExtension), 1) => WatchField::Enter(WatchMessage::Unknown),
+            (Some(WatchMessage::Unknown), 1) => WatchField::Enter(WatchMessage::TypeMeta),
+            (Some(WatchMessage::Unknown), 2) if is_bookmark => {
+                WatchField::Enter(WatchMessage::Object)
+            }
+            (Some(WatchMessage::TypeMeta), 2) => WatchField::Kind,
+            (Some(WatchMessage::Object), 1) => WatchField::Enter(WatchMessage::Metadata),
+            (Some(WatchMessage::Metadata), 12) => WatchField::Enter(WatchMessage::Annotation),
+            (Some(WatchMessage::Annotation), 1) => WatchField::Key,
+            (Some(WatchMessage::Annotation), 2) => WatchField::Value,
+            _ => WatchField::Other,
         };
         match (tag & 7, field) {
-            (LENGTH_DELIMITED, _) => State::Length(field),
-            (VARINT, Field::Other) => State::Value,
-            (FIXED64, Field::Other) if self.fits(8) => State::Skipped(8),
-            (FIXED32, Field::Other) if self.fits(4) => State::Skipped(4),
-            _ => State::Malformed,
+            (LENGTH_DELIMITED, _) => ProtobufWatchState::Length(field),
+            (VARINT, WatchField::Other) => ProtobufWatchState::Varint,
+            (FIXED64, WatchField::Other) if self.fits(8) => ProtobufWatchState::Skip(8),
+            (FIXED32, WatchField::Other) if self.fits(4) => ProtobufWatchState::Skip(4),
+            _ => ProtobufWatchState::Malformed,
         }
     }
 
     /// A field of that length begins.
-    fn delimited(&mut self, field: Field, length: u64) {
-        let end = self.at.saturating_add(length);
+    fn begin_delimited(&mut self, field: WatchField, length: u64) {
+        let end = self.offset.saturating_add(length);
         if !self.fits(length) {
-            self.state = State::Malformed;
+            self.state = ProtobufWatchState::Malformed;
             return;
         }
         match field {
-            Field::Other => self.skip(length),
-            Field::Enter(within) => {
-                if within == Within::Unknown {
+            WatchField::Other => self.skip(length),
+            WatchField::Enter(within) => {
+                if within == WatchMessage::Unknown {
                     self.object_length = length;
                 }
-                self.named &= within != Within::Annotation;
-                self.enter(within, end);
+                self.is_end_key &= within != WatchMessage::Annotation;
+                self.enter_message(within, end);
             }
-            Field::Type | Field::Kind | Field::Key | Field::Value => {
+            WatchField::Type | WatchField::Kind | WatchField::Key | WatchField::Value => {
                 self.token.clear();
-                self.text(field, length);
+                self.read_text(field, length);
             }
         }
     }
 
-    fn enter(&mut self, within: Within, end: u64) {
-        if self.open.len() >= DEEPEST {
-            self.state = State::Malformed;
+    fn enter_message(&mut self, within: WatchMessage, end: u64) {
+        if self.open_messages.len() >= MAX_DEPTH {
+            self.state = ProtobufWatchState::Malformed;
             return;
         }
-        self.open.push((within, end));
-        self.state = if within == Within::Unknown {
-            State::Magic(0)
+        self.open_messages.push((within, end));
+        self.state = if within == WatchMessage::Unknown {
+            ProtobufWatchState::Magic(0)
         } else {
-            State::Tag
+            ProtobufWatchState::Tag
         };
-        self.fields_ended();
+        self.close_messages();
     }
 
     fn skip(&mut self, missing: u64) {
-        self.state = State::Skipped(missing);
+        self.state = ProtobufWatchState::Skip(missing);
         if missing == 0 {
-            self.value_ended();
+            self.end_value();
         }
     }
 
-    fn text(&mut self, field: Field, missing: u64) {
-        self.state = State::Text(field, missing);
+    fn read_text(&mut self, field: WatchField, missing: u64) {
+        self.state = ProtobufWatchState::Text(field, missing);
         if missing > 0 {
             return;
         }
         match field {
-            Field::Type => self.event = EventType::named(self.token.kept()),
-            Field::Kind => {
-                let abridged = self.token.kept().is_some_and(is_abridged);
-                self.seen.events.abridged |= abridged && self.event == EventType::Added;
+            WatchField::Type => self.event_type = WatchEventType::from_name(self.token.as_bytes()),
+            WatchField::Kind => {
+                let abridged = self.token.as_bytes().is_some_and(is_transformed_kind);
+                self.totals.events.transformed |=
+                    abridged && self.event_type == WatchEventType::Added;
             }
-            Field::Key => self.named = self.token.is(INITIAL_EVENTS_END),
-            Field::Value => self.marked |= self.named && self.token.is(b"true"),
-            Field::Enter(_) | Field::Other => {}
+            WatchField::Key => self.is_end_key = self.token.equals(INITIAL_EVENTS_END),
+            WatchField::Value => {
+                self.has_end_annotation |= self.is_end_key && self.token.equals(b"true")
+            }
+            WatchField::Enter(_) | WatchField::Other => {}
         }
-        self.value_ended();
+        self.end_value();
     }
 
     /// Whether a value of that length ends within its message.
     fn fits(&self, length: u64) -> bool {
-        self.at.saturating_add(length) <= self.end()
+        self.offset.saturating_add(length) <= self.message_end()
     }
 
-    fn end(&self) -> u64 {
-        self.open.last().map_or(u64::MAX, |(_, end)| *end)
+    fn message_end(&self) -> u64 {
+        self.open_messages.last().map_or(u64::MAX, |(_, end)| *end)
     }
 
-    fn value_ended(&mut self) {
-        self.state = State::Tag;
-        self.fields_ended();
+    fn end_value(&mut self) {
+        self.state = ProtobufWatchState::Tag;
+        self.close_messages();
     }
 
     /// What comes next is another field, of the innermost message that goes on, or another event.
-    fn fields_ended(&mut self) {
-        while !self.is_malformed() && self.at == self.end() {
-            if matches!(self.state, State::Magic(_)) {
-                self.state = State::Malformed;
+    fn close_messages(&mut self) {
+        while !self.is_malformed() && self.offset == self.message_end() {
+            if matches!(self.state, ProtobufWatchState::Magic(_)) {
+                self.state = ProtobufWatchState::Malformed;
                 return;
             }
-            if let Some((Within::Event, _)) = self.open.pop() {
-                self.seen.event(self.event, self.marked, self.object_length);
-                self.state = State::Frame(0, 4);
+            if let Some((WatchMessage::Event, _)) = self.open_messages.pop() {
+                self.totals.record_event(
+                    self.event_type,
+                    self.has_end_annotation,
+                    self.object_length,
+                );
+                self.state = ProtobufWatchState::FrameLength(0, 4);
                 return;
             }
         }

@@ -3,9 +3,9 @@
 use super::*;
 
 /// What a stream told: the events, and whether the mark has come.
-fn told(coding: Coding, stream: &[u8]) -> (InitialEvents, bool) {
+fn scan_all(coding: MediaType, stream: &[u8]) -> (InitialEvents, bool) {
     let read = |chunks: &mut dyn Iterator<Item = &[u8]>| {
-        let mut scan = EventScan::new(coding);
+        let mut scan = WatchScan::new(coding);
         let mut marked = false;
         for chunk in chunks {
             marked = scan.feed(chunk);
@@ -22,7 +22,7 @@ fn told(coding: Coding, stream: &[u8]) -> (InitialEvents, bool) {
 }
 
 const ADDED: &str = r#"{"type":"ADDED","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"a","annotations":{"k8s.io/initial-events-end":"true"}},"data":{"{\"type\":\"BOOKMARK\"}":"k8s.io/initial-events-end"}}}"#;
-const MARK: &str = r#"{"type":"BOOKMARK","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"7","annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
+const END_BOOKMARK: &str = r#"{"type":"BOOKMARK","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"7","annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
 const PLAIN_BOOKMARK: &str = r#"{"type":"BOOKMARK","object":{"kind":"ConfigMap","metadata":{"resourceVersion":"7"},"spec":{"annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
 
 fn object_length(event: &str) -> u64 {
@@ -35,14 +35,14 @@ fn only_a_bookmark_with_the_annotation_ends_the_initial_events() {
     let two = InitialEvents {
         objects: 2,
         bytes: 2 * object_length(ADDED),
-        abridged: false,
+        transformed: false,
     };
     let before = format!("{ADDED}\n{PLAIN_BOOKMARK}\n{ADDED}\n");
-    assert_eq!(told(Coding::Json, before.as_bytes()), (two, false));
-    let marked = format!("{before}{MARK}\n{ADDED}\n");
-    assert_eq!(told(Coding::Json, marked.as_bytes()), (two, true));
+    assert_eq!(scan_all(MediaType::Json, before.as_bytes()), (two, false));
+    let marked = format!("{before}{END_BOOKMARK}\n{ADDED}\n");
+    assert_eq!(scan_all(MediaType::Json, marked.as_bytes()), (two, true));
     let late_type = r#"{"object":{"metadata":{"annotations":{"k8s.io\/initial-events-end":"true"}}},"type":"BOOKMARK"}"#;
-    assert!(told(Coding::Json, late_type.as_bytes()).1);
+    assert!(scan_all(MediaType::Json, late_type.as_bytes()).1);
     let others = [
         r#"{"object":{"metadata":{"annotations":{"k8s.io/initial-events-end":"true"}}},"type":"MODIFIED"}"#,
         r#"{"type":"BOOKMARK","object":{"metadata":{"annotations":{"k8s.io/initial-events-end":"false"}}}}"#,
@@ -52,23 +52,23 @@ fn only_a_bookmark_with_the_annotation_ends_the_initial_events() {
         r#"["BOOKMARK"]{"type":"BOOKMARK","object":{"metadata":{"annotations":{"k8s.io/initial-events-end":"true"}}}}"#,
     ];
     for other in others {
-        assert!(!told(Coding::Json, other.as_bytes()).1, "{other}");
+        assert!(!scan_all(MediaType::Json, other.as_bytes()).1, "{other}");
     }
 }
 
 #[test]
-fn tables_and_metadata_are_told_by_their_kind() {
+fn tables_and_partial_metadata_are_recognized_by_kind() {
     let row = r#"{"type":"ADDED","object":{"kind":"Table","rows":[{"cells":["a"],"object":{"metadata":{"name":"a","annotations":{"k8s.io/initial-events-end":"true"}}}}]}}"#;
     let mark = r#"{"type":"BOOKMARK","object":{"kind":"Table","metadata":{"resourceVersion":"7"},"rows":[{"cells":[""],"object":{"kind":"PartialObjectMetadata","metadata":{"annotations":{"k8s.io/initial-events-end":"true"}}}}]}}"#;
-    let (events, marked) = told(Coding::Json, format!("{row}\n{mark}\n").as_bytes());
+    let (events, marked) = scan_all(MediaType::Json, format!("{row}\n{mark}\n").as_bytes());
     assert!(
-        events.abridged && events.objects == 1 && marked,
+        events.transformed && events.objects == 1 && marked,
         "{events:?}"
     );
     let metadata = ADDED.replace("\"ConfigMap\"", "\"PartialObjectMetadata\"");
-    let (events, marked) = told(Coding::Json, format!("{metadata}\n{row}").as_bytes());
+    let (events, marked) = scan_all(MediaType::Json, format!("{metadata}\n{row}").as_bytes());
     assert!(
-        events.abridged && events.objects == 2 && !marked,
+        events.transformed && events.objects == 2 && !marked,
         "{events:?}"
     );
 }
@@ -106,18 +106,18 @@ mod protobuf_streams {
         let two = InitialEvents {
             objects: 2,
             bytes: 2 * length,
-            abridged: false,
+            transformed: false,
         };
-        assert_eq!(told(Coding::Protobuf, &stream), (two, false));
+        assert_eq!(scan_all(MediaType::Protobuf, &stream), (two, false));
         let (bookmark, _) = event("BOOKMARK", "ConfigMap", mark);
         let marked = [stream, bookmark, added].concat();
-        assert_eq!(told(Coding::Protobuf, &marked), (two, true));
+        assert_eq!(scan_all(MediaType::Protobuf, &marked), (two, true));
         let (metadata, _) = event("ADDED", "PartialObjectMetadata", "");
-        assert!(told(Coding::Protobuf, &metadata).0.abridged);
+        assert!(scan_all(MediaType::Protobuf, &metadata).0.transformed);
     }
 
     #[test]
-    fn nothing_hostile_makes_it_panic_or_disagree_with_itself() {
+    fn corrupt_streams_cause_no_panic_and_chunking_does_not_matter() {
         let whole = event("BOOKMARK", "ConfigMap", "k8s.io/initial-events-end").0;
         for seed in 0..2000 {
             let mut rng = fastrand::Rng::with_seed(seed);
@@ -127,11 +127,11 @@ mod protobuf_streams {
                 stream[at] = rng.u8(..);
             }
             let read = |chunks: &mut dyn Iterator<Item = &[u8]>| {
-                let mut scan = EventScan::new(Coding::Protobuf);
+                let mut scan = WatchScan::new(MediaType::Protobuf);
                 chunks.for_each(|chunk| _ = scan.feed(chunk));
                 (
                     scan.initial_events(),
-                    scan.seen().marked,
+                    scan.totals().initial_events_ended,
                     scan.is_malformed(),
                 )
             };
@@ -179,11 +179,11 @@ mod cbor_streams {
         let two = InitialEvents {
             objects: 2,
             bytes: 2 * length,
-            abridged: false,
+            transformed: false,
         };
-        assert_eq!(told(Coding::Cbor, &stream), (two, false));
+        assert_eq!(scan_all(MediaType::Cbor, &stream), (two, false));
         assert_eq!(
-            told(Coding::Cbor, &[stream, bookmark].concat()),
+            scan_all(MediaType::Cbor, &[stream, bookmark].concat()),
             (two, true)
         );
     }

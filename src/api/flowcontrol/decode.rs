@@ -18,35 +18,35 @@ use super::Subject;
 use super::defaults;
 use super::manifest::Version;
 use crate::api::time::is_time;
-use crate::document::Fields;
+use crate::document::MappingDecoder;
 
 /// With it, a zero in `nominalConcurrencyShares` of a v1beta3 object is meant (Kubernetes 1.29,
 /// `PriorityLevelPreserveZeroConcurrencySharesKey`).
 pub(super) const PRESERVE_ZERO_SHARES: &str =
     "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares";
 
-fn int32(fields: &mut Fields<'_>, name: &'static str) -> Option<i32> {
+fn decode_int32(fields: &mut MappingDecoder<'_>, name: &'static str) -> Option<i32> {
     fields.integer(name, i32::MIN..=i32::MAX)
 }
 
-fn string(fields: &mut Fields<'_>, name: &'static str) -> String {
+fn decode_string(fields: &mut MappingDecoder<'_>, name: &'static str) -> String {
     fields.string(name).unwrap_or_default()
 }
 
-fn strings(fields: &mut Fields<'_>, name: &'static str) -> Vec<String> {
+fn decode_strings(fields: &mut MappingDecoder<'_>, name: &'static str) -> Vec<String> {
     fields.strings(name).unwrap_or_default()
 }
 
 /// Fields that are of no interest but for their type, of which a wrong one is a fault.
-fn texts(fields: &mut Fields<'_>, names: &[&'static str]) {
+fn check_strings(fields: &mut MappingDecoder<'_>, names: &[&'static str]) {
     for name in names {
         fields.string(name);
     }
 }
 
 /// Likewise of a `metav1.Time`.
-fn time(fields: &mut Fields<'_>, name: &'static str) {
-    fields.parsed(name, |text| {
+fn check_time(fields: &mut MappingDecoder<'_>, name: &'static str) {
+    fields.parse(name, |text| {
         let expected = "expected a time as 2006-01-02T15:04:05Z";
         is_time(text.as_bytes()).then_some(()).ok_or(expected)
     });
@@ -54,12 +54,12 @@ fn time(fields: &mut Fields<'_>, name: &'static str) {
 
 /// The fields of every object; `metadata.namespace` counts for nothing, as kube-apiserver clears it
 /// here.
-fn metadata(fields: &mut Fields<'_>) -> ObjectMeta {
-    fields.known(&["apiVersion", "kind"]);
-    let read = |fields: &mut Fields<'_>| {
-        texts(fields, &["namespace", "selfLink"]);
-        time(fields, "creationTimestamp");
-        time(fields, "deletionTimestamp");
+fn decode_metadata(fields: &mut MappingDecoder<'_>) -> ObjectMeta {
+    fields.mark_known(&["apiVersion", "kind"]);
+    let read = |fields: &mut MappingDecoder<'_>| {
+        check_strings(fields, &["namespace", "selfLink"]);
+        check_time(fields, "creationTimestamp");
+        check_time(fields, "deletionTimestamp");
         for name in ["deletionGracePeriodSeconds", "generation"] {
             fields.integer(name, i64::MIN..=i64::MAX);
         }
@@ -71,15 +71,15 @@ fn metadata(fields: &mut Fields<'_>) -> ObjectMeta {
                 "operation",
                 "subresource",
             ];
-            texts(fields, &strings);
-            time(fields, "time");
-            fields.known(&["fieldsV1"]);
+            check_strings(fields, &strings);
+            check_time(fields, "time");
+            fields.mark_known(&["fieldsV1"]);
         });
         ObjectMeta {
-            name: string(fields, "name"),
-            generate_name: string(fields, "generateName"),
-            uid: string(fields, "uid"),
-            resource_version: string(fields, "resourceVersion"),
+            name: decode_string(fields, "name"),
+            generate_name: decode_string(fields, "generateName"),
+            uid: decode_string(fields, "uid"),
+            resource_version: decode_string(fields, "resourceVersion"),
             labels: fields
                 .map("labels", |value| value.string())
                 .unwrap_or_default(),
@@ -87,107 +87,114 @@ fn metadata(fields: &mut Fields<'_>) -> ObjectMeta {
                 .map("annotations", |value| value.string())
                 .unwrap_or_default(),
             owner_references: fields
-                .objects("ownerReferences", owner_reference)
+                .objects("ownerReferences", decode_owner_reference)
                 .unwrap_or_default(),
-            finalizers: strings(fields, "finalizers"),
+            finalizers: decode_strings(fields, "finalizers"),
         }
     };
     fields.object("metadata", read).unwrap_or_default()
 }
 
-fn owner_reference(fields: &mut Fields<'_>) -> OwnerReference {
+fn decode_owner_reference(fields: &mut MappingDecoder<'_>) -> OwnerReference {
     fields.boolean("blockOwnerDeletion");
     OwnerReference {
-        api_version: string(fields, "apiVersion"),
-        kind: string(fields, "kind"),
-        name: string(fields, "name"),
-        uid: string(fields, "uid"),
+        api_version: decode_string(fields, "apiVersion"),
+        kind: decode_string(fields, "kind"),
+        name: decode_string(fields, "name"),
+        uid: decode_string(fields, "uid"),
         controller: fields.boolean("controller").unwrap_or_default(),
     }
 }
 
-fn condition_types(fields: &mut Fields<'_>) -> Vec<String> {
-    let condition = |fields: &mut Fields<'_>| {
-        texts(fields, &["message", "reason", "status"]);
-        time(fields, "lastTransitionTime");
-        string(fields, "type")
+fn decode_condition_types(fields: &mut MappingDecoder<'_>) -> Vec<String> {
+    let condition = |fields: &mut MappingDecoder<'_>| {
+        check_strings(fields, &["message", "reason", "status"]);
+        check_time(fields, "lastTransitionTime");
+        decode_string(fields, "type")
     };
-    let conditions = |fields: &mut Fields<'_>| fields.objects("conditions", condition);
+    let conditions = |fields: &mut MappingDecoder<'_>| fields.objects("conditions", condition);
     fields
         .object("status", conditions)
         .flatten()
         .unwrap_or_default()
 }
 
-pub(super) fn flow_schema(fields: &mut Fields<'_>) -> FlowSchema {
+pub(super) fn decode_flow_schema(fields: &mut MappingDecoder<'_>) -> FlowSchema {
     FlowSchema {
-        metadata: metadata(fields),
-        spec: fields.object("spec", flow_schema_spec).unwrap_or_default(),
-        condition_types: condition_types(fields),
+        metadata: decode_metadata(fields),
+        spec: fields
+            .object("spec", decode_flow_schema_spec)
+            .unwrap_or_default(),
+        condition_types: decode_condition_types(fields),
     }
 }
 
-fn flow_schema_spec(fields: &mut Fields<'_>) -> FlowSchemaSpec {
+fn decode_flow_schema_spec(fields: &mut MappingDecoder<'_>) -> FlowSchemaSpec {
     FlowSchemaSpec {
         priority_level_configuration: fields
             .object("priorityLevelConfiguration", |fields| {
-                string(fields, "name")
+                decode_string(fields, "name")
             })
             .unwrap_or_default(),
-        matching_precedence: defaults::matching_precedence(int32(fields, "matchingPrecedence")),
+        matching_precedence: defaults::matching_precedence(decode_int32(
+            fields,
+            "matchingPrecedence",
+        )),
         distinguisher_method: fields.object("distinguisherMethod", |fields| {
-            string(fields, "type").into()
+            decode_string(fields, "type").into()
         }),
-        rules: fields.objects("rules", rule).unwrap_or_default(),
+        rules: fields.objects("rules", decode_rule).unwrap_or_default(),
     }
 }
 
-pub(super) fn rule(fields: &mut Fields<'_>) -> PolicyRulesWithSubjects {
+pub(super) fn decode_rule(fields: &mut MappingDecoder<'_>) -> PolicyRulesWithSubjects {
     PolicyRulesWithSubjects {
-        subjects: fields.objects("subjects", subject).unwrap_or_default(),
+        subjects: fields
+            .objects("subjects", decode_subject)
+            .unwrap_or_default(),
         resource_rules: fields
-            .objects("resourceRules", resource_rule)
+            .objects("resourceRules", decode_resource_rule)
             .unwrap_or_default(),
         non_resource_rules: fields
-            .objects("nonResourceRules", non_resource_rule)
+            .objects("nonResourceRules", decode_non_resource_rule)
             .unwrap_or_default(),
     }
 }
 
-fn subject(fields: &mut Fields<'_>) -> Subject {
+fn decode_subject(fields: &mut MappingDecoder<'_>) -> Subject {
     Subject {
-        kind: string(fields, "kind").into(),
-        user: fields.object("user", |fields| string(fields, "name")),
-        group: fields.object("group", |fields| string(fields, "name")),
+        kind: decode_string(fields, "kind").into(),
+        user: fields.object("user", |fields| decode_string(fields, "name")),
+        group: fields.object("group", |fields| decode_string(fields, "name")),
         service_account: fields.object("serviceAccount", |fields| ServiceAccountSubject {
-            namespace: string(fields, "namespace"),
-            name: string(fields, "name"),
+            namespace: decode_string(fields, "namespace"),
+            name: decode_string(fields, "name"),
         }),
     }
 }
 
-fn resource_rule(fields: &mut Fields<'_>) -> ResourcePolicyRule {
+fn decode_resource_rule(fields: &mut MappingDecoder<'_>) -> ResourcePolicyRule {
     ResourcePolicyRule {
-        verbs: strings(fields, "verbs"),
-        api_groups: strings(fields, "apiGroups"),
-        resources: strings(fields, "resources"),
+        verbs: decode_strings(fields, "verbs"),
+        api_groups: decode_strings(fields, "apiGroups"),
+        resources: decode_strings(fields, "resources"),
         cluster_scope: fields.boolean("clusterScope").unwrap_or_default(),
-        namespaces: strings(fields, "namespaces"),
+        namespaces: decode_strings(fields, "namespaces"),
     }
 }
 
-fn non_resource_rule(fields: &mut Fields<'_>) -> NonResourcePolicyRule {
+fn decode_non_resource_rule(fields: &mut MappingDecoder<'_>) -> NonResourcePolicyRule {
     NonResourcePolicyRule {
-        verbs: strings(fields, "verbs"),
-        non_resource_urls: strings(fields, "nonResourceURLs"),
+        verbs: decode_strings(fields, "verbs"),
+        non_resource_urls: decode_strings(fields, "nonResourceURLs"),
     }
 }
 
-pub(super) fn priority_level(
-    fields: &mut Fields<'_>,
+pub(super) fn decode_priority_level(
+    fields: &mut MappingDecoder<'_>,
     version: Version,
 ) -> PriorityLevelConfiguration {
-    let mut metadata = metadata(fields);
+    let mut metadata = decode_metadata(fields);
     let mut preserve_zero = false;
     if version == Version::V1Beta3 {
         let before = metadata.annotations.len();
@@ -196,35 +203,40 @@ pub(super) fn priority_level(
             .retain(|(key, _)| key != PRESERVE_ZERO_SHARES);
         preserve_zero = metadata.annotations.len() < before;
     }
-    let spec = |fields: &mut Fields<'_>| PriorityLevelConfigurationSpec {
-        enablement: string(fields, "type").into(),
-        limited: fields.object("limited", |fields| limited(fields, version, preserve_zero)),
+    let spec = |fields: &mut MappingDecoder<'_>| PriorityLevelConfigurationSpec {
+        enablement: decode_string(fields, "type").into(),
+        limited: fields.object("limited", |fields| {
+            decode_limited(fields, version, preserve_zero)
+        }),
         exempt: fields.object("exempt", |fields| ExemptPriorityLevelConfiguration {
-            nominal_concurrency_shares: int32(fields, "nominalConcurrencyShares")
+            nominal_concurrency_shares: decode_int32(fields, "nominalConcurrencyShares")
                 .unwrap_or_default(),
-            lendable_percent: int32(fields, "lendablePercent").unwrap_or_default(),
+            lendable_percent: decode_int32(fields, "lendablePercent").unwrap_or_default(),
         }),
     };
     let spec = fields.object("spec", spec).unwrap_or_default();
     PriorityLevelConfiguration {
         metadata,
         spec,
-        condition_types: condition_types(fields),
+        condition_types: decode_condition_types(fields),
     }
 }
 
-fn limited(
-    fields: &mut Fields<'_>,
+fn decode_limited(
+    fields: &mut MappingDecoder<'_>,
     version: Version,
     preserve_zero: bool,
 ) -> LimitedPriorityLevelConfiguration {
-    let shares = int32(fields, version.shares_field());
-    let limit_response = |fields: &mut Fields<'_>| LimitResponse {
-        kind: string(fields, "type").into(),
+    let shares = decode_int32(fields, version.shares_field());
+    let limit_response = |fields: &mut MappingDecoder<'_>| LimitResponse {
+        kind: decode_string(fields, "type").into(),
         queuing: fields.object("queuing", |fields| QueuingConfiguration {
-            queues: defaults::queues(int32(fields, "queues")),
-            hand_size: defaults::hand_size(int32(fields, "handSize")),
-            queue_length_limit: defaults::queue_length_limit(int32(fields, "queueLengthLimit")),
+            queues: defaults::queues(decode_int32(fields, "queues")),
+            hand_size: defaults::hand_size(decode_int32(fields, "handSize")),
+            queue_length_limit: defaults::queue_length_limit(decode_int32(
+                fields,
+                "queueLengthLimit",
+            )),
         }),
     };
     LimitedPriorityLevelConfiguration {
@@ -232,7 +244,7 @@ fn limited(
         limit_response: fields
             .object("limitResponse", limit_response)
             .unwrap_or_default(),
-        lendable_percent: int32(fields, "lendablePercent").unwrap_or_default(),
-        borrowing_limit_percent: int32(fields, "borrowingLimitPercent"),
+        lendable_percent: decode_int32(fields, "lendablePercent").unwrap_or_default(),
+        borrowing_limit_percent: decode_int32(fields, "borrowingLimitPercent"),
     }
 }

@@ -34,7 +34,7 @@ impl ErrorType {
         }
     }
 
-    fn text(self) -> &'static str {
+    fn label(self) -> &'static str {
         match self {
             Self::Duplicate => "Duplicate value",
             Self::Forbidden => "Forbidden",
@@ -63,7 +63,7 @@ impl FieldError {
     /// The message without the field: type, value and detail.
     #[must_use]
     pub fn body(&self) -> String {
-        let mut body = self.error_type.text().to_owned();
+        let mut body = self.error_type.label().to_owned();
         for part in self
             .value
             .iter()
@@ -101,7 +101,7 @@ impl FieldErrors {
     }
 
     pub(super) fn not_supported(&mut self, field: String, value: String, allowed: &[&str]) {
-        let allowed: Vec<String> = allowed.iter().map(|text| quoted(text)).collect();
+        let allowed: Vec<String> = allowed.iter().map(|text| go_quote(text)).collect();
         let detail = format!("supported values: {}", allowed.join(", "));
         self.add(ErrorType::NotSupported, field, Some(value), detail);
     }
@@ -118,7 +118,7 @@ impl FieldErrors {
     /// An invalid string, once for each of the rules that it breaks.
     pub(super) fn invalid_string(&mut self, field: &str, value: &str, broken: Vec<String>) {
         for detail in broken {
-            self.invalid(field.to_owned(), quoted(value), detail);
+            self.invalid(field.to_owned(), go_quote(value), detail);
         }
     }
 
@@ -142,7 +142,7 @@ impl FieldErrors {
 }
 
 /// A string as Go's `%q` shows it.
-pub(super) fn quoted(text: &str) -> String {
+pub(super) fn go_quote(text: &str) -> String {
     let mut shown = String::from("\"");
     for c in text.chars() {
         match c {
@@ -173,7 +173,7 @@ fn is_printable(c: char) -> bool {
 }
 
 /// Any other value, which Go shows as the JSON of its encoder: that escapes what HTML would mind.
-pub(super) fn json(value: &serde_json::Value) -> String {
+pub(super) fn go_json(value: &serde_json::Value) -> String {
     value
         .to_string()
         .replace('<', "\\u003c")
@@ -190,13 +190,13 @@ mod tests {
     use super::FieldErrors;
 
     #[test]
-    fn messages_leave_out_what_is_empty() {
+    fn messages_omit_empty_parts() {
         let mut errors = FieldErrors::default();
         errors.required("a.b".to_owned(), "");
         errors.required("c".to_owned(), "say it");
         errors.forbidden("d".to_owned(), "not here");
-        errors.duplicate("e".to_owned(), super::quoted("x"));
-        errors.not_supported("f".to_owned(), super::quoted("x"), &["a", "b"]);
+        errors.duplicate("e".to_owned(), super::go_quote("x"));
+        errors.not_supported("f".to_owned(), super::go_quote("x"), &["a", "b"]);
         errors.too_long("g".to_owned(), 5);
         let lines: Vec<String> = errors.into_vec().iter().map(ToString::to_string).collect();
         assert_eq!(
@@ -213,12 +213,15 @@ mod tests {
     }
 
     #[test]
-    fn values_are_shown_as_go_shows_them() {
+    fn values_are_quoted_as_in_go() {
         assert_eq!(
-            super::quoted("a'\"\\\n\u{1}é\u{200b}😀"),
+            super::go_quote("a'\"\\\n\u{1}é\u{200b}😀"),
             "\"a'\\\"\\\\\\n\\x01é\\u200b😀\""
         );
-        assert_eq!(super::quoted("cafe\u{301}"), "\"cafe\u{301}\"");
-        assert_eq!(super::json(&json!(["a<b", "*"])), "[\"a\\u003cb\",\"*\"]");
+        assert_eq!(super::go_quote("cafe\u{301}"), "\"cafe\u{301}\"");
+        assert_eq!(
+            super::go_json(&json!(["a<b", "*"])),
+            "[\"a\\u003cb\",\"*\"]"
+        );
     }
 }

@@ -10,11 +10,11 @@ use super::Object;
 use super::PriorityLevelConfiguration;
 use super::decode;
 use crate::document;
-use crate::document::Faults;
+use crate::document::Diagnostics;
 use crate::document::Strictness;
 
 static OBJECTS: LazyLock<Vec<Object>> =
-    LazyLock::new(|| embedded("mandatory.yaml", include_str!("mandatory.yaml")));
+    LazyLock::new(|| decode_embedded("mandatory.yaml", include_str!("mandatory.yaml")));
 
 /// All four, schemas first.
 #[must_use]
@@ -43,8 +43,8 @@ pub fn priority_level(name: &str) -> Option<&'static PriorityLevelConfiguration>
 /// The objects of a text that is part of the program. What cannot be read is left out, so a test
 /// has to count them.
 #[must_use]
-pub fn embedded(file: &str, text: &str) -> Vec<Object> {
-    let mut faults = Faults::default();
+pub fn decode_embedded(file: &str, text: &str) -> Vec<Object> {
+    let mut faults = Diagnostics::default();
     let documents = document::parse_all(file, text, &mut faults);
     let decoded = documents
         .iter()

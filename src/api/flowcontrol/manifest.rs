@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use super::GROUP;
 use super::Object;
-use super::decode::flow_schema;
-use super::decode::priority_level;
+use super::decode::decode_flow_schema;
+use super::decode::decode_priority_level;
 use super::names;
 use crate::document::Content;
-use crate::document::Faults;
+use crate::document::Diagnostics;
 use crate::document::Node;
-use crate::document::Place;
+use crate::document::SourceLocation;
 use crate::document::Strictness;
 
 /// The versions of the API group, all that were ever served in beta or better.
@@ -28,7 +28,7 @@ pub enum Version {
 
 impl Version {
     /// The version of an `apiVersion`, if it is of this group.
-    fn of(api_version: &str) -> Option<Self> {
+    fn from_api_version(api_version: &str) -> Option<Self> {
         match api_version.strip_prefix(GROUP)? {
             "/v1" => Some(Self::V1),
             "/v1beta1" => Some(Self::V1Beta1),
@@ -70,17 +70,17 @@ impl Manifest<'_> {
         let count = count
             .entry((kind, metadata.generate_name.clone()))
             .or_default();
-        metadata.name = names::generated(&metadata.generate_name, *count);
+        metadata.name = names::generate_name(&metadata.generate_name, *count);
         *count += 1;
     }
 
     /// Reports what Kubernetes would refuse in a manifest, at the places of the fields. Whether it
     /// would accept.
-    fn check(&self, faults: &mut Faults) -> bool {
+    fn report_errors(&self, faults: &mut Diagnostics) -> bool {
         let errors = self.validate();
         for error in &errors {
-            let field = join(&self.path, &error.field);
-            faults.error(self.node.locate(&error.field), &field, error.body());
+            let field = join_path(&self.path, &error.field);
+            faults.report_error(self.node.locate(&error.field), &field, error.body());
         }
         errors.is_empty()
     }
@@ -89,14 +89,17 @@ impl Manifest<'_> {
 /// Reads manifests as the API server would with `fieldValidation=Warn`, and reports whatever it
 /// would refuse or warn of. Objects with errors are left out, and so is the second of two with the
 /// same kind and name.
-pub fn read(documents: &[Node], faults: &mut Faults) -> Vec<Object> {
-    let read = read_with_places(documents, faults);
+pub fn read(documents: &[Node], faults: &mut Diagnostics) -> Vec<Object> {
+    let read = read_with_locations(documents, faults);
     read.into_iter().map(|(object, _)| object).collect()
 }
 
 /// As [`read`], each object with a place: where a flow schema names its priority level, where a priority level begins.
-pub fn read_with_places(documents: &[Node], faults: &mut Faults) -> Vec<(Object, Place)> {
-    let mut first: HashMap<(&'static str, String), Place> = HashMap::new();
+pub fn read_with_locations(
+    documents: &[Node],
+    faults: &mut Diagnostics,
+) -> Vec<(Object, SourceLocation)> {
+    let mut first: HashMap<(&'static str, String), SourceLocation> = HashMap::new();
     let mut objects = Vec::new();
     let decoded = documents
         .iter()
@@ -104,17 +107,17 @@ pub fn read_with_places(documents: &[Node], faults: &mut Faults) -> Vec<(Object,
     let mut generated = HashMap::new();
     for mut manifest in decoded.collect::<Vec<_>>() {
         manifest.generate_name(&mut generated);
-        let sound = manifest.check(faults);
+        let sound = manifest.report_errors(faults);
         let name = (
             manifest.object.kind(),
             manifest.object.metadata().name.clone(),
         );
         if let Some(place) = first.get(&name) {
             let message = format!("{} {:?} is given twice, first at {place}", name.0, name.1);
-            let field = join(&manifest.path, "metadata.name");
-            faults.error(manifest.node.locate("metadata.name"), &field, message);
+            let field = join_path(&manifest.path, "metadata.name");
+            faults.report_error(manifest.node.locate("metadata.name"), &field, message);
         } else {
-            first.insert(name, manifest.node.place.clone());
+            first.insert(name, manifest.node.location.clone());
             let field = match &manifest.object {
                 Object::FlowSchema(_) => "spec.priorityLevelConfiguration.name",
                 Object::PriorityLevelConfiguration(_) => "",
@@ -132,11 +135,11 @@ pub fn read_with_places(documents: &[Node], faults: &mut Faults) -> Vec<(Object,
 pub fn decode<'n>(
     node: &'n Node,
     strictness: Strictness,
-    faults: &mut Faults,
+    faults: &mut Diagnostics,
 ) -> Vec<Manifest<'n>> {
     let mut found = Vec::new();
-    find(node, "", None, &mut found, faults);
-    let read = |Found {
+    collect_manifests(node, "", None, &mut found, faults);
+    let read = |UndecodedManifest {
                     node,
                     path,
                     kind,
@@ -145,12 +148,12 @@ pub fn decode<'n>(
         let before = faults.errors().count();
         let kept = faults.iter().len();
         let object = Node::decode(node, faults, &path, strictness, |fields| match kind {
-            Kind::FlowSchema => Object::FlowSchema(flow_schema(fields)),
-            Kind::PriorityLevelConfiguration => {
-                Object::PriorityLevelConfiguration(priority_level(fields, version))
+            ManifestKind::FlowSchema => Object::FlowSchema(decode_flow_schema(fields)),
+            ManifestKind::PriorityLevelConfiguration => {
+                Object::PriorityLevelConfiguration(decode_priority_level(fields, version))
             }
         });
-        faults.sort_behind(kept);
+        faults.sort_from(kept);
         let object = object?;
         let sound = faults.errors().count() == before;
         sound.then_some(Manifest {
@@ -164,44 +167,48 @@ pub fn decode<'n>(
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum ManifestKind {
     FlowSchema,
     PriorityLevelConfiguration,
 }
 
 /// An object that is yet to be read.
-struct Found<'n> {
+struct UndecodedManifest<'n> {
     node: &'n Node,
     path: String,
-    kind: Kind,
+    kind: ManifestKind,
     version: Version,
 }
 
 /// What a node says that it is.
-enum Claim {
+enum DeclaredType {
     /// A list, with what its items are if they do not say.
-    List(Option<(Kind, Version)>),
-    Object(Kind, Version),
+    List(Option<(ManifestKind, Version)>),
+    Object(ManifestKind, Version),
 }
 
 /// Items of the API's own lists do not say what they are, so it is `inherited` from the list.
-fn claim(node: &Node, inherited: Option<(Kind, Version)>) -> Option<Claim> {
+fn declared_type(node: &Node, inherited: Option<(ManifestKind, Version)>) -> Option<DeclaredType> {
     let api_version = node.field("apiVersion").and_then(Node::as_str);
     let kind = node.field("kind").and_then(Node::as_str);
     match (api_version, kind, inherited) {
-        (None, None, Some((kind, version))) => return Some(Claim::Object(kind, version)),
-        (Some("v1"), Some("List"), _) => return Some(Claim::List(None)),
+        (None, None, Some((kind, version))) => return Some(DeclaredType::Object(kind, version)),
+        (Some("v1"), Some("List"), _) => return Some(DeclaredType::List(None)),
         _ => {}
     }
-    let version = Version::of(api_version?)?;
+    let version = Version::from_api_version(api_version?)?;
     match kind? {
-        "FlowSchema" => Some(Claim::Object(Kind::FlowSchema, version)),
-        "FlowSchemaList" => Some(Claim::List(Some((Kind::FlowSchema, version)))),
-        "PriorityLevelConfiguration" => {
-            Some(Claim::Object(Kind::PriorityLevelConfiguration, version))
-        }
-        "PriorityLevelConfigurationList" => Some(Claim::List(Some((
-            Kind::PriorityLevelConfiguration,
+        "FlowSchema" => Some(DeclaredType::Object(ManifestKind::FlowSchema, version)),
+        "FlowSchemaList" => Some(DeclaredType::List(Some((
+            ManifestKind::FlowSchema,
+            version,
+        )))),
+        "PriorityLevelConfiguration" => Some(DeclaredType::Object(
+            ManifestKind::PriorityLevelConfiguration,
+            version,
+        )),
+        "PriorityLevelConfigurationList" => Some(DeclaredType::List(Some((
+            ManifestKind::PriorityLevelConfiguration,
             version,
         )))),
         _ => None,
@@ -209,43 +216,43 @@ fn claim(node: &Node, inherited: Option<(Kind, Version)>) -> Option<Claim> {
 }
 
 /// Finds the objects in lists. Documents do not nest deep, so neither does this.
-fn find<'n>(
+fn collect_manifests<'n>(
     node: &'n Node,
     path: &str,
-    inherited: Option<(Kind, Version)>,
-    found: &mut Vec<Found<'n>>,
-    faults: &mut Faults,
+    inherited: Option<(ManifestKind, Version)>,
+    found: &mut Vec<UndecodedManifest<'n>>,
+    faults: &mut Diagnostics,
 ) {
-    let inherited = match claim(node, inherited) {
-        Some(Claim::List(inherited)) => inherited,
-        Some(Claim::Object(kind, version)) => {
+    let inherited = match declared_type(node, inherited) {
+        Some(DeclaredType::List(inherited)) => inherited,
+        Some(DeclaredType::Object(kind, version)) => {
             let path = path.to_owned();
-            return found.push(Found {
+            return found.push(UndecodedManifest {
                 node,
                 path,
                 kind,
                 version,
             });
         }
-        None => return unexpected(node, path, faults),
+        None => return report_unexpected(node, path, faults),
     };
-    let path = join(path, "items");
+    let path = join_path(path, "items");
     match node.field("items").map(|items| (items, &items.content)) {
         Some((_, Content::Sequence(items))) => {
             for (n, item) in items.iter().enumerate() {
-                find(item, &format!("{path}[{n}]"), inherited, found, faults);
+                collect_manifests(item, &format!("{path}[{n}]"), inherited, found, faults);
             }
         }
         Some((items, _)) if !items.is_null() => {
             let message = format!("expected a list, got {}", items.kind());
-            faults.error(&items.place, &path, message);
+            faults.report_error(&items.location, &path, message);
         }
         Some(_) | None => {}
     }
 }
 
 /// Reports that a document is not one of those that are read here.
-fn unexpected(node: &Node, path: &str, faults: &mut Faults) {
+fn report_unexpected(node: &Node, path: &str, faults: &mut Diagnostics) {
     let field = |name| {
         node.field(name)
             .map_or_else(|| "nothing".to_owned(), Node::describe)
@@ -261,10 +268,10 @@ fn unexpected(node: &Node, path: &str, faults: &mut Faults) {
             format!("expected a mapping, got {}", node.kind())
         }
     };
-    faults.error(node.locate("kind"), path, message);
+    faults.report_error(node.locate("kind"), path, message);
 }
 
-fn join(path: &str, field: &str) -> String {
+fn join_path(path: &str, field: &str) -> String {
     if path.is_empty() {
         field.to_owned()
     } else {

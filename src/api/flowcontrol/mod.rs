@@ -23,9 +23,9 @@ pub use manifest::Manifest;
 pub use manifest::Version;
 pub use manifest::decode;
 pub use manifest::read;
-pub use manifest::read_with_places;
-pub(crate) use names::dns_subdomain;
-pub use rules::rules;
+pub use manifest::read_with_locations;
+pub(crate) use names::check_dns_subdomain;
+pub use rules::read_rules;
 
 /// The API group of both kinds.
 pub const GROUP: &str = "flowcontrol.apiserver.k8s.io";

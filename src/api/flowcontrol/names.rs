@@ -4,9 +4,9 @@
 //! Each function gives the rules that a text breaks, in upstream's words; none if it is fine.
 //! Lengths are in bytes.
 
-const LABEL_FORMAT: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
-const QUALIFIED_FORMAT: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
-const QUALIFIED_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must \
+const DNS_LABEL_FORMAT: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+const QUALIFIED_NAME_FORMAT: &str = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]";
+const QUALIFIED_NAME_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must \
                               start and end with an alphanumeric character";
 
 /// Bounds of DNS, which label values and the name part of keys share.
@@ -18,13 +18,13 @@ const SUBDOMAIN_MAX: usize = 253;
 const GENERATED_PREFIX_MAX: usize = 58;
 
 /// Characters of the end of a generated name, and which they are (`k8s.io/apimachinery/pkg/util/rand`).
-const GENERATED_END: usize = 5;
-const LETTERS: u64 = 27;
+const GENERATED_SUFFIX_LENGTH: usize = 5;
+const GENERATED_ALPHABET_SIZE: u64 = 27;
 const GENERATED_ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// A name that begins with `prefix`. Its end is a hash of the prefix and the number, where the API server's is random: the
 /// same files give the same names at each start.
-pub(super) fn generated(prefix: &str, number: u64) -> String {
+pub(super) fn generate_name(prefix: &str, number: u64) -> String {
     let kept = prefix.floor_char_boundary(GENERATED_PREFIX_MAX);
     let mut name = prefix.get(..kept).unwrap_or_default().to_owned();
     // FNV-1a, 64 bits.
@@ -32,9 +32,9 @@ pub(super) fn generated(prefix: &str, number: u64) -> String {
     let mut hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    for _ in 0..GENERATED_END {
-        let at = usize::try_from(hash % LETTERS).unwrap_or_default();
-        hash /= LETTERS;
+    for _ in 0..GENERATED_SUFFIX_LENGTH {
+        let at = usize::try_from(hash % GENERATED_ALPHABET_SIZE).unwrap_or_default();
+        hash /= GENERATED_ALPHABET_SIZE;
         name.extend(GENERATED_ALPHABET.get(at).map(|byte| char::from(*byte)));
     }
     name
@@ -54,8 +54,8 @@ pub(super) fn mask_trailing_dash(prefix: &str) -> String {
 }
 
 /// A DNS label, as a namespace has.
-pub(super) fn dns_label(text: &str) -> Vec<String> {
-    let mut broken = too_long(text, LABEL_MAX);
+pub(super) fn check_dns_label(text: &str) -> Vec<String> {
+    let mut broken = check_length(text, LABEL_MAX);
     if is_dns_label(text) {
         return broken;
     }
@@ -64,28 +64,32 @@ pub(super) fn dns_label(text: &str) -> Vec<String> {
     } else {
         let rule = "a lowercase RFC 1123 label must consist of lower case alphanumeric \
                     characters or '-', and must start and end with an alphanumeric character";
-        format_rule(rule, LABEL_FORMAT, &["my-name", "123-abc"])
+        format_rule(rule, DNS_LABEL_FORMAT, &["my-name", "123-abc"])
     });
     broken
 }
 
 /// A DNS subdomain, as the objects here have for a name.
-pub(crate) fn dns_subdomain(text: &str) -> Vec<String> {
-    let mut broken = too_long(text, SUBDOMAIN_MAX);
+pub(crate) fn check_dns_subdomain(text: &str) -> Vec<String> {
+    let mut broken = check_length(text, SUBDOMAIN_MAX);
     if !is_dns_subdomain(text) {
         let rule = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
                     characters, '-' or '.', and must start and end with an alphanumeric character";
-        let format = format!("{LABEL_FORMAT}(\\.{LABEL_FORMAT})*");
+        let format = format!("{DNS_LABEL_FORMAT}(\\.{DNS_LABEL_FORMAT})*");
         broken.push(format_rule(rule, &format, &["example.com"]));
     }
     broken
 }
 
 /// The key of a label, or a finalizer (`IsQualifiedName` is the same since 1.34); that of an annotation in lower case.
-pub(super) fn label_key(text: &str) -> Vec<String> {
+pub(super) fn check_label_key(text: &str) -> Vec<String> {
     let rule = |start: &str| {
-        let rule = format!("{start}{QUALIFIED_RULE}");
-        format_rule(&rule, QUALIFIED_FORMAT, &["MyName", "my.name", "123-abc"])
+        let rule = format!("{start}{QUALIFIED_NAME_RULE}");
+        format_rule(
+            &rule,
+            QUALIFIED_NAME_FORMAT,
+            &["MyName", "my.name", "123-abc"],
+        )
     };
     let (prefix, name) = match text.split_once('/') {
         Some((_, name)) if name.contains('/') => {
@@ -98,7 +102,7 @@ pub(super) fn label_key(text: &str) -> Vec<String> {
     };
     let mut broken: Vec<String> = match prefix {
         Some("") => vec!["prefix part must be non-empty".to_owned()],
-        Some(prefix) => dns_subdomain(prefix)
+        Some(prefix) => check_dns_subdomain(prefix)
             .into_iter()
             .map(|rule| format!("prefix part {rule}"))
             .collect(),
@@ -108,23 +112,23 @@ pub(super) fn label_key(text: &str) -> Vec<String> {
         broken.push("name part must be non-empty".to_owned());
     }
     broken.extend(
-        too_long(name, LABEL_MAX)
+        check_length(name, LABEL_MAX)
             .into_iter()
             .map(|rule| format!("name part {rule}")),
     );
-    if !is_qualified(name) {
+    if !is_qualified_name(name) {
         broken.push(rule("name part "));
     }
     broken
 }
 
 /// The value of a label.
-pub(super) fn label_value(text: &str) -> Vec<String> {
-    let mut broken = too_long(text, LABEL_MAX);
-    if !text.is_empty() && !is_qualified(text) {
+pub(super) fn check_label_value(text: &str) -> Vec<String> {
+    let mut broken = check_length(text, LABEL_MAX);
+    if !text.is_empty() && !is_qualified_name(text) {
         let rule = "a valid label must be an empty string or consist of alphanumeric characters, \
                     '-', '_' or '.', and must start and end with an alphanumeric character";
-        let format = format!("({QUALIFIED_FORMAT})?");
+        let format = format!("({QUALIFIED_NAME_FORMAT})?");
         broken.push(format_rule(
             rule,
             &format,
@@ -145,14 +149,14 @@ fn is_dns_subdomain(text: &str) -> bool {
     text.split('.').all(is_dns_label)
 }
 
-fn is_qualified(text: &str) -> bool {
+fn is_qualified_name(text: &str) -> bool {
     let alphanumeric = |c: char| c.is_ascii_alphanumeric();
     text.starts_with(alphanumeric)
         && text.ends_with(alphanumeric)
         && text.chars().all(|c| alphanumeric(c) || "-_.".contains(c))
 }
 
-fn too_long(text: &str, most: usize) -> Vec<String> {
+fn check_length(text: &str, most: usize) -> Vec<String> {
     let long = text.len() > most;
     long.then(|| format!("must be no more than {most} characters"))
         .into_iter()
@@ -171,53 +175,55 @@ fn format_rule(rule: &str, format: &str, examples: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::dns_label;
-    use super::dns_subdomain;
-    use super::label_key;
-    use super::label_value;
+    use super::check_dns_label;
+    use super::check_dns_subdomain;
+    use super::check_label_key;
+    use super::check_label_value;
 
     #[test]
-    fn what_upstream_allows_is_allowed() {
+    fn names_that_upstream_accepts_are_accepted() {
         for text in ["a", "0", "a-b", "a--b", &"x".repeat(63)] {
-            assert_eq!(dns_label(text), [""; 0], "{text:?}");
+            assert_eq!(check_dns_label(text), [""; 0], "{text:?}");
         }
         for text in ["a.b", "0.0", "a-b.c", &"x".repeat(253)] {
-            assert_eq!(dns_subdomain(text), [""; 0], "{text:?}");
+            assert_eq!(check_dns_subdomain(text), [""; 0], "{text:?}");
         }
         for text in ["a", "A_b.c-d", "example.com/x", "0"] {
-            assert_eq!(label_key(text), [""; 0], "{text:?}");
+            assert_eq!(check_label_key(text), [""; 0], "{text:?}");
         }
         for text in ["", "a", "A_b.c-d"] {
-            assert_eq!(label_value(text), [""; 0], "{text:?}");
+            assert_eq!(check_label_value(text), [""; 0], "{text:?}");
         }
     }
 
     #[test]
-    fn every_rule_that_is_broken_is_named() {
-        assert_eq!(dns_label("a.b"), ["must not contain dots"]);
+    fn every_broken_rule_is_reported() {
+        assert_eq!(check_dns_label("a.b"), ["must not contain dots"]);
         assert_eq!(
-            dns_label(&"x".repeat(64)),
+            check_dns_label(&"x".repeat(64)),
             ["must be no more than 63 characters"]
         );
-        assert_eq!(dns_label(&"X".repeat(64)).len(), 2);
+        assert_eq!(check_dns_label(&"X".repeat(64)).len(), 2);
         for text in ["", "-a", "a-", "A", "a_b", "é"] {
-            assert_eq!(dns_label(text).len(), 1, "{text:?}");
+            assert_eq!(check_dns_label(text).len(), 1, "{text:?}");
         }
         for text in ["", ".", "a.", ".a", "a..b", "A.b", "-a.b"] {
-            assert_eq!(dns_subdomain(text).len(), 1, "{text:?}");
+            assert_eq!(check_dns_subdomain(text).len(), 1, "{text:?}");
         }
-        assert_eq!(label_key("")[0], "name part must be non-empty");
-        assert_eq!(label_key("").len(), 2);
-        assert_eq!(label_key("/x"), ["prefix part must be non-empty"]);
-        assert!(label_key("a/b/c")[0].starts_with("a valid label key must consist"));
-        assert!(label_key("A!/b")[0].starts_with("prefix part a lowercase RFC 1123 subdomain"));
+        assert_eq!(check_label_key("")[0], "name part must be non-empty");
+        assert_eq!(check_label_key("").len(), 2);
+        assert_eq!(check_label_key("/x"), ["prefix part must be non-empty"]);
+        assert!(check_label_key("a/b/c")[0].starts_with("a valid label key must consist"));
+        assert!(
+            check_label_key("A!/b")[0].starts_with("prefix part a lowercase RFC 1123 subdomain")
+        );
         assert_eq!(
-            label_key(&"x".repeat(64)),
+            check_label_key(&"x".repeat(64)),
             ["name part must be no more than 63 characters"]
         );
-        assert_eq!(label_value("-x").len(), 1);
+        assert_eq!(check_label_value("-x").len(), 1);
         assert_eq!(
-            label_value(&"x".repeat(64)),
+            check_label_value(&"x".repeat(64)),
             ["must be no more than 63 characters"]
         );
     }

@@ -4,14 +4,19 @@ use super::PolicyRulesWithSubjects;
 use super::decode;
 use super::field_error::FieldErrors;
 use super::validation;
-use crate::document::Fields;
+use crate::document::MappingDecoder;
 
 /// Reads the field `name` as a FlowSchema's `spec.rules`, and reports what Kubernetes would refuse in it.
-pub fn rules(fields: &mut Fields<'_>, name: &'static str) -> Vec<PolicyRulesWithSubjects> {
-    let rules = fields.objects(name, decode::rule).unwrap_or_default();
+pub fn read_rules(
+    fields: &mut MappingDecoder<'_>,
+    name: &'static str,
+) -> Vec<PolicyRulesWithSubjects> {
+    let rules = fields
+        .objects(name, decode::decode_rule)
+        .unwrap_or_default();
     let mut errors = FieldErrors::default();
     for (n, rule) in rules.iter().enumerate() {
-        validation::flow_schema::rule(&format!("[{n}]"), rule, &mut errors);
+        validation::flow_schema::validate_rule(&format!("[{n}]"), rule, &mut errors);
     }
     if let Some(mut value) = fields.value(name) {
         let (node, path) = (value.node(), value.path().to_owned());
@@ -19,7 +24,9 @@ pub fn rules(fields: &mut Fields<'_>, name: &'static str) -> Vec<PolicyRulesWith
             let within = error.field.strip_prefix('[').unwrap_or(&error.field);
             let place = node.locate(within);
             let field = format!("{path}{}", error.field);
-            value.faults().error(place, &field, error.body());
+            value
+                .diagnostics()
+                .report_error(place, &field, error.body());
         }
     }
     rules

@@ -5,13 +5,13 @@ use super::Object;
 use super::PriorityLevelConfiguration;
 use super::decode;
 use super::read;
-use crate::document::Faults;
+use crate::document::Diagnostics;
 use crate::document::Strictness;
 use crate::document::parse_all;
 
 /// The objects of a text, by kind and name, and what is reported.
 fn read_text(text: &str) -> (Vec<String>, String) {
-    let mut faults = Faults::default();
+    let mut faults = Diagnostics::default();
     let documents = parse_all("f.yaml", text, &mut faults);
     let objects = read(&documents, &mut faults);
     let name = |object: &Object| format!("{} {}", object.kind(), object.metadata().name);
@@ -25,7 +25,7 @@ fn level(version: &str, annotations: &str, limited: &str) -> (PriorityLevelConfi
          metadata: {{name: x, annotations: {{{annotations}}}}}\n\
          spec: {{type: Limited, limited: {{{limited}, limitResponse: {{type: Reject}}}}}}\n"
     );
-    let mut faults = Faults::default();
+    let mut faults = Diagnostics::default();
     let documents = parse_all("f", &text, &mut faults);
     let mut found = decode(&documents[0], Strictness::Strict, &mut faults);
     assert_eq!(faults.to_string(), "", "{text}");
@@ -74,7 +74,7 @@ fn shares_mean_the_same_in_every_version() {
 }
 
 #[test]
-fn errors_name_the_shares_as_the_version_does() {
+fn errors_name_the_shares_by_the_field_of_the_version() {
     let negative = "Invalid value: -1: must be a non-negative integer";
     for version in ["v1beta1", "v1beta2"] {
         let (_, errors) = level(version, "", "assuredConcurrencyShares: -1");
@@ -93,7 +93,7 @@ fn errors_name_the_shares_as_the_version_does() {
 }
 
 #[test]
-fn the_annotation_for_zero_shares_belongs_to_v1beta3_alone() {
+fn the_annotation_for_zero_shares_applies_to_v1beta3_only() {
     for version in ["v1", "v1beta2", "v1beta1"] {
         let (level, errors) = level(version, PRESERVE, "lendablePercent: 1");
         assert!(
@@ -105,7 +105,7 @@ fn the_annotation_for_zero_shares_belongs_to_v1beta3_alone() {
 }
 
 #[test]
-fn lists_of_every_kind_are_opened() {
+fn lists_of_every_kind_are_read() {
     let schema = "{metadata: {name: NAME}, spec: {priorityLevelConfiguration: {name: x}}}";
     let text = format!(
         "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchemaList\n\
@@ -129,7 +129,7 @@ fn lists_of_every_kind_are_opened() {
 }
 
 #[test]
-fn an_object_as_kubectl_prints_it_is_read_without_a_word() {
+fn kubectl_output_is_read_without_warnings() {
     let text = r#"{"apiVersion": "flowcontrol.apiserver.k8s.io/v1", "kind": "FlowSchema", "metadata": {
         "annotations": {"apf.kubernetes.io/autoupdate-spec": "true"},
         "creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1, "name": "x", "resourceVersion": "62",
@@ -146,7 +146,7 @@ fn an_object_as_kubectl_prints_it_is_read_without_a_word() {
 }
 
 #[test]
-fn every_fault_is_told_with_its_place() {
+fn every_fault_is_reported_with_its_location() {
     let text = "apiVersion: v1
 kind: List
 items:
@@ -198,12 +198,12 @@ items:
 }
 
 /// What is reported of a schema with this metadata beside its name, and this condition.
-fn faults_of(metadata: &str, condition: &str) -> Faults {
+fn report_faults(metadata: &str, condition: &str) -> Diagnostics {
     let text = format!(
         r#"{{"apiVersion":"flowcontrol.apiserver.k8s.io/v1","kind":"FlowSchema",
         "metadata":{{"name":"a"{metadata}}},"status":{{"conditions":[{{"type":"t"{condition}}}]}}}}"#
     );
-    let mut faults = Faults::default();
+    let mut faults = Diagnostics::default();
     let documents = parse_all("f", &text, &mut faults);
     let found = decode(&documents[0], Strictness::Warn, &mut faults);
     assert_eq!(found.is_empty(), faults.has_errors(), "{text}: {faults}");
@@ -211,7 +211,7 @@ fn faults_of(metadata: &str, condition: &str) -> Faults {
 }
 
 #[test]
-fn metadata_and_conditions_have_the_types_that_upstream_knows() {
+fn metadata_and_conditions_must_have_upstream_types() {
     for wrong in [
         r#""annotations":{"a":5}"#,
         r#""creationTimestamp":5"#,
@@ -235,7 +235,7 @@ fn metadata_and_conditions_have_the_types_that_upstream_knows() {
         r#""selfLink":[]"#,
         r#""uid":true"#,
     ] {
-        let faults = faults_of(&format!(",{wrong}"), "");
+        let faults = report_faults(&format!(",{wrong}"), "");
         assert_eq!(faults.errors().count(), 1, "{wrong}: {faults}");
     }
     for wrong in [
@@ -244,23 +244,23 @@ fn metadata_and_conditions_have_the_types_that_upstream_knows() {
         r#""reason":5"#,
         r#""status":true"#,
     ] {
-        let faults = faults_of("", &format!(",{wrong}"));
+        let faults = report_faults("", &format!(",{wrong}"));
         assert_eq!(faults.errors().count(), 1, "{wrong}: {faults}");
     }
     let right = r#","creationTimestamp":null,"generation":-1,"finalizers":["x",null],"managedFields":
         [{"time":"2024-02-03T04:05:06Z","fieldsV1":{"f:spec":{}},"fieldsType":"FieldsV1"}],
         "ownerReferences":[{"controller":true,"uid":"u"}],"deletionGracePeriodSeconds":null"#;
-    let faults = faults_of(right, r#","lastTransitionTime":null,"status":"True""#);
+    let faults = report_faults(right, r#","lastTransitionTime":null,"status":"True""#);
     assert_eq!(faults.to_string(), "");
 }
 
 #[test]
-fn unknown_fields_are_told_in_the_order_of_the_document() {
+fn unknown_fields_are_reported_in_document_order() {
     let text = r#"{"apiVersion":"flowcontrol.apiserver.k8s.io/v1","bogus":1,"kind":"FlowSchema",
         "metadata":{"managedFields":[{"bogus":1}],"ownerReferences":[{"bogus":1}]},
         "spec":{"bogus":1,"rules":[{"bogus":1,"bogus":2}],"zero":0},
         "status":{"conditions":[{"bogus":1}]},"zero":0}"#;
-    let mut faults = Faults::default();
+    let mut faults = Diagnostics::default();
     let documents = parse_all("f", text, &mut faults);
     decode(&documents[0], Strictness::Warn, &mut faults);
     let fields: Vec<&str> = faults.warnings().map(|w| w.field.as_str()).collect();
@@ -280,7 +280,7 @@ fn unknown_fields_are_told_in_the_order_of_the_document() {
 }
 
 #[test]
-fn two_objects_of_one_name_are_a_fault() {
+fn two_objects_with_one_name_are_a_fault() {
     let one = "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {name: a}\n\
                spec: {priorityLevelConfiguration: {name: x}}\n";
     let (objects, faults) = read_text(&format!("{one}---\n{one}"));
@@ -292,7 +292,7 @@ fn two_objects_of_one_name_are_a_fault() {
 }
 
 /// What is reported of a schema with this metadata.
-fn judged(metadata: &str) -> String {
+fn validate_metadata(metadata: &str) -> String {
     let text = format!(
         "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {{{metadata}}}\n\
          spec: {{priorityLevelConfiguration: {{name: x}}}}\n"
@@ -301,22 +301,25 @@ fn judged(metadata: &str) -> String {
 }
 
 #[test]
-fn finalizers_are_judged_as_upstream_judges_them() {
+fn finalizers_are_validated_as_upstream_does() {
     for right in ["kubernetes", "orphan", "foregroundDeletion", "a.example/b"] {
-        assert_eq!(judged(&format!("name: a, finalizers: [{right}]")), "");
+        assert_eq!(
+            validate_metadata(&format!("name: a, finalizers: [{right}]")),
+            ""
+        );
     }
     let unqualified = "name is neither a standard finalizer name nor is it fully qualified";
     assert_eq!(
-        judged("name: a, finalizers: [a.example/b, cleanup]"),
+        validate_metadata("name: a, finalizers: [a.example/b, cleanup]"),
         format!("f.yaml:3:47: metadata.finalizers[1]: Invalid value: \"cleanup\": {unqualified}")
     );
-    let faults = judged("name: a, finalizers: [a_b!]");
+    let faults = validate_metadata("name: a, finalizers: [a_b!]");
     let lines: Vec<&str> = faults.lines().collect();
     let invalid = "metadata.finalizers: Invalid value: \"a_b!\": name part must consist of";
     assert!(lines[0].contains(invalid), "{faults}");
     assert!(lines[1].ends_with(unqualified), "{faults}");
     assert_eq!(lines.len(), 2, "{faults}");
-    let both = judged("name: a, finalizers: [orphan, foregroundDeletion]");
+    let both = validate_metadata("name: a, finalizers: [orphan, foregroundDeletion]");
     assert!(
         both.ends_with("finalizer orphan and foregroundDeletion cannot be both set"),
         "{both}"
@@ -324,16 +327,16 @@ fn finalizers_are_judged_as_upstream_judges_them() {
 }
 
 #[test]
-fn owner_references_are_judged_as_upstream_judges_them() {
+fn owner_references_are_validated_as_upstream_does() {
     let whole = "apiVersion: apps/v1, kind: Deployment, name: d, uid: u";
     assert_eq!(
-        judged(&format!(
+        validate_metadata(&format!(
             "name: a, ownerReferences: [{{{whole}, controller: true}}, {{{whole}}}]"
         )),
         ""
     );
     let errors = |references: &str| -> Vec<String> {
-        let faults = judged(&format!("name: a, ownerReferences: [{references}]"));
+        let faults = validate_metadata(&format!("name: a, ownerReferences: [{references}]"));
         let after_place = |line: &str| line.split_once(": ").unwrap().1.to_owned();
         faults.lines().map(after_place).collect()
     };
@@ -373,7 +376,7 @@ fn owner_references_are_judged_as_upstream_judges_them() {
 }
 
 #[test]
-fn a_name_is_generated_where_only_its_beginning_is_given() {
+fn a_name_is_generated_from_generate_name_alone() {
     let schema = |metadata: &str| {
         format!(
             "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {{{metadata}}}\n\
@@ -399,7 +402,7 @@ fn a_name_is_generated_where_only_its_beginning_is_given() {
             .unwrap();
         assert_eq!(end.len(), 5, "{object}");
     }
-    let faults = judged("generateName: Team-");
+    let faults = validate_metadata("generateName: Team-");
     assert!(
         faults.contains(
             "metadata.generateName: Invalid value: \"Team-\": a lowercase RFC 1123 subdomain"
@@ -410,8 +413,8 @@ fn a_name_is_generated_where_only_its_beginning_is_given() {
         faults.contains("metadata.name: Invalid value: \"Team-"),
         "{faults}"
     );
-    assert_eq!(judged("generateName: a-").len(), 0);
-    let neither = judged("labels: {}");
+    assert_eq!(validate_metadata("generateName: a-").len(), 0);
+    let neither = validate_metadata("labels: {}");
     assert!(
         neither.ends_with("metadata.name: Required value: name or generateName is required"),
         "{neither}"
@@ -419,7 +422,7 @@ fn a_name_is_generated_where_only_its_beginning_is_given() {
 }
 
 #[test]
-fn no_mangled_manifest_panics() {
+fn mangled_manifests_cause_no_panic() {
     let sample = include_str!("mandatory.yaml");
     let words = [
         "~",

@@ -3,24 +3,24 @@
 //! A list is an object with an array of objects, or null, as `items` or `rows`. One with more than
 //! one `items`, `rows` or `metadata` is no list.
 
-use super::Counts;
-use super::is_abridged;
-use crate::api::walk::Begun;
-use crate::api::walk::Kind;
-use crate::api::walk::Scalar;
-use crate::api::walk::Step;
+use super::ListTotals;
+use super::is_transformed_kind;
+use crate::api::walk::LeafValue;
+use crate::api::walk::ValueKind;
+use crate::api::walk::ValueStart;
+use crate::api::walk::VisitAction;
 use crate::api::walk::Visitor;
 
 #[derive(Debug, Default)]
-pub(super) struct Outline {
-    begun: bool,
-    ended: bool,
+pub(super) struct ListVisitor {
+    started: bool,
+    finished: bool,
     has_items: bool,
-    counts: Counts,
+    totals: ListTotals,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
+pub(super) enum ListContext {
     Continue,
     Items,
     Kind,
@@ -29,99 +29,110 @@ pub(super) enum Place {
     RemainingItemCount,
 }
 
-impl Outline {
+impl ListVisitor {
     /// What is known so far.
-    pub(super) const fn so_far(&self) -> Counts {
-        self.counts
+    pub(super) const fn totals_so_far(&self) -> ListTotals {
+        self.totals
     }
 
     /// What it told, if it is complete.
-    pub(super) fn finish(&self) -> Option<Counts> {
-        (self.ended && self.has_items).then_some(self.counts)
+    pub(super) fn finish(&self) -> Option<ListTotals> {
+        (self.finished && self.has_items).then_some(self.totals)
     }
 
-    fn member(&mut self, name: Option<&[u8]>, kind: Kind) -> Step<Place> {
+    fn visit_member(&mut self, name: Option<&[u8]>, kind: ValueKind) -> VisitAction<ListContext> {
         match name {
             Some(b"items" | b"rows") => {
-                self.counts.abridged |= name == Some(b"rows");
+                self.totals.transformed |= name == Some(b"rows");
                 let again = std::mem::replace(&mut self.has_items, true);
-                enter(Place::Items, !again && kind_is(kind, Kind::List))
+                enter_or_stop(
+                    ListContext::Items,
+                    !again && is_kind_or_null(kind, ValueKind::List),
+                )
             }
             Some(b"metadata") => {
-                let again = std::mem::replace(&mut self.counts.has_metadata, true);
-                enter(Place::Metadata, !again && kind_is(kind, Kind::Map))
+                let again = std::mem::replace(&mut self.totals.has_metadata, true);
+                enter_or_stop(
+                    ListContext::Metadata,
+                    !again && is_kind_or_null(kind, ValueKind::Map),
+                )
             }
-            Some(b"kind") if kind == Kind::Text => Step::Enter(Place::Kind),
-            _ => Step::Pass,
+            Some(b"kind") if kind == ValueKind::Text => VisitAction::Enter(ListContext::Kind),
+            _ => VisitAction::Skip,
         }
     }
 }
 
-fn enter(place: Place, allowed: bool) -> Step<Place> {
+fn enter_or_stop(place: ListContext, allowed: bool) -> VisitAction<ListContext> {
     if allowed {
-        Step::Enter(place)
+        VisitAction::Enter(place)
     } else {
-        Step::Stop
+        VisitAction::Stop
     }
 }
 
 /// Whether it is of that kind, or may be null.
-fn kind_is(kind: Kind, wanted: Kind) -> bool {
-    kind == wanted || kind == Kind::Other
+fn is_kind_or_null(kind: ValueKind, wanted: ValueKind) -> bool {
+    kind == wanted || kind == ValueKind::Other
 }
 
-impl Visitor for Outline {
-    type Place = Place;
+impl Visitor for ListVisitor {
+    type Context = ListContext;
 
-    fn visit(&mut self, value: Begun<'_, Place>) -> Step<Place> {
-        let Begun {
-            within,
+    fn visit(&mut self, value: ValueStart<'_, ListContext>) -> VisitAction<ListContext> {
+        let ValueStart {
+            parent: within,
             name,
             kind,
-            at,
+            offset: at,
         } = value;
         match (within, name) {
             (None, _) => {
-                let again = std::mem::replace(&mut self.begun, true);
-                enter(Place::List, !again && kind == Kind::Map)
+                let again = std::mem::replace(&mut self.started, true);
+                enter_or_stop(ListContext::List, !again && kind == ValueKind::Map)
             }
-            (Some(Place::List), _) => self.member(name, kind),
-            (Some(Place::Items), _) if kind == Kind::Map => {
-                self.counts.item_begins(at);
-                Step::Pass
+            (Some(ListContext::List), _) => self.visit_member(name, kind),
+            (Some(ListContext::Items), _) if kind == ValueKind::Map => {
+                self.totals.begin_item(at);
+                VisitAction::Skip
             }
-            (Some(Place::Items), _) => Step::Stop,
-            (Some(Place::Metadata), Some(b"continue")) => {
-                enter(Place::Continue, kind_is(kind, Kind::Text))
+            (Some(ListContext::Items), _) => VisitAction::Stop,
+            (Some(ListContext::Metadata), Some(b"continue")) => enter_or_stop(
+                ListContext::Continue,
+                is_kind_or_null(kind, ValueKind::Text),
+            ),
+            (Some(ListContext::Metadata), Some(b"remainingItemCount")) => {
+                enter_or_stop(ListContext::RemainingItemCount, kind == ValueKind::Other)
             }
-            (Some(Place::Metadata), Some(b"remainingItemCount")) => {
-                enter(Place::RemainingItemCount, kind == Kind::Other)
-            }
-            _ => Step::Pass,
+            _ => VisitAction::Skip,
         }
     }
 
-    fn scalar(&mut self, place: Place, value: Scalar<'_>) -> bool {
+    fn visit_scalar(&mut self, place: ListContext, value: LeafValue<'_>) -> bool {
         match (place, value) {
-            (Place::Items | Place::Metadata, Scalar::Null) => {}
-            (Place::Continue, Scalar::Null) => self.counts.continues = false,
-            (Place::Continue, Scalar::Text(text)) => self.counts.continues = text != Some(b""),
-            (Place::RemainingItemCount, Scalar::Null) => self.counts.remaining_items = None,
-            (Place::RemainingItemCount, Scalar::Number(number)) => {
-                self.counts.remaining_items = Some(number);
+            (ListContext::Items | ListContext::Metadata, LeafValue::Null) => {}
+            (ListContext::Continue, LeafValue::Null) => self.totals.has_continue_token = false,
+            (ListContext::Continue, LeafValue::Text(text)) => {
+                self.totals.has_continue_token = text != Some(b"")
             }
-            (Place::Kind, Scalar::Text(kind)) => {
-                self.counts.abridged |= kind.is_some_and(is_abridged);
+            (ListContext::RemainingItemCount, LeafValue::Null) => {
+                self.totals.remaining_items = None
+            }
+            (ListContext::RemainingItemCount, LeafValue::Number(number)) => {
+                self.totals.remaining_items = Some(number);
+            }
+            (ListContext::Kind, LeafValue::Text(kind)) => {
+                self.totals.transformed |= kind.is_some_and(is_transformed_kind);
             }
             _ => return false,
         }
         true
     }
 
-    fn ended(&mut self, within: Option<Place>, at: u64) {
+    fn end_value(&mut self, within: Option<ListContext>, at: u64) {
         match within {
-            None => self.ended = true,
-            Some(Place::Items) => self.counts.item_ended(at),
+            None => self.finished = true,
+            Some(ListContext::Items) => self.totals.end_item(at),
             Some(_) => {}
         }
     }

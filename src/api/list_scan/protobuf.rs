@@ -6,16 +6,16 @@
 //! object on its own has fields of the same numbers. Groups, which Kubernetes does not use, are
 //! malformed.
 
-use super::Counts;
-use super::is_abridged;
-use crate::api::varint::Pushed;
-use crate::api::varint::Varint;
-use crate::api::walk::Token;
+use super::ListTotals;
+use super::is_transformed_kind;
+use crate::api::varint::VarintDecoder;
+use crate::api::varint::VarintProgress;
+use crate::api::walk::TokenBuffer;
 
 /// What precedes every body (`k8s.io/apimachinery/pkg/runtime/serializer/protobuf`).
 const MAGIC: u32 = u32::from_be_bytes(*b"k8s\0");
 /// The end of a list's kind.
-const LIST: u32 = u32::from_be_bytes(*b"List");
+const LIST_SUFFIX: u32 = u32::from_be_bytes(*b"List");
 
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
@@ -23,42 +23,42 @@ const LENGTH_DELIMITED: u64 = 2;
 const FIXED32: u64 = 5;
 
 #[derive(Debug)]
-pub(super) struct Scan {
-    state: State,
-    within: Within,
-    varint: Varint,
+pub(super) struct ProtobufListScan {
+    state: ProtobufListState,
+    message: ListMessage,
+    varint: VarintDecoder,
     /// How much of the body was read.
-    at: u64,
+    offset: u64,
     /// Where `TypeMeta` or `ListMeta` ends, while within.
     meta_end: u64,
     /// Where the list ends, while within it or its `ListMeta`.
     list_end: u64,
     /// The last four bytes of what is to be compared: the magic, later the kind.
-    last: u32,
-    kind: Token,
+    last_bytes: u32,
+    kind: TokenBuffer,
     has_list: bool,
-    counts: Counts,
+    totals: ListTotals,
 }
 
 /// What the next byte belongs to.
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum ProtobufListState {
     /// The magic, of which so many bytes are missing.
     Magic(u8),
     Tag,
-    Value(Field),
-    Length(Field),
+    Varint(ListField),
+    Length(ListField),
     /// The kind, of which so many bytes are missing.
     Kind(u64),
     /// Something else, of which so many bytes are missing.
-    Skipped(u64),
+    Skip(u64),
     /// Anything: it is no list.
-    NoList,
+    NotAList,
 }
 
 /// Whose fields are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Within {
+enum ListMessage {
     List,
     ListMeta,
     TypeMeta,
@@ -66,7 +66,7 @@ enum Within {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Field {
+enum ListField {
     Continue,
     Item,
     Kind,
@@ -77,216 +77,228 @@ enum Field {
     TypeMeta,
 }
 
-impl Default for Scan {
+impl Default for ProtobufListScan {
     fn default() -> Self {
         Self {
-            state: State::Magic(4),
-            within: Within::Unknown,
-            varint: Varint::default(),
-            at: 0,
+            state: ProtobufListState::Magic(4),
+            message: ListMessage::Unknown,
+            varint: VarintDecoder::default(),
+            offset: 0,
             meta_end: 0,
             list_end: 0,
-            last: 0,
-            kind: Token::default(),
+            last_bytes: 0,
+            kind: TokenBuffer::default(),
             has_list: false,
-            counts: Counts::default(),
+            totals: ListTotals::default(),
         }
     }
 }
 
-impl Scan {
+impl ProtobufListScan {
     pub(super) fn feed(&mut self, chunk: &[u8]) {
         let mut rest = chunk;
         while let Some((byte, after)) = rest.split_first() {
-            if let State::Skipped(missing) = self.state {
+            if let ProtobufListState::Skip(missing) = self.state {
                 let here = usize::try_from(missing).unwrap_or(usize::MAX);
                 let (skipped, after) = rest.split_at_checked(here).unwrap_or((rest, &[]));
                 let skipped = u64::try_from(skipped.len()).unwrap_or(u64::MAX);
-                self.at = self.at.saturating_add(skipped);
+                self.offset = self.offset.saturating_add(skipped);
                 self.skip(missing.saturating_sub(skipped));
                 rest = after;
-            } else if matches!(self.state, State::NoList) {
+            } else if matches!(self.state, ProtobufListState::NotAList) {
                 return;
             } else {
-                self.at = self.at.saturating_add(1);
+                self.offset = self.offset.saturating_add(1);
                 self.step(*byte);
                 rest = after;
             }
         }
     }
 
-    pub(super) fn finish(self) -> Option<Counts> {
-        let complete = matches!(self.state, State::Tag)
-            && self.varint == Varint::default()
-            && self.within == Within::Unknown;
-        self.so_far().filter(|_| complete && self.has_list)
+    pub(super) fn finish(self) -> Option<ListTotals> {
+        let complete = matches!(self.state, ProtobufListState::Tag)
+            && self.varint == VarintDecoder::default()
+            && self.message == ListMessage::Unknown;
+        self.totals_so_far().filter(|_| complete && self.has_list)
     }
 
     /// What is known so far, if it is a list: the kind precedes the objects.
-    pub(super) fn so_far(&self) -> Option<Counts> {
-        let is_list = self.last == LIST && !matches!(self.state, State::NoList);
-        is_list.then(|| Counts {
-            abridged: self.kind.kept().is_some_and(is_abridged),
-            ..self.counts
+    pub(super) fn totals_so_far(&self) -> Option<ListTotals> {
+        let is_list =
+            self.last_bytes == LIST_SUFFIX && !matches!(self.state, ProtobufListState::NotAList);
+        is_list.then(|| ListTotals {
+            transformed: self.kind.as_bytes().is_some_and(is_transformed_kind),
+            ..self.totals
         })
     }
 
     fn step(&mut self, byte: u8) {
         match self.state {
-            State::Magic(missing) => {
-                self.last = self.last << 8 | u32::from(byte);
+            ProtobufListState::Magic(missing) => {
+                self.last_bytes = self.last_bytes << 8 | u32::from(byte);
                 self.state = match missing {
-                    2.. => State::Magic(missing - 1),
-                    _ if self.last == MAGIC => State::Tag,
-                    _ => State::NoList,
+                    2.. => ProtobufListState::Magic(missing - 1),
+                    _ if self.last_bytes == MAGIC => ProtobufListState::Tag,
+                    _ => ProtobufListState::NotAList,
                 };
             }
-            State::Kind(missing) => {
-                self.last = self.last << 8 | u32::from(byte);
+            ProtobufListState::Kind(missing) => {
+                self.last_bytes = self.last_bytes << 8 | u32::from(byte);
                 self.kind.push(byte);
                 self.read_kind(missing.saturating_sub(1));
             }
-            State::Tag | State::Value(_) | State::Length(_) => match self.varint.push(byte) {
-                Pushed::Complete(number) if self.at <= self.end() => self.number(number),
-                Pushed::Incomplete => {}
-                Pushed::Complete(_) | Pushed::TooLong => self.state = State::NoList,
+            ProtobufListState::Tag
+            | ProtobufListState::Varint(_)
+            | ProtobufListState::Length(_) => match self.varint.push(byte) {
+                VarintProgress::Complete(number) if self.offset <= self.message_end() => {
+                    self.on_varint(number)
+                }
+                VarintProgress::Incomplete => {}
+                VarintProgress::Complete(_) | VarintProgress::TooLong => {
+                    self.state = ProtobufListState::NotAList
+                }
             },
-            State::Skipped(_) | State::NoList => {}
+            ProtobufListState::Skip(_) | ProtobufListState::NotAList => {}
         }
     }
 
     /// A varint is complete.
-    fn number(&mut self, number: u64) {
+    fn on_varint(&mut self, number: u64) {
         match self.state {
-            State::Tag => self.state = self.tagged(number),
-            State::Value(field) => {
-                if let Field::RemainingItemCount = field {
+            ProtobufListState::Tag => self.state = self.state_after_tag(number),
+            ProtobufListState::Varint(field) => {
+                if let ListField::RemainingItemCount = field {
                     // An int64, which is not negative.
                     if i64::try_from(number).is_err() {
-                        self.state = State::NoList;
+                        self.state = ProtobufListState::NotAList;
                         return;
                     }
-                    self.counts.remaining_items = Some(number);
+                    self.totals.remaining_items = Some(number);
                 }
-                self.value_ended();
+                self.end_value();
             }
-            State::Length(field) => self.delimited(field, number),
-            State::Magic(_) | State::Kind(_) | State::Skipped(_) | State::NoList => {}
+            ProtobufListState::Length(field) => self.begin_delimited(field, number),
+            ProtobufListState::Magic(_)
+            | ProtobufListState::Kind(_)
+            | ProtobufListState::Skip(_)
+            | ProtobufListState::NotAList => {}
         }
     }
 
-    fn tagged(&self, tag: u64) -> State {
-        let field = match (self.within, tag >> 3) {
-            (_, 0) => return State::NoList,
-            (Within::Unknown, 1) => Field::TypeMeta,
-            (Within::Unknown, 2) => Field::List,
-            (Within::TypeMeta, 2) => Field::Kind,
-            (Within::List, 1) => Field::ListMeta,
-            (Within::List, 2) => Field::Item,
-            (Within::ListMeta, 3) => Field::Continue,
-            (Within::ListMeta, 4) => Field::RemainingItemCount,
-            _ => Field::Other,
+    fn state_after_tag(&self, tag: u64) -> ProtobufListState {
+        let field = match (self.message, tag >> 3) {
+            (_, 0) => return ProtobufListState::NotAList,
+            (ListMessage::Unknown, 1) => ListField::TypeMeta,
+            (ListMessage::Unknown, 2) => ListField::List,
+            (ListMessage::TypeMeta, 2) => ListField::Kind,
+            (ListMessage::List, 1) => ListField::ListMeta,
+            (ListMessage::List, 2) => ListField::Item,
+            (ListMessage::ListMeta, 3) => ListField::Continue,
+            (ListMessage::ListMeta, 4) => ListField::RemainingItemCount,
+            _ => ListField::Other,
         };
         match (tag & 7, field) {
-            (VARINT, Field::RemainingItemCount | Field::Other) => State::Value(field),
-            (LENGTH_DELIMITED, Field::RemainingItemCount) => State::NoList,
-            (LENGTH_DELIMITED, _) => State::Length(field),
-            (FIXED64, Field::Other) => self.fixed(8),
-            (FIXED32, Field::Other) => self.fixed(4),
-            _ => State::NoList,
+            (VARINT, ListField::RemainingItemCount | ListField::Other) => {
+                ProtobufListState::Varint(field)
+            }
+            (LENGTH_DELIMITED, ListField::RemainingItemCount) => ProtobufListState::NotAList,
+            (LENGTH_DELIMITED, _) => ProtobufListState::Length(field),
+            (FIXED64, ListField::Other) => self.state_for_fixed(8),
+            (FIXED32, ListField::Other) => self.state_for_fixed(4),
+            _ => ProtobufListState::NotAList,
         }
     }
 
-    fn fixed(&self, length: u64) -> State {
-        if self.fits(length).is_some() {
-            State::Skipped(length)
+    fn state_for_fixed(&self, length: u64) -> ProtobufListState {
+        if self.end_if_fits(length).is_some() {
+            ProtobufListState::Skip(length)
         } else {
-            State::NoList
+            ProtobufListState::NotAList
         }
     }
 
     /// A field of that length begins.
-    fn delimited(&mut self, field: Field, length: u64) {
-        let Some(end) = self.fits(length) else {
-            self.state = State::NoList;
+    fn begin_delimited(&mut self, field: ListField, length: u64) {
+        let Some(end) = self.end_if_fits(length) else {
+            self.state = ProtobufListState::NotAList;
             return;
         };
         match field {
-            Field::List if self.has_list => self.state = State::NoList,
-            Field::List => {
+            ListField::List if self.has_list => self.state = ProtobufListState::NotAList,
+            ListField::List => {
                 self.has_list = true;
                 self.list_end = end;
-                self.enter(Within::List);
+                self.enter_message(ListMessage::List);
             }
-            Field::ListMeta => {
+            ListField::ListMeta => {
                 self.meta_end = end;
-                self.counts.has_metadata = true;
-                self.enter(Within::ListMeta);
+                self.totals.has_metadata = true;
+                self.enter_message(ListMessage::ListMeta);
             }
-            Field::TypeMeta => {
+            ListField::TypeMeta => {
                 self.meta_end = end;
-                self.enter(Within::TypeMeta);
+                self.enter_message(ListMessage::TypeMeta);
             }
-            Field::Kind => {
-                self.last = 0;
+            ListField::Kind => {
+                self.last_bytes = 0;
                 self.kind.clear();
                 self.read_kind(length);
             }
-            Field::Item => {
-                self.counts.item_begins(self.at);
-                self.counts.item_ended(end);
+            ListField::Item => {
+                self.totals.begin_item(self.offset);
+                self.totals.end_item(end);
                 self.skip(length);
             }
-            Field::Continue => {
-                self.counts.continues = length > 0;
+            ListField::Continue => {
+                self.totals.has_continue_token = length > 0;
                 self.skip(length);
             }
-            Field::Other | Field::RemainingItemCount => self.skip(length),
+            ListField::Other | ListField::RemainingItemCount => self.skip(length),
         }
     }
 
     /// Where a value of that length ends, if its message goes on for as long.
-    fn fits(&self, length: u64) -> Option<u64> {
-        let end = self.at.checked_add(length)?;
-        (end <= self.end()).then_some(end)
+    fn end_if_fits(&self, length: u64) -> Option<u64> {
+        let end = self.offset.checked_add(length)?;
+        (end <= self.message_end()).then_some(end)
     }
 
     /// Where the message that is read ends; the outermost does with the body.
-    const fn end(&self) -> u64 {
-        match self.within {
-            Within::List => self.list_end,
-            Within::ListMeta | Within::TypeMeta => self.meta_end,
-            Within::Unknown => u64::MAX,
+    const fn message_end(&self) -> u64 {
+        match self.message {
+            ListMessage::List => self.list_end,
+            ListMessage::ListMeta | ListMessage::TypeMeta => self.meta_end,
+            ListMessage::Unknown => u64::MAX,
         }
     }
 
-    fn enter(&mut self, message: Within) {
-        self.within = message;
-        self.value_ended();
+    fn enter_message(&mut self, message: ListMessage) {
+        self.message = message;
+        self.end_value();
     }
 
     fn skip(&mut self, missing: u64) {
-        self.state = State::Skipped(missing);
+        self.state = ProtobufListState::Skip(missing);
         if missing == 0 {
-            self.value_ended();
+            self.end_value();
         }
     }
 
     fn read_kind(&mut self, missing: u64) {
-        self.state = State::Kind(missing);
+        self.state = ProtobufListState::Kind(missing);
         if missing == 0 {
-            self.value_ended();
+            self.end_value();
         }
     }
 
     /// What comes next is another field, of the innermost message that goes on.
-    fn value_ended(&mut self) {
-        self.state = State::Tag;
-        while self.at == self.end() {
-            self.within = match self.within {
-                Within::ListMeta => Within::List,
-                Within::List | Within::TypeMeta => Within::Unknown,
-                Within::Unknown => return,
+    fn end_value(&mut self) {
+        self.state = ProtobufListState::Tag;
+        while self.offset == self.message_end() {
+            self.message = match self.message {
+                ListMessage::ListMeta => ListMessage::List,
+                ListMessage::List | ListMessage::TypeMeta => ListMessage::Unknown,
+                ListMessage::Unknown => return,
             };
         }
     }

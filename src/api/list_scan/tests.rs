@@ -12,7 +12,10 @@ const CBOR: &[u8] = b"application/cbor";
 const JSON: &[u8] = b"application/json";
 const PROTOBUF: &[u8] = b"application/vnd.kubernetes.protobuf";
 
-fn scan<'c>(content_type: &[u8], chunks: impl IntoIterator<Item = &'c [u8]>) -> Option<Summary> {
+fn scan<'c>(
+    content_type: &[u8],
+    chunks: impl IntoIterator<Item = &'c [u8]>,
+) -> Option<ListSummary> {
     let mut scan = ListScan::for_content_type(content_type).unwrap();
     for chunk in chunks {
         scan.feed(chunk);
@@ -20,7 +23,11 @@ fn scan<'c>(content_type: &[u8], chunks: impl IntoIterator<Item = &'c [u8]>) -> 
     scan.finish()
 }
 
-fn scan_at_random(content_type: &[u8], mut body: &[u8], rng: &mut Rng) -> Option<Summary> {
+fn scan_in_random_chunks(
+    content_type: &[u8],
+    mut body: &[u8],
+    rng: &mut Rng,
+) -> Option<ListSummary> {
     let cut = || {
         (!body.is_empty()).then(|| {
             let (chunk, rest) = body.split_at(rng.usize(0..=body.len().min(200)));
@@ -32,23 +39,23 @@ fn scan_at_random(content_type: &[u8], mut body: &[u8], rng: &mut Rng) -> Option
 }
 
 /// What it told, as (items, remaining items, whether it continues).
-fn told(content_type: &[u8], body: &[u8]) -> Option<(u64, Option<u64>, bool)> {
+fn scan_all(content_type: &[u8], body: &[u8]) -> Option<(u64, Option<u64>, bool)> {
     let whole = scan(content_type, [body]);
     assert_eq!(scan(content_type, body.chunks(1)), whole, "byte by byte");
-    let Summary {
+    let ListSummary {
         items,
         remaining_items,
-        continues,
+        has_continue_token: continues,
         bytes,
-        abridged: _,
-        coding: _,
+        transformed: _,
+        media_type: _,
     } = whole?;
     assert_eq!(bytes, u64::try_from(body.len()).unwrap());
     Some((items, remaining_items, continues))
 }
 
 #[test]
-fn reads_json_cbor_and_protobuf_and_nothing_else() {
+fn json_cbor_and_protobuf_are_read_and_nothing_else() {
     let readable = [
         "application/json",
         " Application/JSON ; charset=utf-8",
@@ -75,7 +82,7 @@ fn reads_json_cbor_and_protobuf_and_nothing_else() {
 }
 
 #[test]
-fn it_does_not_matter_where_a_body_is_cut_but_its_end_does() {
+fn chunk_boundaries_do_not_matter_but_truncation_does() {
     let bodies = [
         (JSON, json::PAGE.trim_end().as_bytes()),
         (JSON, json::TABLE.as_bytes()),
@@ -97,7 +104,7 @@ fn it_does_not_matter_where_a_body_is_cut_but_its_end_does() {
 }
 
 #[test]
-fn nothing_hostile_makes_it_panic_or_disagree_with_itself() {
+fn corrupt_bodies_cause_no_panic_and_chunking_does_not_matter() {
     for seed in 0..3000 {
         let mut rng = Rng::with_seed(seed);
         let alphabet = b"\"\\{}[],: \x00\x01\x02\x08\x0a\x12\x1a\x20\x80\xff";
@@ -117,7 +124,7 @@ fn nothing_hostile_makes_it_panic_or_disagree_with_itself() {
         }
         let whole = scan(content_type, [&*noise]);
         assert_eq!(scan(content_type, noise.chunks(1)), whole, "seed {seed}");
-        let at_random = scan_at_random(content_type, &noise, &mut rng);
+        let at_random = scan_in_random_chunks(content_type, &noise, &mut rng);
         assert_eq!(at_random, whole, "seed {seed}");
     }
     let deep = [b"{\"items\":[{\"a\":".to_vec(), vec![b'['; 1 << 20]].concat();
@@ -134,8 +141,8 @@ fn nothing_hostile_makes_it_panic_or_disagree_with_itself() {
 
 /// As tables and metadata are answered with the `Content-Type` of any other JSON.
 #[test]
-fn a_table_and_a_list_of_metadata_are_told_by_their_kind() {
-    let abridged = |content_type, body: &[u8]| scan(content_type, [body]).unwrap().abridged;
+fn tables_and_partial_metadata_lists_are_recognized_by_kind() {
+    let abridged = |content_type, body: &[u8]| scan(content_type, [body]).unwrap().transformed;
     assert!(!abridged(JSON, json::PAGE.as_bytes()));
     assert!(abridged(JSON, json::TABLE.as_bytes()));
     let metadata = json::PAGE.replace("PodList", "PartialObjectMetadataList");
@@ -145,7 +152,7 @@ fn a_table_and_a_list_of_metadata_are_told_by_their_kind() {
 }
 
 #[test]
-fn of_the_beginning_of_a_list_the_rest_is_estimated() {
+fn a_list_is_estimated_from_its_beginning() {
     let item = format!(r#"{{"metadata":{{"name":"{}"}}}}"#, "x".repeat(473));
     let items = vec![item; 1000].join(",");
     let body = format!(
@@ -157,7 +164,7 @@ fn of_the_beginning_of_a_list_the_rest_is_estimated() {
         let summary = scan.extrapolate(body.len().try_into().unwrap()).unwrap();
         assert!(summary.items.abs_diff(1000) <= 2, "{seen}: {summary:?}");
         assert_eq!(summary.remaining_items, Some(7));
-        assert!(summary.continues);
+        assert!(summary.has_continue_token);
     }
     let mut early = ListScan::for_content_type(JSON).unwrap();
     early.feed(&body.as_bytes()[..300]);

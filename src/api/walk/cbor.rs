@@ -1,15 +1,15 @@
 //! CBOR as Kubernetes writes and takes it: strings of either kind (names are byte strings), lengths known or not, tags
 //! passed over. One document may follow another, as in a watch (`application/cbor-seq`).
 
-use super::Begun;
-use super::Kind;
-use super::Scalar;
-use super::Step;
-use super::Token;
+use super::LeafValue;
+use super::TokenBuffer;
+use super::ValueKind;
+use super::ValueStart;
+use super::VisitAction;
 use super::Visitor;
 
 /// Deeper than any object: even a schema within a schema has some dozens.
-const DEEPEST: usize = 256;
+const MAX_DEPTH: usize = 256;
 
 const UNSIGNED: u8 = 0;
 const NEGATIVE: u8 = 1;
@@ -26,35 +26,35 @@ const NULL: u64 = 22;
 const UNDEFINED: u64 = 23;
 
 #[derive(Debug)]
-pub(in crate::api) struct Cbor<P> {
-    state: State,
-    open: Vec<Frame<P>>,
+pub(in crate::api) struct CborWalker<P> {
+    state: CborState,
+    open_collections: Vec<CborFrame<P>>,
     /// The place of the value that is read, if it was entered.
-    entered: Option<P>,
+    context: Option<P>,
     /// The string that is read comes in parts, of this major type.
-    parts: Option<u8>,
-    token: Token,
+    chunk_type: Option<u8>,
+    token: TokenBuffer,
     /// How many bytes were read.
-    at: u64,
+    offset: u64,
     /// Where the item that is read began, tags included.
-    item_at: u64,
+    item_start: u64,
 }
 
 /// A collection that is open.
 #[derive(Debug)]
-struct Frame<P> {
+struct CborFrame<P> {
     /// None if it is passed over.
-    place: Option<P>,
+    context: Option<P>,
     is_map: bool,
     /// The next item is a name.
-    at_name: bool,
+    expects_name: bool,
     /// How many elements or pairs are missing, if that is known.
-    left: Option<u64>,
+    remaining: Option<u64>,
 }
 
 /// What the next byte belongs to.
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum CborState {
     /// The first byte of a head.
     Head,
     /// The argument of a head: what was read of it, and how many bytes are missing.
@@ -65,55 +65,55 @@ enum State {
     Stopped,
 }
 
-impl<P> Default for Cbor<P> {
+impl<P> Default for CborWalker<P> {
     fn default() -> Self {
         Self {
-            state: State::Head,
-            open: Vec::new(),
-            entered: None,
-            parts: None,
-            token: Token::default(),
-            at: 0,
-            item_at: 0,
+            state: CborState::Head,
+            open_collections: Vec::new(),
+            context: None,
+            chunk_type: None,
+            token: TokenBuffer::default(),
+            offset: 0,
+            item_start: 0,
         }
     }
 }
 
-impl<P: Copy> Cbor<P> {
-    pub(in crate::api) fn feed<V: Visitor<Place = P>>(&mut self, chunk: &[u8], visitor: &mut V) {
+impl<P: Copy> CborWalker<P> {
+    pub(in crate::api) fn feed<V: Visitor<Context = P>>(&mut self, chunk: &[u8], visitor: &mut V) {
         let mut rest = chunk;
         while let Some((byte, after)) = rest.split_first() {
             match self.state {
-                State::Stopped => return,
-                State::Text(missing) => {
+                CborState::Stopped => return,
+                CborState::Text(missing) => {
                     let here = usize::try_from(missing).unwrap_or(usize::MAX);
                     let (read, after) = rest.split_at_checked(here).unwrap_or((rest, &[]));
                     self.token.extend(read);
                     let read = u64::try_from(read.len()).unwrap_or(u64::MAX);
-                    self.at = self.at.saturating_add(read);
-                    self.text(missing.saturating_sub(read), visitor);
+                    self.offset = self.offset.saturating_add(read);
+                    self.continue_text(missing.saturating_sub(read), visitor);
                     rest = after;
                 }
-                State::Head => {
-                    self.at = self.at.saturating_add(1);
-                    self.head(*byte, visitor);
+                CborState::Head => {
+                    self.offset = self.offset.saturating_add(1);
+                    self.read_head(*byte, visitor);
                     rest = after;
                 }
-                State::Argument {
+                CborState::Argument {
                     initial,
                     read,
                     missing,
                 } => {
-                    self.at = self.at.saturating_add(1);
+                    self.offset = self.offset.saturating_add(1);
                     let read = read << 8 | u64::from(*byte);
                     if missing > 1 {
-                        self.state = State::Argument {
+                        self.state = CborState::Argument {
                             initial,
                             read,
                             missing: missing - 1,
                         };
                     } else {
-                        self.item(initial, Some(read), visitor);
+                        self.on_head(initial, Some(read), visitor);
                     }
                     rest = after;
                 }
@@ -122,196 +122,224 @@ impl<P: Copy> Cbor<P> {
     }
 
     /// Whether it was malformed, or not what the visitor wants.
-    pub(in crate::api) const fn stopped(&self) -> bool {
-        matches!(self.state, State::Stopped)
+    pub(in crate::api) const fn is_stopped(&self) -> bool {
+        matches!(self.state, CborState::Stopped)
     }
 
     /// Whether it is between two documents.
-    pub(in crate::api) const fn is_between(&self) -> bool {
-        self.open.is_empty() && self.parts.is_none() && matches!(self.state, State::Head)
+    pub(in crate::api) const fn is_between_documents(&self) -> bool {
+        self.open_collections.is_empty()
+            && self.chunk_type.is_none()
+            && matches!(self.state, CborState::Head)
     }
 
-    fn head(&mut self, initial: u8, visitor: &mut impl Visitor<Place = P>) {
+    fn read_head(&mut self, initial: u8, visitor: &mut impl Visitor<Context = P>) {
         if initial == BREAK {
-            return self.broke_off(visitor);
+            return self.end_indefinite(visitor);
         }
         match initial & 0x1f {
-            low @ 0..24 => self.item(initial, Some(low.into()), visitor),
+            low @ 0..24 => self.on_head(initial, Some(low.into()), visitor),
             low @ 24..28 => {
-                self.state = State::Argument {
+                self.state = CborState::Argument {
                     initial,
                     read: 0,
                     missing: 1 << (low - 24),
                 };
             }
             31 if matches!(initial >> 5, BYTES | TEXT | ARRAY | MAP) => {
-                self.item(initial, None, visitor);
+                self.on_head(initial, None, visitor);
             }
-            _ => self.state = State::Stopped,
+            _ => self.state = CborState::Stopped,
         }
     }
 
     /// The end of what has no length.
-    fn broke_off(&mut self, visitor: &mut impl Visitor<Place = P>) {
-        if self.parts.take().is_some() {
-            return self.text_ended(visitor);
+    fn end_indefinite(&mut self, visitor: &mut impl Visitor<Context = P>) {
+        if self.chunk_type.take().is_some() {
+            return self.end_text(visitor);
         }
-        match self.open.last() {
-            Some(frame) if frame.left.is_none() && frame.is_map == frame.at_name => {
-                self.open.pop();
-                self.value_ended(visitor);
+        match self.open_collections.last() {
+            Some(frame) if frame.remaining.is_none() && frame.is_map == frame.expects_name => {
+                self.open_collections.pop();
+                self.end_value(visitor);
             }
-            _ => self.state = State::Stopped,
+            _ => self.state = CborState::Stopped,
         }
     }
 
     /// A head is complete.
-    fn item(&mut self, initial: u8, argument: Option<u64>, visitor: &mut impl Visitor<Place = P>) {
+    fn on_head(
+        &mut self,
+        initial: u8,
+        argument: Option<u64>,
+        visitor: &mut impl Visitor<Context = P>,
+    ) {
         let major = initial >> 5;
-        self.state = State::Head;
-        if let Some(parts) = self.parts {
+        self.state = CborState::Head;
+        if let Some(parts) = self.chunk_type {
             match argument {
-                Some(length) if major == parts => self.text(length, visitor),
-                _ => self.state = State::Stopped,
+                Some(length) if major == parts => self.continue_text(length, visitor),
+                _ => self.state = CborState::Stopped,
             }
         } else if major == TAG {
             // What it tags follows.
-        } else if self.open.last().is_some_and(|frame| frame.at_name) {
+        } else if self
+            .open_collections
+            .last()
+            .is_some_and(|frame| frame.expects_name)
+        {
             if matches!(major, BYTES | TEXT) {
-                self.string(major, argument, visitor);
+                self.begin_string(major, argument, visitor);
             } else {
-                self.state = State::Stopped;
+                self.state = CborState::Stopped;
             }
         } else {
-            self.value(initial, argument, visitor);
+            self.begin_value(initial, argument, visitor);
         }
     }
 
-    fn value(&mut self, initial: u8, argument: Option<u64>, visitor: &mut impl Visitor<Place = P>) {
+    fn begin_value(
+        &mut self,
+        initial: u8,
+        argument: Option<u64>,
+        visitor: &mut impl Visitor<Context = P>,
+    ) {
         let major = initial >> 5;
         let kind = match major {
-            ARRAY => Kind::List,
-            MAP => Kind::Map,
-            BYTES | TEXT => Kind::Text,
-            _ => Kind::Other,
+            ARRAY => ValueKind::List,
+            MAP => ValueKind::Map,
+            BYTES | TEXT => ValueKind::Text,
+            _ => ValueKind::Other,
         };
-        let frame = self.open.last();
-        let begun = Begun {
-            within: frame.and_then(|frame| frame.place),
+        let frame = self.open_collections.last();
+        let begun = ValueStart {
+            parent: frame.and_then(|frame| frame.context),
             name: frame
                 .filter(|frame| frame.is_map)
-                .and_then(|_| self.token.kept()),
+                .and_then(|_| self.token.as_bytes()),
             kind,
-            at: self.item_at,
+            offset: self.item_start,
         };
-        let step = if frame.is_some_and(|frame| frame.place.is_none()) {
-            Step::Pass
+        let step = if frame.is_some_and(|frame| frame.context.is_none()) {
+            VisitAction::Skip
         } else {
             visitor.visit(begun)
         };
-        self.entered = match step {
-            Step::Enter(place) => Some(place),
-            Step::Pass => None,
-            Step::Stop => {
-                self.state = State::Stopped;
+        self.context = match step {
+            VisitAction::Enter(place) => Some(place),
+            VisitAction::Skip => None,
+            VisitAction::Stop => {
+                self.state = CborState::Stopped;
                 return;
             }
         };
         match kind {
-            Kind::Map | Kind::List => self.opened(kind == Kind::Map, argument, visitor),
-            Kind::Text => self.string(major, argument, visitor),
-            Kind::Other => self.scalar(initial, argument.unwrap_or_default(), visitor),
+            ValueKind::Map | ValueKind::List => {
+                self.open_collection(kind == ValueKind::Map, argument, visitor)
+            }
+            ValueKind::Text => self.begin_string(major, argument, visitor),
+            ValueKind::Other => self.on_scalar(initial, argument.unwrap_or_default(), visitor),
         }
     }
 
-    fn opened(&mut self, is_map: bool, left: Option<u64>, visitor: &mut impl Visitor<Place = P>) {
-        if self.open.len() >= DEEPEST {
-            self.state = State::Stopped;
+    fn open_collection(
+        &mut self,
+        is_map: bool,
+        left: Option<u64>,
+        visitor: &mut impl Visitor<Context = P>,
+    ) {
+        if self.open_collections.len() >= MAX_DEPTH {
+            self.state = CborState::Stopped;
             return;
         }
         if left == Some(0) {
-            return self.value_ended(visitor);
+            return self.end_value(visitor);
         }
-        self.open.push(Frame {
-            place: self.entered,
+        self.open_collections.push(CborFrame {
+            context: self.context,
             is_map,
-            at_name: is_map,
-            left,
+            expects_name: is_map,
+            remaining: left,
         });
-        self.item_at = self.at;
+        self.item_start = self.offset;
     }
 
-    fn string(&mut self, major: u8, length: Option<u64>, visitor: &mut impl Visitor<Place = P>) {
+    fn begin_string(
+        &mut self,
+        major: u8,
+        length: Option<u64>,
+        visitor: &mut impl Visitor<Context = P>,
+    ) {
         self.token.clear();
         match length {
-            Some(length) => self.text(length, visitor),
-            None => self.parts = Some(major),
+            Some(length) => self.continue_text(length, visitor),
+            None => self.chunk_type = Some(major),
         }
     }
 
     /// So many bytes of a string are missing.
-    fn text(&mut self, missing: u64, visitor: &mut impl Visitor<Place = P>) {
+    fn continue_text(&mut self, missing: u64, visitor: &mut impl Visitor<Context = P>) {
         if missing > 0 {
-            self.state = State::Text(missing);
-        } else if self.parts.is_some() {
-            self.state = State::Head; // the next part
+            self.state = CborState::Text(missing);
+        } else if self.chunk_type.is_some() {
+            self.state = CborState::Head; // the next part
         } else {
-            self.text_ended(visitor);
+            self.end_text(visitor);
         }
     }
 
-    fn text_ended(&mut self, visitor: &mut impl Visitor<Place = P>) {
-        self.state = State::Head;
-        if let Some(frame) = self.open.last_mut()
-            && frame.at_name
+    fn end_text(&mut self, visitor: &mut impl Visitor<Context = P>) {
+        self.state = CborState::Head;
+        if let Some(frame) = self.open_collections.last_mut()
+            && frame.expects_name
         {
-            frame.at_name = false;
-            self.item_at = self.at;
+            frame.expects_name = false;
+            self.item_start = self.offset;
             return;
         }
-        let value = Scalar::Text(self.token.kept());
+        let value = LeafValue::Text(self.token.as_bytes());
         if self
-            .entered
-            .is_some_and(|place| !visitor.scalar(place, value))
+            .context
+            .is_some_and(|place| !visitor.visit_scalar(place, value))
         {
-            self.state = State::Stopped;
+            self.state = CborState::Stopped;
         } else {
-            self.value_ended(visitor);
+            self.end_value(visitor);
         }
     }
 
-    fn scalar(&mut self, initial: u8, argument: u64, visitor: &mut impl Visitor<Place = P>) {
+    fn on_scalar(&mut self, initial: u8, argument: u64, visitor: &mut impl Visitor<Context = P>) {
         let value = match (initial >> 5, argument) {
-            (UNSIGNED, number) if i64::try_from(number).is_ok() => Scalar::Number(number),
-            (UNSIGNED | NEGATIVE, _) => Scalar::Other,
-            (_, NULL | UNDEFINED) if initial & 0x1f < 24 => Scalar::Null,
-            _ => Scalar::Other,
+            (UNSIGNED, number) if i64::try_from(number).is_ok() => LeafValue::Number(number),
+            (UNSIGNED | NEGATIVE, _) => LeafValue::Other,
+            (_, NULL | UNDEFINED) if initial & 0x1f < 24 => LeafValue::Null,
+            _ => LeafValue::Other,
         };
         if self
-            .entered
-            .is_some_and(|place| !visitor.scalar(place, value))
+            .context
+            .is_some_and(|place| !visitor.visit_scalar(place, value))
         {
-            self.state = State::Stopped;
+            self.state = CborState::Stopped;
         } else {
-            self.value_ended(visitor);
+            self.end_value(visitor);
         }
     }
 
     /// A value has ended, and with it all that it was the last of.
-    fn value_ended(&mut self, visitor: &mut impl Visitor<Place = P>) {
-        self.item_at = self.at;
+    fn end_value(&mut self, visitor: &mut impl Visitor<Context = P>) {
+        self.item_start = self.offset;
         loop {
-            let Some(frame) = self.open.last_mut() else {
-                return visitor.ended(None, self.at);
+            let Some(frame) = self.open_collections.last_mut() else {
+                return visitor.end_value(None, self.offset);
             };
-            if frame.place.is_some() {
-                visitor.ended(frame.place, self.at);
+            if frame.context.is_some() {
+                visitor.end_value(frame.context, self.offset);
             }
-            frame.at_name = frame.is_map;
-            match &mut frame.left {
+            frame.expects_name = frame.is_map;
+            match &mut frame.remaining {
                 Some(left) if *left > 1 => *left -= 1,
                 Some(_) => {
-                    self.open.pop();
+                    self.open_collections.pop();
                     continue;
                 }
                 None => {}

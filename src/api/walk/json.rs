@@ -2,39 +2,39 @@
 //!
 //! Names and texts are compared with their escapes undone. One document may follow another.
 
-use super::Begun;
-use super::Kind;
-use super::Scalar;
-use super::Step;
-use super::Token;
+use super::LeafValue;
+use super::TokenBuffer;
+use super::ValueKind;
+use super::ValueStart;
+use super::VisitAction;
 use super::Visitor;
-use super::nested::Nested;
+use super::nested::NestedSkipper;
 
 /// Stands in a token for whatever is in no text of interest.
-const FOREIGN: u8 = 0xff;
+const PLACEHOLDER: u8 = 0xff;
 
 #[derive(Debug)]
-pub(in crate::api) struct Json<P> {
-    state: State,
+pub(in crate::api) struct JsonWalker<P> {
+    state: JsonState,
     /// The entered collections that are open.
-    open: Vec<Frame<P>>,
+    open_collections: Vec<JsonFrame<P>>,
     /// The place of the value that is read, if it was entered.
-    entered: Option<P>,
+    context: Option<P>,
     is_name: bool,
-    token: Token,
+    token: TokenBuffer,
     /// How many bytes were read.
-    at: u64,
+    offset: u64,
 }
 
 #[derive(Debug)]
-struct Frame<P> {
-    place: P,
+struct JsonFrame<P> {
+    context: P,
     is_map: bool,
 }
 
 /// What the next byte belongs to.
 #[derive(Debug)]
-enum State {
+enum JsonState {
     Value,
     /// An element, or the end of the array.
     FirstElement,
@@ -42,8 +42,8 @@ enum State {
     /// A member's name, or the end of the object.
     FirstName,
     Colon,
-    Token(Part),
-    Nested(Nested),
+    Token(JsonTokenState),
+    Nested(NestedSkipper),
     /// A comma, or the end of the object or array.
     Separator,
     /// Anything: it is malformed, or not what the visitor wants.
@@ -52,7 +52,7 @@ enum State {
 
 /// What the next byte of a name or of a simple value belongs to.
 #[derive(Clone, Copy, Debug)]
-enum Part {
+enum JsonTokenState {
     /// A number, `true`, `false` or `null`.
     Scalar,
     /// Something in quotes.
@@ -63,36 +63,36 @@ enum Part {
     Unicode(u16, u8),
 }
 
-impl<P> Default for Json<P> {
+impl<P> Default for JsonWalker<P> {
     fn default() -> Self {
         Self {
-            state: State::Value,
-            open: Vec::new(),
-            entered: None,
+            state: JsonState::Value,
+            open_collections: Vec::new(),
+            context: None,
             is_name: false,
-            token: Token::default(),
-            at: 0,
+            token: TokenBuffer::default(),
+            offset: 0,
         }
     }
 }
 
-impl<P: Copy> Json<P> {
-    pub(in crate::api) fn feed<V: Visitor<Place = P>>(&mut self, chunk: &[u8], visitor: &mut V) {
+impl<P: Copy> JsonWalker<P> {
+    pub(in crate::api) fn feed<V: Visitor<Context = P>>(&mut self, chunk: &[u8], visitor: &mut V) {
         let mut rest = chunk;
         while let Some((byte, after)) = rest.split_first() {
-            if let State::Nested(nested) = &mut self.state {
+            if let JsonState::Nested(nested) = &mut self.state {
                 let end = nested.skip(rest);
                 let left = end.map_or(0, <[u8]>::len);
-                self.passed(rest.len().saturating_sub(left));
+                self.advance(rest.len().saturating_sub(left));
                 let Some(after) = end else {
                     return;
                 };
-                self.value_ended(self.at, visitor);
+                self.end_value(self.offset, visitor);
                 rest = after;
-            } else if self.stopped() {
+            } else if self.is_stopped() {
                 return;
             } else {
-                self.passed(1);
+                self.advance(1);
                 self.step(*byte, visitor);
                 rest = after;
             }
@@ -100,195 +100,207 @@ impl<P: Copy> Json<P> {
     }
 
     /// Whether it was malformed, or not what the visitor wants.
-    pub(in crate::api) const fn stopped(&self) -> bool {
-        matches!(self.state, State::Stopped)
+    pub(in crate::api) const fn is_stopped(&self) -> bool {
+        matches!(self.state, JsonState::Stopped)
     }
 
     /// Whether it is between two documents.
-    pub(in crate::api) const fn is_between(&self) -> bool {
-        self.open.is_empty() && matches!(self.state, State::Value)
+    pub(in crate::api) const fn is_between_documents(&self) -> bool {
+        self.open_collections.is_empty() && matches!(self.state, JsonState::Value)
     }
 
-    fn passed(&mut self, bytes: usize) {
+    fn advance(&mut self, bytes: usize) {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-        self.at = self.at.saturating_add(bytes);
+        self.offset = self.offset.saturating_add(bytes);
     }
 
-    fn step(&mut self, byte: u8, visitor: &mut impl Visitor<Place = P>) {
-        if let State::Token(part) = self.state {
+    fn step(&mut self, byte: u8, visitor: &mut impl Visitor<Context = P>) {
+        if let JsonState::Token(part) = self.state {
             match part {
-                Part::Scalar if is_in_scalar(byte) => return self.token.push(byte),
+                JsonTokenState::Scalar if is_scalar_byte(byte) => return self.token.push(byte),
                 // This byte is the first after it.
-                Part::Scalar => self.scalar_ended(visitor),
-                Part::Text => return self.text(byte, visitor),
-                Part::Escape => return self.escape(byte),
-                Part::Unicode(read, missing) => return self.unicode(read, missing, byte),
+                JsonTokenState::Scalar => self.end_scalar(visitor),
+                JsonTokenState::Text => return self.on_text_byte(byte, visitor),
+                JsonTokenState::Escape => return self.on_escape_byte(byte),
+                JsonTokenState::Unicode(read, missing) => {
+                    return self.on_unicode_digit(read, missing, byte);
+                }
             }
         }
         if matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
             return;
         }
         match (&self.state, byte) {
-            (State::Name | State::FirstName, b'"') => {
+            (JsonState::Name | JsonState::FirstName, b'"') => {
                 self.is_name = true;
                 self.token.clear();
-                self.state = State::Token(Part::Text);
+                self.state = JsonState::Token(JsonTokenState::Text);
             }
-            (State::Colon, b':') => self.state = State::Value,
-            (State::FirstElement | State::Separator, b']') => self.closed(false, visitor),
-            (State::FirstName | State::Separator, b'}') => self.closed(true, visitor),
-            (State::Value | State::FirstElement, _) => self.value(byte, visitor),
-            (State::Separator, b',') => {
-                self.state = match self.open.last() {
-                    Some(frame) if frame.is_map => State::Name,
-                    _ => State::Value,
+            (JsonState::Colon, b':') => self.state = JsonState::Value,
+            (JsonState::FirstElement | JsonState::Separator, b']') => {
+                self.close_collection(false, visitor)
+            }
+            (JsonState::FirstName | JsonState::Separator, b'}') => {
+                self.close_collection(true, visitor)
+            }
+            (JsonState::Value | JsonState::FirstElement, _) => self.begin_value(byte, visitor),
+            (JsonState::Separator, b',') => {
+                self.state = match self.open_collections.last() {
+                    Some(frame) if frame.is_map => JsonState::Name,
+                    _ => JsonState::Value,
                 };
             }
-            _ => self.state = State::Stopped,
+            _ => self.state = JsonState::Stopped,
         }
     }
 
-    fn closed(&mut self, is_map: bool, visitor: &mut impl Visitor<Place = P>) {
-        match self.open.pop() {
-            Some(frame) if frame.is_map == is_map => self.value_ended(self.at, visitor),
-            _ => self.state = State::Stopped,
+    fn close_collection(&mut self, is_map: bool, visitor: &mut impl Visitor<Context = P>) {
+        match self.open_collections.pop() {
+            Some(frame) if frame.is_map == is_map => self.end_value(self.offset, visitor),
+            _ => self.state = JsonState::Stopped,
         }
     }
 
     /// The first byte of a value.
-    fn value(&mut self, byte: u8, visitor: &mut impl Visitor<Place = P>) {
+    fn begin_value(&mut self, byte: u8, visitor: &mut impl Visitor<Context = P>) {
         let kind = match byte {
-            b'{' => Kind::Map,
-            b'[' => Kind::List,
-            b'"' => Kind::Text,
-            _ if is_in_scalar(byte) => Kind::Other,
+            b'{' => ValueKind::Map,
+            b'[' => ValueKind::List,
+            b'"' => ValueKind::Text,
+            _ if is_scalar_byte(byte) => ValueKind::Other,
             _ => {
-                self.state = State::Stopped;
+                self.state = JsonState::Stopped;
                 return;
             }
         };
-        let within = self.open.last();
-        let begun = Begun {
-            within: within.map(|frame| frame.place),
+        let within = self.open_collections.last();
+        let begun = ValueStart {
+            parent: within.map(|frame| frame.context),
             name: within
                 .filter(|frame| frame.is_map)
-                .and_then(|_| self.token.kept()),
+                .and_then(|_| self.token.as_bytes()),
             kind,
-            at: self.at.saturating_sub(1),
+            offset: self.offset.saturating_sub(1),
         };
-        self.entered = match visitor.visit(begun) {
-            Step::Enter(place) => Some(place),
-            Step::Pass => None,
-            Step::Stop => {
-                self.state = State::Stopped;
+        self.context = match visitor.visit(begun) {
+            VisitAction::Enter(place) => Some(place),
+            VisitAction::Skip => None,
+            VisitAction::Stop => {
+                self.state = JsonState::Stopped;
                 return;
             }
         };
         self.is_name = false;
         self.token.clear();
-        self.state = match (kind, self.entered) {
-            (Kind::Text, _) => State::Token(Part::Text),
-            (Kind::Other, _) => {
+        self.state = match (kind, self.context) {
+            (ValueKind::Text, _) => JsonState::Token(JsonTokenState::Text),
+            (ValueKind::Other, _) => {
                 self.token.push(byte);
-                State::Token(Part::Scalar)
+                JsonState::Token(JsonTokenState::Scalar)
             }
-            (Kind::Map | Kind::List, None) => State::Nested(Nested::opened()),
-            (Kind::Map, Some(place)) => self.opened(place, true),
-            (Kind::List, Some(place)) => self.opened(place, false),
+            (ValueKind::Map | ValueKind::List, None) => {
+                JsonState::Nested(NestedSkipper::after_open_bracket())
+            }
+            (ValueKind::Map, Some(place)) => self.open_collection(place, true),
+            (ValueKind::List, Some(place)) => self.open_collection(place, false),
         };
     }
 
-    fn opened(&mut self, place: P, is_map: bool) -> State {
-        self.open.push(Frame { place, is_map });
+    fn open_collection(&mut self, place: P, is_map: bool) -> JsonState {
+        self.open_collections.push(JsonFrame {
+            context: place,
+            is_map,
+        });
         if is_map {
-            State::FirstName
+            JsonState::FirstName
         } else {
-            State::FirstElement
+            JsonState::FirstElement
         }
     }
 
-    fn scalar_ended(&mut self, visitor: &mut impl Visitor<Place = P>) {
+    fn end_scalar(&mut self, visitor: &mut impl Visitor<Context = P>) {
         let number = self.token.int64().and_then(|n| u64::try_from(n).ok());
         let value = match number {
-            Some(number) => Scalar::Number(number),
-            None if self.token.is(b"null") => Scalar::Null,
-            None if self.token.is_scalar() => Scalar::Other,
+            Some(number) => LeafValue::Number(number),
+            None if self.token.equals(b"null") => LeafValue::Null,
+            None if self.token.is_json_scalar() => LeafValue::Other,
             None => {
-                self.state = State::Stopped;
+                self.state = JsonState::Stopped;
                 return;
             }
         };
         if self
-            .entered
-            .is_some_and(|place| !visitor.scalar(place, value))
+            .context
+            .is_some_and(|place| !visitor.visit_scalar(place, value))
         {
-            self.state = State::Stopped;
+            self.state = JsonState::Stopped;
         } else {
-            self.value_ended(self.at.saturating_sub(1), visitor);
+            self.end_value(self.offset.saturating_sub(1), visitor);
         }
     }
 
-    fn text(&mut self, byte: u8, visitor: &mut impl Visitor<Place = P>) {
+    fn on_text_byte(&mut self, byte: u8, visitor: &mut impl Visitor<Context = P>) {
         match byte {
-            b'"' if self.is_name => self.state = State::Colon,
-            b'"' => self.text_ended(visitor),
-            b'\\' => self.state = State::Token(Part::Escape),
-            0..0x20 => self.state = State::Stopped,
+            b'"' if self.is_name => self.state = JsonState::Colon,
+            b'"' => self.end_text(visitor),
+            b'\\' => self.state = JsonState::Token(JsonTokenState::Escape),
+            0..0x20 => self.state = JsonState::Stopped,
             _ => self.token.push(byte),
         }
     }
 
-    fn text_ended(&mut self, visitor: &mut impl Visitor<Place = P>) {
-        let value = Scalar::Text(self.token.kept());
+    fn end_text(&mut self, visitor: &mut impl Visitor<Context = P>) {
+        let value = LeafValue::Text(self.token.as_bytes());
         if self
-            .entered
-            .is_some_and(|place| !visitor.scalar(place, value))
+            .context
+            .is_some_and(|place| !visitor.visit_scalar(place, value))
         {
-            self.state = State::Stopped;
+            self.state = JsonState::Stopped;
         } else {
-            self.value_ended(self.at, visitor);
+            self.end_value(self.offset, visitor);
         }
     }
 
     /// A value has ended at that position.
-    fn value_ended(&mut self, at: u64, visitor: &mut impl Visitor<Place = P>) {
-        let within = self.open.last().map(|frame| frame.place);
-        visitor.ended(within, at);
+    fn end_value(&mut self, at: u64, visitor: &mut impl Visitor<Context = P>) {
+        let within = self.open_collections.last().map(|frame| frame.context);
+        visitor.end_value(within, at);
         self.state = if within.is_some() {
-            State::Separator
+            JsonState::Separator
         } else {
-            State::Value
+            JsonState::Value
         };
     }
 
-    fn escape(&mut self, byte: u8) {
+    fn on_escape_byte(&mut self, byte: u8) {
         self.state = match byte {
-            b'u' => State::Token(Part::Unicode(0, 4)),
+            b'u' => JsonState::Token(JsonTokenState::Unicode(0, 4)),
             b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => {
                 // Of these only the slash is in a text of interest, and Go does not escape it.
-                self.token.push(if byte == b'/' { byte } else { FOREIGN });
-                State::Token(Part::Text)
+                self.token
+                    .push(if byte == b'/' { byte } else { PLACEHOLDER });
+                JsonState::Token(JsonTokenState::Text)
             }
-            _ => State::Stopped,
+            _ => JsonState::Stopped,
         };
     }
 
-    fn unicode(&mut self, read: u16, missing: u8, byte: u8) {
+    fn on_unicode_digit(&mut self, read: u16, missing: u8, byte: u8) {
         let Some(digit) = char::from(byte).to_digit(16) else {
-            self.state = State::Stopped;
+            self.state = JsonState::Stopped;
             return;
         };
         let read = read << 4 | u16::try_from(digit).unwrap_or_default();
         self.state = if missing > 1 {
-            State::Token(Part::Unicode(read, missing - 1))
+            JsonState::Token(JsonTokenState::Unicode(read, missing - 1))
         } else {
             let ascii = u8::try_from(read).ok().filter(u8::is_ascii);
-            self.token.push(ascii.unwrap_or(FOREIGN));
-            State::Token(Part::Text)
+            self.token.push(ascii.unwrap_or(PLACEHOLDER));
+            JsonState::Token(JsonTokenState::Text)
         };
     }
 }
 
-const fn is_in_scalar(byte: u8) -> bool {
+const fn is_scalar_byte(byte: u8) -> bool {
     matches!(byte, b'+' | b'-' | b'.' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z')
 }

@@ -3,25 +3,25 @@
 use serde::de::IgnoredAny;
 
 /// More than the longest text of interest has, `k8s.io/initial-events-end`, and than the longest number that Go writes.
-const KEPT: usize = 40;
+const CAPACITY: usize = 40;
 
 /// A short text; of a longer one it is only known that it is longer.
 #[derive(Debug)]
-pub(in crate::api) struct Token {
-    bytes: [u8; KEPT],
+pub(in crate::api) struct TokenBuffer {
+    bytes: [u8; CAPACITY],
     length: usize,
 }
 
-impl Default for Token {
+impl Default for TokenBuffer {
     fn default() -> Self {
         Self {
-            bytes: [0; KEPT],
+            bytes: [0; CAPACITY],
             length: 0,
         }
     }
 }
 
-impl Token {
+impl TokenBuffer {
     pub(in crate::api) fn clear(&mut self) {
         self.length = 0;
     }
@@ -43,21 +43,21 @@ impl Token {
     }
 
     /// All of it, if it is short.
-    pub(in crate::api) fn kept(&self) -> Option<&[u8]> {
+    pub(in crate::api) fn as_bytes(&self) -> Option<&[u8]> {
         self.bytes.get(..self.length)
     }
 
-    pub(in crate::api) fn is(&self, text: &[u8]) -> bool {
-        self.kept() == Some(text)
+    pub(in crate::api) fn equals(&self, text: &[u8]) -> bool {
+        self.as_bytes() == Some(text)
     }
 
     /// Whether it is a JSON number, `true`, `false` or `null`.
-    pub(super) fn is_scalar(&self) -> bool {
-        self.kept()
+    pub(super) fn is_json_scalar(&self) -> bool {
+        self.as_bytes()
             .is_some_and(|kept| serde_json::from_slice::<IgnoredAny>(kept).is_ok())
     }
 
     pub(super) fn int64(&self) -> Option<i64> {
-        serde_json::from_slice(self.kept()?).ok()
+        serde_json::from_slice(self.as_bytes()?).ok()
     }
 }

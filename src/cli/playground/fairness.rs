@@ -10,18 +10,18 @@ use http::Uri;
 use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::controller::Config;
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::controller::Decision;
+use crate::flowcontrol::controller::ControllerConfig;
 use crate::flowcontrol::controller::Enforcement;
-use crate::flowcontrol::controller::Times;
+use crate::flowcontrol::controller::FlowControlDecision;
+use crate::flowcontrol::controller::RequestTimes;
 use crate::metrics::Registry;
-use crate::playground::Classified;
+use crate::playground::ApiUser;
+use crate::playground::BoxFuture;
+use crate::playground::ClassificationUids;
 use crate::playground::Fairness;
-use crate::playground::Later;
-use crate::playground::Seat;
+use crate::playground::SeatGuard;
 use crate::playground::TooManyRequests;
-use crate::playground::User;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
@@ -35,23 +35,23 @@ pub(super) struct ServerFairness(Arc<Controller>);
 impl ServerFairness {
     /// With so many seats for all priority levels together.
     pub(super) fn new(seats: NonZeroU32) -> Self {
-        let config = Config {
+        let config = ControllerConfig {
             server_concurrency_limit: seats.get(),
             request_timeout: REQUEST_TIMEOUT,
             enforcement: Enforcement::Enforce,
             consistent_reads_from_cache: true,
         };
-        let objects = bootstrap::complete(Vec::new());
+        let objects = bootstrap::add_missing(Vec::new());
         // What it counts is not shown: the server's counters are the playground's.
         Self(Controller::new(config, &objects, &Registry::new()))
     }
 
-    async fn seat(
+    async fn acquire_seat(
         &self,
         method: &Method,
         uri: &Uri,
-        user: &User,
-    ) -> Result<Option<Seat>, TooManyRequests> {
+        user: &ApiUser,
+    ) -> Result<Option<SeatGuard>, TooManyRequests> {
         let target = uri.path_and_query().map_or("/", |target| target.as_str());
         let Ok(info) = RequestInfo::parse(method.as_str(), target.as_bytes()) else {
             return Ok(None); // the server answers 404
@@ -61,9 +61,9 @@ impl ServerFairness {
         }
         let now = Clock.now();
         let limit = info.timeout(REQUEST_TIMEOUT).ok().flatten();
-        let times = Times {
+        let times = RequestTimes {
             deadline: Some(now + limit.unwrap_or(REQUEST_TIMEOUT)),
-            ..Times::at(now)
+            ..RequestTimes::at(now)
         };
         let user = UserInfo {
             name: user.name.clone(),
@@ -73,18 +73,18 @@ impl ServerFairness {
         };
         let admitted = self.0.admit(&info, &user, times).await;
         let admitted = admitted.map_err(|rejected| TooManyRequests {
-            classified: classified(&rejected.decision()),
+            classification: classification(&rejected.decision()),
             retry_after: rejected.retry_after,
         })?;
-        Ok(Some(Seat {
-            classified: classified(&admitted.decision()),
-            held: Box::new(admitted),
+        Ok(Some(SeatGuard {
+            classification: classification(&admitted.decision()),
+            permit: Box::new(admitted),
         }))
     }
 }
 
-fn classified(decision: &Decision) -> Classified {
-    Classified {
+fn classification(decision: &FlowControlDecision) -> ClassificationUids {
+    ClassificationUids {
         flow_schema: decision.flow_schema().uid.clone(),
         priority_level: decision.priority_level().uid.clone(),
     }
@@ -95,12 +95,12 @@ impl Fairness for ServerFairness {
         &'a self,
         method: &'a Method,
         uri: &'a Uri,
-        user: &'a User,
-    ) -> Later<'a, Result<Option<Seat>, TooManyRequests>> {
-        Box::pin(self.seat(method, uri, user))
+        user: &'a ApiUser,
+    ) -> BoxFuture<'a, Result<Option<SeatGuard>, TooManyRequests>> {
+        Box::pin(self.acquire_seat(method, uri, user))
     }
 
-    fn run(&self) -> Later<'_, ()> {
+    fn run(&self) -> BoxFuture<'_, ()> {
         Box::pin(self.0.run())
     }
 }
@@ -113,14 +113,14 @@ mod tests {
 
     use super::*;
 
-    type Asked<'a> = Later<'a, Result<Option<Seat>, TooManyRequests>>;
+    type PendingAdmission<'a> = BoxFuture<'a, Result<Option<SeatGuard>, TooManyRequests>>;
 
-    fn poll(asked: &mut Asked<'_>) -> Poll<Result<Option<Seat>, TooManyRequests>> {
+    fn poll(asked: &mut PendingAdmission<'_>) -> Poll<Result<Option<SeatGuard>, TooManyRequests>> {
         asked.as_mut().poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    fn user(name: &str, groups: &[&str]) -> User {
-        User {
+    fn user(name: &str, groups: &[&str]) -> ApiUser {
+        ApiUser {
             name: name.to_owned(),
             uid: String::new(),
             groups: groups.iter().map(|&group| group.to_owned()).collect(),
@@ -153,7 +153,7 @@ mod tests {
         assert!((49..200).contains(&seated.len()), "{}", seated.len());
         assert_eq!(queued.len(), 300);
         assert!(rejected.retry_after >= 1);
-        assert_eq!(rejected.classified, seated[0].classified);
+        assert_eq!(rejected.classification, seated[0].classification);
         // Another level has seats of its own, and system:masters needs none.
         for other in [&node, &admin] {
             let seat = poll(&mut ask(&pods, other));

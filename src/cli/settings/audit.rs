@@ -4,14 +4,14 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::Faults;
-use crate::cli::flags::TellingArgs;
-use crate::config::Telling;
+use super::FlagErrors;
+use crate::cli::flags::ReportingArgs;
+use crate::config::ReportingConfig;
 use crate::document;
 use crate::observe::audit;
-use crate::observe::audit::output::LogFile;
-use crate::observe::audit::policy::Policy;
-use crate::observe::log_lines::DroppedLines;
+use crate::observe::audit::output::LogFileConfig;
+use crate::observe::audit::policy::AuditPolicy;
+use crate::observe::log_lines::DroppedLineCounter;
 use crate::observe::spans;
 
 const PATH: &str = "audit-log-path";
@@ -21,13 +21,13 @@ const POLICY: &str = "audit-policy-file";
 const MEGABYTE: u64 = 1 << 20;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-impl Faults {
-    pub(super) fn telling(
+impl FlagErrors {
+    pub(super) fn resolve_reporting(
         &mut self,
-        args: TellingArgs,
-        spans: Option<spans::config::Config>,
-    ) -> Telling {
-        let TellingArgs {
+        args: ReportingArgs,
+        spans: Option<spans::config::TracingConfig>,
+    ) -> ReportingConfig {
+        let ReportingArgs {
             audit_log_path,
             audit_policy_file,
             audit_log_maxage,
@@ -42,11 +42,11 @@ impl Faults {
             );
         }
         let policy = match audit_policy_file {
-            None => Some(Policy::everything()),
-            Some(file) => self.audit_policy(&file),
+            None => Some(AuditPolicy::log_all()),
+            Some(file) => self.read_audit_policy(&file),
         };
         let file = |path: PathBuf| {
-            (path != Path::new("-")).then(|| LogFile {
+            (path != Path::new("-")).then(|| LogFileConfig {
                 path,
                 max_size: u64::from(audit_log_maxsize) * MEGABYTE,
                 max_backups: usize::try_from(audit_log_maxbackup).unwrap_or(usize::MAX),
@@ -54,18 +54,18 @@ impl Faults {
             })
         };
         let audit = audit_log_path.map(file).zip(policy);
-        Telling {
-            audit: audit.map(|(file, policy)| audit::Config { policy, file }),
+        ReportingConfig {
+            audit: audit.map(|(file, policy)| audit::AuditConfig { policy, file }),
             explain: explain_responses,
             spans,
-            dropped_lines: DroppedLines::default(), // `logging` knows
+            dropped_lines: DroppedLineCounter::default(), // `logging` knows
         }
     }
 
-    fn audit_policy(&mut self, file: &Path) -> Option<Policy> {
-        let text = String::from_utf8_lossy(&self.read(POLICY, file)?).into_owned();
-        let mut faults = document::Faults::default();
-        let policy = Policy::read(&file.display().to_string(), &text, &mut faults);
-        self.take(POLICY, &faults).then_some(policy)?
+    fn read_audit_policy(&mut self, file: &Path) -> Option<AuditPolicy> {
+        let text = String::from_utf8_lossy(&self.read_file(POLICY, file)?).into_owned();
+        let mut faults = document::Diagnostics::default();
+        let policy = AuditPolicy::parse(&file.display().to_string(), &text, &mut faults);
+        self.merge(POLICY, &faults).then_some(policy)?
     }
 }

@@ -6,32 +6,35 @@ use std::path::PathBuf;
 
 use tracing::warn;
 
-use super::Faults;
+use super::FlagErrors;
 use crate::api::flowcontrol;
 use crate::api::flowcontrol::Object;
 use crate::document;
-use crate::document::Place;
+use crate::document::SourceLocation;
 use crate::flowcontrol::matching::Matcher;
 
 const FLOWCONTROL: &str = "flowcontrol-config";
 
-impl Faults {
+impl FlagErrors {
     /// The flow schemas and priority levels of files, and of the files of folders, each with its [`reference`] to a level.
     ///
     /// [`reference`]: flowcontrol::read_with_places
-    pub(super) fn objects(&mut self, paths: &[PathBuf]) -> Option<Vec<(Object, Place)>> {
+    pub(super) fn read_flowcontrol_objects(
+        &mut self,
+        paths: &[PathBuf],
+    ) -> Option<Vec<(Object, SourceLocation)>> {
         const FLAG: &str = FLOWCONTROL;
-        let mut faults = document::Faults::default();
+        let mut faults = document::Diagnostics::default();
         let mut nodes = Vec::new();
         for path in paths {
-            let files = self.check(FLAG, manifests(path))?;
+            let files = self.check(FLAG, manifest_files(path))?;
             if files.is_empty() {
-                let place = Place::whole(&path.display().to_string());
+                let place = SourceLocation::whole_file(&path.display().to_string());
                 let why = "there is no file in this folder whose name ends in .yaml, .yml or .json";
-                faults.warning(&place, "", why);
+                faults.report_warning(&place, "", why);
             }
             for file in files {
-                let text = String::from_utf8_lossy(&self.read(FLAG, &file)?).into_owned();
+                let text = String::from_utf8_lossy(&self.read_file(FLAG, &file)?).into_owned();
                 nodes.extend(document::parse_all(
                     &file.display().to_string(),
                     &text,
@@ -39,13 +42,13 @@ impl Faults {
                 ));
             }
         }
-        let objects = flowcontrol::read_with_places(&nodes, &mut faults);
-        self.take(FLAG, &faults).then_some(objects)
+        let objects = flowcontrol::read_with_locations(&nodes, &mut faults);
+        self.merge(FLAG, &faults).then_some(objects)
     }
 }
 
 /// Warns of each flow schema that is left out, since `all` has no such priority level.
-pub(super) fn warn_of_missing_levels(given: &[(Object, Place)], all: &[Object]) {
+pub(super) fn warn_about_missing_levels(given: &[(Object, SourceLocation)], all: &[Object]) {
     for (schema, level, place) in missing_levels(given, all) {
         warn!(
             "--{FLOWCONTROL}: {place}: FlowSchema {schema:?} is left out: there is no priority level {level:?}"
@@ -55,11 +58,11 @@ pub(super) fn warn_of_missing_levels(given: &[(Object, Place)], all: &[Object]) 
 
 /// The given flow schemas that name a priority level which is not among `all`: schema, level, where it is named.
 fn missing_levels<'o>(
-    given: &'o [(Object, Place)],
+    given: &'o [(Object, SourceLocation)],
     all: &[Object],
-) -> Vec<(&'o str, &'o str, &'o Place)> {
+) -> Vec<(&'o str, &'o str, &'o SourceLocation)> {
     let matcher = Matcher::new(all);
-    let missing = |(object, place): &'o (Object, Place)| match object {
+    let missing = |(object, place): &'o (Object, SourceLocation)| match object {
         Object::FlowSchema(schema) if matcher.dangling().contains(&schema.metadata.name) => Some((
             &*schema.metadata.name,
             &*schema.spec.priority_level_configuration,
@@ -71,7 +74,7 @@ fn missing_levels<'o>(
 }
 
 /// The file itself, or the manifests of the folder, by name.
-fn manifests(path: &Path) -> Result<Vec<PathBuf>, String> {
+fn manifest_files(path: &Path) -> Result<Vec<PathBuf>, String> {
     let cannot = |why: std::io::Error| format!("cannot read {}: {why}", path.display());
     if !fs::metadata(path).map_err(cannot)?.is_dir() {
         return Ok(vec![path.to_owned()]);

@@ -20,21 +20,21 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::cli::top::model::Message;
-use crate::observe::status::snapshot::Snapshot;
+use crate::cli::top::model::StatusUpdate;
+use crate::observe::status::snapshot::StatusSnapshot;
 
 /// weir sends an event each second; five without one, or without a connection, and it is taken for lost.
-const SILENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long until it is tried again.
-const AGAIN_AFTER: Duration = Duration::from_secs(1);
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
 /// More than a history of a thousand levels, in bytes.
-const MOST_BYTES: usize = 32 << 20;
+const MAX_BYTES: usize = 32 << 20;
 
 /// Where an admin listener is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
+pub struct AdminUrl {
     /// As it was typed, without a `/` at its end.
     base: String,
     authority: String,
@@ -42,7 +42,7 @@ pub struct Address {
     port: u16,
 }
 
-impl Address {
+impl AdminUrl {
     /// Reads `http://HOST[:PORT][/PATH]`; the path for who comes through another proxy.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for AdminUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.base)
     }
@@ -98,10 +98,10 @@ impl fmt::Display for Address {
 ///
 /// # Cancel safety
 /// Nothing is lost.
-pub async fn snapshot(address: &Address) -> Result<Snapshot, String> {
-    let answer = soon(get(address, "/status.json")).await?;
-    let body = Limited::new(answer.into_body(), MOST_BYTES).collect();
-    let body = soon(async { body.await.map_err(|why| why.to_string()) }).await?;
+pub async fn fetch_snapshot(address: &AdminUrl) -> Result<StatusSnapshot, String> {
+    let answer = with_timeout(get(address, "/status.json")).await?;
+    let body = Limited::new(answer.into_body(), MAX_BYTES).collect();
+    let body = with_timeout(async { body.await.map_err(|why| why.to_string()) }).await?;
     serde_json::from_slice(&body.to_bytes()).map_err(|why| format!("not a status: {why}"))
 }
 
@@ -109,24 +109,26 @@ pub async fn snapshot(address: &Address) -> Result<Snapshot, String> {
 ///
 /// # Cancel safety
 /// The connection ends with the future.
-pub async fn listen(address: Address, to: mpsc::Sender<Message>) {
+pub async fn stream_updates(address: AdminUrl, to: mpsc::Sender<StatusUpdate>) {
     loop {
-        let Err(why) = events(&address, &to).await else {
+        let Err(why) = read_events(&address, &to).await else {
             return;
         };
-        if to.send(Message::Lost(why)).await.is_err() {
+        if to.send(StatusUpdate::Disconnected(why)).await.is_err() {
             return;
         }
-        tokio::time::sleep(AGAIN_AFTER).await;
+        tokio::time::sleep(RECONNECT_DELAY).await;
     }
 }
 
 /// Until the connection ends; `Ok` if nobody listens any more.
-async fn events(address: &Address, to: &mpsc::Sender<Message>) -> Result<(), String> {
-    let mut body = soon(get(address, "/status/events")).await?.into_body();
-    let mut reader = Reader::default();
+async fn read_events(address: &AdminUrl, to: &mpsc::Sender<StatusUpdate>) -> Result<(), String> {
+    let mut body = with_timeout(get(address, "/status/events"))
+        .await?
+        .into_body();
+    let mut reader = EventStreamParser::default();
     loop {
-        let frame = timeout(SILENCE, body.frame())
+        let frame = timeout(TIMEOUT, body.frame())
             .await
             .map_err(|_| "it has gone silent".to_owned())?
             .ok_or_else(|| "it closed the connection".to_owned())?
@@ -134,7 +136,7 @@ async fn events(address: &Address, to: &mpsc::Sender<Message>) -> Result<(), Str
         let Ok(data) = frame.into_data() else {
             continue;
         };
-        for message in reader.read(&data)? {
+        for message in reader.push(&data)? {
             if to.send(message).await.is_err() {
                 return Ok(());
             }
@@ -142,7 +144,7 @@ async fn events(address: &Address, to: &mpsc::Sender<Message>) -> Result<(), Str
     }
 }
 
-async fn get(address: &Address, path: &str) -> Result<Response<Incoming>, String> {
+async fn get(address: &AdminUrl, path: &str) -> Result<Response<Incoming>, String> {
     let tcp = TcpStream::connect((address.host.as_str(), address.port))
         .await
         .map_err(|why| why.to_string())?;
@@ -169,39 +171,39 @@ async fn get(address: &Address, path: &str) -> Result<Response<Incoming>, String
     }
 }
 
-async fn soon<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let answer = timeout(SILENCE, work).await;
-    answer.unwrap_or_else(|_| Err(format!("no answer within {}s", SILENCE.as_secs())))
+async fn with_timeout<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let answer = timeout(TIMEOUT, work).await;
+    answer.unwrap_or_else(|_| Err(format!("no answer within {}s", TIMEOUT.as_secs())))
 }
 
 /// Puts events together from what arrives, however it is cut.
 #[derive(Debug, Default)]
-struct Reader {
+struct EventStreamParser {
     /// The beginning of a line.
     line: Vec<u8>,
     event: String,
     data: String,
 }
 
-impl Reader {
+impl EventStreamParser {
     /// The events that are whole now. Those that are not known are passed over.
-    fn read(&mut self, bytes: &[u8]) -> Result<Vec<Message>, String> {
+    fn push(&mut self, bytes: &[u8]) -> Result<Vec<StatusUpdate>, String> {
         let mut messages = Vec::new();
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.line.extend_from_slice(piece);
-            if self.line.len() + self.data.len() > MOST_BYTES {
+            if self.line.len() + self.data.len() > MAX_BYTES {
                 return Err("an event without end".to_owned());
             }
             if piece.last() == Some(&b'\n') {
                 let line = std::mem::take(&mut self.line);
                 let line = String::from_utf8_lossy(&line);
-                messages.extend(self.end_of_line(line.trim_end_matches(['\r', '\n']))?);
+                messages.extend(self.finish_line(line.trim_end_matches(['\r', '\n']))?);
             }
         }
         Ok(messages)
     }
 
-    fn end_of_line(&mut self, line: &str) -> Result<Option<Message>, String> {
+    fn finish_line(&mut self, line: &str) -> Result<Option<StatusUpdate>, String> {
         if let Some(event) = line.strip_prefix("event: ") {
             event.clone_into(&mut self.event);
         } else if let Some(data) = line.strip_prefix("data: ") {
@@ -216,10 +218,10 @@ impl Reader {
         );
         let wrong = |why: serde_json::Error| format!("not a status: {why}");
         Ok(match event.as_str() {
-            "history" => Some(Message::History(
+            "history" => Some(StatusUpdate::History(
                 serde_json::from_str(&data).map_err(wrong)?,
             )),
-            "snapshot" => Some(Message::Snapshot(
+            "snapshot" => Some(StatusUpdate::Snapshot(
                 serde_json::from_str(&data).map_err(wrong)?,
             )),
             _ => None,
@@ -232,10 +234,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_url_or_host_and_port() {
-        let address = Address::parse("10.0.0.1:6480").unwrap();
+    fn an_admin_url_is_a_url_or_host_and_port() {
+        let address = AdminUrl::parse("10.0.0.1:6480").unwrap();
         assert_eq!((address.host.as_str(), address.port), ("10.0.0.1", 6480));
-        let address = Address::parse("http://[::1]:81/weir/").unwrap();
+        let address = AdminUrl::parse("http://[::1]:81/weir/").unwrap();
         assert_eq!((address.host.as_str(), address.port), ("::1", 81));
         assert_eq!(address.to_string(), "http://[::1]:81/weir");
         for wrong in [
@@ -245,22 +247,22 @@ mod tests {
             "http://a/?x",
             "http://me@a",
         ] {
-            let why = Address::parse(wrong).unwrap_err();
+            let why = AdminUrl::parse(wrong).unwrap_err();
             assert!(why.contains("http://127.0.0.1:6480"), "{why}");
         }
     }
 
     #[test]
-    fn events_come_whole_however_they_are_cut() {
+    fn events_are_parsed_whole_from_chunks_of_any_size() {
         let text = b"retry: 2000\n\nevent: history\ndata: {\"everySeconds\":5}\n\nevent: news\ndata: 1\n\nevent: snapshot\ndata: {\"version\":\"1\"}\n\n";
         for size in 1..text.len() {
-            let mut reader = Reader::default();
+            let mut reader = EventStreamParser::default();
             let chunks = text.chunks(size);
             let messages: Vec<_> = chunks
-                .flat_map(|chunk| reader.read(chunk).unwrap())
+                .flat_map(|chunk| reader.push(chunk).unwrap())
                 .collect();
             assert!(
-                matches!(&messages[..], [Message::History(history), Message::Snapshot(snapshot)]
+                matches!(&messages[..], [StatusUpdate::History(history), StatusUpdate::Snapshot(snapshot)]
                     if history.every_seconds == 5 && snapshot.version == "1"),
                 "in pieces of {size}: {messages:?}"
             );
@@ -268,10 +270,10 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_end_is_given_up() {
-        let mut reader = Reader::default();
+    fn an_event_without_end_is_an_error() {
+        let mut reader = EventStreamParser::default();
         let piece = vec![b'x'; 1 << 20];
-        assert!((0..64).any(|_| reader.read(&piece).is_err()));
-        assert!(reader.line.len() <= MOST_BYTES + piece.len());
+        assert!((0..64).any(|_| reader.push(&piece).is_err()));
+        assert!(reader.line.len() <= MAX_BYTES + piece.len());
     }
 }

@@ -14,59 +14,73 @@ use ratatui::widgets::Cell;
 use ratatui::widgets::Row;
 use ratatui::widgets::Table;
 
-use crate::cli::top::model::Model;
+use crate::cli::top::model::TopModel;
 use crate::cli::top::shown::LimitRow;
-use crate::cli::top::shown::talking;
+use crate::cli::top::shown::talker_rows;
 use crate::cli::top::ui;
 use crate::cli::top::words;
-use crate::cli::top::words::plain;
-use crate::observe::status::snapshot::Talkers;
-use crate::observe::talkers::Sort;
+use crate::cli::top::words::sanitize;
+use crate::observe::status::snapshot::TopTalkersStatus;
+use crate::observe::talkers::UsageMeasure;
 
 /// The lines of limits, with the head, where something else is in focus.
-const LIMIT_LINES: u16 = 6;
+const UNFOCUSED_LIMIT_LINES: u16 = 6;
 
 /// The lines of talkers, likewise.
-const TALKER_LINES: u16 = 12;
+const UNFOCUSED_TALKER_LINES: u16 = 12;
 
 /// A block's border, its head, and a row: with fewer lines there is nothing to be seen of it.
-const LEAST_LINES: u16 = 3;
+const MIN_PANEL_LINES: u16 = 3;
 
 /// The same for levels, which always have them.
-const LEVEL_LINES: u16 = 3;
+const MIN_LEVEL_LINES: u16 = 3;
 
 /// From this width on limits have all their columns.
-const WIDE: u16 = 120;
+const ALL_COLUMNS_WIDTH: u16 = 120;
 
 /// The lines of limits and talkers, of `rest` lines that are for levels as well. What is in focus has more.
-pub(super) fn lines(rest: u16, limits: usize, talkers: usize, focus: ui::Block) -> (u16, u16) {
+pub(super) fn panel_heights(
+    rest: u16,
+    limits: usize,
+    talkers: usize,
+    focus: ui::Panel,
+) -> (u16, u16) {
     let wanted = |rows: usize| match rows {
         0 => 0,
         rows => u16::try_from(rows.saturating_add(2)).unwrap_or(u16::MAX),
     };
-    let room = rest.saturating_sub(LEVEL_LINES);
+    let room = rest.saturating_sub(MIN_LEVEL_LINES);
     let (limits, talkers) = (wanted(limits).min(room), wanted(talkers).min(room));
-    let seen = |lines: u16| if lines < LEAST_LINES { 0 } else { lines };
+    let seen = |lines: u16| if lines < MIN_PANEL_LINES { 0 } else { lines };
     let third = |taken: u16| rest.saturating_sub(taken) / 3;
     match focus {
-        ui::Block::Levels => {
-            let talkers = seen(talkers.min(TALKER_LINES).min(rest.div_ceil(2)));
-            (seen(limits.min(LIMIT_LINES).min(third(talkers))), talkers)
+        ui::Panel::Levels => {
+            let talkers = seen(talkers.min(UNFOCUSED_TALKER_LINES).min(rest.div_ceil(2)));
+            (
+                seen(limits.min(UNFOCUSED_LIMIT_LINES).min(third(talkers))),
+                talkers,
+            )
         }
-        ui::Block::Limits => {
+        ui::Panel::Limits => {
             let limits = seen(limits.min(rest.div_ceil(2)));
-            (limits, seen(talkers.min(TALKER_LINES).min(third(limits))))
+            (
+                limits,
+                seen(talkers.min(UNFOCUSED_TALKER_LINES).min(third(limits))),
+            )
         }
-        ui::Block::Talkers => {
+        ui::Panel::Talkers => {
             let talkers = seen(talkers.min(rest.saturating_mul(2) / 3));
-            (seen(limits.min(LIMIT_LINES).min(third(talkers))), talkers)
+            (
+                seen(limits.min(UNFOCUSED_LIMIT_LINES).min(third(talkers))),
+                talkers,
+            )
         }
     }
 }
 
 /// A block with this title, which stands out while arrows scroll it.
-pub(super) fn block(title: String, of: ui::Block, model: &Model) -> Block<'static> {
-    let style = match of == model.ui.focus {
+pub(super) fn panel_block(title: String, of: ui::Panel, model: &TopModel) -> Block<'static> {
+    let style = match of == model.options.focus {
         true => Style::new().add_modifier(Modifier::REVERSED),
         false => Style::new(),
     };
@@ -76,13 +90,13 @@ pub(super) fn block(title: String, of: ui::Block, model: &Model) -> Block<'stati
 }
 
 /// Draws the limits; how far they can be scrolled.
-pub(super) fn draw_limits(frame: &mut Frame<'_>, area: Rect, model: &Model) -> usize {
-    let rows = model.shown.limits(&model.ui);
-    let (from, most) = scrolled(rows.len(), area, model.ui.scrolled.limits);
-    let wide = area.width >= WIDE;
+pub(super) fn draw_limits(frame: &mut Frame<'_>, area: Rect, model: &TopModel) -> usize {
+    let rows = model.view_model.limit_rows(&model.options);
+    let (from, most) = scroll_range(rows.len(), area, model.options.scroll_offsets.limits);
+    let wide = area.width >= ALL_COLUMNS_WIDTH;
     let name = rows
         .iter()
-        .map(|row| words::limit(row.limit).chars().count());
+        .map(|row| words::limit_name(row.limit).chars().count());
     let name = u16::try_from(name.max().unwrap_or_default()).unwrap_or(u16::MAX);
     let name = Constraint::Length(name.clamp(8, area.width / 3));
     let (number, keys, rest) = (
@@ -105,38 +119,38 @@ pub(super) fn draw_limits(frame: &mut Frame<'_>, area: Rect, model: &Model) -> u
     let (head, widths): (Vec<_>, Vec<_>) = columns
         .map(|(title, width, text, _)| match text {
             true => (Cell::from(title), width),
-            false => (right(title.to_owned()), width),
+            false => (right_aligned(title.to_owned()), width),
         })
         .unzip();
-    let shown = rows.iter().skip(from).map(|row| limit(row, wide));
+    let shown = rows.iter().skip(from).map(|row| limit_row(row, wide));
     let title = format!(" event and client limits {} ", rows.len());
     let table = Table::new(shown, widths)
         .header(Row::new(head).dim())
-        .block(block(title, ui::Block::Limits, model));
+        .block(panel_block(title, ui::Panel::Limits, model));
     frame.render_widget(table, area);
     most
 }
 
-fn limit(row: &LimitRow<'_>, wide: bool) -> Row<'static> {
+fn limit_row(row: &LimitRow<'_>, wide: bool) -> Row<'static> {
     let limit = row.limit;
-    let refused = right(words::rate(row.rejected));
+    let refused = right_aligned(words::rate(row.rejected));
     let refused = match (row.rejected > 0.0, limit.dry_run) {
         (true, false) => refused.style(Style::new().red().bold()),
         (true, true) => refused.style(Style::new().yellow().bold()),
         (false, _) => refused.dim(),
     };
     let mut cells = vec![
-        Cell::from(words::limit(limit)),
-        right(words::rate(row.passed)),
+        Cell::from(words::limit_name(limit)),
+        right_aligned(words::rate(row.passed)),
     ];
-    cells.extend(wide.then(|| right(words::rate(row.delayed))));
-    cells.extend([refused, right(words::count(limit.rejected))]);
+    cells.extend(wide.then(|| right_aligned(words::rate(row.delayed))));
+    cells.extend([refused, right_aligned(words::count(limit.rejected))]);
     cells.extend(wide.then(|| {
         let (keys, most) = (words::count(limit.keys), words::count(limit.most_keys));
-        right(format!("{keys}/{most}"))
+        right_aligned(format!("{keys}/{most}"))
     }));
-    cells.push(Cell::from(words::refused_most(limit)));
-    cells.extend(wide.then(|| Cell::from(plain(&limit.allows))));
+    cells.push(Cell::from(words::top_rejected_key(limit)));
+    cells.extend(wide.then(|| Cell::from(sanitize(&limit.allows))));
     Row::new(cells)
 }
 
@@ -144,32 +158,36 @@ fn limit(row: &LimitRow<'_>, wide: bool) -> Row<'static> {
 pub(super) fn draw_talkers(
     frame: &mut Frame<'_>,
     area: Rect,
-    list: &Talkers,
-    model: &Model,
+    list: &TopTalkersStatus,
+    model: &TopModel,
 ) -> usize {
-    let rows = talking(list, &model.ui);
-    let (from, most) = scrolled(rows.len(), area, model.ui.scrolled.talkers);
+    let rows = talker_rows(list, &model.options);
+    let (from, most) = scroll_range(rows.len(), area, model.options.scroll_offsets.talkers);
     let minutes = list.window_seconds / 60;
-    let (by, count) = (plain(&list.by), rows.len());
+    let (by, count) = (sanitize(&list.by), rows.len());
     let title = format!(" top talkers by {by}, {minutes}m, {count} ");
     let head = [
-        ("REQUESTS", Sort::Requests),
-        ("SEAT-S", Sort::SeatSeconds),
-        ("WAITED", Sort::QueueWait),
-        ("BYTES", Sort::Bytes),
-        ("REJECTED", Sort::Rejections),
+        ("REQUESTS", UsageMeasure::Requests),
+        ("SEAT-S", UsageMeasure::SeatSeconds),
+        ("WAITED", UsageMeasure::QueueWait),
+        ("BYTES", UsageMeasure::Bytes),
+        ("REJECTED", UsageMeasure::Rejections),
     ];
-    let head =
-        head.map(|(title, sort)| chosen(right(title.to_owned()), sort == model.ui.talkers_by));
+    let head = head.map(|(title, sort)| {
+        highlight_sorted(
+            right_aligned(title.to_owned()),
+            sort == model.options.talker_sort,
+        )
+    });
     let head = Row::new([Cell::from("NAME")].into_iter().chain(head)).dim();
     let rows = rows.into_iter().skip(from).map(|row| {
-        let rejected = right(words::count(row.rejections));
+        let rejected = right_aligned(words::count(row.rejections));
         Row::new([
-            Cell::from(plain(&row.name)),
-            right(words::count(row.requests)),
-            right(words::rate(row.seat_seconds)),
-            right(words::time(row.queue_wait_seconds)),
-            right(words::bytes(row.bytes)),
+            Cell::from(sanitize(&row.name)),
+            right_aligned(words::count(row.requests)),
+            right_aligned(words::rate(row.seat_seconds)),
+            right_aligned(words::duration(row.queue_wait_seconds)),
+            right_aligned(words::bytes(row.bytes)),
             if row.rejections > 0 {
                 rejected.red()
             } else {
@@ -182,20 +200,20 @@ pub(super) fn draw_talkers(
     let table =
         Table::new(rows, widths)
             .header(head)
-            .block(block(title, ui::Block::Talkers, model));
+            .block(panel_block(title, ui::Panel::Talkers, model));
     frame.render_widget(table, area);
     most
 }
 
 /// From which row on so many rows are drawn under a border and a head, and from which one at most.
-pub(super) fn scrolled(rows: usize, area: Rect, wanted: usize) -> (usize, usize) {
+pub(super) fn scroll_range(rows: usize, area: Rect, wanted: usize) -> (usize, usize) {
     let room = usize::from(area.height.saturating_sub(2)).max(1);
     let most = rows.saturating_sub(room);
     (wanted.min(most), most)
 }
 
 /// The head of the column that rows are sorted by stands out.
-pub(super) fn chosen(cell: Cell<'static>, is: bool) -> Cell<'static> {
+pub(super) fn highlight_sorted(cell: Cell<'static>, is: bool) -> Cell<'static> {
     if is {
         cell.style(Modifier::BOLD | Modifier::UNDERLINED)
     } else {
@@ -204,6 +222,6 @@ pub(super) fn chosen(cell: Cell<'static>, is: bool) -> Cell<'static> {
 }
 
 /// A cell with its text at the right.
-pub(super) fn right(text: String) -> Cell<'static> {
+pub(super) fn right_aligned(text: String) -> Cell<'static> {
     Cell::from(Line::from(text).right_aligned())
 }

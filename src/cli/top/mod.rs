@@ -28,52 +28,52 @@ use ratatui::crossterm::event;
 use ratatui::crossterm::event::Event;
 use tokio::sync::mpsc;
 
-use crate::cli::failure;
+use crate::cli::exit_with_failure;
+use crate::cli::exit_with_usage_error;
 use crate::cli::flags::LoggingFormat;
-use crate::cli::misuse;
 use crate::cli::serve;
-use crate::cli::top::client::Address;
-use crate::cli::top::model::Message;
-use crate::cli::top::model::Model;
-use crate::cli::top::model::Next;
-use crate::cli::top::ui::Scrolled;
-use crate::cli::top::ui::Ui;
-use crate::observe::talkers::By;
-use crate::observe::talkers::Sort;
+use crate::cli::top::client::AdminUrl;
+use crate::cli::top::model::KeyOutcome;
+use crate::cli::top::model::StatusUpdate;
+use crate::cli::top::model::TopModel;
+use crate::cli::top::ui::ScrollOffsets;
+use crate::cli::top::ui::ViewOptions;
+use crate::observe::talkers::Dimension;
+use crate::observe::talkers::UsageMeasure;
 use crate::observe::talkers::Window;
 
 /// What has come and was not drawn yet: a second brings one.
-const BACKLOG: usize = 16;
+const CHANNEL_CAPACITY: usize = 16;
 
 /// Time between the two looks of `--once -o table`, from which rates are made.
-const BETWEEN: Duration = Duration::from_secs(1);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// `weir top`.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Top")]
 pub struct TopArgs {
     /// weir's admin address: http://HOST:PORT.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:6480", value_parser = Address::parse)]
-    admin: Address,
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:6480", value_parser = AdminUrl::parse)]
+    admin: AdminUrl,
     /// Print it once and end.
     #[arg(long)]
     once: bool,
     /// With --once: how. The table looks twice, a second apart, for its rates.
-    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = Output::Table, requires = "once")]
-    output: Output,
+    #[arg(short, long, value_name = "FORMAT", value_enum, default_value_t = TopFormat::Table, requires = "once")]
+    output: TopFormat,
     /// Group talkers by this (default user); with -o json, show only this grouping.
-    #[arg(long, value_name = "WHAT", value_parser = one_of(By::SHOWN, By::name))]
-    by: Option<By>,
+    #[arg(long, value_name = "WHAT", value_parser = name_parser(Dimension::DISPLAY_ORDER, Dimension::name))]
+    by: Option<Dimension>,
     /// Talkers of the last minutes (1m, if nothing is said). JSON has all lists, unless one is asked for.
-    #[arg(long, value_name = "TIME", value_parser = one_of(Window::ALL, Window::name))]
+    #[arg(long, value_name = "TIME", value_parser = name_parser(Window::ALL, Window::name))]
     window: Option<Window>,
     /// Sort talkers by this (default requests).
-    #[arg(long, value_name = "MEASURE", value_parser = one_of(Sort::SHOWN, Sort::name))]
-    sort: Option<Sort>,
+    #[arg(long, value_name = "MEASURE", value_parser = name_parser(UsageMeasure::DISPLAY_ORDER, UsageMeasure::name))]
+    sort: Option<UsageMeasure>,
 }
 
 /// One of these by its name, as /debug/top_talkers takes it.
-fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+fn name_parser<T: Copy + Send + Sync + 'static, const N: usize>(
     all: [T; N],
     name: fn(T) -> &'static str,
 ) -> impl TypedValueParser<Value = T> {
@@ -84,19 +84,19 @@ fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
 }
 
 impl TopArgs {
-    fn ui(&self) -> Ui {
-        Ui {
+    fn view_options(&self) -> ViewOptions {
+        ViewOptions {
             by: self.by.unwrap_or_default(),
             window: self.window.unwrap_or_default(),
-            talkers_by: self.sort.unwrap_or_default(),
-            ..Ui::default()
+            talker_sort: self.sort.unwrap_or_default(),
+            ..ViewOptions::default()
         }
     }
 }
 
 /// How it is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum TopFormat {
     /// As weir's /status.json has it.
     Json,
     /// For people.
@@ -110,77 +110,77 @@ pub(super) fn run(args: TopArgs) -> ExitCode {
         .build()
     {
         Ok(runtime) => runtime,
-        Err(why) => return failure(&why, LoggingFormat::Text),
+        Err(why) => return exit_with_failure(&why, LoggingFormat::Text),
     };
     if args.once {
-        return runtime.block_on(once(&args));
+        return runtime.block_on(run_once(&args));
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        return misuse(
+        return exit_with_usage_error(
             "top needs a terminal; --once prints it and ends",
             LoggingFormat::Text,
         );
     }
-    let ended = runtime.block_on(live(args));
+    let ended = runtime.block_on(run_live(args));
     // Who reads keys waits for one: it is not waited for.
     runtime.shutdown_background();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(why) => failure(&why, LoggingFormat::Text),
+        Err(why) => exit_with_failure(&why, LoggingFormat::Text),
     }
 }
 
-async fn once(args: &TopArgs) -> ExitCode {
+async fn run_once(args: &TopArgs) -> ExitCode {
     let printed = match args.output {
-        Output::Json => json(args).await,
-        Output::Table => table(args).await,
+        TopFormat::Json => fetch_json(args).await,
+        TopFormat::Table => fetch_table(args).await,
     };
     match printed {
         // Fails where nobody reads it any more.
         Ok(text) => match io::stdout().write_all(text.as_bytes()) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(why) => failure(&why, LoggingFormat::Text),
+            Err(why) => exit_with_failure(&why, LoggingFormat::Text),
         },
-        Err(why) => failure(
+        Err(why) => exit_with_failure(
             &format!("{} is not reachable: {why}", args.admin),
             LoggingFormat::Text,
         ),
     }
 }
 
-async fn json(args: &TopArgs) -> Result<String, String> {
-    let mut snapshot = client::snapshot(&args.admin).await?;
-    once::choose(&mut snapshot.talkers, args.by, args.window, args.sort);
+async fn fetch_json(args: &TopArgs) -> Result<String, String> {
+    let mut snapshot = client::fetch_snapshot(&args.admin).await?;
+    once::select_lists(&mut snapshot.talkers, args.by, args.window, args.sort);
     let text = serde_json::to_string_pretty(&snapshot).map_err(|why| why.to_string())?;
     Ok(text + "\n")
 }
 
-async fn table(args: &TopArgs) -> Result<String, String> {
-    let mut model = Model::new(args.ui());
+async fn fetch_table(args: &TopArgs) -> Result<String, String> {
+    let mut model = TopModel::new(args.view_options());
     for look in 0..2 {
         if look > 0 {
-            tokio::time::sleep(BETWEEN).await;
+            tokio::time::sleep(SAMPLE_INTERVAL).await;
         }
-        let snapshot = client::snapshot(&args.admin).await?;
-        model.heard(Message::Snapshot(Box::new(snapshot)));
+        let snapshot = client::fetch_snapshot(&args.admin).await?;
+        model.handle_update(StatusUpdate::Snapshot(Box::new(snapshot)));
     }
-    Ok(once::table(&model.shown, &model.ui))
+    Ok(once::render_table(&model.view_model, &model.options))
 }
 
-async fn live(args: TopArgs) -> io::Result<()> {
+async fn run_live(args: TopArgs) -> io::Result<()> {
     // Sets a hook as well that gives the terminal back before a panic is printed.
     let mut terminal = ratatui::try_init()?;
-    let ended = watch(&mut terminal, args).await;
+    let ended = event_loop(&mut terminal, args).await;
     ratatui::try_restore()?;
     ended
 }
 
-async fn watch(terminal: &mut DefaultTerminal, args: TopArgs) -> io::Result<()> {
+async fn event_loop(terminal: &mut DefaultTerminal, args: TopArgs) -> io::Result<()> {
     let shown = args.admin.to_string();
-    let mut model = Model::new(args.ui());
-    let (tell, mut messages) = mpsc::channel(BACKLOG);
-    let (press, mut keys) = mpsc::channel(BACKLOG);
-    tokio::spawn(client::listen(args.admin, tell));
+    let mut model = TopModel::new(args.view_options());
+    let (tell, mut messages) = mpsc::channel(CHANNEL_CAPACITY);
+    let (press, mut keys) = mpsc::channel(CHANNEL_CAPACITY);
+    tokio::spawn(client::stream_updates(args.admin, tell));
     thread::spawn(move || {
         while let Ok(event) = event::read() {
             if press.blocking_send(event).is_err() {
@@ -188,16 +188,16 @@ async fn watch(terminal: &mut DefaultTerminal, args: TopArgs) -> io::Result<()> 
             }
         }
     });
-    let mut stop = std::pin::pin!(serve::stop());
+    let mut stop = std::pin::pin!(serve::stop_signal());
     loop {
-        let mut most = Scrolled::default();
+        let mut most = ScrollOffsets::default();
         terminal.draw(|frame| most = view::draw(frame, &model, &shown))?;
-        model.ui.bound(most);
+        model.options.clamp_scroll_offsets(most);
         tokio::select! {
-            Some(message) = messages.recv() => model.heard(message),
+            Some(message) = messages.recv() => model.handle_update(message),
             event = keys.recv() => match event {
                 Some(Event::Key(key)) => {
-                    if model.key(key) == Next::Quit {
+                    if model.handle_key(key) == KeyOutcome::Quit {
                         return Ok(());
                     }
                 }

@@ -7,84 +7,84 @@ use ratatui::crossterm::event::KeyEvent;
 use ratatui::crossterm::event::KeyEventKind;
 use ratatui::crossterm::event::KeyModifiers;
 
-use crate::cli::top::shown::Shown;
-use crate::cli::top::ui::Ui;
+use crate::cli::top::shown::ViewModel;
+use crate::cli::top::ui::ViewOptions;
+use crate::observe::status::history::HistoryRing;
 use crate::observe::status::history::ROW_SECONDS;
-use crate::observe::status::history::Ring;
-use crate::observe::status::snapshot::History;
-use crate::observe::status::snapshot::Snapshot;
+use crate::observe::status::snapshot::StatusHistory;
+use crate::observe::status::snapshot::StatusSnapshot;
 
 /// Rates are over so long: calm enough to read, quick enough to show a flood. In milliseconds.
-const RATE_OVER_MS: u64 = 2500;
+const RATE_INTERVAL_MS: u64 = 2500;
 
 /// Snapshots that are kept for rates: one a second comes, more than enough.
-const MOST_SNAPSHOTS: usize = 8;
+const MAX_SNAPSHOTS: usize = 8;
 
 /// What comes from weir, or does not.
 #[derive(Clone, Debug)]
-pub enum Message {
+pub enum StatusUpdate {
     /// What was before.
-    History(History),
+    History(StatusHistory),
     /// It is not reachable, and why.
-    Lost(String),
+    Disconnected(String),
     /// How it is now.
-    Snapshot(Box<Snapshot>),
+    Snapshot(Box<StatusSnapshot>),
 }
 
 /// What to do after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum KeyOutcome {
     /// Go on.
-    Draw,
+    Redraw,
     /// End.
     Quit,
 }
 
 /// Everything.
 #[derive(Debug, Default)]
-pub struct Model {
+pub struct TopModel {
     /// How to show it.
-    pub ui: Ui,
+    pub options: ViewOptions,
     /// What is shown.
-    pub shown: Shown,
+    pub view_model: ViewModel,
     /// Why nothing comes, if nothing comes.
-    pub lost: Option<String>,
-    snapshots: VecDeque<Snapshot>,
-    ring: Ring,
+    pub disconnect_reason: Option<String>,
+    snapshots: VecDeque<StatusSnapshot>,
+    ring: HistoryRing,
     last_row_ms: u64,
 }
 
-impl Model {
+impl TopModel {
     /// Nothing has come yet.
     #[must_use]
-    pub fn new(ui: Ui) -> Self {
+    pub fn new(ui: ViewOptions) -> Self {
         Self {
-            ui,
+            options: ui,
             ..Self::default()
         }
     }
 
     /// Takes what has come.
-    pub fn heard(&mut self, message: Message) {
+    pub fn handle_update(&mut self, message: StatusUpdate) {
         match message {
-            Message::History(history) => {
+            StatusUpdate::History(history) => {
                 self.last_row_ms = history.unix_ms.last().copied().unwrap_or_default();
-                self.ring = Ring::of(&history);
+                self.ring = HistoryRing::from_history(&history);
                 self.snapshots.clear();
             }
-            Message::Lost(why) => self.lost = Some(why),
-            Message::Snapshot(snapshot) => {
-                self.lost = None;
-                self.add(*snapshot);
-                if !self.ui.frozen {
-                    self.show();
+            StatusUpdate::Disconnected(why) => self.disconnect_reason = Some(why),
+            StatusUpdate::Snapshot(snapshot) => {
+                self.disconnect_reason = None;
+                self.add_snapshot(*snapshot);
+                if !self.options.frozen {
+                    self.refresh_view();
                 }
             }
         }
     }
 
-    fn add(&mut self, snapshot: Snapshot) {
-        let restarted = |last: &Snapshot| snapshot.uptime_seconds < last.uptime_seconds;
+    fn add_snapshot(&mut self, snapshot: StatusSnapshot) {
+        let restarted = |last: &StatusSnapshot| snapshot.uptime_seconds < last.uptime_seconds;
         if self.snapshots.back().is_some_and(restarted) {
             self.snapshots.clear();
         }
@@ -94,57 +94,57 @@ impl Model {
             self.ring.add(&snapshot);
             self.last_row_ms = snapshot.unix_ms;
         }
-        if self.snapshots.len() >= MOST_SNAPSHOTS {
+        if self.snapshots.len() >= MAX_SNAPSHOTS {
             self.snapshots.pop_front();
         }
         self.snapshots.push_back(snapshot);
     }
 
-    fn show(&mut self) {
+    fn refresh_view(&mut self) {
         let Some(now) = self.snapshots.back() else {
             return;
         };
         let old_enough =
-            |then: &&Snapshot| now.unix_ms.saturating_sub(then.unix_ms) >= RATE_OVER_MS;
+            |then: &&StatusSnapshot| now.unix_ms.saturating_sub(then.unix_ms) >= RATE_INTERVAL_MS;
         let then = self.snapshots.iter().rev().find(old_enough);
         let then = then.or_else(|| self.snapshots.front().filter(|_| self.snapshots.len() > 1));
-        self.shown = Shown {
+        self.view_model = ViewModel {
             now: Some((now.clone(), then.cloned())),
             history: self.ring.history(),
         };
     }
 
     /// Takes a key.
-    pub fn key(&mut self, key: KeyEvent) -> Next {
+    pub fn handle_key(&mut self, key: KeyEvent) -> KeyOutcome {
         if key.kind == KeyEventKind::Release {
-            return Next::Draw;
+            return KeyOutcome::Redraw;
         }
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
-            return Next::Quit;
+            return KeyOutcome::Quit;
         }
-        if self.ui.typing {
-            self.ui.typed(key.code);
-            return Next::Draw;
+        if self.options.editing_filter {
+            self.options.handle_filter_key(key.code);
+            return KeyOutcome::Redraw;
         }
-        if std::mem::take(&mut self.ui.help) {
-            return Next::Draw; // any key closes it
+        if std::mem::take(&mut self.options.help) {
+            return KeyOutcome::Redraw; // any key closes it
         }
         if key.code == KeyCode::Char('q') {
-            return Next::Quit;
+            return KeyOutcome::Quit;
         }
         if key.code == KeyCode::Char(' ') {
-            self.freeze();
-            return Next::Draw;
+            self.toggle_frozen();
+            return KeyOutcome::Redraw;
         }
-        let blocks = self.shown.blocks(&self.ui);
-        self.ui.pressed(key.code, &blocks);
-        Next::Draw
+        let blocks = self.view_model.panels(&self.options);
+        self.options.handle_key(key.code, &blocks);
+        KeyOutcome::Redraw
     }
 
-    fn freeze(&mut self) {
-        self.ui.frozen = !self.ui.frozen;
-        if !self.ui.frozen {
-            self.show();
+    fn toggle_frozen(&mut self) {
+        self.options.frozen = !self.options.frozen;
+        if !self.options.frozen {
+            self.refresh_view();
         }
     }
 }

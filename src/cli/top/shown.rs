@@ -2,33 +2,33 @@
 
 use std::cmp::Ordering;
 
-use crate::cli::top::ui::Block;
-use crate::cli::top::ui::Sort;
-use crate::cli::top::ui::Ui;
-use crate::limits::rates::RateLimit;
-use crate::observe::status::snapshot::History;
-use crate::observe::status::snapshot::Level;
-use crate::observe::status::snapshot::Snapshot;
-use crate::observe::status::snapshot::Talker;
-use crate::observe::status::snapshot::Talkers;
+use crate::cli::top::ui::LevelSort;
+use crate::cli::top::ui::Panel;
+use crate::cli::top::ui::ViewOptions;
+use crate::limits::rates::RateLimitSnapshot;
+use crate::observe::status::snapshot::LevelStatus;
+use crate::observe::status::snapshot::StatusHistory;
+use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::snapshot::TalkerStatus;
+use crate::observe::status::snapshot::TopTalkersStatus;
 use crate::observe::talkers;
 
 /// It stays while it is frozen.
 #[derive(Clone, Debug, Default)]
-pub struct Shown {
+pub struct ViewModel {
     /// The newest, and the one that rates are from.
-    pub now: Option<(Snapshot, Option<Snapshot>)>,
+    pub now: Option<(StatusSnapshot, Option<StatusSnapshot>)>,
     /// What was before.
-    pub history: History,
+    pub history: StatusHistory,
 }
 
 /// A level, and how fast what grows does.
 #[derive(Clone, Debug)]
 pub struct LevelRow<'s> {
     /// As it is.
-    pub level: &'s Level,
+    pub level: &'s LevelStatus,
     /// Requests let through, a second.
-    pub through: f64,
+    pub dispatched: f64,
     /// Requests rejected, a second.
     pub rejected: f64,
     /// How long requests waited lately, on average; none where none did.
@@ -39,7 +39,7 @@ pub struct LevelRow<'s> {
 #[derive(Clone, Debug)]
 pub struct LimitRow<'s> {
     /// As it is.
-    pub limit: &'s RateLimit,
+    pub limit: &'s RateLimitSnapshot,
     /// Requests that passed, a second.
     pub passed: f64,
     /// Requests delayed, a second.
@@ -48,19 +48,19 @@ pub struct LimitRow<'s> {
     pub rejected: f64,
 }
 
-impl Shown {
+impl ViewModel {
     /// A second's part of what grew from `then` to `now`.
     #[must_use]
-    pub fn rate(&self, of: impl Fn(&Snapshot) -> u64) -> f64 {
+    pub fn rate(&self, of: impl Fn(&StatusSnapshot) -> u64) -> f64 {
         let Some((now, Some(then))) = &self.now else {
             return 0.0;
         };
-        rate(of(now).saturating_sub(of(then)), self.millis())
+        per_second(of(now).saturating_sub(of(then)), self.interval_millis())
     }
 
     /// The levels that are wanted, in the order that is wanted.
     #[must_use]
-    pub fn levels(&self, ui: &Ui) -> Vec<LevelRow<'_>> {
+    pub fn level_rows(&self, ui: &ViewOptions) -> Vec<LevelRow<'_>> {
         let Some((now, then)) = &self.now else {
             return Vec::new();
         };
@@ -68,10 +68,13 @@ impl Shown {
             let mut levels = then.iter().flat_map(|then| &then.levels);
             levels.find(|level| level.name == name)
         };
-        let millis = self.millis();
-        let wanted = now.levels.iter().filter(|level| ui.wants(&level.name));
+        let millis = self.interval_millis();
+        let wanted = now
+            .levels
+            .iter()
+            .filter(|level| ui.matches_filter(&level.name));
         let mut rows: Vec<_> = wanted
-            .map(|level| LevelRow::of(level, before(&level.name), millis))
+            .map(|level| LevelRow::new(level, before(&level.name), millis))
             .collect();
         rows.sort_by(|a, b| {
             let order = a.compare(b, ui.sort);
@@ -84,18 +87,21 @@ impl Shown {
     /// The limits that are wanted: who refuses most first, those that only count after the others, then in the order of the
     /// configuration.
     #[must_use]
-    pub fn limits(&self, ui: &Ui) -> Vec<LimitRow<'_>> {
+    pub fn limit_rows(&self, ui: &ViewOptions) -> Vec<LimitRow<'_>> {
         let Some((now, then)) = &self.now else {
             return Vec::new();
         };
-        let millis = self.millis();
+        let millis = self.interval_millis();
         let before = |name: &str| {
             let mut limits = then.iter().flat_map(|then| &then.rate_limits);
             limits.find(|limit| limit.name == name)
         };
-        let wanted = now.rate_limits.iter().filter(|limit| ui.wants(&limit.name));
+        let wanted = now
+            .rate_limits
+            .iter()
+            .filter(|limit| ui.matches_filter(&limit.name));
         let mut rows: Vec<_> = wanted
-            .map(|limit| LimitRow::of(limit, before(&limit.name), millis))
+            .map(|limit| LimitRow::new(limit, before(&limit.name), millis))
             .collect();
         let refused = |row: &LimitRow<'_>| if row.limit.dry_run { 0.0 } else { row.rejected };
         rows.sort_by(|a, b| {
@@ -107,30 +113,30 @@ impl Shown {
 
     /// The list of talkers that is chosen, if there is one.
     #[must_use]
-    pub fn talkers(&self, ui: &Ui) -> Option<&Talkers> {
+    pub fn talker_list(&self, ui: &ViewOptions) -> Option<&TopTalkersStatus> {
         let (now, _) = self.now.as_ref()?;
-        let chosen = |list: &&Talkers| {
-            list.by == ui.by.name() && list.window_seconds == ui.window.length().as_secs()
+        let chosen = |list: &&TopTalkersStatus| {
+            list.by == ui.by.name() && list.window_seconds == ui.window.duration().as_secs()
         };
         now.talkers.iter().find(chosen)
     }
 
     /// What there is to scroll, from above.
     #[must_use]
-    pub fn blocks(&self, ui: &Ui) -> Vec<Block> {
+    pub fn panels(&self, ui: &ViewOptions) -> Vec<Panel> {
         let limits = self.now.iter().any(|(now, _)| !now.rate_limits.is_empty());
-        let talkers = self.talkers(ui).is_some();
+        let talkers = self.talker_list(ui).is_some();
         let all = [
-            (Block::Levels, true),
-            (Block::Limits, limits),
-            (Block::Talkers, talkers),
+            (Panel::Levels, true),
+            (Panel::Limits, limits),
+            (Panel::Talkers, talkers),
         ];
         let there = all.into_iter().filter(|(_, there)| *there);
         there.map(|(block, _)| block).collect()
     }
 
     /// How far the two snapshots are apart; 0 if there are none.
-    fn millis(&self) -> u64 {
+    fn interval_millis(&self) -> u64 {
         match &self.now {
             Some((now, Some(then))) => now.unix_ms.saturating_sub(then.unix_ms),
             _ => 0,
@@ -140,29 +146,37 @@ impl Shown {
 
 /// Who is wanted of them, in the order that is wanted.
 #[must_use]
-pub fn talking<'s>(list: &'s Talkers, ui: &Ui) -> Vec<&'s Talker> {
-    let mut rows: Vec<_> = list.rows.iter().filter(|row| ui.wants(&row.name)).collect();
-    rows.sort_by(|a, b| most_first(ui.talkers_by, a, b));
+pub fn talker_rows<'s>(list: &'s TopTalkersStatus, ui: &ViewOptions) -> Vec<&'s TalkerStatus> {
+    let mut rows: Vec<_> = list
+        .rows
+        .iter()
+        .filter(|row| ui.matches_filter(&row.name))
+        .collect();
+    rows.sort_by(|a, b| compare_talkers(ui.talker_sort, a, b));
     rows
 }
 
 /// The order by what one has done; of those who have done as much, by name.
-pub(super) fn most_first(sort: talkers::Sort, a: &Talker, b: &Talker) -> Ordering {
+pub(super) fn compare_talkers(
+    sort: talkers::UsageMeasure,
+    a: &TalkerStatus,
+    b: &TalkerStatus,
+) -> Ordering {
     let order = match sort {
-        talkers::Sort::Bytes => b.bytes.cmp(&a.bytes),
-        talkers::Sort::QueueWait => b.queue_wait_seconds.total_cmp(&a.queue_wait_seconds),
-        talkers::Sort::Rejections => b.rejections.cmp(&a.rejections),
-        talkers::Sort::Requests => b.requests.cmp(&a.requests),
-        talkers::Sort::SeatSeconds => b.seat_seconds.total_cmp(&a.seat_seconds),
+        talkers::UsageMeasure::Bytes => b.bytes.cmp(&a.bytes),
+        talkers::UsageMeasure::QueueWait => b.queue_wait_seconds.total_cmp(&a.queue_wait_seconds),
+        talkers::UsageMeasure::Rejections => b.rejections.cmp(&a.rejections),
+        talkers::UsageMeasure::Requests => b.requests.cmp(&a.requests),
+        talkers::UsageMeasure::SeatSeconds => b.seat_seconds.total_cmp(&a.seat_seconds),
     };
     order.then_with(|| a.name.cmp(&b.name))
 }
 
 impl<'s> LimitRow<'s> {
-    fn of(limit: &'s RateLimit, before: Option<&RateLimit>, millis: u64) -> Self {
-        let grew = |of: fn(&RateLimit) -> u64| {
+    fn new(limit: &'s RateLimitSnapshot, before: Option<&RateLimitSnapshot>, millis: u64) -> Self {
+        let grew = |of: fn(&RateLimitSnapshot) -> u64| {
             let then = before.map_or_else(|| of(limit), of);
-            rate(of(limit).saturating_sub(then), millis)
+            per_second(of(limit).saturating_sub(then), millis)
         };
         Self {
             limit,
@@ -174,11 +188,11 @@ impl<'s> LimitRow<'s> {
 }
 
 impl<'s> LevelRow<'s> {
-    fn of(level: &'s Level, before: Option<&Level>, millis: u64) -> Self {
-        let none = Level::default();
+    fn new(level: &'s LevelStatus, before: Option<&LevelStatus>, millis: u64) -> Self {
+        let none = LevelStatus::default();
         let then = before.unwrap_or(&none);
         let grew = |now: u64, then: u64| match before {
-            Some(_) => rate(now.saturating_sub(then), millis),
+            Some(_) => per_second(now.saturating_sub(then), millis),
             None => 0.0,
         };
         let waited = level.waits.count.saturating_sub(then.waits.count);
@@ -186,51 +200,54 @@ impl<'s> LevelRow<'s> {
         let some = before.is_some() && waited > 0;
         Self {
             level,
-            through: grew(level.dispatched, then.dispatched),
-            rejected: grew(level.rejections(), then.rejections()),
-            wait: some.then(|| seconds / float(waited)),
+            dispatched: grew(level.dispatched, then.dispatched),
+            rejected: grew(level.rejected_total(), then.rejected_total()),
+            wait: some.then(|| seconds / to_f64(waited)),
         }
     }
 
     /// Seats taken to seats there are.
     #[must_use]
-    pub fn fullness(&self) -> f64 {
+    pub fn utilization(&self) -> f64 {
         match self.level.current_limit {
-            Some(limit) if limit > 0 => float(self.level.seats_in_use) / f64::from(limit),
+            Some(limit) if limit > 0 => to_f64(self.level.seats_in_use) / f64::from(limit),
             _ => 0.0,
         }
     }
 
     /// Names ascend, numbers descend.
-    fn compare(&self, other: &Self, sort: Sort) -> Ordering {
+    fn compare(&self, other: &Self, sort: LevelSort) -> Ordering {
         let waiting = || other.level.waiting.cmp(&self.level.waiting);
-        let fullness = || other.fullness().total_cmp(&self.fullness());
+        let fullness = || other.utilization().total_cmp(&self.utilization());
         match sort {
-            Sort::Name => self.level.name.cmp(&other.level.name),
-            Sort::Seats => fullness(),
-            Sort::Borrowed => other.level.borrowed().cmp(&self.level.borrowed()),
-            Sort::Waiting => waiting(),
-            Sort::Wait => {
+            LevelSort::Name => self.level.name.cmp(&other.level.name),
+            LevelSort::Seats => fullness(),
+            LevelSort::Borrowed => other
+                .level
+                .borrowed_seats()
+                .cmp(&self.level.borrowed_seats()),
+            LevelSort::Waiting => waiting(),
+            LevelSort::Wait => {
                 let wait = |row: &Self| row.wait.unwrap_or_default();
                 wait(other).total_cmp(&wait(self))
             }
-            Sort::Through => other.through.total_cmp(&self.through),
-            Sort::Rejected => (other.rejected.total_cmp(&self.rejected))
+            LevelSort::Dispatched => other.dispatched.total_cmp(&self.dispatched),
+            LevelSort::Rejected => (other.rejected.total_cmp(&self.rejected))
                 .then_with(waiting)
                 .then_with(fullness),
         }
     }
 }
 
-fn rate(count: u64, millis: u64) -> f64 {
+fn per_second(count: u64, millis: u64) -> f64 {
     if millis == 0 {
         return 0.0;
     }
-    float(count) * 1000.0 / float(millis)
+    to_f64(count) * 1000.0 / to_f64(millis)
 }
 
 /// Counts as they are shown: to a few digits.
 #[expect(clippy::as_conversions, reason = "shown to a few digits")]
-pub const fn float(count: u64) -> f64 {
+pub const fn to_f64(count: u64) -> f64 {
     count as f64
 }

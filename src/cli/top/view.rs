@@ -19,37 +19,37 @@ use ratatui::widgets::Row;
 use ratatui::widgets::Table;
 
 use crate::cli::top::lists;
-use crate::cli::top::lists::chosen;
-use crate::cli::top::lists::right;
-use crate::cli::top::model::Model;
+use crate::cli::top::lists::highlight_sorted;
+use crate::cli::top::lists::right_aligned;
+use crate::cli::top::model::TopModel;
 use crate::cli::top::shown::LevelRow;
-use crate::cli::top::shown::Shown;
+use crate::cli::top::shown::ViewModel;
 use crate::cli::top::ui;
-use crate::cli::top::ui::Scrolled;
-use crate::cli::top::ui::Sort;
+use crate::cli::top::ui::LevelSort;
+use crate::cli::top::ui::ScrollOffsets;
 use crate::cli::top::words;
-use crate::cli::top::words::plain;
-use crate::observe::status::snapshot::Mode;
-use crate::observe::status::snapshot::Snapshot;
+use crate::cli::top::words::sanitize;
+use crate::observe::status::snapshot::AdmissionMode;
+use crate::observe::status::snapshot::StatusSnapshot;
 
 /// The smallest terminal on which more than a line is drawn.
-const LEAST: (u16, u16) = (40, 8);
+const MIN_SIZE: (u16, u16) = (40, 8);
 
 /// The bar of a level's seats, in columns; the small one where there is less room.
-const BAR: usize = 10;
-const SMALL_BAR: usize = 5;
+const BAR_WIDTH: usize = 10;
+const NARROW_BAR_WIDTH: usize = 5;
 
 /// What all columns of levels take but the first and the plot, with what stands between them.
-const FULL: u16 = 72;
+const ALL_COLUMNS_WIDTH: u16 = 72;
 
 /// From this width on there is room for plots.
-const WIDE: u16 = 100;
+const PLOT_MIN_WIDTH: u16 = 100;
 
 /// The lines of the header and of the footer.
-const HEADER: u16 = 4;
-const FOOTER: u16 = 1;
+const HEADER_LINES: u16 = 4;
+const FOOTER_LINES: u16 = 1;
 
-const HELP: &[(&str, &str)] = &[
+const KEY_HELP: &[(&str, &str)] = &[
     ("1 .. 7", "sort levels by that column; again: turn round"),
     ("s, r", "the next column; turn round"),
     ("/", "filter by name (Enter keeps it, Esc clears it)"),
@@ -63,30 +63,31 @@ const HELP: &[(&str, &str)] = &[
 ];
 
 /// Draws everything; how far each block can be scrolled.
-pub fn draw(frame: &mut Frame<'_>, model: &Model, address: &str) -> Scrolled {
+pub fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> ScrollOffsets {
     let area = frame.area();
-    let mut most = Scrolled::default();
-    if area.width < LEAST.0 || area.height < LEAST.1 {
+    let mut most = ScrollOffsets::default();
+    if area.width < MIN_SIZE.0 || area.height < MIN_SIZE.1 {
         frame.render_widget(Paragraph::new("weir top: too small"), area);
         return most;
     }
-    let Some((now, _)) = &model.shown.now else {
-        waiting(frame, area, model, address);
+    let Some((now, _)) = &model.view_model.now else {
+        draw_waiting(frame, area, model, address);
         return most;
     };
-    let talkers = model.shown.talkers(&model.ui);
-    let rest = area.height.saturating_sub(HEADER + FOOTER);
+    let talkers = model.view_model.talker_list(&model.options);
+    let rest = area.height.saturating_sub(HEADER_LINES + FOOTER_LINES);
     let rows = talkers.map_or(0, |list| list.rows.len());
-    let (limits, talking) = lists::lines(rest, now.rate_limits.len(), rows, model.ui.focus);
+    let (limits, talking) =
+        lists::panel_heights(rest, now.rate_limits.len(), rows, model.options.focus);
     let [head, levels, limits, talking, keys] = Layout::vertical([
-        Constraint::Length(HEADER),
+        Constraint::Length(HEADER_LINES),
         Constraint::Min(3),
         Constraint::Length(limits),
         Constraint::Length(talking),
-        Constraint::Length(FOOTER),
+        Constraint::Length(FOOTER_LINES),
     ])
     .areas(area);
-    frame.render_widget(Paragraph::new(header(now, model, address)), head);
+    frame.render_widget(Paragraph::new(header_text(now, model, address)), head);
     most.levels = draw_levels(frame, levels, now, model);
     if limits.height > 0 {
         most.limits = lists::draw_limits(frame, limits, model);
@@ -94,33 +95,33 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model, address: &str) -> Scrolled {
     if let Some(list) = talkers.filter(|_| talking.height > 0) {
         most.talkers = lists::draw_talkers(frame, talking, list, model);
     }
-    frame.render_widget(footer(model), keys);
-    if model.ui.help {
-        help(frame, area);
+    frame.render_widget(footer_line(model), keys);
+    if model.options.help {
+        draw_help(frame, area);
     }
     most
 }
 
 /// Nothing has come yet.
-fn waiting(frame: &mut Frame<'_>, area: Rect, model: &Model, address: &str) {
-    let text = match &model.lost {
+fn draw_waiting(frame: &mut Frame<'_>, area: Rect, model: &TopModel, address: &str) {
+    let text = match &model.disconnect_reason {
         None => Line::from(format!("asking {address}")),
         Some(why) => Line::from(format!(
             "{address} is not reachable: {}; trying again",
-            plain(why)
+            sanitize(why)
         ))
         .red(),
     };
     frame.render_widget(Paragraph::new(text), area);
 }
 
-fn header(now: &Snapshot, model: &Model, address: &str) -> Text<'static> {
+fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'static> {
     let (ready, good) = words::readiness(now);
     let mut first = vec![
-        Span::from(format!("weir {}", plain(&now.version))).bold(),
+        Span::from(format!("weir {}", sanitize(&now.version))).bold(),
         Span::from(format!(
             "  up {}  ",
-            words::span(seconds(now.uptime_seconds))
+            words::uptime(whole_seconds(now.uptime_seconds))
         )),
         if good {
             Span::from(ready).green()
@@ -129,29 +130,29 @@ fn header(now: &Snapshot, model: &Model, address: &str) -> Text<'static> {
         },
     ];
     if now.dry_run {
-        let words = words::DRY_RUN.to_uppercase();
+        let words = words::DRY_RUN_LABEL.to_uppercase();
         first.push(Span::from(format!("  {words}")).yellow().bold());
     }
     first.push(Span::from(format!("  {address}  ")).dim());
-    first.push(Span::from(clock(now.unix_ms)).dim());
-    if model.ui.frozen {
+    first.push(Span::from(time_of_day(now.unix_ms)).dim());
+    if model.options.frozen {
         first.push(Span::from("  FROZEN").cyan().bold());
     }
     let mut lines = vec![Line::from(first)];
-    lines.push(rejections(now, &model.shown));
-    lines.push(requests(now, &model.shown));
-    lines.push(match &model.lost {
-        Some(why) => Line::from(format!("not reachable: {}; trying again", plain(why)))
+    lines.push(rejections_line(now, &model.view_model));
+    lines.push(requests_line(now, &model.view_model));
+    lines.push(match &model.disconnect_reason {
+        Some(why) => Line::from(format!("not reachable: {}; trying again", sanitize(why)))
             .red()
             .bold(),
-        None => upstream(now),
+        None => upstream_line(now),
     });
     lines.into()
 }
 
-fn rejections(now: &Snapshot, shown: &Shown) -> Line<'static> {
+fn rejections_line(now: &StatusSnapshot, shown: &ViewModel) -> Line<'static> {
     let mut line = vec![Span::from("rejections  ").dim()];
-    line.extend(by_reason(
+    line.extend(reason_spans(
         shown,
         |snapshot| &snapshot.rejections,
         Style::new().red(),
@@ -159,7 +160,7 @@ fn rejections(now: &Snapshot, shown: &Shown) -> Line<'static> {
     if now.dry_run {
         line.push(Span::from("  would be  ").dim());
         let yellow = Style::new().yellow();
-        line.extend(by_reason(
+        line.extend(reason_spans(
             shown,
             |snapshot| &snapshot.would_be_rejections,
             yellow,
@@ -169,9 +170,9 @@ fn rejections(now: &Snapshot, shown: &Shown) -> Line<'static> {
 }
 
 /// All of them a second, which stands out if there are any, and each reason.
-fn by_reason(
-    shown: &Shown,
-    of: fn(&Snapshot) -> &BTreeMap<String, u64>,
+fn reason_spans(
+    shown: &ViewModel,
+    of: fn(&StatusSnapshot) -> &BTreeMap<String, u64>,
     hot: Style,
 ) -> Vec<Span<'static>> {
     let all = shown.rate(|snapshot| of(snapshot).values().sum());
@@ -181,7 +182,7 @@ fn by_reason(
         let rate = shown.rate(|snapshot| of(snapshot).get(reason).copied().unwrap_or_default());
         line.push(Span::from(format!(
             "  {} {}/s ({})",
-            plain(reason),
+            sanitize(reason),
             words::rate(rate),
             words::count(*count)
         )));
@@ -189,10 +190,10 @@ fn by_reason(
     line
 }
 
-fn requests(now: &Snapshot, shown: &Shown) -> Line<'static> {
+fn requests_line(now: &StatusSnapshot, shown: &ViewModel) -> Line<'static> {
     let mut line = vec![Span::from("requests    ").dim()];
     for class in 2..=5_u16 {
-        let of = shown.rate(|snapshot| words::of_class(snapshot, class));
+        let of = shown.rate(|snapshot| words::responses_of_class(snapshot, class));
         line.push(Span::from(format!("{class}xx {}/s  ", words::rate(of))));
     }
     line.push(Span::from(format!(
@@ -202,7 +203,7 @@ fn requests(now: &Snapshot, shown: &Shown) -> Line<'static> {
     Line::from(line)
 }
 
-fn upstream(now: &Snapshot) -> Line<'static> {
+fn upstream_line(now: &StatusSnapshot) -> Line<'static> {
     let open: u64 = now.upstream.connections.values().sum();
     let failed: u64 = now.upstream.failures.values().sum();
     let mut line = vec![
@@ -212,15 +213,15 @@ fn upstream(now: &Snapshot) -> Line<'static> {
             words::count(failed)
         )),
     ];
-    if let Some(places) = words::places(now) {
+    if let Some(places) = words::fullest_connection_budget(now) {
         line.push(Span::from(format!("  places {places}")));
     }
     if let Some(last) = &now.upstream.last_failure {
         line.push(
             Span::from(format!(
                 "  last {}: {}",
-                clock(last.unix_ms),
-                plain(&last.why)
+                time_of_day(last.unix_ms),
+                sanitize(&last.why)
             ))
             .yellow(),
         );
@@ -230,26 +231,26 @@ fn upstream(now: &Snapshot) -> Line<'static> {
 
 /// The columns of the levels' table, for a width.
 #[derive(Clone, Copy)]
-struct Columns {
+struct LevelColumns {
     name: u16,
     bar: usize,
     plot: u16,
     narrow: bool,
 }
 
-impl Columns {
-    fn of(rows: &[LevelRow<'_>], width: u16) -> Self {
+impl LevelColumns {
+    fn for_width(rows: &[LevelRow<'_>], width: u16) -> Self {
         let name = rows.iter().map(|row| row.level.name.chars().count()).max();
         let name = u16::try_from(name.unwrap_or_default())
             .unwrap_or(u16::MAX)
             .clamp(8, width / 3);
-        let wide = width >= WIDE;
-        let narrow = width < name + FULL;
+        let wide = width >= PLOT_MIN_WIDTH;
+        let narrow = width < name + ALL_COLUMNS_WIDTH;
         Self {
             name,
-            bar: if narrow { SMALL_BAR } else { BAR },
+            bar: if narrow { NARROW_BAR_WIDTH } else { BAR_WIDTH },
             plot: if wide {
-                width.saturating_sub(name + FULL + 1)
+                width.saturating_sub(name + ALL_COLUMNS_WIDTH + 1)
             } else {
                 0
             },
@@ -260,11 +261,11 @@ impl Columns {
     fn widths(self) -> Vec<Constraint> {
         let seats = if self.narrow { 14 } else { 21 };
         let all = [self.name, seats, 8, 8, 8, 9, 10, self.plot];
-        self.kept(all.map(Constraint::Length))
+        self.visible(all.map(Constraint::Length))
     }
 
     /// What there is room for: name, seats, waiting, rejected at least.
-    fn kept<T>(self, all: [T; 8]) -> Vec<T> {
+    fn visible<T>(self, all: [T; 8]) -> Vec<T> {
         let least = [true, true, false, true, false, false, true, false];
         let kept = all.into_iter().zip(least);
         let kept = kept.filter(|(_, least)| *least || !self.narrow);
@@ -272,13 +273,13 @@ impl Columns {
     }
 }
 
-fn draw_levels(frame: &mut Frame<'_>, area: Rect, now: &Snapshot, model: &Model) -> usize {
-    let rows = model.shown.levels(&model.ui);
-    let (from, most) = lists::scrolled(rows.len(), area, model.ui.scrolled.levels);
-    let columns = Columns::of(&rows, area.width);
+fn draw_levels(frame: &mut Frame<'_>, area: Rect, now: &StatusSnapshot, model: &TopModel) -> usize {
+    let rows = model.view_model.level_rows(&model.options);
+    let (from, most) = lists::scroll_range(rows.len(), area, model.options.scroll_offsets.levels);
+    let columns = LevelColumns::for_width(&rows, area.width);
     let title = match now.mode {
-        Mode::MaxInFlight => "max in flight",
-        Mode::PriorityAndFairness => "priority levels",
+        AdmissionMode::MaxInFlight => "max in flight",
+        AdmissionMode::PriorityAndFairness => "priority levels",
     };
     let on_paper = if now.dry_run { "on paper " } else { "" };
     let title = format!(" {title} {}/{} {on_paper}", rows.len(), now.levels.len());
@@ -287,22 +288,22 @@ fn draw_levels(frame: &mut Frame<'_>, area: Rect, now: &Snapshot, model: &Model)
         false => Style::new().red(),
     };
     let shown = rows.iter().skip(from);
-    let shown = shown.map(|row| level(row, model, columns, hot));
+    let shown = shown.map(|row| level_row(row, model, columns, hot));
     let table = Table::new(shown, columns.widths())
-        .header(head(now, model, columns))
-        .block(lists::block(title, ui::Block::Levels, model));
+        .header(level_header(now, model, columns))
+        .block(lists::panel_block(title, ui::Panel::Levels, model));
     frame.render_widget(table, area);
     most
 }
 
-fn head(now: &Snapshot, model: &Model, columns: Columns) -> Row<'static> {
+fn level_header(now: &StatusSnapshot, model: &TopModel, columns: LevelColumns) -> Row<'static> {
     let title = |title: &'static str, sort| {
-        let left = sort == Sort::Name || sort == Sort::Seats;
+        let left = sort == LevelSort::Name || sort == LevelSort::Seats;
         let cell = match left {
             true => Cell::from(title),
-            false => right(title.to_owned()),
+            false => right_aligned(title.to_owned()),
         };
-        chosen(cell, sort == model.ui.sort)
+        highlight_sorted(cell, sort == model.options.sort)
     };
     let rejected = match now.dry_run {
         true => "WOULD-BE/S",
@@ -314,75 +315,80 @@ fn head(now: &Snapshot, model: &Model, columns: Columns) -> Row<'static> {
         ""
     };
     let cells = [
-        title("LEVEL", Sort::Name),
-        title("SEATS", Sort::Seats),
-        title("BORROWED", Sort::Borrowed),
-        title("WAITING", Sort::Waiting),
-        title("WAIT", Sort::Wait),
-        title("THROUGH/S", Sort::Through),
-        title(rejected, Sort::Rejected),
+        title("LEVEL", LevelSort::Name),
+        title("SEATS", LevelSort::Seats),
+        title("BORROWED", LevelSort::Borrowed),
+        title("WAITING", LevelSort::Waiting),
+        title("WAIT", LevelSort::Wait),
+        title("THROUGH/S", LevelSort::Dispatched),
+        title(rejected, LevelSort::Rejected),
         Cell::from(plot),
     ];
-    Row::new(columns.kept(cells)).dim()
+    Row::new(columns.visible(cells)).dim()
 }
 
 /// `hot`: how rejections look.
-fn level(row: &LevelRow<'_>, model: &Model, columns: Columns, hot: Style) -> Row<'static> {
+fn level_row(
+    row: &LevelRow<'_>,
+    model: &TopModel,
+    columns: LevelColumns,
+    hot: Style,
+) -> Row<'static> {
     let level = row.level;
-    let colour = match (row.rejected > 0.0, row.fullness() >= 1.0) {
+    let colour = match (row.rejected > 0.0, row.utilization() >= 1.0) {
         (true, _) => hot,
         (_, true) => Style::new().yellow(),
         _ => Style::new().cyan(),
     };
     let seats = words::seats(level.seats_in_use, level.current_limit);
     let seats = vec![
-        Span::styled(bar(row, columns.bar), colour),
+        Span::styled(seat_bar(row, columns.bar), colour),
         Span::from(format!(" {seats}")),
     ];
     let number = |text: String, any: bool, style: Style| {
-        let cell = right(text);
+        let cell = right_aligned(text);
         if any {
             cell.style(style.bold())
         } else {
             cell.dim()
         }
     };
-    let mut name = vec![Span::from(plain(&level.name))];
+    let mut name = vec![Span::from(sanitize(&level.name))];
     name.extend(level.quiescing.then(|| " going".dim()));
     let waiting = words::count(level.waiting);
     let rejected = words::rate(row.rejected);
-    let plot = words::plot(&past_seats(row, model), 1.0, columns.plot.into());
-    Row::new(columns.kept([
+    let plot = words::plot(&seat_history(row, model), 1.0, columns.plot.into());
+    Row::new(columns.visible([
         Cell::from(Line::from(name)),
         Cell::from(Line::from(seats)),
-        right(words::borrowed(level.borrowed())),
+        right_aligned(words::borrowed(level.borrowed_seats())),
         number(waiting, level.waiting > 0, Style::new().yellow()),
-        right(row.wait.map_or_else(|| "-".to_owned(), words::time)),
-        right(words::rate(row.through)),
+        right_aligned(row.wait.map_or_else(|| "-".to_owned(), words::duration)),
+        right_aligned(words::rate(row.dispatched)),
         number(rejected, row.rejected > 0.0, hot),
         Cell::from(plot).cyan(),
     ]))
 }
 
 /// The seats of the last 15 minutes, as a part of the most there were.
-fn past_seats(row: &LevelRow<'_>, model: &Model) -> Vec<f32> {
-    let Some(history) = model.shown.history.levels.get(&row.level.name) else {
+fn seat_history(row: &LevelRow<'_>, model: &TopModel) -> Vec<f32> {
+    let Some(history) = model.view_model.history.levels.get(&row.level.name) else {
         return Vec::new();
     };
     let all = history.seats.iter().chain(&history.limit);
     let most = all.max().copied().unwrap_or_default().max(1);
     let seats = history.seats.iter();
-    seats.map(|&seats| small(seats) / small(most)).collect()
+    seats.map(|&seats| to_f32(seats) / to_f32(most)).collect()
 }
 
-fn footer(model: &Model) -> Line<'static> {
-    let ui = &model.ui;
-    if ui.typing {
-        return Line::from(format!("filter: {}_", plain(&ui.filter))).cyan();
+fn footer_line(model: &TopModel) -> Line<'static> {
+    let ui = &model.options;
+    if ui.editing_filter {
+        return Line::from(format!("filter: {}_", sanitize(&ui.filter))).cyan();
     }
     let filter = match ui.filter.as_str() {
         "" => String::new(),
-        filter => format!("  [filter: {}]", plain(filter)),
+        filter => format!("  [filter: {}]", sanitize(filter)),
     };
     Line::from(format!(
         "s t sort  / filter  space freeze  b by  w window  Tab scroll  ? help  q quit{filter}"
@@ -390,11 +396,11 @@ fn footer(model: &Model) -> Line<'static> {
     .dim()
 }
 
-fn help(frame: &mut Frame<'_>, area: Rect) {
-    let lines = HELP
+fn draw_help(frame: &mut Frame<'_>, area: Rect) {
+    let lines = KEY_HELP
         .iter()
         .map(|(keys, what)| Line::from(format!(" {keys:<21} {what}")));
-    let height = u16::try_from(HELP.len() + 2).unwrap_or(u16::MAX);
+    let height = u16::try_from(KEY_HELP.len() + 2).unwrap_or(u16::MAX);
     let area = area.centered(Constraint::Length(74), Constraint::Length(height));
     frame.render_widget(Clear, area);
     let text: Text<'_> = lines.collect();
@@ -404,16 +410,16 @@ fn help(frame: &mut Frame<'_>, area: Rect) {
 
 /// Of so many blocks as many as seats are taken of those there are.
 #[expect(clippy::as_conversions, reason = "small, and it saturates")]
-fn bar(row: &LevelRow<'_>, blocks: usize) -> String {
+fn seat_bar(row: &LevelRow<'_>, blocks: usize) -> String {
     if row.level.current_limit.is_none() {
         return " ".repeat(blocks);
     }
-    let full = ((row.fullness() * blocks as f64).ceil() as usize).min(blocks);
+    let full = ((row.utilization() * blocks as f64).ceil() as usize).min(blocks);
     "█".repeat(full) + &"░".repeat(blocks - full)
 }
 
 /// The time of day, by the calendar of UTC: the terminal's own is not known here.
-fn clock(unix_ms: u64) -> String {
+fn time_of_day(unix_ms: u64) -> String {
     let of_day = unix_ms / 1000 % 86_400;
     format!(
         "{:02}:{:02}:{:02}Z",
@@ -424,12 +430,12 @@ fn clock(unix_ms: u64) -> String {
 }
 
 #[expect(clippy::as_conversions, reason = "it saturates")]
-const fn seconds(of: f64) -> u64 {
+const fn whole_seconds(of: f64) -> u64 {
     of as u64
 }
 
 #[expect(clippy::as_conversions, reason = "a plot needs no more")]
-const fn small(of: u32) -> f32 {
+const fn to_f32(of: u32) -> f32 {
     of as f32
 }
 

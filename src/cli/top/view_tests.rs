@@ -7,18 +7,18 @@ use ratatui::crossterm::event::KeyEvent;
 use ratatui::crossterm::event::KeyModifiers;
 
 use super::*;
-use crate::cli::top::model::Message;
-use crate::cli::top::ui::Block;
-use crate::limits::rates::RateLimit;
+use crate::cli::top::model::StatusUpdate;
+use crate::cli::top::ui::Panel;
+use crate::limits::rates::RateLimitSnapshot;
 use crate::limits::top_keys::TopKey;
-use crate::observe::status::snapshot::Level;
-use crate::observe::status::snapshot::PlaceHolder;
-use crate::observe::status::snapshot::Places;
-use crate::observe::status::snapshot::Talker;
-use crate::observe::status::snapshot::Talkers;
+use crate::observe::status::snapshot::LevelStatus;
+use crate::observe::status::snapshot::SlotHolderStatus;
+use crate::observe::status::snapshot::SlotsStatus;
+use crate::observe::status::snapshot::TalkerStatus;
+use crate::observe::status::snapshot::TopTalkersStatus;
 
-fn snapshot(second: u64, levels: usize) -> Snapshot {
-    let level = |n: usize| Level {
+fn snapshot(second: u64, levels: usize) -> StatusSnapshot {
+    let level = |n: usize| LevelStatus {
         name: format!("level-{n:02}"),
         seats_in_use: if n == 3 { 10 } else { 2 },
         current_limit: Some(10),
@@ -29,24 +29,24 @@ fn snapshot(second: u64, levels: usize) -> Snapshot {
             if n == 3 { second * 40 } else { 0 },
         )]
         .into(),
-        ..Level::default()
+        ..LevelStatus::default()
     };
-    let mut snapshot = Snapshot {
+    let mut snapshot = StatusSnapshot {
         version: "1.2.3".to_owned(),
         unix_ms: 1_000_000_000_000 + second * 1000,
         uptime_seconds: 3_700.0,
         levels: (0..levels).map(level).collect(),
-        ..Snapshot::default()
+        ..StatusSnapshot::default()
     };
     snapshot.readiness.ready = Some(true);
     snapshot.rejections = [("queue-full".to_owned(), second * 40)].into();
     snapshot.requests.by_code = [(200, second * 100), (429, second * 40)].into();
-    let talker = |name: &str, requests| Talker {
+    let talker = |name: &str, requests| TalkerStatus {
         name: name.to_owned(),
         requests,
-        ..Talker::default()
+        ..TalkerStatus::default()
     };
-    let talkers = |by: &str, rows| Talkers {
+    let talkers = |by: &str, rows| TopTalkersStatus {
         by: by.to_owned(),
         window_seconds: 60,
         requests: 1239,
@@ -62,20 +62,20 @@ fn snapshot(second: u64, levels: usize) -> Snapshot {
     snapshot
 }
 
-fn model(levels: usize) -> Model {
-    let mut model = Model::default();
+fn model(levels: usize) -> TopModel {
+    let mut model = TopModel::default();
     for second in 0..12 {
-        model.heard(Message::Snapshot(Box::new(snapshot(second, levels))));
+        model.handle_update(StatusUpdate::Snapshot(Box::new(snapshot(second, levels))));
     }
     model
 }
 
-fn press(model: &mut Model, key: char) {
-    model.key(KeyEvent::new(KeyCode::Char(key), KeyModifiers::NONE));
+fn press(model: &mut TopModel, key: char) {
+    model.handle_key(KeyEvent::new(KeyCode::Char(key), KeyModifiers::NONE));
 }
 
 /// What is drawn, as lines.
-fn drawn(model: &Model, width: u16, height: u16) -> Vec<String> {
+fn render_lines(model: &TopModel, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal
         .draw(|frame| {
@@ -91,8 +91,8 @@ fn drawn(model: &Model, width: u16, height: u16) -> Vec<String> {
 }
 
 #[test]
-fn a_flood_is_the_first_thing_to_be_seen() {
-    let lines = drawn(&model(8), 120, 30);
+fn rejections_and_the_rejecting_level_are_at_the_top() {
+    let lines = render_lines(&model(8), 120, 30);
     assert_eq!(
         lines[0],
         "weir 1.2.3  up 1h01m  ready  http://weir  01:46:51Z"
@@ -117,21 +117,21 @@ fn a_flood_is_the_first_thing_to_be_seen() {
 }
 
 #[test]
-fn the_fullest_places_and_what_holds_them_are_seen() {
+fn the_fullest_connection_budget_and_its_largest_holder_are_shown() {
     let mut model = model(8);
     let mut now = snapshot(12, 8);
-    now.upstream.places = vec![Places {
+    now.upstream.places = vec![SlotsStatus {
         kind: "long-running".to_owned(),
         total: 95,
         taken: 47,
-        holders: vec![PlaceHolder {
+        holders: vec![SlotHolderStatus {
             by: "user".to_owned(),
             name: "mallory\x1b[31m".to_owned(),
             taken: 40,
         }],
     }];
-    model.heard(Message::Snapshot(Box::new(now)));
-    let lines = drawn(&model, 120, 30);
+    model.handle_update(StatusUpdate::Snapshot(Box::new(now)));
+    let lines = render_lines(&model, 120, 30);
     assert_eq!(
         lines[3],
         "upstream    0 connections  0 failed  places long-running 47/95 (most: mallory·[31m 40)"
@@ -139,7 +139,7 @@ fn the_fullest_places_and_what_holds_them_are_seen() {
 }
 
 #[test]
-fn it_fits_every_terminal() {
+fn the_view_fits_every_terminal_size() {
     let mut model = model(50);
     for (width, height) in [
         (0, 0),
@@ -152,74 +152,81 @@ fn it_fits_every_terminal() {
         (1000, 8),
     ] {
         for help in [false, true] {
-            model.ui.help = help;
-            assert_eq!(drawn(&model, width, height).len(), usize::from(height));
+            model.options.help = help;
+            assert_eq!(
+                render_lines(&model, width, height).len(),
+                usize::from(height)
+            );
         }
     }
-    model.ui.help = false;
-    let lines = drawn(&model, 80, 24);
+    model.options.help = false;
+    let lines = render_lines(&model, 80, 24);
     assert!(
         lines[6].starts_with("level-03") && lines[6].contains("10/10"),
         "{lines:?}"
     );
     assert!(lines[23].contains("q quit"), "{lines:?}");
-    let narrow = drawn(&model, 48, 12);
+    let narrow = render_lines(&model, 48, 12);
     assert!(narrow[6].starts_with("level-03 █████ 10/10"), "{narrow:?}");
     assert!(narrow[6].ends_with("40"), "the rejections: {narrow:?}");
 }
 
 #[test]
-fn fifty_levels_are_scrolled_through() {
+fn fifty_levels_can_be_scrolled_through() {
     let mut model = model(50);
     press(&mut model, '1');
-    assert!(drawn(&model, 100, 30)[6].starts_with("level-00"));
+    assert!(render_lines(&model, 100, 30)[6].starts_with("level-00"));
     for _ in 0..3 {
         press(&mut model, 'j');
     }
-    assert!(drawn(&model, 100, 30)[6].starts_with("level-03"));
+    assert!(render_lines(&model, 100, 30)[6].starts_with("level-03"));
     for _ in 0..100 {
         press(&mut model, 'j');
     }
-    let all = drawn(&model, 100, 30).join("\n");
+    let all = render_lines(&model, 100, 30).join("\n");
     assert!(all.contains("level-49"), "the last stays in sight: {all}");
 }
 
 #[test]
-fn what_clients_choose_is_text() {
-    let all = drawn(&model(2), 100, 30).join("\n");
+fn names_chosen_by_clients_are_sanitized() {
+    let all = render_lines(&model(2), 100, 30).join("\n");
     assert!(all.contains("bob·[31m"), "{all}");
 }
 
 #[test]
-fn it_says_what_is_lost_frozen_filtered_and_typed() {
-    let mut model = Model::default();
-    assert!(drawn(&model, 80, 24)[0].contains("asking http://weir"));
-    model.heard(Message::Lost("connection refused".to_owned()));
-    let line = drawn(&model, 80, 24)[0].clone();
+fn the_view_shows_disconnected_frozen_and_filter_states() {
+    let mut model = TopModel::default();
+    assert!(render_lines(&model, 80, 24)[0].contains("asking http://weir"));
+    model.handle_update(StatusUpdate::Disconnected("connection refused".to_owned()));
+    let line = render_lines(&model, 80, 24)[0].clone();
     assert!(
         line.contains("http://weir is not reachable: connection refused; trying again"),
         "{line}"
     );
-    model.heard(Message::Snapshot(Box::new(snapshot(0, 3))));
-    assert!(!drawn(&model, 80, 24).join("\n").contains("not reachable"));
-    model.heard(Message::Lost("closed".to_owned()));
-    assert!(drawn(&model, 80, 24)[3].contains("not reachable: closed; trying again"));
+    model.handle_update(StatusUpdate::Snapshot(Box::new(snapshot(0, 3))));
+    assert!(
+        !render_lines(&model, 80, 24)
+            .join("\n")
+            .contains("not reachable")
+    );
+    model.handle_update(StatusUpdate::Disconnected("closed".to_owned()));
+    assert!(render_lines(&model, 80, 24)[3].contains("not reachable: closed; trying again"));
     press(&mut model, ' ');
-    assert!(drawn(&model, 80, 24)[0].contains("FROZEN"));
+    assert!(render_lines(&model, 80, 24)[0].contains("FROZEN"));
     for key in "/-02".chars() {
         press(&mut model, key);
     }
-    let lines = drawn(&model, 80, 24);
+    let lines = render_lines(&model, 80, 24);
     assert_eq!(lines[23], "filter: -02_");
     assert!(lines[4].contains("1/3"), "{}", lines[4]);
 }
 
 #[test]
-fn talkers_are_told_apart_by_what_is_asked_for() {
+fn talkers_are_grouped_by_the_selected_key() {
     let mut model = model(2);
     press(&mut model, 'b');
     assert!(
-        drawn(&model, 100, 30)
+        render_lines(&model, 100, 30)
             .join("\n")
             .contains("top talkers by userAgent")
     );
@@ -227,22 +234,22 @@ fn talkers_are_told_apart_by_what_is_asked_for() {
         press(&mut model, 'b');
     }
     assert!(
-        drawn(&model, 100, 30)
+        render_lines(&model, 100, 30)
             .join("\n")
             .contains("top talkers by user,")
     );
 }
 
 /// A model with limits, and with more talkers than there is room for.
-fn crowded(dry_run: bool) -> Model {
-    let mut model = Model::default();
+fn crowded_model(dry_run: bool) -> TopModel {
+    let mut model = TopModel::default();
     for second in 0..12 {
         let mut now = snapshot(second, 8);
         if dry_run {
             now.dry_run = true;
             now.would_be_rejections = std::mem::take(&mut now.rejections);
         }
-        now.rate_limits = vec![RateLimit {
+        now.rate_limits = vec![RateLimitSnapshot {
             name: "clientLimits/strict".to_owned(),
             allows: "each user: 5/s, burst 10".to_owned(),
             passed: second * 5,
@@ -254,23 +261,23 @@ fn crowded(dry_run: bool) -> Model {
                 rejections: 200,
                 error: 0,
             }],
-            ..RateLimit::default()
+            ..RateLimitSnapshot::default()
         }];
-        let rows = (0..40).map(|n| Talker {
+        let rows = (0..40).map(|n| TalkerStatus {
             name: format!("user-{n:02}"),
             requests: 100 - n,
             bytes: n,
-            ..Talker::default()
+            ..TalkerStatus::default()
         });
         now.talkers[0].rows = rows.collect();
-        model.heard(Message::Snapshot(Box::new(now)));
+        model.handle_update(StatusUpdate::Snapshot(Box::new(now)));
     }
     model
 }
 
 #[test]
-fn limits_are_a_block_of_their_own() {
-    let lines = drawn(&crowded(false), 140, 40);
+fn limits_have_a_panel_of_their_own() {
+    let lines = render_lines(&crowded_model(false), 140, 40);
     let at = lines
         .iter()
         .position(|line| line.contains("event and client limits 1"));
@@ -286,7 +293,7 @@ fn limits_are_a_block_of_their_own() {
     ] {
         assert!(row.contains(part), "{part}: {row}");
     }
-    let narrow = drawn(&crowded(false), 80, 40).join("\n");
+    let narrow = render_lines(&crowded_model(false), 80, 40).join("\n");
     assert!(
         narrow.contains("clientLimits/strict") && narrow.contains("bob· (200)"),
         "{narrow}"
@@ -295,11 +302,11 @@ fn limits_are_a_block_of_their_own() {
 
 #[test]
 fn every_talker_can_be_scrolled_to() {
-    let mut model = crowded(false);
-    model.ui.focus = Block::Talkers;
+    let mut model = crowded_model(false);
+    model.options.focus = Panel::Talkers;
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..40 {
-        let lines = drawn(&model, 100, 30);
+        let lines = render_lines(&model, 100, 30);
         let names = lines.iter().filter(|line| line.starts_with("user-"));
         seen.extend(names.map(|line| line[..7].to_owned()));
         press(&mut model, 'j');
@@ -308,15 +315,15 @@ fn every_talker_can_be_scrolled_to() {
     for _ in 0..3 {
         press(&mut model, 't'); // by bytes; from the top again
     }
-    let lines = drawn(&model, 100, 30);
+    let lines = render_lines(&model, 100, 30);
     let first = lines.iter().find(|line| line.starts_with("user-"));
     assert!(first.unwrap().starts_with("user-39"), "{lines:?}");
 }
 
 #[test]
-fn a_dry_run_is_no_alarm_and_says_what_would_be() {
-    let model = crowded(true);
-    let lines = drawn(&model, 140, 40);
+fn a_dry_run_shows_would_be_rejections_and_no_red() {
+    let model = crowded_model(true);
+    let lines = render_lines(&model, 140, 40);
     assert!(
         lines[0].contains("ready  DRY RUN: LEVELS REFUSE NOTHING"),
         "{}",
@@ -333,7 +340,7 @@ fn a_dry_run_is_no_alarm_and_says_what_would_be() {
     );
     assert!(lines[5].contains("WOULD-BE/S"), "{}", lines[5]);
     let mut terminal = Terminal::new(TestBackend::new(140, 12)).unwrap();
-    let mut red = |model: &Model| {
+    let mut red = |model: &TopModel| {
         terminal
             .draw(|frame| {
                 draw(frame, model, "http://weir");
@@ -345,24 +352,24 @@ fn a_dry_run_is_no_alarm_and_says_what_would_be() {
             .count()
     };
     assert_eq!(red(&model), 0);
-    assert!(red(&crowded(false)) > 0, "what is refused is red");
+    assert!(red(&crowded_model(false)) > 0, "what is refused is red");
 }
 
 #[test]
-fn what_is_scrolled_has_room_and_levels_keep_some() {
-    for focus in [Block::Levels, Block::Limits, Block::Talkers] {
+fn the_focused_panel_has_room_and_levels_keep_some() {
+    for focus in [Panel::Levels, Panel::Limits, Panel::Talkers] {
         for rest in 0..200 {
-            let (limits, talkers) = lists::lines(rest, 20, 40, focus);
+            let (limits, talkers) = lists::panel_heights(rest, 20, 40, focus);
             let least = 3.min(rest);
             assert!(
                 limits + talkers + least <= rest,
                 "{focus:?} {rest}: {limits} {talkers}"
             );
             if rest >= 9 {
-                assert!(focus != Block::Limits || limits >= 3);
-                assert!(focus != Block::Talkers || talkers >= 3);
+                assert!(focus != Panel::Limits || limits >= 3);
+                assert!(focus != Panel::Talkers || talkers >= 3);
             }
         }
     }
-    assert_eq!(lists::lines(40, 0, 0, Block::Levels), (0, 0));
+    assert_eq!(lists::panel_heights(40, 0, 0, Panel::Levels), (0, 0));
 }

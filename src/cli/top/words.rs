@@ -1,19 +1,19 @@
 //! Numbers and names as `weir top` writes them.
 
-use crate::cli::top::shown::float;
-use crate::limits::rates::RateLimit;
-use crate::observe::status::snapshot::Places;
-use crate::observe::status::snapshot::Snapshot;
+use crate::cli::top::shown::to_f64;
+use crate::limits::rates::RateLimitSnapshot;
+use crate::observe::status::snapshot::SlotsStatus;
+use crate::observe::status::snapshot::StatusSnapshot;
 
 /// The blocks that small plots are made of, the lowest first.
-const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// What `--flowcontrol-enforcement=DryRun` means, for who sees rejections.
-pub const DRY_RUN: &str = "dry run: levels refuse nothing";
+pub const DRY_RUN_LABEL: &str = "dry run: levels refuse nothing";
 
 /// Text that a client may have chosen, for a terminal: nothing in it moves the cursor or turns the line round.
 #[must_use]
-pub fn plain(text: &str) -> String {
+pub fn sanitize(text: &str) -> String {
     let harmless = |c: char| match c {
         '\u{200b}'..='\u{200f}'
         | '\u{2028}'..='\u{202e}'
@@ -42,14 +42,14 @@ pub fn rate(rate: f64) -> String {
 pub fn count(count: u64) -> String {
     match count {
         0..100_000 => count.to_string(),
-        100_000..10_000_000 => format!("{:.0}k", float(count) / 1e3),
-        _ => format!("{:.0}M", float(count) / 1e6),
+        100_000..10_000_000 => format!("{:.0}k", to_f64(count) / 1e3),
+        _ => format!("{:.0}M", to_f64(count) / 1e6),
     }
 }
 
 /// A time that something took.
 #[must_use]
-pub fn time(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     match seconds {
         ..=0.0 => "0".to_owned(),
         ..0.001 => "<1ms".to_owned(),
@@ -61,7 +61,7 @@ pub fn time(seconds: f64) -> String {
 
 /// A time that goes on, in seconds.
 #[must_use]
-pub fn span(seconds: u64) -> String {
+pub fn uptime(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -74,7 +74,7 @@ pub fn span(seconds: u64) -> String {
 /// So much data.
 #[must_use]
 pub fn bytes(bytes: u64) -> String {
-    let mut rest = float(bytes);
+    let mut rest = to_f64(bytes);
     for unit in ["B", "KiB", "MiB", "GiB"] {
         if rest < 1024.0 {
             return format!("{rest:.0} {unit}");
@@ -108,19 +108,19 @@ pub fn seats(in_use: u64, limit: Option<u32>) -> String {
 pub fn plot(values: &[f32], most: f32, width: usize) -> String {
     let from = values.len().saturating_sub(width);
     let shown = values.get(from..).unwrap_or_default();
-    let blocks = shown.iter().map(|&value| block(value, most));
+    let blocks = shown.iter().map(|&value| plot_block(value, most));
     let blank = std::iter::repeat_n(' ', width.saturating_sub(shown.len()));
     blank.chain(blocks).collect()
 }
 
 #[expect(clippy::as_conversions, reason = "between 0 and 7, and it saturates")]
-fn block(value: f32, most: f32) -> char {
+fn plot_block(value: f32, most: f32) -> char {
     if value <= 0.0 || most <= 0.0 {
         return ' ';
     }
     let height = (value / most * 8.0).ceil() as usize;
-    let last = BLOCKS.len() - 1;
-    BLOCKS
+    let last = PLOT_BLOCKS.len() - 1;
+    PLOT_BLOCKS
         .get(height.saturating_sub(1).min(last))
         .copied()
         .unwrap_or(' ')
@@ -128,7 +128,7 @@ fn block(value: f32, most: f32) -> char {
 
 /// The sum of one class of codes.
 #[must_use]
-pub fn of_class(snapshot: &Snapshot, class: u16) -> u64 {
+pub fn responses_of_class(snapshot: &StatusSnapshot, class: u16) -> u64 {
     let codes = snapshot.requests.by_code.iter();
     codes
         .filter(|(code, _)| **code / 100 == class)
@@ -138,45 +138,46 @@ pub fn of_class(snapshot: &Snapshot, class: u16) -> u64 {
 
 /// A limit's name, and whether it only counts.
 #[must_use]
-pub fn limit(limit: &RateLimit) -> String {
+pub fn limit_name(limit: &RateLimitSnapshot) -> String {
     let counts_only = if limit.dry_run { " (dry run)" } else { "" };
-    format!("{}{counts_only}", plain(&limit.name))
+    format!("{}{counts_only}", sanitize(&limit.name))
 }
 
 /// Whom a limit refused most, and how often.
 #[must_use]
-pub fn refused_most(limit: &RateLimit) -> String {
+pub fn top_rejected_key(limit: &RateLimitSnapshot) -> String {
     let first = limit.top.first();
     first.map_or_else(
         || "-".to_owned(),
-        |top| format!("{} ({})", plain(&top.key), count(top.rejections)),
+        |top| format!("{} ({})", sanitize(&top.key), count(top.rejections)),
     )
 }
 
 /// The kind of places that is fullest, and what holds most of it; nothing where none is taken.
 #[must_use]
-pub fn places(snapshot: &Snapshot) -> Option<String> {
+pub fn fullest_connection_budget(snapshot: &StatusSnapshot) -> Option<String> {
     let taken = snapshot.upstream.places.iter().filter(|of| of.taken > 0);
     let fullest = taken.max_by(|one, other| {
-        let fullness = |of: &Places| (u128::from(of.taken) << 64) / u128::from(of.total.max(1));
+        let fullness =
+            |of: &SlotsStatus| (u128::from(of.taken) << 64) / u128::from(of.total.max(1));
         fullness(one).cmp(&fullness(other))
     })?;
     let of = format!(
         "{} {}/{}",
-        plain(&fullest.kind),
+        sanitize(&fullest.kind),
         fullest.taken,
         fullest.total
     );
     let most = fullest.holders.iter().find(|holder| holder.by != "watches");
     Some(match most {
-        Some(most) => format!("{of} (most: {} {})", plain(&most.name), most.taken),
+        Some(most) => format!("{of} (most: {} {})", sanitize(&most.name), most.taken),
         None => of,
     })
 }
 
 /// What `/readyz` says, and whether that is good.
 #[must_use]
-pub fn readiness(snapshot: &Snapshot) -> (String, bool) {
+pub fn readiness(snapshot: &StatusSnapshot) -> (String, bool) {
     let readiness = &snapshot.readiness;
     match (readiness.ready, &readiness.upstream_failure) {
         _ if readiness.shutting_down => ("shutting down".to_owned(), false),
@@ -184,7 +185,7 @@ pub fn readiness(snapshot: &Snapshot) -> (String, bool) {
         _ if readiness.loop_failure.is_some() => {
             ("the upstream leads back to this weir".to_owned(), false)
         }
-        (_, Some(why)) => (format!("API server: {}", plain(why)), false),
+        (_, Some(why)) => (format!("API server: {}", sanitize(why)), false),
         (None, None) => ("asking the API server".to_owned(), true),
         (Some(false), None) => ("not ready".to_owned(), false),
     }
@@ -197,7 +198,7 @@ mod tests {
     #[test]
     fn a_name_cannot_move_the_cursor() {
         let name = "evil\x1b[2J\r\n\u{9b}31m\u{202e}fox ✓ü";
-        assert_eq!(plain(name), "evil·[2J···31m·fox ✓ü");
+        assert_eq!(sanitize(name), "evil·[2J···31m·fox ✓ü");
     }
 
     #[test]
@@ -211,18 +212,18 @@ mod tests {
             ["0", "99999", "100k", "12M"]
         );
         assert_eq!(
-            [0.0, 0.0002, 0.25, 1.25].map(time),
+            [0.0, 0.0002, 0.25, 1.25].map(duration),
             ["0", "<1ms", "250ms", "1.2s"]
         );
         assert_eq!(
-            [59, 61, 3600, 90_000].map(span),
+            [59, 61, 3600, 90_000].map(uptime),
             ["59s", "1m01s", "1h00m", "1d01h"]
         );
         assert_eq!([10, 2048, 5 << 20].map(bytes), ["10 B", "2 KiB", "5 MiB"]);
     }
 
     #[test]
-    fn a_plot_is_as_wide_as_asked_with_the_newest_at_its_end() {
+    fn a_plot_has_the_given_width_and_ends_with_the_newest_value() {
         assert_eq!(plot(&[0.0, 1.0, 4.0, 8.0], 8.0, 3), "▁▄█");
         assert_eq!(plot(&[8.0], 8.0, 3), "  █");
         assert_eq!(plot(&[], 0.0, 2), "  ");

@@ -13,12 +13,12 @@ use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tracing::warn;
 
-use super::snapshot::Snapshot;
+use super::snapshot::ConfigSnapshot;
 use crate::flowcontrol::allocation::AllocationError;
-use crate::flowcontrol::concurrency::Concurrency;
-use crate::flowcontrol::demand::Period;
-use crate::flowcontrol::in_flight::InFlight;
-use crate::flowcontrol::in_flight::Limits;
+use crate::flowcontrol::concurrency::ConcurrencyLimits;
+use crate::flowcontrol::demand::DemandPeriod;
+use crate::flowcontrol::in_flight::InFlightMetrics;
+use crate::flowcontrol::in_flight::UtilizationLimits;
 use crate::flowcontrol::level::PriorityLevel;
 use crate::flowcontrol::matching;
 use crate::flowcontrol::matching::Matcher;
@@ -29,15 +29,15 @@ use crate::request_info::RequestKind;
 #[derive(Debug)]
 pub(super) struct Configuration {
     matcher: Arc<Matcher>,
-    concurrency: Concurrency,
+    concurrency: ConcurrencyLimits,
     /// All levels that have ever been, by name.
-    levels: BTreeMap<String, Known>,
-    in_flight: Arc<InFlight>,
+    levels: BTreeMap<String, LevelEntry>,
+    in_flight: Arc<InFlightMetrics>,
     drained: Arc<Notify>,
 }
 
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct LevelEntry {
     pub(super) level: Arc<PriorityLevel>,
     /// Its object's; empty if there is none.
     pub(super) uid: String,
@@ -50,34 +50,39 @@ impl Configuration {
         now: Instant,
         server_concurrency_limit: u32,
         matcher: Matcher,
-        in_flight: &Arc<InFlight>,
+        in_flight: &Arc<InFlightMetrics>,
         drained: &Arc<Notify>,
-    ) -> (Self, Snapshot) {
+    ) -> (Self, ConfigSnapshot) {
         let mut configuration = Self {
             matcher: Arc::new(matcher),
-            concurrency: Concurrency::new(server_concurrency_limit),
+            concurrency: ConcurrencyLimits::new(server_concurrency_limit),
             levels: BTreeMap::new(),
             in_flight: Arc::clone(in_flight),
             drained: Arc::clone(drained),
         };
-        configuration.divide(now);
-        let snapshot = Snapshot::new(&configuration.matcher, &configuration.levels);
+        configuration.allocate_seats(now);
+        let snapshot = ConfigSnapshot::new(&configuration.matcher, &configuration.levels);
         (configuration, snapshot)
     }
 
     /// Goes by these objects from now on.
-    pub(super) fn replace(
+    pub(super) fn set_matcher(
         &mut self,
         now: Instant,
         matcher: Matcher,
-        published: &ArcSwap<Snapshot>,
+        published: &ArcSwap<ConfigSnapshot>,
     ) {
         self.matcher = Arc::new(matcher);
         self.digest(now, published);
     }
 
     /// Divides so many seats from now on.
-    pub(super) fn resize(&mut self, now: Instant, seats: u32, published: &ArcSwap<Snapshot>) {
+    pub(super) fn set_server_concurrency_limit(
+        &mut self,
+        now: Instant,
+        seats: u32,
+        published: &ArcSwap<ConfigSnapshot>,
+    ) {
         self.concurrency.set_server_concurrency_limit(seats);
         self.digest(now, published);
     }
@@ -86,36 +91,38 @@ impl Configuration {
     ///
     /// Seats are divided before anybody can come by the new configuration, and levels are closed
     /// after nobody comes by the old one. Only who was on the way in between meets a closed level.
-    pub(super) fn digest(&mut self, now: Instant, published: &ArcSwap<Snapshot>) {
-        self.divide(now);
-        published.store(Arc::new(Snapshot::new(&self.matcher, &self.levels)));
+    pub(super) fn digest(&mut self, now: Instant, published: &ArcSwap<ConfigSnapshot>) {
+        self.allocate_seats(now);
+        published.store(Arc::new(ConfigSnapshot::new(&self.matcher, &self.levels)));
         let mut late = false;
         for known in self.levels.values() {
-            if known.level.in_use() && !self.is_wanted(known.level.name()) {
+            if known.level.is_in_use() && !self.is_configured(known.level.name()) {
                 let was_idle = !self.has_seats(known.level.name());
                 late |= !known.level.close(now) && was_idle;
             }
         }
         if late {
-            self.divide(now); // a request slipped into a level that was taken to have gone
+            self.allocate_seats(now); // a request slipped into a level that was taken to have gone
         }
     }
 
     /// Ends a period of borrowing.
     pub(super) fn adjust(&mut self, now: Instant) {
         let levels = &self.levels;
-        let adjusted = self.concurrency.adjust(|name| demand(levels, now, name));
-        self.install(now, adjusted);
+        let adjusted = self
+            .concurrency
+            .adjust(|name| end_demand_period(levels, now, name));
+        self.apply_limits(now, adjusted);
     }
 
     /// The levels that are in use, by name.
-    pub(super) fn in_use(&self) -> Vec<Arc<PriorityLevel>> {
-        let levels = self.all().into_iter();
-        levels.filter(|level| level.in_use()).collect()
+    pub(super) fn levels_in_use(&self) -> Vec<Arc<PriorityLevel>> {
+        let levels = self.all_levels().into_iter();
+        levels.filter(|level| level.is_in_use()).collect()
     }
 
     /// Also those that are gone, by name.
-    pub(super) fn all(&self) -> Vec<Arc<PriorityLevel>> {
+    pub(super) fn all_levels(&self) -> Vec<Arc<PriorityLevel>> {
         self.levels
             .values()
             .map(|known| Arc::clone(&known.level))
@@ -126,37 +133,37 @@ impl Configuration {
         self.concurrency.fair_fraction()
     }
 
-    fn divide(&mut self, now: Instant) {
+    fn allocate_seats(&mut self, now: Instant) {
         let matcher = Arc::clone(&self.matcher);
         for level in matcher.levels() {
-            self.open(now, level);
+            self.open_level(now, level);
         }
-        let draining = |known: &&Known| known.level.in_use() && !known.level.is_idle();
+        let draining = |known: &&LevelEntry| known.level.is_in_use() && !known.level.is_idle();
         let specs = self
             .levels
             .values()
-            .filter(|known| self.is_wanted(known.level.name()) || draining(known))
+            .filter(|known| self.is_configured(known.level.name()) || draining(known))
             .map(|known| known.spec.clone())
             .collect();
         let levels = &self.levels;
         let divided = self
             .concurrency
-            .configure(specs, |name| demand(levels, now, name));
-        self.install(now, divided);
-        let limits = Limits {
-            running: Some(self.concurrency.nominal_limit_sum()),
-            waiting: Some(self.places()),
+            .configure(specs, |name| end_demand_period(levels, now, name));
+        self.apply_limits(now, divided);
+        let limits = UtilizationLimits {
+            executing: Some(self.concurrency.nominal_limit_sum()),
+            waiting: Some(self.queue_capacity()),
         };
         for kind in RequestKind::ALL {
             self.in_flight.set_limits(kind, now, limits);
         }
     }
 
-    fn open(&mut self, now: Instant, level: &matching::Level) {
+    fn open_level(&mut self, now: Instant, level: &matching::CompiledLevel) {
         let spec = &level.spec;
         match self.levels.get_mut(&spec.name) {
             // What it was when there was an object.
-            Some(known) if level.imagined && known.level.in_use() => {}
+            Some(known) if level.imagined && known.level.is_in_use() => {}
             Some(known) => {
                 known.level.open(now, spec.queuing);
                 (known.uid, known.spec) = (level.uid.clone(), spec.clone());
@@ -165,7 +172,7 @@ impl Configuration {
                 let Self {
                     in_flight, drained, ..
                 } = self;
-                let known = Known {
+                let known = LevelEntry {
                     level: PriorityLevel::new(&spec.name, now, spec.queuing, in_flight, drained),
                     uid: level.uid.clone(),
                     spec: spec.clone(),
@@ -175,19 +182,19 @@ impl Configuration {
         }
     }
 
-    fn install(&self, now: Instant, divided: Result<(), AllocationError>) {
+    fn apply_limits(&self, now: Instant, divided: Result<(), AllocationError>) {
         if let Err(why) = divided {
             warn!(%why, "priority levels keep the seats they have: these cannot be divided");
         }
         for seats in self.concurrency.levels() {
             if let Some(known) = self.levels.get(&seats.spec.name) {
-                let denominator = self.concurrency.denominator(seats);
-                known.level.install(now, seats, denominator);
+                let denominator = self.concurrency.utilization_denominator(seats);
+                known.level.apply_limits(now, seats, denominator);
             }
         }
     }
 
-    fn is_wanted(&self, name: &str) -> bool {
+    fn is_configured(&self, name: &str) -> bool {
         let levels = self.matcher.levels();
         levels
             .binary_search_by(|level| level.spec.name.as_str().cmp(name))
@@ -200,7 +207,7 @@ impl Configuration {
     }
 
     /// The requests that all queues together may hold.
-    fn places(&self) -> u64 {
+    fn queue_capacity(&self) -> u64 {
         let levels = self.concurrency.levels().iter();
         let places = levels.map(|level| match level.spec.queuing {
             Queuing::Queue {
@@ -214,14 +221,18 @@ impl Configuration {
 }
 
 /// The demand since the last period's end; of a level that is unknown, none.
-fn demand(levels: &BTreeMap<String, Known>, now: Instant, name: &str) -> Period {
+fn end_demand_period(
+    levels: &BTreeMap<String, LevelEntry>,
+    now: Instant,
+    name: &str,
+) -> DemandPeriod {
     levels.get(name).map_or(
-        Period {
+        DemandPeriod {
             seconds: 0.0,
             min: 0.0,
             max: 0.0,
             moments: None,
         },
-        |known| known.level.end_period(now),
+        |known| known.level.end_demand_period(now),
     )
 }

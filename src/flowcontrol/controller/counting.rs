@@ -10,27 +10,27 @@ use tokio::sync::Notify;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::lock;
-use crate::flowcontrol::count_schedule::Call;
+use crate::flowcontrol::count_schedule::CountCall;
+use crate::flowcontrol::count_schedule::CountOutcome;
 use crate::flowcontrol::count_schedule::CountSchedule;
-use crate::flowcontrol::count_schedule::Countable;
-use crate::flowcontrol::count_schedule::Next;
-use crate::flowcontrol::count_schedule::Outcome;
-use crate::flowcontrol::object_counts::is_of_objects;
+use crate::flowcontrol::count_schedule::CountableResource;
+use crate::flowcontrol::count_schedule::NextCountCall;
+use crate::flowcontrol::object_counts::lists_objects;
 use crate::flowcontrol::work_estimate::depends_on_count;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 
 /// What the controller keeps for it.
-pub(super) struct Counting {
+pub(super) struct ObjectCounting {
     /// Whether counts are asked for at all. Nothing is noted before.
     enabled: AtomicBool,
     schedule: Mutex<CountSchedule>,
     /// A resource was listed for the first time.
-    listed: Notify,
+    resource_listed: Notify,
     calls: IntCounterVec,
 }
 
-impl Counting {
+impl ObjectCounting {
     pub(super) fn new(registry: &Registry) -> Self {
         let calls = registry.counters(
             "weir_object_count_calls_total",
@@ -40,29 +40,29 @@ impl Counting {
         Self {
             enabled: AtomicBool::new(false),
             schedule: Mutex::new(CountSchedule::new(Clock.now())),
-            listed: Notify::new(),
+            resource_listed: Notify::new(),
             calls,
         }
     }
 
-    fn enabled(&self) -> bool {
+    fn is_enabled(&self) -> bool {
         self.enabled.load(Ordering::Relaxed)
     }
 }
 
 impl Controller {
     /// Notes from now on which resources are listed, for [`Controller::next_count_call`].
-    pub fn ask_for_counts(&self) {
-        self.counting.enabled.store(true, Ordering::Relaxed);
+    pub fn enable_object_counting(&self) {
+        self.object_counting.enabled.store(true, Ordering::Relaxed);
     }
 
     /// Takes in that the API server answered this request 200.
-    pub fn answered(&self, info: &RequestInfo<'_>) {
-        if !self.counting.enabled() || !is_of_objects(info) || !depends_on_count(info) {
+    pub fn record_listed_resource(&self, info: &RequestInfo<'_>) {
+        if !self.object_counting.is_enabled() || !lists_objects(info) || !depends_on_count(info) {
             return;
         }
-        if lock(&self.counting.schedule).listed(Clock.now(), info) {
-            self.counting.listed.notify_one();
+        if lock(&self.object_counting.schedule).record_list(Clock.now(), info) {
+            self.object_counting.resource_listed.notify_one();
         }
     }
 
@@ -70,45 +70,48 @@ impl Controller {
     /// number is known.
     #[must_use]
     pub fn lacks_size(&self, info: &RequestInfo<'_>) -> bool {
-        self.counting.enabled()
-            && is_of_objects(info)
-            && lock(&self.objects).lacks_size(info.api_group(), info.resource())
+        self.object_counting.is_enabled()
+            && lists_objects(info)
+            && lock(&self.object_counts).lacks_size(info.api_group(), info.resource())
     }
 
     /// What to ask the API server next, and when.
     #[must_use]
-    pub fn next_count_call(&self) -> Next {
+    pub fn next_count_call(&self) -> NextCountCall {
         let now = Clock.now();
-        lock(&self.counting.schedule).next(now, |of| {
-            lock(&self.objects).wants_count(now, of.group.as_bytes(), of.resource.as_bytes())
+        lock(&self.object_counting.schedule).next(now, |of| {
+            lock(&self.object_counts).needs_count(now, of.group.as_bytes(), of.resource.as_bytes())
         })
     }
 
     /// Takes in how that call ended.
-    pub fn count_call_ended(&self, call: &Call, outcome: Outcome) {
+    pub fn finish_count_call(&self, call: &CountCall, outcome: CountOutcome) {
         let result = match outcome {
-            Outcome::Allowed => "allowed",
-            Outcome::Denied => "denied",
-            Outcome::NoReviews => "no-reviews",
-            Outcome::Counted => "counted",
-            Outcome::Uncountable => "uncountable",
-            Outcome::Failed => "failed",
+            CountOutcome::Allowed => "allowed",
+            CountOutcome::Denied => "denied",
+            CountOutcome::NoReviews => "no-reviews",
+            CountOutcome::Counted => "counted",
+            CountOutcome::Uncountable => "uncountable",
+            CountOutcome::Failed => "failed",
         };
-        self.counting.calls.with_label_values(&[result]).inc();
-        lock(&self.counting.schedule).ended(Clock.now(), call, outcome);
+        self.object_counting
+            .calls
+            .with_label_values(&[result])
+            .inc();
+        lock(&self.object_counting.schedule).record_outcome(Clock.now(), call, outcome);
     }
 
     /// Takes in how many objects there are of a resource that was asked about.
-    pub fn learn_asked(&self, of: &Countable, count: u64) {
+    pub fn record_polled_count(&self, of: &CountableResource, count: u64) {
         let (group, resource) = (of.group.as_bytes(), of.resource.as_bytes());
-        lock(&self.objects).learn_asked(Clock.now(), group, resource, count);
+        lock(&self.object_counts).record_polled_count(Clock.now(), group, resource, count);
     }
 
     /// Waits until a resource is listed for the first time.
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn newly_listed(&self) {
-        self.counting.listed.notified().await;
+    pub async fn wait_for_new_resource(&self) {
+        self.object_counting.resource_listed.notified().await;
     }
 }

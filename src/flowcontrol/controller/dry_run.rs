@@ -15,54 +15,66 @@ use tokio::time::timeout_at;
 use tracing::info;
 
 use crate::clock::Clock;
-use crate::flowcontrol::level::Place;
-use crate::flowcontrol::level::Route;
-use crate::flowcontrol::queue_set::Reason;
-use crate::sparingly::Sparingly;
+use crate::flowcontrol::level::SchemaRoute;
+use crate::flowcontrol::level::SeatPermit;
+use crate::flowcontrol::queue_set::RejectReason;
+use crate::sparingly::LogLimiter;
 
 /// The real request. Its drop is its end.
 #[derive(Debug)]
-pub(super) struct Played {
-    began: Instant,
+pub(super) struct SimulatedRequest {
+    started: Instant,
     /// Takes the time for which it ran.
-    ran: Option<oneshot::Sender<Duration>>,
+    run_time_tx: Option<oneshot::Sender<Duration>>,
 }
 
-impl Played {
+impl SimulatedRequest {
     /// Plays the part of a request that really began `now` and waits at most `until`.
-    pub(super) fn start(place: Place, now: Instant, until: Instant, log: &Arc<Sparingly>) -> Self {
+    pub(super) fn start(
+        place: SeatPermit,
+        now: Instant,
+        until: Instant,
+        log: &Arc<LogLimiter>,
+    ) -> Self {
         let (ran, told) = oneshot::channel();
-        tokio::spawn(play(place, until, told, Arc::clone(log)));
+        tokio::spawn(simulate(place, until, told, Arc::clone(log)));
         Self {
-            began: now,
-            ran: Some(ran),
+            started: now,
+            run_time_tx: Some(ran),
         }
     }
 
     /// Whether it has left the queue on paper.
-    pub(super) fn timed_out(&self) -> bool {
-        self.ran.as_ref().is_some_and(oneshot::Sender::is_closed)
+    pub(super) fn is_timed_out(&self) -> bool {
+        self.run_time_tx
+            .as_ref()
+            .is_some_and(oneshot::Sender::is_closed)
     }
 
-    fn tell(&mut self, end: Instant) {
-        if let Some(ran) = self.ran.take() {
+    fn finish(&mut self, end: Instant) {
+        if let Some(ran) = self.run_time_tx.take() {
             // If nobody listens, it was refused on paper.
-            let _ = ran.send(end.saturating_duration_since(self.began));
+            let _ = ran.send(end.saturating_duration_since(self.started));
         }
     }
 }
 
-impl Drop for Played {
+impl Drop for SimulatedRequest {
     fn drop(&mut self) {
-        if self.ran.is_some() {
-            self.tell(Clock.now());
+        if self.run_time_tx.is_some() {
+            self.finish(Clock.now());
         }
     }
 }
 
 /// Says what would have become of a request, if nothing has been said for a while.
-pub(super) fn tell(log: &Sparingly, now: Instant, route: &Route, reason: Reason) {
-    if let Some(more) = log.may_say(now) {
+pub(super) fn log_rejection(
+    log: &LogLimiter,
+    now: Instant,
+    route: &SchemaRoute,
+    reason: RejectReason,
+) {
+    if let Some(more) = log.try_log(now) {
         info!(
             flow_schema = route.flow_schema.name,
             priority_level = route.priority_level.name,
@@ -73,16 +85,16 @@ pub(super) fn tell(log: &Sparingly, now: Instant, route: &Route, reason: Reason)
     }
 }
 
-async fn play(
-    mut place: Place,
+async fn simulate(
+    mut place: SeatPermit,
     until: Instant,
     ran: oneshot::Receiver<Duration>,
-    log: Arc<Sparingly>,
+    log: Arc<LogLimiter>,
 ) {
-    let turn = timeout_at(until.into(), place.turn()).await;
+    let turn = timeout_at(until.into(), place.wait_for_dispatch()).await;
     let now = Clock.now();
     if turn.is_err() && place.cancel(now).is_some() {
-        tell(&log, now, place.route(), Reason::TimeOut);
+        log_rejection(&log, now, place.route(), RejectReason::TimeOut);
         return;
     }
     if let Ok(time) = ran.await {

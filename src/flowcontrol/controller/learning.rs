@@ -5,107 +5,107 @@ use std::sync::Arc;
 use tokio::time::sleep;
 
 use crate::api::event_scan::InitialEvents;
-use crate::api::list_scan::Coding;
-use crate::api::list_scan::Summary;
+use crate::api::list_scan::ListSummary;
+use crate::api::list_scan::MediaType;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::lock;
 use crate::flowcontrol::list_samples::ListRequest;
-use crate::flowcontrol::list_samples::Sampling;
-use crate::flowcontrol::object_counts::ListAnswer;
-use crate::flowcontrol::object_counts::Measure;
+use crate::flowcontrol::list_samples::ListSampleBuilder;
+use crate::flowcontrol::object_counts::ListResponse;
+use crate::flowcontrol::object_counts::SizeAccuracy;
 use crate::flowcontrol::resource_metrics::ResourceMetrics;
 
 /// What an object in protobuf is longer by in storage than in a list: `k8s`, apiVersion and kind are around it there (15 bytes
 /// and their lengths), the list's own tag (3) and the version (about 8) are not.
-const AROUND_STORED: u64 = 16;
+const STORAGE_OVERHEAD_BYTES: u64 = 16;
 
 impl Controller {
     /// Takes in the answer to a list.
-    pub fn learn(&self, list: &ListRequest, summary: Summary) {
-        let Summary {
+    pub fn record_list_response(&self, list: &ListRequest, summary: ListSummary) {
+        let ListSummary {
             items,
             remaining_items,
-            continues,
+            has_continue_token: continues,
             bytes,
-            abridged,
-            coding,
+            transformed: abridged,
+            media_type: coding,
         } = summary;
-        let measure = measure(coding, abridged, list);
+        let measure = size_accuracy(coding, abridged, list);
         let around = match measure {
-            Measure::Protobuf => items.saturating_mul(AROUND_STORED),
-            Measure::Abridged | Measure::Text | Measure::Server => 0,
+            SizeAccuracy::Protobuf => items.saturating_mul(STORAGE_OVERHEAD_BYTES),
+            SizeAccuracy::Abridged | SizeAccuracy::Text | SizeAccuracy::Server => 0,
         };
-        let answer = ListAnswer {
+        let answer = ListResponse {
             items,
             remaining_items,
-            continues,
+            has_continue: continues,
             bytes: bytes.saturating_add(around),
-            measure,
+            accuracy: measure,
         };
         if let Some(info) = list.info() {
-            lock(&self.objects).learn(Clock.now(), &info, answer);
+            lock(&self.object_counts).record_list(Clock.now(), &info, answer);
         }
     }
 
     /// Takes in what a watch sent of what there was when it began: all of it if that is `complete`, at least so much if it is
     /// not.
-    pub fn learn_initial(
+    pub fn record_initial_events(
         &self,
         watch: &ListRequest,
         events: InitialEvents,
-        coding: Coding,
+        coding: MediaType,
         complete: bool,
     ) {
-        let answer = ListAnswer {
+        let answer = ListResponse {
             items: events.objects,
             remaining_items: complete.then_some(0),
-            continues: !complete,
+            has_continue: !complete,
             bytes: events.bytes,
-            measure: measure(coding, events.abridged, watch),
+            accuracy: size_accuracy(coding, events.transformed, watch),
         };
         if let Some(info) = watch.info() {
-            lock(&self.objects).learn(Clock.now(), &info, answer);
+            lock(&self.object_counts).record_list(Clock.now(), &info, answer);
         }
     }
 
     /// Takes in what kube-apiserver has counted itself: it goes before what is learned from answers for three minutes.
-    pub fn learn_counted(&self, metrics: &ResourceMetrics) {
-        lock(&self.objects).learn_counted(Clock.now(), metrics.counted());
+    pub fn record_server_counts(&self, metrics: &ResourceMetrics) {
+        lock(&self.object_counts).record_server_counts(Clock.now(), metrics.counts());
     }
 
     /// Begins a compressed answer to a list; it is read by [`Controller::run`] when it has ended.
     #[must_use]
-    pub fn sample(&self, list: ListRequest, coding: Coding) -> Sampling {
-        Arc::clone(&self.samples).begin(list, coding)
+    pub fn start_list_sample(&self, list: ListRequest, coding: MediaType) -> ListSampleBuilder {
+        Arc::clone(&self.list_samples).start_sample(list, coding)
     }
 
     /// Reads compressed answers, one after another, at a bounded rate. Runs until it is dropped.
-    pub(super) async fn read_samples(&self) {
+    pub(super) async fn process_list_samples(&self) {
         loop {
-            let sample = self.samples.next().await;
-            if self.has_just_learned(sample.list()) {
+            let sample = self.list_samples.next().await;
+            if self.has_fresh_size(sample.list()) {
                 continue;
             }
-            let (summary, time) = sample.read().await;
+            let (summary, time) = sample.scan().await;
             if let Some(summary) = summary {
-                self.learn(sample.list(), summary);
+                self.record_list_response(sample.list(), summary);
             }
             drop(sample); // it takes room
             sleep(time).await;
         }
     }
 
-    fn has_just_learned(&self, list: &ListRequest) -> bool {
+    fn has_fresh_size(&self, list: &ListRequest) -> bool {
         list.info()
-            .is_none_or(|info| lock(&self.objects).has_just_learned(Clock.now(), &info))
+            .is_none_or(|info| lock(&self.object_counts).has_fresh_size(Clock.now(), &info))
     }
 }
 
-fn measure(coding: Coding, abridged: bool, list: &ListRequest) -> Measure {
+fn size_accuracy(coding: MediaType, abridged: bool, list: &ListRequest) -> SizeAccuracy {
     match coding {
-        _ if abridged || !list.whole_objects => Measure::Abridged,
-        Coding::Json | Coding::Cbor => Measure::Text,
-        Coding::Protobuf => Measure::Protobuf,
+        _ if abridged || !list.whole_objects => SizeAccuracy::Abridged,
+        MediaType::Json | MediaType::Cbor => SizeAccuracy::Text,
+        MediaType::Protobuf => SizeAccuracy::Protobuf,
     }
 }

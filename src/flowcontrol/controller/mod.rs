@@ -35,55 +35,55 @@ use tokio::time::interval;
 use tokio::time::timeout_at;
 use tracing::debug;
 
-use self::admitted::OnPaper;
-use self::admitted::Watching;
+use self::admitted::DryRun;
+use self::admitted::WatchGuard;
 use self::configuration::Configuration;
-use self::counting::Counting;
-use self::dry_run::Played;
-use self::snapshot::Snapshot;
+use self::counting::ObjectCounting;
+use self::dry_run::SimulatedRequest;
+use self::snapshot::ConfigSnapshot;
 use crate::api::UserInfo;
 use crate::api::flowcontrol::Object;
 use crate::clock::Clock;
 use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
-use crate::flowcontrol::in_flight::InFlight;
-use crate::flowcontrol::in_flight::PEAKS_EVERY;
-use crate::flowcontrol::level::Arrived;
-use crate::flowcontrol::level::Arriving;
-use crate::flowcontrol::level::Place;
+use crate::flowcontrol::in_flight::InFlightMetrics;
+use crate::flowcontrol::in_flight::PEAK_UPDATE_PERIOD;
+use crate::flowcontrol::level::ArrivalError;
+use crate::flowcontrol::level::ArrivalOutcome;
+use crate::flowcontrol::level::ArrivingRequest;
+use crate::flowcontrol::level::LevelSummary;
 use crate::flowcontrol::level::PriorityLevel;
-use crate::flowcontrol::level::Refused;
-use crate::flowcontrol::level::Route;
-use crate::flowcontrol::level::Summary;
-use crate::flowcontrol::list_samples::Samples;
+use crate::flowcontrol::level::SchemaRoute;
+use crate::flowcontrol::level::SeatPermit;
+use crate::flowcontrol::list_samples::ListSampleQueue;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::matching::RequestDigest;
 use crate::flowcontrol::metrics;
 use crate::flowcontrol::object_counts::ObjectCounts;
-use crate::flowcontrol::queue_set::Reason;
+use crate::flowcontrol::queue_set::RejectReason;
 use crate::flowcontrol::seats::WorkEstimate;
 use crate::flowcontrol::watch_tracker::WatchTracker;
+use crate::flowcontrol::work_estimate::EstimateContext;
 use crate::flowcontrol::work_estimate::ObjectStats;
-use crate::flowcontrol::work_estimate::Surroundings;
 use crate::flowcontrol::work_estimate::estimate;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
-use crate::sparingly::Sparingly;
+use crate::sparingly::LogLimiter;
 
-pub use self::admitted::Admitted;
-pub use self::admitted::Decision;
-pub use self::admitted::Rejected;
+pub use self::admitted::AdmissionPermit;
+pub use self::admitted::AdmissionRejection;
+pub use self::admitted::FlowControlDecision;
 
 /// No request waits longer, whatever its deadline (Kubernetes 1.36,
 /// `server/filters/priority-and-fairness.go`).
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const MAX_QUEUE_WAIT: Duration = Duration::from_secs(60);
 
 /// A request may spend this part of its time in a queue: a quarter (in the same place).
-const WAIT_PART: u32 = 4;
+const QUEUE_WAIT_DIVISOR: u32 = 4;
 
 /// What the controller is told once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct ControllerConfig {
     /// The seats of all levels together: `--max-requests-inflight` and
     /// `--max-mutating-requests-inflight` added up.
     pub server_concurrency_limit: u32,
@@ -98,7 +98,7 @@ pub struct Config {
 
 /// When a request is asked about.
 #[derive(Clone, Copy, Debug)]
-pub struct Times {
+pub struct RequestTimes {
     /// Now.
     pub now: Instant,
     /// When it came: what it may wait is counted from there.
@@ -107,7 +107,7 @@ pub struct Times {
     pub deadline: Option<Instant>,
 }
 
-impl Times {
+impl RequestTimes {
     /// Of a request that came just now and has no deadline.
     #[must_use]
     pub const fn at(now: Instant) -> Self {
@@ -130,31 +130,31 @@ pub enum Enforcement {
 
 /// All priority levels, and the way to them.
 pub struct Controller {
-    config: Config,
-    snapshot: ArcSwap<Snapshot>,
+    config: ControllerConfig,
+    snapshot: ArcSwap<ConfigSnapshot>,
     /// No request takes it. Held while the configuration changes and seats are divided.
     configuration: Mutex<Configuration>,
     /// Told when a level that was to go has drained.
     drained: Arc<Notify>,
-    in_flight: Arc<InFlight>,
-    watches: Arc<Mutex<WatchTracker>>,
-    objects: Mutex<ObjectCounts>,
-    samples: Arc<Samples>,
-    counting: Counting,
+    in_flight: Arc<InFlightMetrics>,
+    watch_tracker: Arc<Mutex<WatchTracker>>,
+    object_counts: Mutex<ObjectCounts>,
+    list_samples: Arc<ListSampleQueue>,
+    object_counting: ObjectCounting,
     /// What is said of refusals on paper.
-    paper_log: Arc<Sparingly>,
+    dry_run_log: Arc<LogLimiter>,
     /// All seats, as a metric.
-    seats: IntGauge,
+    seats_gauge: IntGauge,
 }
 
 /// A request that has been led to its level.
-struct Led {
-    arrived: Arrived,
+struct RoutedRequest {
+    arrival: ArrivalOutcome,
     work: WorkEstimate,
 }
 
 /// Answers what the estimate asks, and remembers what it said.
-struct Asked<'c> {
+struct ControllerContext<'c> {
     controller: &'c Controller,
     now: Instant,
     watches: Cell<Option<u32>>,
@@ -164,12 +164,12 @@ impl Controller {
     /// A controller that goes by these objects and shows itself in `registry`.
     #[must_use]
     pub fn new<'o>(
-        config: Config,
+        config: ControllerConfig,
         objects: impl IntoIterator<Item = &'o Object>,
         registry: &Registry,
     ) -> Arc<Self> {
         let now = Clock.now();
-        let in_flight = InFlight::new(registry);
+        let in_flight = InFlightMetrics::new(registry);
         let drained = Arc::new(Notify::new());
         let seats = config.server_concurrency_limit;
         let shown = registry.gauge(
@@ -177,7 +177,7 @@ impl Controller {
             "Seats of all levels together, where priority and fairness is what limits.",
         );
         shown.set(seats.into());
-        let matcher = compile(objects);
+        let matcher = compile_matcher(objects);
         let (configuration, snapshot) =
             Configuration::new(now, seats, matcher, &in_flight, &drained);
         let controller = Arc::new(Self {
@@ -186,12 +186,12 @@ impl Controller {
             configuration: Mutex::new(configuration),
             drained,
             in_flight,
-            watches: Arc::default(),
-            objects: Mutex::default(),
-            samples: Arc::default(),
-            counting: Counting::new(registry),
-            paper_log: Arc::default(),
-            seats: shown,
+            watch_tracker: Arc::default(),
+            object_counts: Mutex::default(),
+            list_samples: Arc::default(),
+            object_counting: ObjectCounting::new(registry),
+            dry_run_log: Arc::default(),
+            seats_gauge: shown,
         });
         metrics::register(&controller, registry);
         controller
@@ -214,54 +214,57 @@ impl Controller {
         &self,
         info: &RequestInfo<'_>,
         user: &UserInfo,
-        times: Times,
-    ) -> Result<Admitted, Rejected> {
+        times: RequestTimes,
+    ) -> Result<AdmissionPermit, AdmissionRejection> {
         let now = times.now;
-        let until = self.wait_limit(times);
-        let Led { arrived, work } = match (self.lead(now, info, user), self.config.enforcement) {
+        let until = self.queue_deadline(times);
+        let RoutedRequest {
+            arrival: arrived,
+            work,
+        } = match (self.route_request(now, info, user), self.config.enforcement) {
             (Ok(led), _) => led,
             (Err(rejected), Enforcement::Enforce) => return Err(rejected),
             (Err(rejected), Enforcement::DryRun) => {
                 let work = rejected.work;
-                dry_run::tell(&self.paper_log, now, &rejected.route, rejected.reason);
-                let on_paper = OnPaper::Refused(rejected.reason);
-                let place = Place::none(rejected.route);
-                return Ok(self.admitted(info, place, on_paper, work, Duration::ZERO));
+                dry_run::log_rejection(&self.dry_run_log, now, &rejected.route, rejected.reason);
+                let on_paper = DryRun::Rejected(rejected.reason);
+                let place = SeatPermit::empty(rejected.route);
+                return Ok(self.build_admitted(info, place, on_paper, work, Duration::ZERO));
             }
         };
         let (place, on_paper, queue_wait) = match (arrived, self.config.enforcement) {
-            (Arrived::Seated(place), _) => (place, OnPaper::Same, Duration::ZERO),
-            (Arrived::Queued(place), Enforcement::Enforce) => {
-                let turn = await_turn(place, until).await;
+            (ArrivalOutcome::Executing(place), _) => (place, DryRun::Admitted, Duration::ZERO),
+            (ArrivalOutcome::Queued(place), Enforcement::Enforce) => {
+                let turn = wait_for_dispatch_until(place, until).await;
                 let waited = Clock.now().saturating_duration_since(now);
-                let place = turn.map_err(|(route, retry_after)| Rejected {
+                let place = turn.map_err(|(route, retry_after)| AdmissionRejection {
                     route,
-                    reason: Reason::TimeOut,
+                    reason: RejectReason::TimeOut,
                     retry_after,
                     work,
                     queue_wait: waited,
                 })?;
-                (place, OnPaper::Same, waited)
+                (place, DryRun::Admitted, waited)
             }
-            (Arrived::Queued(place), Enforcement::DryRun) => {
-                let none = Place::none(Arc::clone(place.route()));
-                let played = Played::start(place, now, until, &self.paper_log);
-                (none, OnPaper::Played(played), Duration::ZERO)
+            (ArrivalOutcome::Queued(place), Enforcement::DryRun) => {
+                let none = SeatPermit::empty(Arc::clone(place.route()));
+                let played = SimulatedRequest::start(place, now, until, &self.dry_run_log);
+                (none, DryRun::Queued(played), Duration::ZERO)
             }
         };
-        Ok(self.admitted(info, place, on_paper, work, queue_wait))
+        Ok(self.build_admitted(info, place, on_paper, work, queue_wait))
     }
 
     /// Goes by these objects from now on. Whoever waits goes on waiting where he is.
     pub fn configure<'o>(&self, now: Instant, objects: impl IntoIterator<Item = &'o Object>) {
-        let matcher = compile(objects);
-        lock(&self.configuration).replace(now, matcher, &self.snapshot);
+        let matcher = compile_matcher(objects);
+        lock(&self.configuration).set_matcher(now, matcher, &self.snapshot);
     }
 
     /// Divides so many seats among the levels from now on.
     pub fn set_server_concurrency_limit(&self, now: Instant, seats: u32) {
-        lock(&self.configuration).resize(now, seats, &self.snapshot);
-        self.seats.set(seats.into());
+        lock(&self.configuration).set_server_concurrency_limit(now, seats, &self.snapshot);
+        self.seats_gauge.set(seats.into());
     }
 
     /// Moves seats between levels by their demand; to be called every
@@ -280,13 +283,13 @@ impl Controller {
     /// # Cancel safety
     /// Nothing is left half done.
     pub async fn run(&self) {
-        tokio::join!(self.keep(), self.read_samples());
+        tokio::join!(self.run_maintenance(), self.process_list_samples());
     }
 
-    async fn keep(&self) {
+    async fn run_maintenance(&self) {
         let mut adjustments = interval(BORROWING_ADJUSTMENT_PERIOD);
         adjustments.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut peaks = interval(PEAKS_EVERY);
+        let mut peaks = interval(PEAK_UPDATE_PERIOD);
         loop {
             tokio::select! {
                 _ = adjustments.tick() => self.adjust(Clock.now()),
@@ -300,55 +303,60 @@ impl Controller {
 
     /// Each level that is in use in a few numbers, by name.
     #[must_use]
-    pub fn summaries(&self) -> Vec<Summary> {
+    pub fn summaries(&self) -> Vec<LevelSummary> {
         let levels = self.levels().into_iter();
         levels.map(|level| level.summary()).collect()
     }
 
     /// The levels that are in use, by name.
     pub(super) fn levels(&self) -> Vec<Arc<PriorityLevel>> {
-        lock(&self.configuration).in_use()
+        lock(&self.configuration).levels_in_use()
     }
 
     /// Also those that are gone, by name; and the `seat_fair_frac` of the last adjustment.
-    pub(super) fn counted(&self) -> (Vec<Arc<PriorityLevel>>, f64) {
+    pub(super) fn levels_and_fair_fraction(&self) -> (Vec<Arc<PriorityLevel>>, f64) {
         let configuration = lock(&self.configuration);
-        (configuration.all(), configuration.fair_fraction())
+        (configuration.all_levels(), configuration.fair_fraction())
     }
 
     /// Until when the request may wait: counted from its arrival, not from its turn to be admitted.
-    fn wait_limit(&self, times: Times) -> Instant {
-        let Times {
+    fn queue_deadline(&self, times: RequestTimes) -> Instant {
+        let RequestTimes {
             arrived, deadline, ..
         } = times;
         let time = deadline.map_or(self.config.request_timeout, |deadline| {
             deadline.saturating_duration_since(arrived)
         });
-        arrived + (time / WAIT_PART).min(LONGEST_WAIT)
+        arrived + (time / QUEUE_WAIT_DIVISOR).min(MAX_QUEUE_WAIT)
     }
 
     /// Whether the request would be led to a level that neither queues nor refuses.
     #[must_use]
-    pub fn exempts(&self, info: &RequestInfo<'_>, user: &UserInfo) -> bool {
+    pub fn is_exempt(&self, info: &RequestInfo<'_>, user: &UserInfo) -> bool {
         let snapshot = self.snapshot.load();
         let classified = snapshot.matcher.classify(&RequestDigest::new(info, user));
         classified.level.is_exempt()
     }
 
     /// Classifies and estimates a request and brings it to its level.
-    fn lead(&self, now: Instant, info: &RequestInfo<'_>, user: &UserInfo) -> Result<Led, Rejected> {
+    fn route_request(
+        &self,
+        now: Instant,
+        info: &RequestInfo<'_>,
+        user: &UserInfo,
+    ) -> Result<RoutedRequest, AdmissionRejection> {
         let digest = RequestDigest::new(info, user);
         loop {
             let snapshot = self.snapshot.load();
             let classified = snapshot.matcher.classify(&digest);
-            let route = route_of(&snapshot, classified.index);
-            let asked = Asked {
+            let route = route_for(&snapshot, classified.index);
+            let asked = ControllerContext {
                 controller: self,
                 now,
                 watches: Cell::new(None),
             };
             let work = estimate(info, route.level.max_seats(), &asked);
-            let arriving = Arriving {
+            let arriving = ArrivingRequest {
                 info,
                 user,
                 flow_distinguisher: classified.flow_distinguisher,
@@ -357,13 +365,18 @@ impl Controller {
                 interested_watches: asked.watches.get(),
             };
             match route.arrive(now, &arriving) {
-                Ok(arrived) => return Ok(Led { arrived, work }),
-                Err(Refused::Rejected {
+                Ok(arrived) => {
+                    return Ok(RoutedRequest {
+                        arrival: arrived,
+                        work,
+                    });
+                }
+                Err(ArrivalError::Rejected {
                     reason,
                     retry_after,
                 }) => {
                     let route = Arc::clone(route);
-                    return Err(Rejected {
+                    return Err(AdmissionRejection {
                         route,
                         reason,
                         retry_after,
@@ -372,27 +385,27 @@ impl Controller {
                     });
                 }
                 // The configuration was swapped while the request was on its way.
-                Err(Refused::Closed) => {}
+                Err(ArrivalError::Closed) => {}
             }
         }
     }
 
-    fn admitted(
+    fn build_admitted(
         &self,
         info: &RequestInfo<'_>,
-        place: Place,
-        on_paper: OnPaper,
+        place: SeatPermit,
+        on_paper: DryRun,
         work: WorkEstimate,
         queue_wait: Duration,
-    ) -> Admitted {
-        let watching = (*info.verb() == Verb::Watch).then(|| Watching {
-            registration: lock(&self.watches).register(info),
-            tracker: Arc::clone(&self.watches),
+    ) -> AdmissionPermit {
+        let watching = (*info.verb() == Verb::Watch).then(|| WatchGuard {
+            registration: lock(&self.watch_tracker).register(info),
+            tracker: Arc::clone(&self.watch_tracker),
         });
-        Admitted {
-            place,
-            on_paper,
-            _watching: watching,
+        AdmissionPermit {
+            seat_permit: place,
+            dry_run: on_paper,
+            _watch: watching,
             work,
             queue_wait,
         }
@@ -407,17 +420,17 @@ impl fmt::Debug for Controller {
     }
 }
 
-impl Surroundings for Asked<'_> {
+impl EstimateContext for ControllerContext<'_> {
     fn consistent_reads_from_cache(&self) -> bool {
         self.controller.config.consistent_reads_from_cache
     }
 
     fn object_stats(&self, api_group: &[u8], resource: &[u8]) -> ObjectStats {
-        lock(&self.controller.objects).stats(self.now, api_group, resource)
+        lock(&self.controller.object_counts).stats(self.now, api_group, resource)
     }
 
     fn interested_watches(&self, write: &RequestInfo<'_>) -> usize {
-        let watches = lock(&self.controller.watches).interested_watches(write);
+        let watches = lock(&self.controller.watch_tracker).interested_watches(write);
         self.watches
             .set(Some(u32::try_from(watches).unwrap_or(u32::MAX)));
         watches
@@ -425,8 +438,13 @@ impl Surroundings for Asked<'_> {
 }
 
 /// Waits for the turn, but not past `until`: then it is the `Retry-After` in seconds.
-async fn await_turn(mut place: Place, until: Instant) -> Result<Place, (Arc<Route>, u32)> {
-    if timeout_at(until.into(), place.turn()).await.is_err()
+async fn wait_for_dispatch_until(
+    mut place: SeatPermit,
+    until: Instant,
+) -> Result<SeatPermit, (Arc<SchemaRoute>, u32)> {
+    if timeout_at(until.into(), place.wait_for_dispatch())
+        .await
+        .is_err()
         && let Some(retry_after) = place.cancel(Clock.now())
     {
         return Err((Arc::clone(place.route()), retry_after));
@@ -434,7 +452,7 @@ async fn await_turn(mut place: Place, until: Instant) -> Result<Place, (Arc<Rout
     Ok(place)
 }
 
-fn compile<'o>(objects: impl IntoIterator<Item = &'o Object>) -> Matcher {
+fn compile_matcher<'o>(objects: impl IntoIterator<Item = &'o Object>) -> Matcher {
     let matcher = Matcher::new(objects);
     for schema in matcher.dangling() {
         // Whoever reads the objects warns of it, and says where it stands.
@@ -447,7 +465,7 @@ fn compile<'o>(objects: impl IntoIterator<Item = &'o Object>) -> Matcher {
     clippy::indexing_slicing,
     reason = "a snapshot has a route for each schema of its matcher"
 )]
-fn route_of(snapshot: &Snapshot, schema: usize) -> &Arc<Route> {
+fn route_for(snapshot: &ConfigSnapshot, schema: usize) -> &Arc<SchemaRoute> {
     &snapshot.routes[schema]
 }
 

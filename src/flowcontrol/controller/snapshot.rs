@@ -8,31 +8,35 @@ use http::HeaderValue;
 use sha2::Digest;
 use sha2::Sha256;
 
-use super::configuration::Known;
+use super::configuration::LevelEntry;
 use crate::api::flowcontrol::GROUP;
-use crate::flowcontrol::level::Named;
-use crate::flowcontrol::level::Route;
+use crate::flowcontrol::level::ObjectId;
+use crate::flowcontrol::level::SchemaRoute;
 use crate::flowcontrol::matching::Matcher;
 
 /// Schemas and where each leads.
 #[derive(Debug)]
-pub(super) struct Snapshot {
+pub(super) struct ConfigSnapshot {
     pub(super) matcher: Arc<Matcher>,
     /// By the index of the schema.
-    pub(super) routes: Box<[Arc<Route>]>,
+    pub(super) routes: Box<[Arc<SchemaRoute>]>,
 }
 
-impl Snapshot {
+impl ConfigSnapshot {
     /// `levels` has all that the matcher leads to.
-    pub(super) fn new(matcher: &Arc<Matcher>, levels: &BTreeMap<String, Known>) -> Self {
+    pub(super) fn new(matcher: &Arc<Matcher>, levels: &BTreeMap<String, LevelEntry>) -> Self {
         let routes = matcher.schemas().iter().filter_map(|schema| {
             let level = matcher.levels().get(schema.level)?;
             let known = levels.get(&level.spec.name)?;
-            Some(Arc::new(Route {
-                flow_schema: named("FlowSchema", &schema.name, &schema.uid),
-                flows_by: schema.flows_by(),
-                priority_level: named("PriorityLevelConfiguration", &level.spec.name, &known.uid),
-                row: known.level.row_of(&schema.name),
+            Some(Arc::new(SchemaRoute {
+                flow_schema: object_id("FlowSchema", &schema.name, &schema.uid),
+                distinguisher_method: schema.distinguisher_method(),
+                priority_level: object_id(
+                    "PriorityLevelConfiguration",
+                    &level.spec.name,
+                    &known.uid,
+                ),
+                counters_index: known.level.register_schema(&schema.name),
                 level: Arc::clone(&known.level),
             }))
         });
@@ -45,16 +49,16 @@ impl Snapshot {
 
 /// An object from a file has no UID. Clients are told one all the same, always the same for the
 /// same object: a UUID of version 8 made of its kind and name.
-fn named(kind: &str, name: &str, uid: &str) -> Named {
+fn object_id(kind: &str, name: &str, uid: &str) -> ObjectId {
     let given = Some(uid).filter(|uid| !uid.is_empty());
     let given = given.and_then(|uid| HeaderValue::from_str(uid).ok());
-    Named {
+    ObjectId {
         name: name.to_owned(),
-        uid: given.unwrap_or_else(|| derived_uid(kind, name)),
+        uid: given.unwrap_or_else(|| derive_uid(kind, name)),
     }
 }
 
-fn derived_uid(kind: &str, name: &str) -> HeaderValue {
+fn derive_uid(kind: &str, name: &str) -> HeaderValue {
     let digest = Sha256::digest(format!("{GROUP}/{kind}/{name}"));
     let mut uid = String::new();
     for (at, byte) in digest.iter().take(16).enumerate() {
@@ -79,13 +83,13 @@ mod tests {
 
     #[test]
     fn a_derived_uid_is_a_uuid_and_each_object_has_its_own() {
-        let derived = derived_uid("FlowSchema", "exempt");
+        let derived = derive_uid("FlowSchema", "exempt");
         let uid = derived.to_str().unwrap();
         let lengths: Vec<_> = uid.split('-').map(str::len).collect();
         assert_eq!(lengths, [8, 4, 4, 4, 12]);
         assert_eq!((&uid[14..15], "89ab".contains(&uid[19..20])), ("8", true));
-        assert_eq!(derived, derived_uid("FlowSchema", "exempt"));
-        assert_ne!(derived, derived_uid("PriorityLevelConfiguration", "exempt"));
-        assert_eq!(named("FlowSchema", "exempt", "u").uid, "u");
+        assert_eq!(derived, derive_uid("FlowSchema", "exempt"));
+        assert_ne!(derived, derive_uid("PriorityLevelConfiguration", "exempt"));
+        assert_eq!(object_id("FlowSchema", "exempt", "u").uid, "u");
     }
 }

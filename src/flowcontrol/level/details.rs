@@ -7,22 +7,22 @@ use crate::api::UserInfo;
 use crate::request_info::RequestInfo;
 
 /// A buffer that has grown beyond this, by a very long path, is not kept.
-const KEPT_BYTES: usize = 1024;
+const MAX_KEPT_BYTES: usize = 1024;
 
-const PARTS: usize = 9;
+const COLUMNS: usize = 9;
 
 /// The last columns of `dump_requests` and its flow distinguisher, as bytes.
 #[derive(Clone, Debug, Default)]
-pub struct Details {
+pub struct RequestDetails {
     text: Vec<u8>,
     /// Where each part ends, in the order of [`Part`].
-    ends: [usize; PARTS],
+    ends: [usize; COLUMNS],
 }
 
 /// A column.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "columns of the same names")]
-pub enum Part {
+pub enum DetailColumn {
     FlowDistinguisher,
     UserName,
     Verb,
@@ -34,7 +34,7 @@ pub enum Part {
     SubResource,
 }
 
-impl Details {
+impl RequestDetails {
     pub(super) fn write(
         &mut self,
         flow_distinguisher: &[u8],
@@ -43,7 +43,7 @@ impl Details {
     ) {
         let group = info.api_group();
         let slash: &[u8] = if group.is_empty() { b"" } else { b"/" };
-        let parts: [&[&[u8]]; PARTS] = [
+        let parts: [&[&[u8]]; COLUMNS] = [
             &[flow_distinguisher],
             &[user.name.as_bytes()],
             &[info.verb().as_str().as_bytes()],
@@ -65,7 +65,7 @@ impl Details {
 
     /// A part, which need not be UTF-8.
     #[must_use]
-    pub fn part(&self, part: Part) -> &[u8] {
+    pub fn column(&self, part: DetailColumn) -> &[u8] {
         let at = part.index();
         let begin = at.checked_sub(1).and_then(|before| self.ends.get(before));
         let end = self.ends.get(at).copied().unwrap_or_default();
@@ -74,12 +74,12 @@ impl Details {
             .unwrap_or_default()
     }
 
-    pub(super) fn worth_keeping(&self) -> bool {
-        (1..=KEPT_BYTES).contains(&self.text.capacity())
+    pub(super) fn is_reusable(&self) -> bool {
+        (1..=MAX_KEPT_BYTES).contains(&self.text.capacity())
     }
 }
 
-impl Part {
+impl DetailColumn {
     #[expect(clippy::as_conversions, reason = "a variant's position")]
     const fn index(self) -> usize {
         self as usize
@@ -90,7 +90,7 @@ impl Part {
 mod tests {
     use super::*;
 
-    fn details(method: &str, target: &str, buffer: Details) -> Details {
+    fn details(method: &str, target: &str, buffer: RequestDetails) -> RequestDetails {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
         let user = UserInfo {
             name: "alice".to_owned(),
@@ -102,23 +102,23 @@ mod tests {
     }
 
     #[test]
-    fn each_part_is_found_again_in_a_buffer_that_is_used_again() {
+    fn each_column_is_read_back_from_a_reused_buffer() {
         let target = "/apis/apps/v1/namespaces/ns/deployments/web/scale";
-        let scale = details("PUT", target, Details::default());
-        let parts = |details: &Details, parts: &[Part]| -> Vec<String> {
-            let text = |&part| String::from_utf8(details.part(part).to_vec()).unwrap();
+        let scale = details("PUT", target, RequestDetails::default());
+        let parts = |details: &RequestDetails, parts: &[DetailColumn]| -> Vec<String> {
+            let text = |&part| String::from_utf8(details.column(part).to_vec()).unwrap();
             parts.iter().map(text).collect()
         };
         let all = [
-            Part::FlowDistinguisher,
-            Part::UserName,
-            Part::Verb,
-            Part::ApiPath,
-            Part::Namespace,
-            Part::Name,
-            Part::ApiVersion,
-            Part::Resource,
-            Part::SubResource,
+            DetailColumn::FlowDistinguisher,
+            DetailColumn::UserName,
+            DetailColumn::Verb,
+            DetailColumn::ApiPath,
+            DetailColumn::Namespace,
+            DetailColumn::Name,
+            DetailColumn::ApiVersion,
+            DetailColumn::Resource,
+            DetailColumn::SubResource,
         ];
         let expected = [
             "ns",

@@ -30,32 +30,32 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
-use self::state::Standing;
-use self::state::State;
+use self::state::LevelInner;
+use self::state::LevelState;
 use crate::api::UserInfo;
-use crate::flowcontrol::concurrency::Level as Seats;
-use crate::flowcontrol::demand::Period;
-use crate::flowcontrol::in_flight::InFlight;
+use crate::flowcontrol::concurrency::LevelSeats as Seats;
+use crate::flowcontrol::demand::DemandPeriod;
+use crate::flowcontrol::in_flight::InFlightMetrics;
 use crate::flowcontrol::queue_set::LastDispatch;
 use crate::flowcontrol::queue_set::QueueDump;
+use crate::flowcontrol::queue_set::QueueSetTotals;
 use crate::flowcontrol::queue_set::Queuing;
-use crate::flowcontrol::queue_set::Reason;
-use crate::flowcontrol::queue_set::Ticket;
-use crate::flowcontrol::queue_set::Totals;
+use crate::flowcontrol::queue_set::RejectReason;
+use crate::flowcontrol::queue_set::RequestKey;
 use crate::flowcontrol::seats::SeatSeconds;
 use crate::flowcontrol::seats::WorkEstimate;
 use crate::request_info::RequestInfo;
 
-pub use self::details::Details;
-pub use self::details::Part;
-pub use self::place::Arrived;
-pub use self::place::Named;
-pub use self::place::Place;
-pub use self::place::Route;
-pub use self::summary::Summary;
-pub use self::tally::Ratios;
-pub use self::tally::Row;
-pub use self::tally::Tally;
+pub use self::details::DetailColumn;
+pub use self::details::RequestDetails;
+pub use self::place::ArrivalOutcome;
+pub use self::place::ObjectId;
+pub use self::place::SchemaRoute;
+pub use self::place::SeatPermit;
+pub use self::summary::LevelSummary;
+pub use self::tally::LevelCounters;
+pub use self::tally::SchemaCounters;
+pub use self::tally::Utilization;
 
 /// A priority level that exists or has existed.
 pub struct PriorityLevel {
@@ -64,14 +64,14 @@ pub struct PriorityLevel {
     /// for nothing but itself.
     max_seats: AtomicU32,
     /// Guards all else. Held for one step; nothing is awaited and nobody is woken under it.
-    state: Mutex<State>,
+    inner: Mutex<LevelInner>,
     /// Told when the level has been quiescing and is idle.
     drained: Arc<Notify>,
 }
 
 /// A request that has been classified and estimated.
 #[derive(Clone, Copy, Debug)]
-pub struct Arriving<'a> {
+pub struct ArrivingRequest<'a> {
     /// What is asked.
     pub info: &'a RequestInfo<'a>,
     /// Who asks.
@@ -88,13 +88,13 @@ pub struct Arriving<'a> {
 
 /// Why a request does not get a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum ArrivalError {
     /// The level has gone since the request was classified.
     Closed,
     /// The level turns it away.
     Rejected {
         /// Why.
-        reason: Reason,
+        reason: RejectReason,
         /// In how many seconds the client may try again.
         retry_after: u32,
     },
@@ -102,9 +102,9 @@ pub enum Refused {
 
 /// A level as the metrics show it.
 #[derive(Clone, Debug)]
-pub struct Reading {
+pub struct LevelMetrics {
     /// What was counted.
-    pub tally: Tally,
+    pub counters: LevelCounters,
     /// The progress meter.
     pub current_r: SeatSeconds,
     /// Virtual times at the last dispatch.
@@ -113,9 +113,9 @@ pub struct Reading {
 
 /// A level as the dumps show it.
 #[derive(Clone, Copy, Debug)]
-pub struct Overview {
+pub struct LevelDump {
     /// Its counts.
-    pub totals: Totals,
+    pub totals: QueueSetTotals,
     /// Queues in which somebody waits.
     pub active_queues: usize,
     /// Whether nobody waits or runs.
@@ -126,7 +126,7 @@ pub struct Overview {
 
 /// A request as the dumps show it.
 #[derive(Clone, Debug)]
-pub struct Shown {
+pub struct DumpedRequest {
     /// The name of its schema.
     pub flow_schema: String,
     /// The queue it waits in or came from.
@@ -134,7 +134,7 @@ pub struct Shown {
     /// Its place in the queue, while it waits.
     pub position: Option<usize>,
     /// What was noted of it.
-    pub details: Details,
+    pub details: RequestDetails,
     /// When it arrived.
     pub arrived: Instant,
     /// What it is expected to cost.
@@ -150,13 +150,13 @@ impl PriorityLevel {
         name: &str,
         now: Instant,
         queuing: Queuing,
-        in_flight: &Arc<InFlight>,
+        in_flight: &Arc<InFlightMetrics>,
         drained: &Arc<Notify>,
     ) -> Arc<Self> {
         Arc::new(Self {
             name: name.to_owned(),
             max_seats: AtomicU32::new(0),
-            state: Mutex::new(State::new(now, queuing, Arc::clone(in_flight))),
+            inner: Mutex::new(LevelInner::new(now, queuing, Arc::clone(in_flight))),
             drained: Arc::clone(drained),
         })
     }
@@ -175,88 +175,95 @@ impl PriorityLevel {
 
     /// Gives the level a part of the server's seats, and the shape that goes with it. Ratios are
     /// taken to `denominator`.
-    pub fn install(&self, now: Instant, seats: &Seats, denominator: u32) {
+    pub fn apply_limits(&self, now: Instant, seats: &Seats, denominator: u32) {
         let max_seats = seats.max_seats.unwrap_or_default();
         self.max_seats.store(max_seats, Ordering::Relaxed);
-        self.step(|state| state.install(now, seats, denominator));
+        self.with_lock(|state| state.apply_limits(now, seats, denominator));
     }
 
     /// The configuration has the level, perhaps again.
     pub fn open(&self, now: Instant, queuing: Queuing) {
-        self.step(|state| state.open(now, queuing));
+        self.with_lock(|state| state.open(now, queuing));
     }
 
     /// The configuration has the level no longer. True if it has gone by this; otherwise it has
     /// requests, and is to be closed again when it has drained.
     pub fn close(&self, now: Instant) -> bool {
-        self.step(|state| state.close(now))
+        self.with_lock(|state| state.close(now))
     }
 
     /// Whether it is in use: in the configuration, or still draining.
     #[must_use]
-    pub fn in_use(&self) -> bool {
-        self.state().standing != Standing::Closed
+    pub fn is_in_use(&self) -> bool {
+        self.lock().state != LevelState::Closed
     }
 
     /// Whether nobody waits or runs.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.state().queues.is_idle()
+        self.lock().queue_set.is_idle()
     }
 
     /// The demand for its seats since this was last asked.
-    pub fn end_period(&self, now: Instant) -> Period {
-        self.state().end_period(now)
+    pub fn end_demand_period(&self, now: Instant) -> DemandPeriod {
+        self.lock().end_demand_period(now)
     }
 
     /// Where the requests of a schema are counted.
     #[must_use]
-    pub fn row_of(&self, flow_schema: &str) -> usize {
-        self.state().tally.row_of(flow_schema)
+    pub fn register_schema(&self, flow_schema: &str) -> usize {
+        self.lock().counters.register_schema(flow_schema)
     }
 
     /// For the metrics.
     #[must_use]
-    pub fn reading(&self) -> Reading {
-        let state = self.state();
-        Reading {
-            tally: state.tally.clone(),
-            current_r: state.queues.current_r(),
-            last_dispatch: state.queues.last_dispatch(),
+    pub fn metrics(&self) -> LevelMetrics {
+        let state = self.lock();
+        LevelMetrics {
+            counters: state.counters.clone(),
+            current_r: state.queue_set.current_r(),
+            last_dispatch: state.queue_set.last_dispatch(),
         }
     }
 
     /// For `dump_priority_levels`.
     #[must_use]
-    pub fn overview(&self) -> Overview {
-        let state = self.state();
-        Overview {
-            totals: state.queues.totals(),
-            active_queues: state.queues.backlogged_queues(),
-            is_idle: state.queues.is_idle(),
-            is_quiescing: state.standing == Standing::Quiescing,
+    pub fn dump(&self) -> LevelDump {
+        let state = self.lock();
+        LevelDump {
+            totals: state.queue_set.totals(),
+            active_queues: state.queue_set.backlogged_queues(),
+            is_idle: state.queue_set.is_idle(),
+            is_quiescing: state.state == LevelState::Quiescing,
         }
     }
 
     /// For `dump_queues`.
     #[must_use]
-    pub fn queues(&self) -> Vec<QueueDump> {
-        self.state().queues.queues().collect()
+    pub fn dump_queues(&self) -> Vec<QueueDump> {
+        self.lock().queue_set.dump_queues().collect()
     }
 
     /// For `dump_requests`.
     #[must_use]
-    pub fn requests(&self) -> Vec<Shown> {
-        let state = self.state();
-        let shown = state.queues.requests().into_iter().map(|line| Shown {
-            flow_schema: state.tally.flow_schema(line.request.row).to_owned(),
-            queue: line.queue,
-            position: line.position,
-            details: line.request.details.clone(),
-            arrived: line.arrived,
-            work: line.work,
-            started: line.started,
-        });
+    pub fn dump_requests(&self) -> Vec<DumpedRequest> {
+        let state = self.lock();
+        let shown = state
+            .queue_set
+            .dump_requests()
+            .into_iter()
+            .map(|line| DumpedRequest {
+                flow_schema: state
+                    .counters
+                    .schema_name(line.payload.counters_index)
+                    .to_owned(),
+                queue: line.queue,
+                position: line.position,
+                details: line.payload.details.clone(),
+                arrived: line.arrived,
+                work: line.work,
+                started: line.started,
+            });
         shown.collect()
     }
 
@@ -264,38 +271,38 @@ impl PriorityLevel {
         &self,
         now: Instant,
         row: usize,
-        arriving: &Arriving<'_>,
-    ) -> Result<(Ticket, bool), Refused> {
-        self.step(|state| state.arrive(now, row, arriving))
+        arriving: &ArrivingRequest<'_>,
+    ) -> Result<(RequestKey, bool), ArrivalError> {
+        self.with_lock(|state| state.arrive(now, row, arriving))
     }
 
-    fn leave(&self, now: Instant, ticket: Ticket) -> Option<Duration> {
-        self.step(|state| state.leave(now, ticket))
+    fn leave(&self, now: Instant, ticket: RequestKey) -> Option<Duration> {
+        self.with_lock(|state| state.leave(now, ticket))
     }
 
-    fn cancel(&self, now: Instant, ticket: Ticket) -> Option<u32> {
-        self.step(|state| state.cancel(now, ticket))
+    fn cancel(&self, now: Instant, ticket: RequestKey) -> Option<u32> {
+        self.with_lock(|state| state.cancel(now, ticket))
     }
 
-    fn has_turn(&self, ticket: Ticket, waker: &Waker) -> bool {
-        self.step(|state| state.has_turn(ticket, waker))
+    fn poll_dispatched(&self, ticket: RequestKey, waker: &Waker) -> bool {
+        self.with_lock(|state| state.poll_dispatched(ticket, waker))
     }
 
     /// Does something under the lock, and the rest when it is gone.
-    fn step<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.state();
+    fn with_lock<R>(&self, act: impl FnOnce(&mut LevelInner) -> R) -> R {
+        let mut state = self.lock();
         let result = act(&mut state);
-        let after = state.after();
+        let after = state.take_deferred();
         drop(state);
         if after.drained {
             self.drained.notify_one();
         }
-        after.wake();
+        after.run();
         result
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, LevelInner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -10,16 +10,16 @@ use std::time::Instant;
 use http::HeaderValue;
 use tokio::runtime::Handle;
 
-use super::Arriving;
+use super::ArrivalError;
+use super::ArrivingRequest;
 use super::PriorityLevel;
-use super::Refused;
 use crate::clock::Clock;
-use crate::flowcontrol::matching::FlowsBy;
-use crate::flowcontrol::queue_set::Ticket;
+use crate::flowcontrol::matching::FlowDistinguisherMethod;
+use crate::flowcontrol::queue_set::RequestKey;
 
 /// An object, as clients and logs are told of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Named {
+pub struct ObjectId {
     /// Its name.
     pub name: String,
     /// Its UID.
@@ -28,41 +28,41 @@ pub struct Named {
 
 /// Where the requests of a flow schema go: everything that is known of it beforehand.
 #[derive(Debug)]
-pub struct Route {
+pub struct SchemaRoute {
     /// The schema.
-    pub flow_schema: Named,
+    pub flow_schema: ObjectId,
     /// What tells its flows apart.
-    pub flows_by: FlowsBy,
+    pub distinguisher_method: FlowDistinguisherMethod,
     /// The level it leads to.
-    pub priority_level: Named,
+    pub priority_level: ObjectId,
     /// The same, at work.
     pub level: Arc<PriorityLevel>,
     /// Where the level counts its requests: [`PriorityLevel::row_of`].
-    pub row: usize,
+    pub counters_index: usize,
 }
 
 /// A request that has a place.
 #[derive(Debug)]
-pub enum Arrived {
+pub enum ArrivalOutcome {
     /// It waits until [its turn](Place::turn) comes.
-    Queued(Place),
+    Queued(SeatPermit),
     /// It may run.
-    Seated(Place),
+    Executing(SeatPermit),
 }
 
 /// Holds a place in the queue, then a seat. Dropping it, at any time, gives back whichever it
 /// holds; if the seats are to linger, a timer takes the place over and drops it in the end.
 #[derive(Debug)]
-pub struct Place {
-    route: Arc<Route>,
-    ticket: Option<Ticket>,
+pub struct SeatPermit {
+    route: Arc<SchemaRoute>,
+    key: Option<RequestKey>,
 }
 
 /// Comes when the turn does.
 #[derive(Debug)]
-pub struct Turn<'p>(&'p Place);
+pub struct DispatchFuture<'p>(&'p SeatPermit);
 
-impl Route {
+impl SchemaRoute {
     /// A request arrives at the level.
     ///
     /// # Errors
@@ -70,34 +70,31 @@ impl Route {
     pub fn arrive(
         self: &Arc<Self>,
         now: Instant,
-        arriving: &Arriving<'_>,
-    ) -> Result<Arrived, Refused> {
-        let (ticket, waits) = self.level.arrive(now, self.row, arriving)?;
-        let place = Place {
+        arriving: &ArrivingRequest<'_>,
+    ) -> Result<ArrivalOutcome, ArrivalError> {
+        let (ticket, waits) = self.level.arrive(now, self.counters_index, arriving)?;
+        let place = SeatPermit {
             route: Arc::clone(self),
-            ticket: Some(ticket),
+            key: Some(ticket),
         };
         Ok(if waits {
-            Arrived::Queued(place)
+            ArrivalOutcome::Queued(place)
         } else {
-            Arrived::Seated(place)
+            ArrivalOutcome::Executing(place)
         })
     }
 }
 
-impl Place {
+impl SeatPermit {
     /// No place at all, of a request that took this way.
     #[must_use]
-    pub const fn none(route: Arc<Route>) -> Self {
-        Self {
-            route,
-            ticket: None,
-        }
+    pub const fn empty(route: Arc<SchemaRoute>) -> Self {
+        Self { route, key: None }
     }
 
     /// The way that the request took.
     #[must_use]
-    pub const fn route(&self) -> &Arc<Route> {
+    pub const fn route(&self) -> &Arc<SchemaRoute> {
         &self.route
     }
 
@@ -105,36 +102,36 @@ impl Place {
     ///
     /// # Cancel safety
     /// The place stays where it is.
-    pub const fn turn(&self) -> Turn<'_> {
-        Turn(self)
+    pub const fn wait_for_dispatch(&self) -> DispatchFuture<'_> {
+        DispatchFuture(self)
     }
 
     /// Leaves the queue, if the turn has not come meanwhile, and returns the `Retry-After` of the
     /// refusal in seconds. A place that has become a seat stays one.
     pub fn cancel(&mut self, now: Instant) -> Option<u32> {
-        let retry_after = self.route.level.cancel(now, self.ticket?)?;
-        self.ticket = None;
+        let retry_after = self.route.level.cancel(now, self.key?)?;
+        self.key = None;
         Some(retry_after)
     }
 
     /// Gives back what is held, now.
-    pub fn give_back(&mut self) {
-        let Some(ticket) = self.ticket.take() else {
+    pub fn release(&mut self) {
+        let Some(ticket) = self.key.take() else {
             return;
         };
         let now = Clock.now();
         if let Some(linger) = self.route.level.leave(now, ticket) {
             let lingering = Self {
                 route: Arc::clone(&self.route),
-                ticket: Some(ticket),
+                key: Some(ticket),
             };
-            lingering.keep_until(now + linger);
+            lingering.release_at(now + linger);
         }
     }
 
     /// Gives back what is held, then. Outside of a runtime there is no later.
-    pub fn keep_until(self, at: Instant) {
-        if self.ticket.is_some()
+    pub fn release_at(self, at: Instant) {
+        if self.key.is_some()
             && let Ok(runtime) = Handle::try_current()
         {
             runtime.spawn(async move {
@@ -145,19 +142,19 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for SeatPermit {
     fn drop(&mut self) {
-        self.give_back();
+        self.release();
     }
 }
 
-impl Future for Turn<'_> {
+impl Future for DispatchFuture<'_> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Place { route, ticket } = self.0;
+        let SeatPermit { route, key: ticket } = self.0;
         match ticket {
-            Some(ticket) if !route.level.has_turn(*ticket, cx.waker()) => Poll::Pending,
+            Some(ticket) if !route.level.poll_dispatched(*ticket, cx.waker()) => Poll::Pending,
             Some(_) | None => Poll::Ready(()),
         }
     }

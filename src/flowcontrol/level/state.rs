@@ -8,34 +8,34 @@ use std::task::Waker;
 use std::time::Duration;
 use std::time::Instant;
 
-use super::Arriving;
-use super::Refused;
-use super::details::Details;
-use super::tally::Tally;
+use super::ArrivalError;
+use super::ArrivingRequest;
+use super::details::RequestDetails;
+use super::tally::LevelCounters;
 use crate::clock::Clock;
-use crate::flowcontrol::concurrency::Level as Seats;
-use crate::flowcontrol::demand::Period;
+use crate::flowcontrol::concurrency::LevelSeats as Seats;
+use crate::flowcontrol::demand::DemandPeriod;
 use crate::flowcontrol::demand::SeatDemand;
-use crate::flowcontrol::in_flight::InFlight;
+use crate::flowcontrol::in_flight::InFlightMetrics;
 use crate::flowcontrol::queue_set::Arrival;
 use crate::flowcontrol::queue_set::Departure;
+use crate::flowcontrol::queue_set::DispatchPhase;
 use crate::flowcontrol::queue_set::Effects;
 use crate::flowcontrol::queue_set::Load;
-use crate::flowcontrol::queue_set::Phase;
 use crate::flowcontrol::queue_set::QueueSet;
 use crate::flowcontrol::queue_set::Queuing;
-use crate::flowcontrol::queue_set::Reason;
-use crate::flowcontrol::queue_set::Ticket;
-use crate::flowcontrol::retry_after::DroppedRequests;
+use crate::flowcontrol::queue_set::RejectReason;
+use crate::flowcontrol::queue_set::RequestKey;
+use crate::flowcontrol::retry_after::DroppedRequestsTracker;
 use crate::request_info::RequestKind;
 use crate::request_info::Verb;
 
 /// Buffers kept for requests to come; as many as the queue set keeps slots.
-const KEPT_BUFFERS: usize = 128;
+const MAX_SPARE_BUFFERS: usize = 128;
 
 /// Whether requests still come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum LevelState {
     /// It is gone; whoever comes still must be classified anew.
     Closed,
     /// The configuration has it.
@@ -46,52 +46,52 @@ pub(super) enum Standing {
 
 /// A request, as far as the shell is concerned.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) row: usize,
+pub(super) struct RequestEntry {
+    pub(super) counters_index: usize,
     kind: RequestKind,
     is_watch: bool,
     /// It has been in the queue for more than a moment.
-    waits: bool,
+    is_queued: bool,
     /// What it has or will have.
     seats: u64,
     arrived: Instant,
     waker: Option<Waker>,
-    pub(super) details: Details,
+    pub(super) details: RequestDetails,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
-    pub(super) queues: QueueSet<Entry>,
-    pub(super) standing: Standing,
-    pub(super) tally: Tally,
+pub(super) struct LevelInner {
+    pub(super) queue_set: QueueSet<RequestEntry>,
+    pub(super) state: LevelState,
+    pub(super) counters: LevelCounters,
     demand: SeatDemand,
-    dropped: DroppedRequests,
+    dropped_requests: DroppedRequestsTracker,
     effects: Effects,
     /// What demand and tally were last told: they integrate, and need to hear of changes only.
-    settled: Load,
-    spare: Vec<Details>,
-    after: After,
-    in_flight: Arc<InFlight>,
+    last_load: Load,
+    spare_details: Vec<RequestDetails>,
+    deferred: DeferredActions,
+    in_flight: Arc<InFlightMetrics>,
     /// A level stays what it is in this.
     is_exempt: bool,
 }
 
 /// What is left to do once the lock is gone.
 #[derive(Debug, Default)]
-pub(super) struct After {
+pub(super) struct DeferredActions {
     /// Those whose turn has come.
-    wake: Vec<Waker>,
+    wakers: Vec<Waker>,
     /// Dropping one may run anything.
-    discard: Option<Waker>,
+    discarded_waker: Option<Waker>,
     /// A level that was to go has become idle.
     pub(super) drained: bool,
 }
 
-impl After {
-    pub(super) fn wake(self) {
+impl DeferredActions {
+    pub(super) fn run(self) {
         let Self {
-            wake,
-            discard,
+            wakers: wake,
+            discarded_waker: discard,
             drained: _,
         } = self;
         drop(discard);
@@ -99,28 +99,28 @@ impl After {
     }
 }
 
-impl State {
-    pub(super) fn new(now: Instant, queuing: Queuing, in_flight: Arc<InFlight>) -> Self {
+impl LevelInner {
+    pub(super) fn new(now: Instant, queuing: Queuing, in_flight: Arc<InFlightMetrics>) -> Self {
         Self {
-            queues: QueueSet::new(now, queuing, 0),
-            standing: Standing::Open,
-            tally: Tally::new(now),
+            queue_set: QueueSet::new(now, queuing, 0),
+            state: LevelState::Open,
+            counters: LevelCounters::new(now),
             demand: SeatDemand::new(now),
-            dropped: DroppedRequests::default(),
+            dropped_requests: DroppedRequestsTracker::default(),
             effects: Effects::default(),
-            settled: Load::default(),
-            spare: Vec::new(),
-            after: After::default(),
+            last_load: Load::default(),
+            spare_details: Vec::new(),
+            deferred: DeferredActions::default(),
             in_flight,
             is_exempt: queuing == Queuing::Exempt,
         }
     }
 
-    pub(super) fn after(&mut self) -> After {
-        let drained = self.standing == Standing::Quiescing && self.queues.is_idle();
-        After {
+    pub(super) fn take_deferred(&mut self) -> DeferredActions {
+        let drained = self.state == LevelState::Quiescing && self.queue_set.is_idle();
+        DeferredActions {
             drained,
-            ..std::mem::take(&mut self.after)
+            ..std::mem::take(&mut self.deferred)
         }
     }
 
@@ -129,53 +129,56 @@ impl State {
         &mut self,
         now: Instant,
         row: usize,
-        arriving: &Arriving<'_>,
-    ) -> Result<(Ticket, bool), Refused> {
-        if self.standing == Standing::Closed {
-            return Err(Refused::Closed);
+        arriving: &ArrivingRequest<'_>,
+    ) -> Result<(RequestKey, bool), ArrivalError> {
+        if self.state == LevelState::Closed {
+            return Err(ArrivalError::Closed);
         }
-        let Arriving { info, work, .. } = *arriving;
-        let entry = Entry {
-            row,
-            kind: RequestKind::of(info),
+        let ArrivingRequest { info, work, .. } = *arriving;
+        let entry = RequestEntry {
+            counters_index: row,
+            kind: RequestKind::from_request_info(info),
             is_watch: *info.verb() == Verb::Watch,
-            waits: false,
+            is_queued: false,
             seats: u64::from(work.max_seats()),
             arrived: now,
             waker: None,
-            details: Details::default(),
+            details: RequestDetails::default(),
         };
-        let tally = self.tally.row(row);
+        let tally = self.counters.schema_mut(row);
         tally.estimated_seats.observe(f64::from(work.max_seats()));
         if let Some(watches) = arriving.interested_watches {
             tally.watch_counts.observe(f64::from(watches));
         }
         let hash = arriving.flow_hash;
         let arrival = self
-            .queues
+            .queue_set
             .arrive(now, hash, work, entry, &mut self.effects);
         if let Some(joined) = self.effects.enqueued {
             let length = u32::try_from(joined.length).unwrap_or(u32::MAX);
-            self.tally.row(row).queue_lengths.observe(f64::from(length));
+            self.counters
+                .schema_mut(row)
+                .queue_lengths
+                .observe(f64::from(length));
         }
-        self.settle(now);
+        self.apply_effects(now);
         match arrival {
             Arrival::Execute(ticket) => {
-                self.note(ticket, arriving);
+                self.record_details(ticket, arriving);
                 Ok((ticket, false))
             }
             Arrival::Queued(ticket) => {
-                self.note(ticket, arriving);
-                self.await_turn(now, ticket);
+                self.record_details(ticket, arriving);
+                self.record_enqueued(now, ticket);
                 Ok((ticket, true))
             }
             Arrival::Reject(reason) => {
-                let tally = self.tally.row(row);
-                tally.reject(reason);
-                tally.waits_of_rejected.observe(0.0);
-                Err(Refused::Rejected {
+                let tally = self.counters.schema_mut(row);
+                tally.record_rejection(reason);
+                tally.rejected_waits.observe(0.0);
+                Err(ArrivalError::Rejected {
                     reason,
-                    retry_after: self.drop_one(),
+                    retry_after: self.record_drop(),
                 })
             }
         }
@@ -183,128 +186,132 @@ impl State {
 
     /// Gives back what a ticket holds. Some: its seats linger for so long, and then it is to be
     /// given back once more.
-    pub(super) fn leave(&mut self, now: Instant, ticket: Ticket) -> Option<Duration> {
-        let phase = self.queues.phase(ticket)?;
-        let entry = self.queues.request(ticket)?;
-        let (row, kind, is_watch) = (entry.row, entry.kind, entry.is_watch);
-        let departure = self.queues.leave(now, ticket, &mut self.effects)?;
-        if let Phase::Executing { since } = phase {
+    pub(super) fn leave(&mut self, now: Instant, ticket: RequestKey) -> Option<Duration> {
+        let phase = self.queue_set.phase(ticket)?;
+        let entry = self.queue_set.payload(ticket)?;
+        let (row, kind, is_watch) = (entry.counters_index, entry.kind, entry.is_watch);
+        let departure = self.queue_set.leave(now, ticket, &mut self.effects)?;
+        if let DispatchPhase::Executing { since } = phase {
             let time = now.saturating_duration_since(since);
-            self.tally.row(row).executed(is_watch, time);
+            self.counters
+                .schema_mut(row)
+                .record_execution(is_watch, time);
             self.in_flight.end(kind, now);
         }
         let lingers = match departure {
             Departure::Ejected(entry) => {
-                self.ejected(now, entry);
+                self.record_ejection(now, entry);
                 None
             }
             Departure::Lingers(time) => Some(time),
             Departure::Released(entry) => {
-                self.tally.row(row).executing_seats -= entry.seats;
-                self.keep(entry.details);
+                self.counters.schema_mut(row).executing_seats -= entry.seats;
+                self.recycle_details(entry.details);
                 None
             }
         };
-        self.settle(now);
+        self.apply_effects(now);
         lingers
     }
 
     /// Takes a request out of the queue if it still waits, and returns its `Retry-After`.
-    pub(super) fn cancel(&mut self, now: Instant, ticket: Ticket) -> Option<u32> {
-        let entry = self.queues.cancel(now, ticket, &mut self.effects)?;
-        let retry_after = self.ejected(now, entry);
-        self.settle(now);
+    pub(super) fn cancel(&mut self, now: Instant, ticket: RequestKey) -> Option<u32> {
+        let entry = self.queue_set.cancel(now, ticket, &mut self.effects)?;
+        let retry_after = self.record_ejection(now, entry);
+        self.apply_effects(now);
         Some(retry_after)
     }
 
     /// Whether the turn has come (or gone); if not, `waker` is called when it does.
-    pub(super) fn has_turn(&mut self, ticket: Ticket, waker: &Waker) -> bool {
-        if self.queues.phase(ticket) != Some(Phase::Waiting) {
+    pub(super) fn poll_dispatched(&mut self, ticket: RequestKey, waker: &Waker) -> bool {
+        if self.queue_set.phase(ticket) != Some(DispatchPhase::Waiting) {
             return true;
         }
-        if let Some(entry) = self.queues.request_mut(ticket)
+        if let Some(entry) = self.queue_set.payload_mut(ticket)
             && !entry
                 .waker
                 .as_ref()
                 .is_some_and(|known| known.will_wake(waker))
         {
-            self.after.discard = entry.waker.replace(waker.clone());
+            self.deferred.discarded_waker = entry.waker.replace(waker.clone());
         }
         false
     }
 
     /// The seats have been divided anew, or the level has another shape.
-    pub(super) fn install(&mut self, now: Instant, seats: &Seats, denominator: u32) {
-        self.tally.divided(now, seats, denominator);
+    pub(super) fn apply_limits(&mut self, now: Instant, seats: &Seats, denominator: u32) {
+        self.counters.set_seats(now, seats, denominator);
         let (queuing, limit) = (seats.spec.queuing, seats.current_limit);
-        self.queues
+        self.queue_set
             .reconfigure(now, queuing, limit, &mut self.effects);
-        self.settle(now);
+        self.apply_effects(now);
     }
 
     /// The level is in the configuration. One that had gone begins anew.
     pub(super) fn open(&mut self, now: Instant, queuing: Queuing) {
-        if self.standing == Standing::Closed {
+        if self.state == LevelState::Closed {
             self.demand = SeatDemand::new(now);
-            self.settled = Load::default();
-            if self.queues.totals().seats_in_use == 0 {
-                self.queues = QueueSet::new(now, queuing, 0);
+            self.last_load = Load::default();
+            if self.queue_set.totals().seats_in_use == 0 {
+                self.queue_set = QueueSet::new(now, queuing, 0);
             }
-            self.settle(now);
+            self.apply_effects(now);
         }
-        self.standing = Standing::Open;
+        self.state = LevelState::Open;
     }
 
     /// The level is not in the configuration any more. Says whether it has gone.
     pub(super) fn close(&mut self, now: Instant) -> bool {
-        if !self.queues.is_idle() {
-            self.standing = Standing::Quiescing;
+        if !self.queue_set.is_idle() {
+            self.state = LevelState::Quiescing;
             return false;
         }
-        self.standing = Standing::Closed;
-        self.spare = Vec::new();
-        if self.queues.totals().seats_in_use == 0 {
-            self.queues = QueueSet::new(now, Queuing::Reject, 0);
+        self.state = LevelState::Closed;
+        self.spare_details = Vec::new();
+        if self.queue_set.totals().seats_in_use == 0 {
+            self.queue_set = QueueSet::new(now, Queuing::Reject, 0);
         }
         true
     }
 
-    pub(super) fn end_period(&mut self, now: Instant) -> Period {
+    pub(super) fn end_demand_period(&mut self, now: Instant) -> DemandPeriod {
         self.demand.reset(now)
     }
 
     /// Acts on the effects of a step.
-    fn settle(&mut self, now: Instant) {
+    fn apply_effects(&mut self, now: Instant) {
         for at in 0..self.effects.started.len() {
             if let Some(&ticket) = self.effects.started.get(at) {
-                self.started(now, ticket);
+                self.record_start(now, ticket);
             }
         }
         self.effects.started.clear();
         if let Some(ticket) = self.effects.blocked.take()
-            && let Some(entry) = self.queues.request(ticket)
+            && let Some(entry) = self.queue_set.payload(ticket)
         {
-            self.tally.row(entry.row).no_accommodation += 1;
+            self.counters
+                .schema_mut(entry.counters_index)
+                .no_accommodation += 1;
         }
-        if let Some(epoch) = self.effects.epoch.take() {
-            self.tally.advanced(epoch);
+        if let Some(epoch) = self.effects.epoch_advance.take() {
+            self.counters.record_epoch_advance(epoch);
         }
-        let load = self.queues.totals().load();
-        if load != self.settled {
-            self.settled = load;
+        let load = self.queue_set.totals().load();
+        if load != self.last_load {
+            self.last_load = load;
             self.demand.set(now, load.seat_demand);
-            self.tally.loaded(now, load);
+            self.counters.set_load(now, load);
         }
     }
 
-    fn started(&mut self, now: Instant, ticket: Ticket) {
-        let work = self.queues.work(ticket).unwrap_or_default();
+    fn record_start(&mut self, now: Instant, ticket: RequestKey) {
+        let work = self.queue_set.work(ticket).unwrap_or_default();
         let through_queue = self.effects.enqueued.is_some();
-        let Some(entry) = self.queues.request_mut(ticket) else {
+        let Some(entry) = self.queue_set.payload_mut(ticket) else {
             return;
         };
-        let row = self.tally.row(entry.row);
-        if entry.waits {
+        let row = self.counters.schema_mut(entry.counters_index);
+        if entry.is_queued {
             row.waiting -= 1;
             row.waiting_seats -= entry.seats;
             self.in_flight.start_from_queue(entry.kind, now);
@@ -313,66 +320,66 @@ impl State {
         } else {
             self.in_flight.start(entry.kind, now);
         }
-        entry.waits = false;
+        entry.is_queued = false;
         entry.seats = u64::from(work.max_seats()); // may have been narrowed
         row.dispatched += 1;
         row.executing += 1;
         row.executing_seats += entry.seats;
         if !self.is_exempt {
-            row.waits.observe(seconds(entry.arrived, now));
+            row.waits.observe(seconds_between(entry.arrived, now));
         }
-        self.after.wake.extend(entry.waker.take());
+        self.deferred.wakers.extend(entry.waker.take());
     }
 
     /// Notes what a dump shows, in a buffer that has been used before.
-    fn note(&mut self, ticket: Ticket, arriving: &Arriving<'_>) {
-        let Some(entry) = self.queues.request_mut(ticket) else {
+    fn record_details(&mut self, ticket: RequestKey, arriving: &ArrivingRequest<'_>) {
+        let Some(entry) = self.queue_set.payload_mut(ticket) else {
             return;
         };
-        if let Some(spare) = self.spare.pop() {
+        if let Some(spare) = self.spare_details.pop() {
             entry.details = spare;
         }
-        let Arriving { info, user, .. } = *arriving;
+        let ArrivingRequest { info, user, .. } = *arriving;
         entry.details.write(arriving.flow_distinguisher, info, user);
     }
 
-    fn await_turn(&mut self, now: Instant, ticket: Ticket) {
-        let Some(entry) = self.queues.request_mut(ticket) else {
+    fn record_enqueued(&mut self, now: Instant, ticket: RequestKey) {
+        let Some(entry) = self.queue_set.payload_mut(ticket) else {
             return;
         };
-        entry.waits = true;
-        let row = self.tally.row(entry.row);
+        entry.is_queued = true;
+        let row = self.counters.schema_mut(entry.counters_index);
         row.waiting += 1;
         row.waiting_seats += entry.seats;
         self.in_flight.enqueue(entry.kind, now);
     }
 
     /// A request has left the queue without having run.
-    fn ejected(&mut self, now: Instant, entry: Entry) -> u32 {
-        let row = self.tally.row(entry.row);
+    fn record_ejection(&mut self, now: Instant, entry: RequestEntry) -> u32 {
+        let row = self.counters.schema_mut(entry.counters_index);
         row.waiting -= 1;
         row.waiting_seats -= entry.seats;
-        row.reject(Reason::TimeOut);
-        row.waits.observe(seconds(entry.arrived, now));
+        row.record_rejection(RejectReason::TimeOut);
+        row.waits.observe(seconds_between(entry.arrived, now));
         self.in_flight.leave_queue(entry.kind, now);
-        self.after.discard = entry.waker;
-        self.keep(entry.details);
-        self.drop_one()
+        self.deferred.discarded_waker = entry.waker;
+        self.recycle_details(entry.details);
+        self.record_drop()
     }
 
     /// Counts a refusal, and returns its `Retry-After` in seconds.
-    fn drop_one(&mut self) -> u32 {
+    fn record_drop(&mut self) -> u32 {
         let second = Clock.unix_second();
-        u32::try_from(self.dropped.record(second)).unwrap_or(1)
+        u32::try_from(self.dropped_requests.record(second)).unwrap_or(1)
     }
 
-    fn keep(&mut self, details: Details) {
-        if details.worth_keeping() && self.spare.len() < KEPT_BUFFERS {
-            self.spare.push(details);
+    fn recycle_details(&mut self, details: RequestDetails) {
+        if details.is_reusable() && self.spare_details.len() < MAX_SPARE_BUFFERS {
+            self.spare_details.push(details);
         }
     }
 }
 
-fn seconds(from: Instant, to: Instant) -> f64 {
+fn seconds_between(from: Instant, to: Instant) -> f64 {
     to.saturating_duration_since(from).as_secs_f64()
 }

@@ -19,7 +19,7 @@ use crate::flowcontrol::shuffle_sharding::Dealer;
 
 /// A priority level that schemas lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Level {
+pub struct CompiledLevel {
     /// What its object says.
     pub spec: LevelSpec,
     /// Its object's; empty if it is imagined.
@@ -28,7 +28,7 @@ pub struct Level {
     pub imagined: bool,
 }
 
-impl Level {
+impl CompiledLevel {
     /// Whether its requests are neither queued nor refused.
     #[must_use]
     pub fn is_exempt(&self) -> bool {
@@ -42,12 +42,12 @@ impl Level {
 }
 
 /// The levels that the objects define, by name. An object that contradicts itself defines none.
-pub(super) fn accepted<'o>(
+pub(super) fn valid_levels<'o>(
     objects: impl IntoIterator<Item = &'o PriorityLevelConfiguration>,
-) -> BTreeMap<String, Level> {
+) -> BTreeMap<String, CompiledLevel> {
     let levels = objects.into_iter().filter_map(|object| {
-        let level = Level {
-            spec: spec(object)?,
+        let level = CompiledLevel {
+            spec: level_spec(object)?,
             uid: object.metadata.uid.clone(),
             imagined: false,
         };
@@ -57,11 +57,11 @@ pub(super) fn accepted<'o>(
 }
 
 /// Adds what is missing of the levels that must exist.
-pub(super) fn imagine_missing(levels: &mut BTreeMap<String, Level>) {
+pub(super) fn imagine_missing(levels: &mut BTreeMap<String, CompiledLevel>) {
     for name in [EXEMPT, CATCH_ALL] {
-        let spec = mandatory::priority_level(name).and_then(spec);
+        let spec = mandatory::priority_level(name).and_then(level_spec);
         if let (false, Some(spec)) = (levels.contains_key(name), spec) {
-            let level = Level {
+            let level = CompiledLevel {
                 spec,
                 uid: String::new(),
                 imagined: true,
@@ -72,7 +72,7 @@ pub(super) fn imagine_missing(levels: &mut BTreeMap<String, Level>) {
 }
 
 /// What the object says; `None` if its parts do not go together.
-fn spec(object: &PriorityLevelConfiguration) -> Option<LevelSpec> {
+fn level_spec(object: &PriorityLevelConfiguration) -> Option<LevelSpec> {
     let name = object.metadata.name.clone();
     let spec = &object.spec;
     match (&spec.enablement, &spec.limited, spec.exempt) {
@@ -80,8 +80,8 @@ fn spec(object: &PriorityLevelConfiguration) -> Option<LevelSpec> {
             Some(LevelSpec {
                 name,
                 queuing: Queuing::Exempt,
-                nominal_concurrency_shares: not_negative(exempt.nominal_concurrency_shares),
-                lendable_percent: not_negative(exempt.lendable_percent),
+                nominal_concurrency_shares: clamp_negative(exempt.nominal_concurrency_shares),
+                lendable_percent: clamp_negative(exempt.lendable_percent),
                 borrowing_limit_percent: None,
             })
         }
@@ -89,9 +89,9 @@ fn spec(object: &PriorityLevelConfiguration) -> Option<LevelSpec> {
             Some(LevelSpec {
                 name,
                 queuing: queuing(&limited.limit_response)?,
-                nominal_concurrency_shares: not_negative(limited.nominal_concurrency_shares),
-                lendable_percent: not_negative(limited.lendable_percent),
-                borrowing_limit_percent: limited.borrowing_limit_percent.map(not_negative),
+                nominal_concurrency_shares: clamp_negative(limited.nominal_concurrency_shares),
+                lendable_percent: clamp_negative(limited.lendable_percent),
+                borrowing_limit_percent: limited.borrowing_limit_percent.map(clamp_negative),
             })
         }
         _ => None,
@@ -110,7 +110,7 @@ fn queuing(response: &LimitResponse) -> Option<Queuing> {
 }
 
 /// Validation lets nothing negative pass.
-fn not_negative(number: i32) -> u32 {
+fn clamp_negative(number: i32) -> u32 {
     u32::try_from(number).unwrap_or_default()
 }
 
@@ -151,13 +151,13 @@ mod tests {
         }
     }
 
-    fn is_accepted(object: PriorityLevelConfiguration) -> bool {
-        accepted([&object]).len() == 1
+    fn is_valid(object: PriorityLevelConfiguration) -> bool {
+        valid_levels([&object]).len() == 1
     }
 
     #[test]
-    fn an_object_in_order_is_taken_as_it_is() {
-        let level = accepted([&limited("a")]).remove("a").unwrap();
+    fn a_valid_object_is_used_unchanged() {
+        let level = valid_levels([&limited("a")]).remove("a").unwrap();
         let expected = LevelSpec {
             name: "a".to_owned(),
             queuing: Queuing::Queue {
@@ -175,15 +175,15 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_contradicts_itself_is_as_good_as_none() {
+    fn an_inconsistent_object_is_ignored() {
         let changed = |change: fn(&mut PriorityLevelConfigurationSpec)| {
             let mut object = limited("a");
             change(&mut object.spec);
             object
         };
-        assert!(!is_accepted(limited(EXEMPT)));
-        assert!(!is_accepted(changed(|spec| spec.limited = None)));
-        assert!(!is_accepted(changed(|spec| {
+        assert!(!is_valid(limited(EXEMPT)));
+        assert!(!is_valid(changed(|spec| spec.limited = None)));
+        assert!(!is_valid(changed(|spec| {
             spec.exempt = Some(ExemptPriorityLevelConfiguration::default());
         })));
         let response = |change: fn(&mut LimitResponse)| {
@@ -191,16 +191,14 @@ mod tests {
             change(&mut object.spec.limited.as_mut().unwrap().limit_response);
             object
         };
-        assert!(!is_accepted(response(|r| r.queuing = None)));
-        assert!(!is_accepted(response(
-            |r| r.kind = LimitResponseType::Reject
-        )));
-        assert!(!is_accepted(response(|r| r
+        assert!(!is_valid(response(|r| r.queuing = None)));
+        assert!(!is_valid(response(|r| r.kind = LimitResponseType::Reject)));
+        assert!(!is_valid(response(|r| r
             .queuing
             .as_mut()
             .unwrap()
             .hand_size = 65)));
-        assert!(is_accepted(response(|r| r
+        assert!(is_valid(response(|r| r
             .queuing
             .as_mut()
             .unwrap()
@@ -208,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn an_exempt_level_without_its_part_is_imagined_instead() {
+    fn an_exempt_level_without_an_exempt_spec_is_imagined_instead() {
         let mut object = limited(EXEMPT);
         object.spec = PriorityLevelConfigurationSpec {
             enablement: PriorityLevelEnablement::Exempt,
             limited: None,
             exempt: None,
         };
-        let mut levels = accepted([&object]);
+        let mut levels = valid_levels([&object]);
         assert!(levels.is_empty());
         imagine_missing(&mut levels);
         assert!(
@@ -224,7 +222,7 @@ mod tests {
         assert_eq!(levels[CATCH_ALL].spec.nominal_concurrency_shares, 5);
 
         object.spec.exempt = Some(ExemptPriorityLevelConfiguration::default());
-        let mut levels = accepted([&object]);
+        let mut levels = valid_levels([&object]);
         imagine_missing(&mut levels);
         assert!(!levels[EXEMPT].imagined && levels[CATCH_ALL].imagined);
     }

@@ -21,13 +21,13 @@ mod subjects;
 #[cfg(test)]
 mod tests;
 
-use flow::Flows;
+use flow::FlowDistinguisher;
 
-pub use flow::FlowsBy;
-pub use levels::Level;
+pub use flow::FlowDistinguisherMethod;
+pub use levels::CompiledLevel;
 pub use policies::Policies;
 pub use rules::Rules;
-pub use subjects::Lists;
+pub use subjects::ListBits;
 pub use subjects::Subjects;
 
 use crate::api::UserInfo;
@@ -74,8 +74,8 @@ impl<'r> RequestDigest<'r> {
 /// A configuration, ready to classify requests.
 #[derive(Clone, Debug)]
 pub struct Matcher {
-    levels: Box<[Level]>,
-    schemas: Box<[Schema]>,
+    levels: Box<[CompiledLevel]>,
+    schemas: Box<[CompiledSchema]>,
     policies: Policies,
     /// The schema for what none matches.
     catch_all: usize,
@@ -84,25 +84,25 @@ pub struct Matcher {
 
 /// A flow schema that leads to a level.
 #[derive(Clone, Debug)]
-pub struct Schema {
+pub struct CompiledSchema {
     /// Its name.
     pub name: String,
     /// Its object's; empty if it is imagined.
     pub uid: String,
     /// The index of its level in [`Matcher::levels`].
     pub level: usize,
-    flows: Flows,
+    distinguisher: FlowDistinguisher,
 }
 
 /// Where a request belongs.
 #[derive(Clone, Copy, Debug)]
-pub struct Classified<'m, 'r> {
+pub struct Classification<'m, 'r> {
     /// The index of the schema in [`Matcher::schemas`].
     pub index: usize,
     /// The schema.
-    pub schema: &'m Schema,
+    pub schema: &'m CompiledSchema,
     /// The level that the schema leads to.
-    pub level: &'m Level,
+    pub level: &'m CompiledLevel,
     /// What tells the flow from others of the schema; empty where that does not matter.
     pub flow_distinguisher: &'r [u8],
     /// What the flow is dealt its queues by; 0 if the level has no more than one.
@@ -120,25 +120,30 @@ impl Matcher {
                 Object::PriorityLevelConfiguration(level) => levels.push(level),
             }
         }
-        Self::of(schemas, levels)
+        Self::compile(schemas, levels)
     }
 
     #[expect(
         clippy::expect_used,
         reason = "the mandatory objects are part of the program, whatever the configuration"
     )]
-    fn of(schemas: Vec<&FlowSchema>, levels: Vec<&PriorityLevelConfiguration>) -> Self {
-        let mut levels = levels::accepted(levels);
+    fn compile(schemas: Vec<&FlowSchema>, levels: Vec<&PriorityLevelConfiguration>) -> Self {
+        let mut levels = levels::valid_levels(levels);
         // A mandatory level without an object is imagined only later: until then, references to it
         // dangle.
         let (good, dangling): (Vec<_>, Vec<_>) = schemas
             .into_iter()
             .partition(|schema| levels.contains_key(&schema.spec.priority_level_configuration));
         levels::imagine_missing(&mut levels);
-        let levels: Box<[Level]> = levels.into_values().collect();
-        let (entries, schemas): (Vec<_>, Vec<_>) = in_order(good)
+        let levels: Box<[CompiledLevel]> = levels.into_values().collect();
+        let (entries, schemas): (Vec<_>, Vec<_>) = sort_by_precedence(good)
             .into_iter()
-            .filter_map(|schema| Some((&schema.spec.rules[..], Schema::new(schema, &levels)?)))
+            .filter_map(|schema| {
+                Some((
+                    &schema.spec.rules[..],
+                    CompiledSchema::new(schema, &levels)?,
+                ))
+            })
             .unzip();
         Self {
             policies: Policies::new(entries),
@@ -162,12 +167,12 @@ impl Matcher {
         clippy::indexing_slicing,
         reason = "entries are numbered like schemas, and levels were found by name"
     )]
-    pub fn classify<'r>(&self, request: &RequestDigest<'r>) -> Classified<'_, 'r> {
-        let found = self.policies.matching(request).next();
+    pub fn classify<'r>(&self, request: &RequestDigest<'r>) -> Classification<'_, 'r> {
+        let found = self.policies.matching_entries(request).next();
         let index = found.unwrap_or(self.catch_all);
         let schema = &self.schemas[index];
-        let (flow_distinguisher, flow_hash) = schema.flows.flow_of(request);
-        Classified {
+        let (flow_distinguisher, flow_hash) = schema.distinguisher.distinguish(request);
+        Classification {
             index,
             schema,
             level: &self.levels[schema.level],
@@ -178,13 +183,13 @@ impl Matcher {
 
     /// The schemas, in the order in which they are tried.
     #[must_use]
-    pub fn schemas(&self) -> &[Schema] {
+    pub fn schemas(&self) -> &[CompiledSchema] {
         &self.schemas
     }
 
     /// The levels that exist or must exist, by name.
     #[must_use]
-    pub fn levels(&self) -> &[Level] {
+    pub fn levels(&self) -> &[CompiledLevel] {
         &self.levels
     }
 
@@ -195,35 +200,36 @@ impl Matcher {
     }
 }
 
-impl Schema {
+impl CompiledSchema {
     /// What tells its flows apart.
     #[must_use]
-    pub const fn flows_by(&self) -> FlowsBy {
-        self.flows.by()
+    pub const fn distinguisher_method(&self) -> FlowDistinguisherMethod {
+        self.distinguisher.method()
     }
 
     /// `None` if it leads nowhere.
-    fn new(schema: &FlowSchema, levels: &[Level]) -> Option<Self> {
+    fn new(schema: &FlowSchema, levels: &[CompiledLevel]) -> Option<Self> {
         let FlowSchema { metadata, spec, .. } = schema;
-        let by_name = |level: &Level| level.spec.name.cmp(&spec.priority_level_configuration);
+        let by_name =
+            |level: &CompiledLevel| level.spec.name.cmp(&spec.priority_level_configuration);
         let at = levels.binary_search_by(by_name).ok()?;
         let flows = if levels.get(at)?.has_many_queues() {
-            Flows::of(&metadata.name, spec.distinguisher_method.as_ref())
+            FlowDistinguisher::new(&metadata.name, spec.distinguisher_method.as_ref())
         } else {
-            Flows::One { hash: 0 }
+            FlowDistinguisher::Single { hash: 0 }
         };
         Some(Self {
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
             level: at,
-            flows,
+            distinguisher: flows,
         })
     }
 }
 
 /// By precedence, then by name. What is imagined stands outside of that: the exempt schema first,
 /// the catch-all last.
-fn in_order(mut schemas: Vec<&FlowSchema>) -> Vec<&FlowSchema> {
+fn sort_by_precedence(mut schemas: Vec<&FlowSchema>) -> Vec<&FlowSchema> {
     let has = |schemas: &[&FlowSchema], name| schemas.iter().any(|s| s.metadata.name == name);
     schemas.sort_by_key(|schema| (schema.spec.matching_precedence, &schema.metadata.name));
     if !has(&schemas, EXEMPT) {

@@ -7,33 +7,33 @@ use std::collections::HashMap;
 
 /// Up to so many names are compared one by one. Most differ in length, so that takes less time than
 /// to hash one.
-const FEW: usize = 8;
+const MAX_LINEAR_NAMES: usize = 8;
 
 /// A value for each of some names.
 #[derive(Clone, Debug)]
-pub(super) enum ByName<V> {
-    Few(Box<[(Box<[u8]>, V)]>),
-    Many(HashMap<Box<[u8]>, V>),
+pub(super) enum NameMap<V> {
+    Linear(Box<[(Box<[u8]>, V)]>),
+    Hashed(HashMap<Box<[u8]>, V>),
 }
 
-impl<V> ByName<V> {
+impl<V> NameMap<V> {
     pub(super) fn get(&self, name: &[u8]) -> Option<&V> {
         match self {
-            Self::Few(pairs) => pairs
+            Self::Linear(pairs) => pairs
                 .iter()
                 .find(|(known, _)| **known == *name)
                 .map(|(_, value)| value),
-            Self::Many(map) => map.get(name),
+            Self::Hashed(map) => map.get(name),
         }
     }
 }
 
-impl<V> From<HashMap<Box<[u8]>, V>> for ByName<V> {
+impl<V> From<HashMap<Box<[u8]>, V>> for NameMap<V> {
     fn from(map: HashMap<Box<[u8]>, V>) -> Self {
-        if map.len() > FEW {
-            Self::Many(map)
+        if map.len() > MAX_LINEAR_NAMES {
+            Self::Hashed(map)
         } else {
-            Self::Few(map.into_iter().collect())
+            Self::Linear(map.into_iter().collect())
         }
     }
 }
@@ -42,7 +42,7 @@ impl<V> From<HashMap<Box<[u8]>, V>> for ByName<V> {
 #[derive(Clone, Debug)]
 pub(super) enum NameSet {
     Any,
-    Of(ByName<()>),
+    Listed(NameMap<()>),
 }
 
 impl NameSet {
@@ -50,14 +50,14 @@ impl NameSet {
         if is_wildcard(names) {
             return Self::Any;
         }
-        let names: HashMap<_, _> = names.iter().map(|name| (bytes(name), ())).collect();
-        Self::Of(names.into())
+        let names: HashMap<_, _> = names.iter().map(|name| (boxed_bytes(name), ())).collect();
+        Self::Listed(names.into())
     }
 
     pub(super) fn contains(&self, name: &[u8]) -> bool {
         match self {
             Self::Any => true,
-            Self::Of(names) => names.get(name).is_some(),
+            Self::Listed(names) => names.get(name).is_some(),
         }
     }
 }
@@ -68,7 +68,7 @@ pub(super) fn is_wildcard(names: &[String]) -> bool {
 }
 
 /// `name` as what it is compared with.
-pub(super) fn bytes(name: &str) -> Box<[u8]> {
+pub(super) fn boxed_bytes(name: &str) -> Box<[u8]> {
     name.as_bytes().into()
 }
 
@@ -92,12 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn few_and_many_names_are_found_alike() {
-        let names: Vec<String> = (0..=FEW).map(|n| format!("name-{n}")).collect();
+    fn linear_and_hashed_lookups_agree() {
+        let names: Vec<String> = (0..=MAX_LINEAR_NAMES)
+            .map(|n| format!("name-{n}"))
+            .collect();
         for count in 0..=names.len() {
             let set = NameSet::new(&names[..count]);
-            let many = matches!(set, NameSet::Of(ByName::Many(_)));
-            assert_eq!(many, count > FEW);
+            let many = matches!(set, NameSet::Listed(NameMap::Hashed(_)));
+            assert_eq!(many, count > MAX_LINEAR_NAMES);
             for (n, name) in names.iter().enumerate() {
                 assert_eq!(
                     set.contains(name.as_bytes()),

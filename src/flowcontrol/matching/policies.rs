@@ -5,7 +5,7 @@
 
 use super::RequestDigest;
 use super::rules::Rules;
-use super::subjects::Lists;
+use super::subjects::ListBits;
 use super::subjects::Subjects;
 use crate::api::flowcontrol::PolicyRulesWithSubjects;
 
@@ -13,12 +13,12 @@ use crate::api::flowcontrol::PolicyRulesWithSubjects;
 /// has both a subject and a rule that match.
 #[derive(Clone, Debug)]
 pub struct Policies {
-    blocks: Box<[Block]>,
+    blocks: Box<[PolicyBlock]>,
 }
 
 /// As many rules as [`Subjects`] tells apart.
 #[derive(Clone, Debug)]
-struct Block {
+struct PolicyBlock {
     subjects: Subjects,
     /// By the bit of its subjects, each with the number of its entry.
     rules: Box<[(Rules, usize)]>,
@@ -32,7 +32,7 @@ impl Policies {
         let rules: Vec<(&PolicyRulesWithSubjects, usize)> = entries
             .flat_map(|(n, entry)| entry.iter().map(move |rules| (rules, n)))
             .collect();
-        let blocks = rules.chunks(Subjects::MOST).map(|chunk| Block {
+        let blocks = rules.chunks(Subjects::MAX_LISTS).map(|chunk| PolicyBlock {
             subjects: Subjects::new(chunk.iter().map(|(rules, _)| &rules.subjects[..])),
             rules: chunk
                 .iter()
@@ -45,18 +45,18 @@ impl Policies {
     }
 
     /// The numbers of the entries that match, ascending.
-    pub fn matching(&self, request: &RequestDigest<'_>) -> impl Iterator<Item = usize> {
+    pub fn matching_entries(&self, request: &RequestDigest<'_>) -> impl Iterator<Item = usize> {
         let mut last = None;
         self.blocks
             .iter()
-            .flat_map(move |block| block.matching(request))
+            .flat_map(move |block| block.matching_entries(request))
             .filter(move |&entry| last.replace(entry) != Some(entry))
     }
 }
 
-impl Block {
-    fn matching(&self, request: &RequestDigest<'_>) -> impl Iterator<Item = usize> {
-        bits(self.subjects.of(request.user))
+impl PolicyBlock {
+    fn matching_entries(&self, request: &RequestDigest<'_>) -> impl Iterator<Item = usize> {
+        set_bits(self.subjects.lists_of(request.user))
             .filter_map(|bit| self.rules.get(bit))
             .filter(|(rules, _)| rules.matches(request))
             .map(|(_, entry)| *entry)
@@ -65,7 +65,7 @@ impl Block {
 
 /// The positions of the bits that are set, from the lowest on.
 #[expect(clippy::as_conversions, reason = "a position is below 64")]
-fn bits(mut set: Lists) -> impl Iterator<Item = usize> {
+fn set_bits(mut set: ListBits) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let lowest = set.trailing_zeros() as usize;
         let left = set.checked_sub(1)?;

@@ -6,7 +6,7 @@
 
 use super::RequestDigest;
 use super::names::NameSet;
-use super::names::bytes;
+use super::names::boxed_bytes;
 use super::names::is_wildcard;
 use crate::api::flowcontrol::NonResourcePolicyRule;
 use crate::api::flowcontrol::PolicyRulesWithSubjects;
@@ -92,7 +92,7 @@ impl NonResourceRule {
     }
 
     fn matches(&self, request: &RequestDigest<'_>) -> bool {
-        self.verbs.contains(request.verb) && self.paths.contain(request.path)
+        self.verbs.contains(request.verb) && self.paths.contains(request.path)
     }
 }
 
@@ -100,7 +100,7 @@ impl NonResourceRule {
 #[derive(Clone, Debug)]
 enum Verbs {
     Any,
-    Of { known: u32, others: Box<[Box<str>]> },
+    Listed { known: u32, others: Box<[Box<str>]> },
 }
 
 impl Verbs {
@@ -110,12 +110,12 @@ impl Verbs {
         }
         let (mut known, mut others) = (0, Vec::new());
         for text in verbs {
-            match KNOWN_VERBS.iter().find(|verb| verb.as_str() == text) {
-                Some(verb) => known |= bit(verb),
+            match STANDARD_VERBS.iter().find(|verb| verb.as_str() == text) {
+                Some(verb) => known |= verb_bit(verb),
                 None => others.push(text.as_str().into()),
             }
         }
-        Self::Of {
+        Self::Listed {
             known,
             others: others.into(),
         }
@@ -124,13 +124,13 @@ impl Verbs {
     fn contains(&self, verb: &Verb) -> bool {
         match (self, verb) {
             (Self::Any, _) => true,
-            (Self::Of { others, .. }, Verb::Other(text)) => others.contains(text),
-            (Self::Of { known, .. }, verb) => known & bit(verb) != 0,
+            (Self::Listed { others, .. }, Verb::Other(text)) => others.contains(text),
+            (Self::Listed { known, .. }, verb) => known & verb_bit(verb) != 0,
         }
     }
 }
 
-const KNOWN_VERBS: [Verb; 16] = [
+const STANDARD_VERBS: [Verb; 16] = [
     Verb::Connect,
     Verb::Create,
     Verb::Delete,
@@ -150,7 +150,7 @@ const KNOWN_VERBS: [Verb; 16] = [
 ];
 
 /// The verb's own bit; none for one without a variant.
-const fn bit(verb: &Verb) -> u32 {
+const fn verb_bit(verb: &Verb) -> u32 {
     match verb {
         Verb::Connect => 1,
         Verb::Create => 1 << 1,
@@ -177,7 +177,7 @@ const fn bit(verb: &Verb) -> u32 {
 #[derive(Clone, Debug)]
 enum Resources {
     Any,
-    Of(Box<[Box<[u8]>]>),
+    Listed(Box<[Box<[u8]>]>),
 }
 
 impl Resources {
@@ -185,16 +185,16 @@ impl Resources {
         if is_wildcard(resources) {
             return Self::Any;
         }
-        Self::Of(resources.iter().map(|name| bytes(name)).collect())
+        Self::Listed(resources.iter().map(|name| boxed_bytes(name)).collect())
     }
 
     fn contains(&self, resource: &[u8], subresource: &[u8]) -> bool {
         match self {
             Self::Any => true,
-            Self::Of(listed) if subresource.is_empty() => {
+            Self::Listed(listed) if subresource.is_empty() => {
                 listed.iter().any(|name| **name == *resource)
             }
-            Self::Of(listed) => listed
+            Self::Listed(listed) => listed
                 .iter()
                 .any(|name| is_joined(name, resource, subresource)),
         }
@@ -211,7 +211,7 @@ fn is_joined(name: &[u8], resource: &[u8], subresource: &[u8]) -> bool {
 #[derive(Clone, Debug)]
 enum Paths {
     Any,
-    Of(Box<[PathPattern]>),
+    Listed(Box<[PathPattern]>),
 }
 
 #[derive(Clone, Debug)]
@@ -226,13 +226,13 @@ impl Paths {
         if urls.iter().any(|url| url == "*") {
             return Self::Any;
         }
-        Self::Of(urls.iter().map(|url| PathPattern::new(url)).collect())
+        Self::Listed(urls.iter().map(|url| PathPattern::new(url)).collect())
     }
 
-    fn contain(&self, path: &[u8]) -> bool {
+    fn contains(&self, path: &[u8]) -> bool {
         match self {
             Self::Any => true,
-            Self::Of(patterns) => patterns
+            Self::Listed(patterns) => patterns
                 .iter()
                 .any(|pattern| *pattern.exact == *path || path.starts_with(&pattern.prefix)),
         }
@@ -245,8 +245,8 @@ impl PathPattern {
         let stem = url.strip_suffix('*').unwrap_or(url);
         let slash = if stem.ends_with('/') { "" } else { "/" };
         Self {
-            exact: bytes(url),
-            prefix: bytes(&format!("{stem}{slash}")),
+            exact: boxed_bytes(url),
+            prefix: boxed_bytes(&format!("{stem}{slash}")),
         }
     }
 }
@@ -262,19 +262,19 @@ mod tests {
 
     #[test]
     fn every_verb_has_a_bit_of_its_own() {
-        let together = KNOWN_VERBS.iter().fold(0, |bits, verb| {
+        let together = STANDARD_VERBS.iter().fold(0, |bits, verb| {
             assert_eq!(
-                (bit(verb).count_ones(), bits & bit(verb)),
+                (verb_bit(verb).count_ones(), bits & verb_bit(verb)),
                 (1, 0),
                 "{verb:?}"
             );
-            bits | bit(verb)
+            bits | verb_bit(verb)
         });
         assert_eq!(together.count_ones(), 16);
     }
 
     #[test]
-    fn verbs_are_known_by_their_text() {
+    fn verbs_match_by_their_text() {
         let other = |text: &str| Verb::Other(text.into());
         let verbs = Verbs::new(&list(&["get", "", "propfind", "*"]));
         assert!(verbs.contains(&Verb::Get) && verbs.contains(&Verb::None));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_does_not_stand_for_its_subresources_nor_a_pattern_for_anything() {
+    fn a_resource_matches_neither_its_subresources_nor_patterns() {
         let resources = Resources::new(&list(&["pods", "nodes/status", "jobs/*", "*/scale", "a/"]));
         assert!(resources.contains(b"pods", b""));
         assert!(!resources.contains(b"pods", b"log"));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_matches_what_is_below_it() {
+    fn a_path_matches_the_paths_below_it() {
         let cases: [(&str, &[&str], &[&str]); 5] = [
             ("/a", &["/a", "/a/", "/a/b/c"], &["/ab", "", "/"]),
             ("/a/", &["/a/", "/a/b"], &["/a"]),
@@ -311,19 +311,19 @@ mod tests {
         for (url, matched, others) in cases {
             let paths = Paths::new(&list(&[url]));
             for path in matched {
-                assert!(paths.contain(path.as_bytes()), "{path} of {url}");
+                assert!(paths.contains(path.as_bytes()), "{path} of {url}");
             }
             for path in others {
-                assert!(!paths.contain(path.as_bytes()), "{path} of {url}");
+                assert!(!paths.contains(path.as_bytes()), "{path} of {url}");
             }
         }
-        assert!(Paths::new(&list(&["/a", "*"])).contain(b"anything"));
+        assert!(Paths::new(&list(&["/a", "*"])).contains(b"anything"));
         let none = Paths::new(&list(&[""]));
-        assert!(none.contain(b"") && none.contain(b"/a") && !none.contain(b"a"));
+        assert!(none.contains(b"") && none.contains(b"/a") && !none.contains(b"a"));
     }
 
     #[test]
-    fn a_namespace_is_needed_for_namespaces_and_its_absence_for_the_cluster_scope() {
+    fn namespaces_match_namespaced_requests_and_the_cluster_scope_all_others() {
         let rule = |cluster_scope, namespaces: &[&str]| {
             Rules::new(&PolicyRulesWithSubjects {
                 resource_rules: vec![ResourcePolicyRule {

@@ -7,74 +7,74 @@
 
 use std::collections::HashMap;
 
-use super::names::ByName;
-use super::names::bytes;
+use super::names::NameMap;
+use super::names::boxed_bytes;
 use crate::api::UserInfo;
 use crate::api::flowcontrol::ServiceAccountSubject;
 use crate::api::flowcontrol::Subject;
 use crate::api::flowcontrol::SubjectKind;
 
 /// What the name of a service account's user begins with.
-const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
+const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 
 /// Some lists, by number.
-pub type Lists = u64;
+pub type ListBits = u64;
 
 /// Up to [`Subjects::MOST`] lists of subjects.
 #[derive(Clone, Debug)]
 pub struct Subjects {
-    everybody: Lists,
-    users: ByName<Lists>,
-    groups: ByName<Lists>,
+    wildcard: ListBits,
+    users: NameMap<ListBits>,
+    groups: NameMap<ListBits>,
     /// Those of which all service accounts are meant.
-    namespaces: ByName<Lists>,
+    namespaces: NameMap<ListBits>,
     /// The length of the longest of these names; none if there is no namespace.
-    longest_namespace: Option<usize>,
+    max_namespace_length: Option<usize>,
 }
 
 impl Subjects {
     /// The most lists that there can be.
-    pub const MOST: usize = 64;
+    pub const MAX_LISTS: usize = 64;
 
     /// The n-th list becomes the n-th bit; lists after the last possible one are ignored.
     #[must_use]
     pub fn new<'s>(lists: impl IntoIterator<Item = &'s [Subject]>) -> Self {
-        let mut collected = Collected::default();
-        for (n, list) in lists.into_iter().take(Self::MOST).enumerate() {
+        let mut collected = SubjectCollector::default();
+        for (n, list) in lists.into_iter().take(Self::MAX_LISTS).enumerate() {
             for subject in list {
                 collected.add(subject, 1 << n);
             }
         }
-        let Collected {
-            everybody,
+        let SubjectCollector {
+            wildcard: everybody,
             users,
             groups,
             namespaces,
         } = collected;
         Self {
-            everybody,
+            wildcard: everybody,
             users: users.into(),
             groups: groups.into(),
-            longest_namespace: namespaces.keys().map(|name| name.len()).max(),
+            max_namespace_length: namespaces.keys().map(|name| name.len()).max(),
             namespaces: namespaces.into(),
         }
     }
 
     /// The lists in which `user` is, by name or by group.
     #[must_use]
-    pub fn of(&self, user: &UserInfo) -> Lists {
+    pub fn lists_of(&self, user: &UserInfo) -> ListBits {
         let name = user.name.as_bytes();
-        let mut found = self.everybody | lists(&self.users, name);
+        let mut found = self.wildcard | lookup(&self.users, name);
         for group in &user.groups {
-            found |= lists(&self.groups, group.as_bytes());
+            found |= lookup(&self.groups, group.as_bytes());
         }
-        found | self.by_namespace(name)
+        found | self.lists_of_namespace(name)
     }
 
-    fn by_namespace(&self, name: &[u8]) -> Lists {
+    fn lists_of_namespace(&self, name: &[u8]) -> ListBits {
         let account = self
-            .longest_namespace
-            .zip(name.strip_prefix(SERVICE_ACCOUNT.as_bytes()));
+            .max_namespace_length
+            .zip(name.strip_prefix(SERVICE_ACCOUNT_PREFIX.as_bytes()));
         let Some((longest, account)) = account else {
             return 0;
         };
@@ -84,26 +84,26 @@ impl Subjects {
         colons
             .filter_map(|at| account.get(..at))
             .fold(0, |found, namespace| {
-                found | lists(&self.namespaces, namespace)
+                found | lookup(&self.namespaces, namespace)
             })
     }
 }
 
-fn lists(by_name: &ByName<Lists>, name: &[u8]) -> Lists {
+fn lookup(by_name: &NameMap<ListBits>, name: &[u8]) -> ListBits {
     by_name.get(name).copied().unwrap_or_default()
 }
 
 #[derive(Default)]
-struct Collected {
-    everybody: Lists,
-    users: HashMap<Box<[u8]>, Lists>,
-    groups: HashMap<Box<[u8]>, Lists>,
-    namespaces: HashMap<Box<[u8]>, Lists>,
+struct SubjectCollector {
+    wildcard: ListBits,
+    users: HashMap<Box<[u8]>, ListBits>,
+    groups: HashMap<Box<[u8]>, ListBits>,
+    namespaces: HashMap<Box<[u8]>, ListBits>,
 }
 
-impl Collected {
+impl SubjectCollector {
     /// Notes that `list` holds `subject`. One whose kind and member do not go together is nobody.
-    fn add(&mut self, subject: &Subject, list: Lists) {
+    fn add(&mut self, subject: &Subject, list: ListBits) {
         let (kind, name) = match subject.kind {
             SubjectKind::Group => (&mut self.groups, subject.group.as_deref()),
             SubjectKind::ServiceAccount => return self.add_service_account(subject, list),
@@ -111,21 +111,21 @@ impl Collected {
             SubjectKind::Other(_) => return,
         };
         match name {
-            Some("*") => self.everybody |= list,
-            Some(name) => *kind.entry(bytes(name)).or_default() |= list,
+            Some("*") => self.wildcard |= list,
+            Some(name) => *kind.entry(boxed_bytes(name)).or_default() |= list,
             None => {}
         }
     }
 
-    fn add_service_account(&mut self, subject: &Subject, list: Lists) {
+    fn add_service_account(&mut self, subject: &Subject, list: ListBits) {
         let Some(ServiceAccountSubject { namespace, name }) = &subject.service_account else {
             return;
         };
         let (kind, name) = if name == "*" {
-            (&mut self.namespaces, bytes(namespace))
+            (&mut self.namespaces, boxed_bytes(namespace))
         } else {
-            let user = format!("{SERVICE_ACCOUNT}{namespace}:{name}");
-            (&mut self.users, bytes(&user))
+            let user = format!("{SERVICE_ACCOUNT_PREFIX}{namespace}:{name}");
+            (&mut self.users, boxed_bytes(&user))
         };
         *kind.entry(name).or_default() |= list;
     }
@@ -168,11 +168,11 @@ mod tests {
             groups: groups.iter().map(|&group| group.to_owned()).collect(),
             ..UserInfo::default()
         };
-        Subjects::new([&[subject][..]]).of(&user) == 1
+        Subjects::new([&[subject][..]]).lists_of(&user) == 1
     }
 
     #[test]
-    fn users_and_groups_go_by_their_names_or_a_star() {
+    fn users_and_groups_match_by_name_or_wildcard() {
         assert!(matches(user("alice"), "alice", &[]));
         assert!(!matches(user("alice"), "Alice", &["alice"]));
         assert!(matches(user("*"), "", &[]));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn service_accounts_go_by_the_name_of_the_user() {
+    fn service_accounts_match_by_user_name() {
         let name = "system:serviceaccount:ns:builder";
         assert!(matches(account("ns", "builder"), name, &[]));
         assert!(matches(account("ns", "*"), name, &[]));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_namespaces_are_prefixes_as_upstream_has_them() {
+    fn malformed_namespaces_match_as_prefixes_as_upstream() {
         assert!(matches(account("", "*"), "system:serviceaccount::x", &[]));
         assert!(matches(
             account("a:b", "*"),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_of_another_kind_counts_for_nothing() {
+    fn a_subject_whose_member_is_of_another_kind_matches_nothing() {
         let mismatched = Subject {
             kind: SubjectKind::Group,
             ..user("*")
@@ -244,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn each_list_is_a_bit_and_those_past_the_last_are_ignored() {
-        let lists = vec![[group("devs"), user("alice")]; Subjects::MOST + 1];
+    fn each_list_is_a_bit_and_surplus_lists_are_ignored() {
+        let lists = vec![[group("devs"), user("alice")]; Subjects::MAX_LISTS + 1];
         let subjects = Subjects::new(lists.iter().map(|list| &list[..]));
         let alice = UserInfo {
             name: "alice".to_owned(),
             ..UserInfo::default()
         };
-        assert_eq!(subjects.of(&alice), Lists::MAX);
-        assert_eq!(subjects.of(&UserInfo::anonymous()), 0);
+        assert_eq!(subjects.lists_of(&alice), ListBits::MAX);
+        assert_eq!(subjects.lists_of(&UserInfo::anonymous()), 0);
     }
 }

@@ -20,134 +20,147 @@ use prometheus::proto::MetricFamily;
 use self::families::FAMILIES;
 
 use crate::clock::Clock;
-use crate::flowcontrol::concurrency::Level as Seats;
+use crate::flowcontrol::concurrency::LevelSeats as Seats;
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::exposition::Samples;
-use crate::flowcontrol::exposition::Shape;
+use crate::flowcontrol::exposition::MetricSamples;
+use crate::flowcontrol::exposition::MetricSpec;
 use crate::flowcontrol::histogram::Histogram;
-use crate::flowcontrol::level::Reading;
-use crate::flowcontrol::level::Row;
+use crate::flowcontrol::level::LevelMetrics;
+use crate::flowcontrol::level::SchemaCounters;
 use crate::flowcontrol::queue_set::LastDispatch;
 use crate::flowcontrol::seats::SeatSeconds;
 use crate::metrics::Registry;
 
 /// A metric, and how to find its samples.
-struct Family {
-    shape: Shape,
-    collect: fn(&mut View, &mut Samples),
+struct LevelMetricFamily {
+    spec: MetricSpec,
+    collect: fn(&mut LevelsView, &mut MetricSamples),
 }
 
 /// All levels at (almost) one instant.
-struct View {
+struct LevelsView {
     now: Instant,
-    levels: Vec<(String, Reading)>,
+    levels: Vec<(String, LevelMetrics)>,
     fair_fraction: f64,
 }
 
 /// Shows all families of one controller.
-struct Exposition {
+struct LevelCollector {
     controller: Arc<Controller>,
     descs: Vec<Desc>,
 }
 
 /// Shows the controller in `registry`.
 pub(super) fn register(controller: &Arc<Controller>, registry: &Registry) {
-    registry.collect_from(Exposition {
+    registry.register_collector(LevelCollector {
         controller: Arc::clone(controller),
-        descs: FAMILIES.iter().map(|family| family.shape.desc()).collect(),
+        descs: FAMILIES.iter().map(|family| family.spec.desc()).collect(),
     });
 }
 
-impl Collector for Exposition {
+impl Collector for LevelCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.descs.iter().collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let (levels, fair_fraction) = self.controller.counted();
-        let mut view = View {
+        let (levels, fair_fraction) = self.controller.levels_and_fair_fraction();
+        let mut view = LevelsView {
             now: Clock.now(),
             levels: levels
                 .iter()
-                .map(|level| (level.name().to_owned(), level.reading()))
+                .map(|level| (level.name().to_owned(), level.metrics()))
                 .collect(),
             fair_fraction,
         };
         let families = FAMILIES.iter().map(|family| {
-            let mut samples = family.shape.samples();
+            let mut samples = family.spec.samples();
             (family.collect)(&mut view, &mut samples);
-            samples.family()
+            samples.into_family()
         });
         families.collect()
     }
 }
 
-impl View {
-    fn rows(&self) -> impl Iterator<Item = ([&str; 2], &Row)> {
+impl LevelsView {
+    fn schema_counters(&self) -> impl Iterator<Item = ([&str; 2], &SchemaCounters)> {
         self.levels.iter().flat_map(|(name, level)| {
-            let rows = level.tally.rows.iter();
+            let rows = level.counters.schemas.iter();
             rows.map(move |row| ([row.flow_schema.as_str(), name.as_str()], row))
         })
     }
 
     /// A counter of each row in which anything was counted.
-    fn counters(&self, samples: &mut Samples, count: fn(&Row) -> u64) {
-        for (labels, row) in self.rows().filter(|(_, row)| count(row) > 0) {
-            samples.number(&labels, number(count(row)));
+    fn add_counters(&self, samples: &mut MetricSamples, count: fn(&SchemaCounters) -> u64) {
+        for (labels, row) in self.schema_counters().filter(|(_, row)| count(row) > 0) {
+            samples.add_value(&labels, to_f64(count(row)));
         }
     }
 
     /// A gauge of each row that has ever `begun`.
-    fn gauges(&self, samples: &mut Samples, begun: fn(&Row) -> bool, value: fn(&Row) -> u64) {
-        for (labels, row) in self.rows().filter(|(_, row)| begun(row)) {
-            samples.number(&labels, number(value(row)));
+    fn add_gauges(
+        &self,
+        samples: &mut MetricSamples,
+        begun: fn(&SchemaCounters) -> bool,
+        value: fn(&SchemaCounters) -> u64,
+    ) {
+        for (labels, row) in self.schema_counters().filter(|(_, row)| begun(row)) {
+            samples.add_value(&labels, to_f64(value(row)));
         }
     }
 
-    fn histograms(&self, samples: &mut Samples, histogram: fn(&Row) -> &Histogram) {
-        for (labels, row) in self.rows() {
-            shown(samples, &labels, histogram(row));
+    fn add_histograms(
+        &self,
+        samples: &mut MetricSamples,
+        histogram: fn(&SchemaCounters) -> &Histogram,
+    ) {
+        for (labels, row) in self.schema_counters() {
+            add_nonempty_histogram(samples, &labels, histogram(row));
         }
     }
 
     /// A gauge of what a level's seats were when they were last divided.
-    fn seats(&self, samples: &mut Samples, value: fn(&Seats) -> f64) {
+    fn add_seat_gauges(&self, samples: &mut MetricSamples, value: fn(&Seats) -> f64) {
         for (name, level) in &self.levels {
-            if let Some(seats) = &level.tally.seats {
-                samples.number(&[name], value(seats));
+            if let Some(seats) = &level.counters.seats {
+                samples.add_value(&[name], value(seats));
             }
         }
     }
 
-    fn dispatch(&self, samples: &mut Samples, time: fn(&LastDispatch) -> SeatSeconds) {
+    fn add_dispatch_gauges(
+        &self,
+        samples: &mut MetricSamples,
+        time: fn(&LastDispatch) -> SeatSeconds,
+    ) {
         for (name, level) in &self.levels {
             if let Some(last) = &level.last_dispatch {
-                samples.number(&[name], time(last).as_f64());
+                samples.add_value(&[name], time(last).as_f64());
             }
         }
     }
 
-    fn bounds(
+    fn add_bounds_gauges(
         &self,
-        samples: &mut Samples,
+        samples: &mut MetricSamples,
         bounds: fn(&LastDispatch) -> (SeatSeconds, SeatSeconds),
     ) {
         for (name, level) in &self.levels {
             if let Some((least, greatest)) = level.last_dispatch.as_ref().map(bounds) {
-                samples.number(&["min", name], least.as_f64());
-                samples.number(&["max", name], greatest.as_f64());
+                samples.add_value(&["min", name], least.as_f64());
+                samples.add_value(&["max", name], greatest.as_f64());
             }
         }
     }
 }
 
-fn shown(samples: &mut Samples, labels: &[&str], histogram: &Histogram) {
+fn add_nonempty_histogram(samples: &mut MetricSamples, labels: &[&str], histogram: &Histogram) {
     if histogram.count() > 0 {
-        samples.histogram(labels, histogram);
+        samples.add_histogram(labels, histogram);
     }
 }
 
 #[expect(clippy::as_conversions, reason = "a metric is a float")]
-const fn number(count: u64) -> f64 {
+const fn to_f64(count: u64) -> f64 {
     count as f64
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::clock::Clock;
 use crate::flowcontrol::controller::tests::POD;
 use crate::flowcontrol::controller::tests::PODS;
-use crate::flowcontrol::controller::tests::Step;
+use crate::flowcontrol::controller::tests::PolledAdmission;
 use crate::flowcontrol::controller::tests::WATCH;
 use crate::flowcontrol::controller::tests::one_level;
 use crate::flowcontrol::controller::tests::queue;
@@ -34,7 +34,7 @@ fn expected() -> String {
 }
 
 /// What a text says of its metrics, in the form of [`UPSTREAM`].
-fn shapes(text: &str) -> String {
+fn describe_families(text: &str) -> String {
     let mut helps = BTreeMap::new();
     let mut lines = String::new();
     for line in text.lines() {
@@ -83,7 +83,7 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
     world.controller.publish_peaks();
     let write = world.admit("a", "PUT", POD).await.unwrap();
     let watch = world.admit("a", "GET", WATCH).await.unwrap();
-    let _waiting = world.get("b").begin();
+    let _waiting = world.get("b").expect_pending();
     assert!(world.admit("c", "GET", POD).await.is_err());
     drop(write);
     drop(watch);
@@ -94,10 +94,10 @@ async fn every_metric_has_upstreams_name_type_labels_and_buckets() {
     let mut watches = Vec::new();
     for _ in 0..11 {
         let mut watch = world.admit("w", "GET", WATCH).await.unwrap();
-        watch.initialized();
+        watch.mark_initialized();
         watches.push(watch);
     }
     let _held: Vec<_> = (0..18).map(|_| world.get_now("d")).collect();
-    let _wide = Step::of(world.admit("e", "POST", PODS)).begin();
-    assert_eq!(shapes(&world.registry.render()), expected());
+    let _wide = PolledAdmission::new(world.admit("e", "POST", PODS)).expect_pending();
+    assert_eq!(describe_families(&world.registry.render()), expected());
 }

@@ -2,20 +2,20 @@
 
 use super::*;
 
-const PAGE: ListAnswer = ListAnswer {
+const PAGE: ListResponse = ListResponse {
     items: 500,
     remaining_items: Some(1500),
-    continues: true,
+    has_continue: true,
     bytes: 1_000_100,
-    measure: Measure::Text,
+    accuracy: SizeAccuracy::Text,
 };
 
-fn learned(target: &str, answer: ListAnswer) -> Option<(u64, u64)> {
+fn stats_after(target: &str, answer: ListResponse) -> Option<(u64, u64)> {
     let (mut counts, now) = (ObjectCounts::default(), Instant::now());
     let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-    counts.learn(now, &info, answer);
+    counts.record_list(now, &info, answer);
     match counts.stats(now, info.api_group(), info.resource()) {
-        ObjectStats::Known {
+        ObjectStats::Counted {
             count,
             average_size,
         } => Some((count, average_size)),
@@ -24,48 +24,51 @@ fn learned(target: &str, answer: ListAnswer) -> Option<(u64, u64)> {
 }
 
 #[test]
-fn a_list_of_everything_tells_the_total() {
-    let whole = ListAnswer {
+fn a_list_of_all_objects_sets_the_count() {
+    let whole = ListResponse {
         remaining_items: None,
-        continues: false,
+        has_continue: false,
         ..PAGE
     };
-    assert_eq!(learned("/api/v1/pods", whole), Some((500, 2000)));
+    assert_eq!(stats_after("/api/v1/pods", whole), Some((500, 2000)));
     assert_eq!(
-        learned("/apis/apps/v1/deployments?limit=500", whole),
+        stats_after("/apis/apps/v1/deployments?limit=500", whole),
         Some((500, 2000))
     );
     assert_eq!(
-        learned("/apis/apps/v1/deployments?limit=500", PAGE),
+        stats_after("/apis/apps/v1/deployments?limit=500", PAGE),
         Some((2000, 2000))
     );
-    let none = ListAnswer { items: 0, ..whole };
-    assert_eq!(learned("/api/v1/pods?labelSelector=", none), Some((0, 0)));
+    let none = ListResponse { items: 0, ..whole };
+    assert_eq!(
+        stats_after("/api/v1/pods?labelSelector=", none),
+        Some((0, 0))
+    );
 }
 
 /// Size after each of these answers, given as hours, bytes and measure.
-fn sizes(answers: &[(u64, u64, Measure)]) -> Vec<u64> {
+fn sizes(answers: &[(u64, u64, SizeAccuracy)]) -> Vec<u64> {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
     let known = answers.iter().map(|&(hours, bytes, measure)| {
-        let answer = ListAnswer {
+        let answer = ListResponse {
             items: 10,
             remaining_items: None,
-            continues: false,
+            has_continue: false,
             bytes,
-            measure,
+            accuracy: measure,
         };
         let now = start + Duration::from_secs(hours * 60 * 60);
-        count(&mut counts, now, "deployments", answer);
-        known(&mut counts, "deployments").unwrap().1
+        record_full_list(&mut counts, now, "deployments", answer);
+        deployment_stats(&mut counts, "deployments").unwrap().1
     });
     known.collect()
 }
 
 #[test]
-fn tables_and_metadata_never_take_the_place_of_a_size() {
-    use Measure::Abridged;
-    use Measure::Protobuf;
-    use Measure::Text;
+fn tables_and_metadata_never_replace_a_size() {
+    use SizeAccuracy::Abridged;
+    use SizeAccuracy::Protobuf;
+    use SizeAccuracy::Text;
     let of_table = sizes(&[(0, 1000, Abridged), (0, 20_000, Text), (90, 2000, Abridged)]);
     assert_eq!(of_table, [100, 2000, 2000]);
     let of_text = sizes(&[(0, 9000, Protobuf), (0, 20_000, Text), (1, 20_000, Text)]);
@@ -77,11 +80,11 @@ fn tables_and_metadata_never_take_the_place_of_a_size() {
 }
 
 #[test]
-fn events_have_no_size_and_are_found_in_the_core_group_alone() {
+fn events_have_no_size_and_are_found_only_in_the_core_group() {
     let mut counts = ObjectCounts::default();
     let core = |counts: &mut ObjectCounts| counts.stats(Instant::now(), b"", b"events");
-    let endless = ObjectStats::Known {
-        count: ENDLESS,
+    let endless = ObjectStats::Counted {
+        count: INFINITE_COUNT,
         average_size: 0,
     };
     assert_eq!(
@@ -91,9 +94,9 @@ fn events_have_no_size_and_are_found_in_the_core_group_alone() {
     );
     for target in ["/apis/events.k8s.io/v1/events", "/api/v1/events"] {
         let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-        let answer = ListAnswer { items: 401, ..PAGE };
-        counts.learn(Instant::now(), &info, answer);
-        let counted = ObjectStats::Known {
+        let answer = ListResponse { items: 401, ..PAGE };
+        counts.record_list(Instant::now(), &info, answer);
+        let counted = ObjectStats::Counted {
             count: 1901,
             average_size: 0,
         };
@@ -104,7 +107,7 @@ fn events_have_no_size_and_are_found_in_the_core_group_alone() {
 }
 
 #[test]
-fn a_part_of_it_tells_nothing() {
+fn a_partial_list_sets_no_count() {
     let targets = [
         "/api/v1/namespaces/a/pods",
         "/api/v1/namespaces/a",
@@ -116,30 +119,30 @@ fn a_part_of_it_tells_nothing() {
         "/api/v1/pods/status",
     ];
     for target in targets {
-        assert_eq!(learned(target, PAGE), None, "{target}");
+        assert_eq!(stats_after(target, PAGE), None, "{target}");
     }
-    let more = ListAnswer {
+    let more = ListResponse {
         remaining_items: None,
         ..PAGE
     };
-    assert_eq!(learned("/api/v1/pods?limit=500", more), None);
-    let absurd = ListAnswer {
+    assert_eq!(stats_after("/api/v1/pods?limit=500", more), None);
+    let absurd = ListResponse {
         remaining_items: Some(u64::MAX),
         ..PAGE
     };
-    assert_eq!(learned("/api/v1/pods?limit=500", absurd), None);
+    assert_eq!(stats_after("/api/v1/pods?limit=500", absurd), None);
 }
 
 /// A list of all there is of a resource.
-fn count(counts: &mut ObjectCounts, now: Instant, resource: &str, answer: ListAnswer) {
+fn record_full_list(counts: &mut ObjectCounts, now: Instant, resource: &str, answer: ListResponse) {
     let target = format!("/apis/apps/v1/{resource}");
     let info = RequestInfo::parse("GET", target.as_bytes()).unwrap();
-    counts.learn(now, &info, answer);
+    counts.record_list(now, &info, answer);
 }
 
-fn known(counts: &mut ObjectCounts, resource: &str) -> Option<(u64, u64)> {
+fn deployment_stats(counts: &mut ObjectCounts, resource: &str) -> Option<(u64, u64)> {
     match counts.stats(Instant::now(), b"apps", resource.as_bytes()) {
-        ObjectStats::Known {
+        ObjectStats::Counted {
             count,
             average_size,
         } => Some((count, average_size)),
@@ -148,20 +151,26 @@ fn known(counts: &mut ObjectCounts, resource: &str) -> Option<(u64, u64)> {
 }
 
 #[test]
-fn a_count_holds_until_the_next_one() {
+fn a_count_is_valid_until_the_next_one() {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-    count(&mut counts, start, "deployments", PAGE);
-    assert_eq!(known(&mut counts, "deployments"), Some((2000, 2000)));
-    let table = ListAnswer {
+    record_full_list(&mut counts, start, "deployments", PAGE);
+    assert_eq!(
+        deployment_stats(&mut counts, "deployments"),
+        Some((2000, 2000))
+    );
+    let table = ListResponse {
         items: 7,
         remaining_items: None,
-        continues: false,
+        has_continue: false,
         bytes: 0,
-        measure: Measure::Abridged,
+        accuracy: SizeAccuracy::Abridged,
     };
     let a_day = Duration::from_secs(24 * 60 * 60);
-    count(&mut counts, start + a_day, "deployments", table);
-    assert_eq!(known(&mut counts, "deployments"), Some((7, 2000)));
+    record_full_list(&mut counts, start + a_day, "deployments", table);
+    assert_eq!(
+        deployment_stats(&mut counts, "deployments"),
+        Some((7, 2000))
+    );
     assert_eq!(
         counts.stats(start, b"", b"deployments"),
         ObjectStats::NotFound,
@@ -170,11 +179,11 @@ fn a_count_holds_until_the_next_one() {
 }
 
 #[test]
-fn what_the_server_has_counted_goes_before_what_passed_by() {
+fn server_counts_take_precedence_over_observed_lists() {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-    count(&mut counts, start, "deployments", PAGE);
-    count(&mut counts, start, "aggregated", PAGE);
-    let server = |count, average_size| CountedByServer {
+    record_full_list(&mut counts, start, "deployments", PAGE);
+    record_full_list(&mut counts, start, "aggregated", PAGE);
+    let server = |count, average_size| ServerCount {
         count: Some(count),
         average_size,
     };
@@ -183,63 +192,63 @@ fn what_the_server_has_counted_goes_before_what_passed_by() {
         ("daemonsets.apps", server(3, None)),
         ("events", server(5, Some(0))),
     ];
-    counts.learn_counted(start, counted.into_iter());
+    counts.record_server_counts(start, counted.into_iter());
     let stats = |counts: &mut ObjectCounts, after: Duration, resource: &str| match counts.stats(
         start + after,
         b"apps",
         resource.as_bytes(),
     ) {
-        ObjectStats::Known {
+        ObjectStats::Counted {
             count,
             average_size,
         } => Some((count, average_size)),
         ObjectStats::NotFound => None,
     };
-    let soon = COUNTED_HOLDS - Duration::from_millis(1);
-    count(&mut counts, start + soon, "deployments", PAGE);
+    let soon = SERVER_COUNT_TTL - Duration::from_millis(1);
+    record_full_list(&mut counts, start + soon, "deployments", PAGE);
     assert_eq!(stats(&mut counts, soon, "deployments"), Some((7, 900)));
     assert_eq!(
         stats(&mut counts, soon, "aggregated"),
         None,
         "not stored there"
     );
-    count(&mut counts, start + soon, "daemonsets", PAGE);
+    record_full_list(&mut counts, start + soon, "daemonsets", PAGE);
     assert_eq!(stats(&mut counts, soon, "daemonsets"), Some((3, 2000)));
     let events = counts.stats(start + soon, b"", b"events");
-    let five = ObjectStats::Known {
+    let five = ObjectStats::Counted {
         count: 5,
         average_size: 0,
     };
     assert_eq!(events, five);
     // It says nothing any more: what passes by is the best there is again.
     assert_eq!(
-        stats(&mut counts, COUNTED_HOLDS, "aggregated"),
+        stats(&mut counts, SERVER_COUNT_TTL, "aggregated"),
         Some((2000, 2000))
     );
-    count(&mut counts, start + COUNTED_HOLDS, "deployments", PAGE);
-    let after = stats(&mut counts, COUNTED_HOLDS, "deployments");
+    record_full_list(&mut counts, start + SERVER_COUNT_TTL, "deployments", PAGE);
+    let after = stats(&mut counts, SERVER_COUNT_TTL, "deployments");
     assert_eq!(after, Some((2000, 900)), "a better measure of the size");
 }
 
 #[test]
-fn of_too_many_resources_the_one_longest_not_counted_makes_room() {
+fn the_least_recently_counted_resource_is_evicted_first() {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
     let second = Duration::from_secs(1);
     for n in 0..MAX_RESOURCES {
-        count(&mut counts, start, &format!("r{n}"), PAGE);
+        record_full_list(&mut counts, start, &format!("r{n}"), PAGE);
     }
     for n in (0..MAX_RESOURCES).filter(|&n| n != 7) {
-        count(&mut counts, start + second, &format!("r{n}"), PAGE);
+        record_full_list(&mut counts, start + second, &format!("r{n}"), PAGE);
     }
-    count(&mut counts, start + 2 * second, "new", PAGE);
+    record_full_list(&mut counts, start + 2 * second, "new", PAGE);
     assert_eq!(counts.resources.len(), MAX_RESOURCES);
-    assert_eq!(known(&mut counts, "r7"), None);
-    assert!(known(&mut counts, "new").is_some());
+    assert_eq!(deployment_stats(&mut counts, "r7"), None);
+    assert!(deployment_stats(&mut counts, "new").is_some());
 }
 
-fn pods(counts: &mut ObjectCounts, now: Instant) -> Option<(u64, u64)> {
+fn pod_stats(counts: &mut ObjectCounts, now: Instant) -> Option<(u64, u64)> {
     match counts.stats(now, b"", b"pods") {
-        ObjectStats::Known {
+        ObjectStats::Counted {
             count,
             average_size,
         } => Some((count, average_size)),
@@ -248,81 +257,92 @@ fn pods(counts: &mut ObjectCounts, now: Instant) -> Option<(u64, u64)> {
 }
 
 /// Takes in an answer to a list of all pods that passes by.
-fn pass_by(counts: &mut ObjectCounts, now: Instant) {
+fn record_pod_list(counts: &mut ObjectCounts, now: Instant) {
     let info = RequestInfo::parse("GET", b"/api/v1/pods").unwrap();
-    counts.learn(now, &info, PAGE);
+    counts.record_list(now, &info, PAGE);
 }
 
 /// Metrics that have pods, with this figure.
-fn metrics(counts: &mut ObjectCounts, now: Instant, count: Option<u64>) {
-    let pods = CountedByServer {
+fn record_pod_metrics(counts: &mut ObjectCounts, now: Instant, count: Option<u64>) {
+    let pods = ServerCount {
         count,
         average_size: None,
     };
-    counts.learn_counted(now, [("pods", pods)].into_iter());
+    counts.record_server_counts(now, [("pods", pods)].into_iter());
 }
 
 #[test]
-fn a_count_that_was_asked_for_serves_until_the_next_answer_and_tells_no_size() {
+fn a_polled_count_is_valid_until_the_next_response_and_sets_no_size() {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-    assert!(counts.wants_count(start, b"", b"pods"), "nothing is known");
-    counts.learn_asked(start, b"", b"pods", 1001);
-    assert_eq!(pods(&mut counts, start), Some((1001, 0)), "no size");
-    let old = start + ASKED_AGAIN_AFTER;
-    assert!(!counts.wants_count(old - JUST_NOW, b"", b"pods"));
-    assert!(counts.wants_count(old, b"", b"pods"));
-    pass_by(&mut counts, old);
-    assert_eq!(pods(&mut counts, old), Some((2000, 2000)), "the newest");
-    assert!(!counts.wants_count(old, b"", b"pods"), "known otherwise");
-    let older = old + ASKED_AGAIN_AFTER;
-    counts.learn_asked(older, b"", b"pods", 1002);
-    assert_eq!(pods(&mut counts, older), Some((1002, 2000)), "the newest");
+    assert!(counts.needs_count(start, b"", b"pods"), "nothing is known");
+    counts.record_polled_count(start, b"", b"pods", 1001);
+    assert_eq!(pod_stats(&mut counts, start), Some((1001, 0)), "no size");
+    let old = start + POLL_INTERVAL;
+    assert!(!counts.needs_count(old - FRESH_SIZE_TTL, b"", b"pods"));
+    assert!(counts.needs_count(old, b"", b"pods"));
+    record_pod_list(&mut counts, old);
+    assert_eq!(
+        pod_stats(&mut counts, old),
+        Some((2000, 2000)),
+        "the newest"
+    );
+    assert!(!counts.needs_count(old, b"", b"pods"), "known otherwise");
+    let older = old + POLL_INTERVAL;
+    counts.record_polled_count(older, b"", b"pods", 1002);
+    assert_eq!(
+        pod_stats(&mut counts, older),
+        Some((1002, 2000)),
+        "the newest"
+    );
 }
 
 #[test]
-fn metrics_go_before_a_count_that_was_asked_for() {
+fn metrics_take_precedence_over_a_polled_count() {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-    metrics(&mut counts, start, Some(7));
-    assert!(!counts.wants_count(start, b"", b"pods"));
-    assert!(!counts.wants_count(start, b"apps", b"x"), "not stored");
-    counts.learn_asked(start, b"", b"pods", 1001);
-    assert_eq!(pods(&mut counts, start), Some((7, 0)));
-    counts.learn_asked(start, b"apps", b"x", 1001);
+    record_pod_metrics(&mut counts, start, Some(7));
+    assert!(!counts.needs_count(start, b"", b"pods"));
+    assert!(!counts.needs_count(start, b"apps", b"x"), "not stored");
+    counts.record_polled_count(start, b"", b"pods", 1001);
+    assert_eq!(pod_stats(&mut counts, start), Some((7, 0)));
+    counts.record_polled_count(start, b"apps", b"x", 1001);
     assert_eq!(
         counts.stats(start, b"apps", b"x"),
         ObjectStats::NotFound,
         "not stored"
     );
-    let gone = start + COUNTED_HOLDS;
-    assert!(counts.wants_count(gone, b"apps", b"y"));
-    counts.learn_asked(gone, b"", b"pods", 1001);
-    assert_eq!(pods(&mut counts, gone), Some((1001, 0)));
+    let gone = start + SERVER_COUNT_TTL;
+    assert!(counts.needs_count(gone, b"apps", b"y"));
+    counts.record_polled_count(gone, b"", b"pods", 1001);
+    assert_eq!(pod_stats(&mut counts, gone), Some((1001, 0)));
 }
 
 #[test]
-fn a_resource_that_metrics_have_without_a_figure_goes_by_answers() {
+fn a_resource_that_metrics_name_without_a_count_is_counted_by_responses() {
     let (mut counts, start) = (ObjectCounts::default(), Instant::now());
-    metrics(&mut counts, start, None);
-    assert_eq!(pods(&mut counts, start), None);
-    assert!(counts.wants_count(start, b"", b"pods"));
-    counts.learn_asked(start, b"", b"pods", 1001);
-    assert_eq!(pods(&mut counts, start), Some((1001, 0)));
-    pass_by(&mut counts, start);
-    metrics(&mut counts, start, None);
-    assert_eq!(pods(&mut counts, start), Some((2000, 2000)));
+    record_pod_metrics(&mut counts, start, None);
+    assert_eq!(pod_stats(&mut counts, start), None);
+    assert!(counts.needs_count(start, b"", b"pods"));
+    counts.record_polled_count(start, b"", b"pods", 1001);
+    assert_eq!(pod_stats(&mut counts, start), Some((1001, 0)));
+    record_pod_list(&mut counts, start);
+    record_pod_metrics(&mut counts, start, None);
+    assert_eq!(pod_stats(&mut counts, start), Some((2000, 2000)));
     // A figure holds for its time, though the next one is missing.
-    metrics(&mut counts, start, Some(7));
-    metrics(&mut counts, start + JUST_NOW, None);
-    assert_eq!(pods(&mut counts, start + JUST_NOW), Some((7, 2000)));
+    record_pod_metrics(&mut counts, start, Some(7));
+    record_pod_metrics(&mut counts, start + FRESH_SIZE_TTL, None);
+    assert_eq!(
+        pod_stats(&mut counts, start + FRESH_SIZE_TTL),
+        Some((7, 2000))
+    );
 }
 
 #[test]
-fn events_are_asked_for_in_the_core_group_alone() {
+fn events_are_polled_only_in_the_core_group() {
     let (mut counts, now) = (ObjectCounts::default(), Instant::now());
-    assert!(counts.wants_count(now, b"", b"events"));
-    assert!(!counts.wants_count(now, b"events.k8s.io", b"events"));
-    counts.learn_asked(now, b"", b"events", 3);
-    let three = ObjectStats::Known {
+    assert!(counts.needs_count(now, b"", b"events"));
+    assert!(!counts.needs_count(now, b"events.k8s.io", b"events"));
+    counts.record_polled_count(now, b"", b"events", 3);
+    let three = ObjectStats::Counted {
         count: 3,
         average_size: 0,
     };

@@ -5,13 +5,13 @@ use std::time::Instant;
 use super::QueueSet;
 use super::decisions::Arrival;
 use super::decisions::Effects;
-use super::decisions::Enqueued;
-use super::decisions::Reason;
-use crate::flowcontrol::requests::Request;
+use super::decisions::QueuePosition;
+use super::decisions::RejectReason;
+use crate::flowcontrol::requests::QueueSetRequest;
 use crate::flowcontrol::shuffle_sharding::Dealer;
 
 impl<T> QueueSet<T> {
-    pub(super) fn reject(&mut self, reason: Reason) -> Arrival {
+    pub(super) fn reject(&mut self, reason: RejectReason) -> Arrival {
         self.totals.rejected += 1;
         Arrival::Reject(reason)
     }
@@ -46,12 +46,12 @@ impl<T> QueueSet<T> {
         &mut self,
         index: usize,
         queue_length_limit: usize,
-        mut request: Request<T>,
+        mut request: QueueSetRequest<T>,
         now: Instant,
         effects: &mut Effects,
     ) -> Arrival {
         if self.queues[index].waiting.len() >= queue_length_limit && !self.has_free_seat() {
-            return self.reject(Reason::QueueFull);
+            return self.reject(RejectReason::QueueFull);
         }
         let queue = &mut self.queues[index];
         if !queue.is_active() {
@@ -69,13 +69,13 @@ impl<T> QueueSet<T> {
         request.queue = Some(index);
         let slot = self.requests.insert(request);
         queue.waiting.push(&mut self.requests, slot);
-        effects.enqueued = Some(Enqueued {
+        effects.enqueued = Some(QueuePosition {
             queue: index,
             length: queue.waiting.len(),
         });
-        queue.bound(&self.requests);
+        queue.bound_next_dispatch_r(&self.requests);
         self.dispatch(now, effects);
-        let ticket = self.requests.ticket(slot);
+        let ticket = self.requests.key(slot);
         if self.requests.at(slot).is_waiting() {
             Arrival::Queued(ticket)
         } else {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::flowcontrol::requests::Ticket;
+use crate::flowcontrol::requests::RequestKey;
 use crate::flowcontrol::seats::SeatSeconds;
 use crate::flowcontrol::shuffle_sharding::Dealer;
 
@@ -27,16 +27,16 @@ pub enum Queuing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// It has its seats and may run.
-    Execute(Ticket),
+    Execute(RequestKey),
     /// It waits; its ticket is among [`Effects::started`] of a later step, or it leaves first.
-    Queued(Ticket),
+    Queued(RequestKey),
     /// It is turned away, and is already forgotten.
-    Reject(Reason),
+    Reject(RejectReason),
 }
 
 /// Why a request did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub enum RejectReason {
     /// A level that does not queue had too few free seats.
     ConcurrencyLimit,
     /// The level had no free seat and the queue was full.
@@ -64,19 +64,19 @@ pub enum Departure<T> {
 pub struct Effects {
     /// The requests that have their seats from this step on, in the order of dispatch; the one that
     /// has just arrived is among them if it may run.
-    pub started: Vec<Ticket>,
+    pub started: Vec<RequestKey>,
     /// The request whose turn it is, but for which there are too few free seats. Nothing behind it
     /// may overtake it, so a wide request is not starved by narrow ones.
-    pub blocked: Option<Ticket>,
+    pub blocked: Option<RequestKey>,
     /// The queue that the arriving request joined.
-    pub enqueued: Option<Enqueued>,
+    pub enqueued: Option<QueuePosition>,
     /// The progress meter was wound back.
-    pub epoch: Option<EpochAdvance>,
+    pub epoch_advance: Option<EpochAdvance>,
 }
 
 /// Where an arriving request joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Enqueued {
+pub struct QueuePosition {
     /// The index of the queue, at the time.
     pub queue: usize,
     /// The requests that wait in it, with this one, before anything is dispatched.
@@ -92,7 +92,7 @@ pub struct EpochAdvance {
 
 /// The counts of a level, now and since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct QueueSetTotals {
     /// Requests in the queues.
     pub requests_waiting: usize,
     /// The seats that these will occupy.
@@ -137,7 +137,7 @@ pub struct LastDispatch {
     pub discounted_s_bounds: (SeatSeconds, SeatSeconds),
 }
 
-impl Reason {
+impl RejectReason {
     /// The value of the `reason` label, as Kubernetes spells it.
     #[must_use]
     pub const fn label(self) -> &'static str {
@@ -165,14 +165,14 @@ impl Effects {
             started,
             blocked,
             enqueued,
-            epoch,
+            epoch_advance: epoch,
         } = self;
         started.clear();
         (*blocked, *enqueued, *epoch) = (None, None, None);
     }
 }
 
-impl Totals {
+impl QueueSetTotals {
     /// What the level would use if it could: the quantity that borrowing follows.
     #[must_use]
     pub const fn seat_demand(&self) -> u64 {

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use super::QueueSet;
 use super::queue::Queue;
-use crate::flowcontrol::requests::Phase;
+use crate::flowcontrol::requests::DispatchPhase;
 use crate::flowcontrol::seats::ESTIMATED_SERVICE_DURATION;
 use crate::flowcontrol::seats::SeatSeconds;
 
 impl<T> QueueSet<T> {
     /// Takes a request out of its queue: to give it seats, or because it leaves.
     #[expect(clippy::indexing_slicing, reason = "a waiting request keeps its queue")]
-    pub(super) fn remove_from_line(&mut self, index: usize, slot: usize) {
+    pub(super) fn remove_from_queue(&mut self, index: usize, slot: usize) {
         let queue = &mut self.queues[index];
         queue.waiting.remove(&mut self.requests, slot);
         if queue.waiting.is_empty()
@@ -27,8 +27,8 @@ impl<T> QueueSet<T> {
     pub(super) fn eject(&mut self, slot: usize) -> Option<T> {
         let request = self.requests.at(slot);
         if let Some(index) = request.queue {
-            self.remove_from_line(index, slot);
-            self.settle(index);
+            self.remove_from_queue(index, slot);
+            self.restore_queue_invariants(index);
         }
         self.totals.rejected += 1;
         self.totals.cancelled += 1;
@@ -43,11 +43,11 @@ impl<T> QueueSet<T> {
     )]
     pub(super) fn finish(&mut self, slot: usize, service_time: Duration) -> Duration {
         let request = self.requests.at_mut(slot);
-        request.phase = Phase::Lingering;
+        request.phase = DispatchPhase::Lingering;
         let work = request.work;
         // Of the seats of the main phase only, although it held the larger number: so it is
         // upstream.
-        let charge = |span| SeatSeconds::of(f64::from(work.initial_seats), span);
+        let charge = |span| SeatSeconds::from_seats(f64::from(work.initial_seats), span);
         let guess = ESTIMATED_SERVICE_DURATION;
         self.totals.requests_executing -= 1;
         if let Some(index) = request.queue {
@@ -62,16 +62,16 @@ impl<T> QueueSet<T> {
                     .next_dispatch_r
                     .wrapping_sub(charge(guess - service_time))
             };
-            self.settle(index);
+            self.restore_queue_invariants(index);
         }
         work.additional_latency
     }
 
     /// Restores what must hold of a queue that a request has left, in whichever way.
     #[expect(clippy::indexing_slicing, reason = "called for queues of this set")]
-    fn settle(&mut self, index: usize) {
+    fn restore_queue_invariants(&mut self, index: usize) {
         let queue = &mut self.queues[index];
-        queue.bound(&self.requests);
+        queue.bound_next_dispatch_r(&self.requests);
         if !queue.is_active() {
             self.active_queues -= 1;
         }
@@ -117,8 +117,8 @@ impl<T> QueueSet<T> {
                 .filter(|&queue| queue != index)
                 .map(|queue| if queue > index { queue - 1 } else { queue });
         }
-        if self.next_in_turn > index {
-            self.next_in_turn -= 1;
+        if self.next_robin_index > index {
+            self.next_robin_index -= 1;
         }
     }
 }

@@ -6,15 +6,15 @@ use super::QueueSet;
 use super::decisions::Effects;
 use super::decisions::LastDispatch;
 use super::decisions::Queuing;
-use crate::flowcontrol::requests::Phase;
+use crate::flowcontrol::requests::DispatchPhase;
 use crate::flowcontrol::seats::SeatSeconds;
 
 /// The request whose turn it is.
-struct Turn {
+struct DispatchCandidate {
     queue: usize,
     slot: usize,
     /// What the gauges will say if it is dispatched.
-    seen: LastDispatch,
+    virtual_times: LastDispatch,
 }
 
 impl<T> QueueSet<T> {
@@ -22,13 +22,15 @@ impl<T> QueueSet<T> {
     /// Upstream: `dispatchAsMuchAsPossibleLocked`.
     pub(super) fn dispatch(&mut self, now: Instant, effects: &mut Effects) {
         while self.has_free_seat() {
-            let Some(turn) = self.next_turn() else { return };
+            let Some(turn) = self.next_candidate() else {
+                return;
+            };
             if !self.fits(self.requests.at(turn.slot).seats()) {
-                effects.blocked = Some(self.requests.ticket(turn.slot));
+                effects.blocked = Some(self.requests.key(turn.slot));
                 // Looking around moves the turn from before the first queue to behind the last.
                 // They are the same place until a queue is added.
-                if self.next_in_turn == 0 {
-                    self.next_in_turn = self.queues.len();
+                if self.next_robin_index == 0 {
+                    self.next_robin_index = self.queues.len();
                 }
                 return;
             }
@@ -59,14 +61,14 @@ impl<T> QueueSet<T> {
         clippy::indexing_slicing,
         reason = "`backlogged` holds indices of `queues`"
     )]
-    fn next_turn(&self) -> Option<Turn> {
-        let first = self.next_in_turn % self.queues.len().max(1);
+    fn next_candidate(&self) -> Option<DispatchCandidate> {
+        let first = self.next_robin_index % self.queues.len().max(1);
         let (behind, ahead) = self
             .backlogged
             .split_at(self.backlogged.partition_point(|&queue| queue < first));
         let mut best: Option<(SeatSeconds, usize, usize)> = None;
-        let mut s_bounds = Bounds::NONE;
-        let mut discounted_s_bounds = Bounds::NONE;
+        let mut s_bounds = TimeBounds::EMPTY;
+        let mut discounted_s_bounds = TimeBounds::EMPTY;
         for &index in ahead.iter().chain(behind) {
             let queue = &self.queues[index];
             let oldest = queue.waiting.oldest()?;
@@ -75,8 +77,8 @@ impl<T> QueueSet<T> {
             if best.is_none_or(|(least, ..)| finish < least) {
                 best = Some((finish, index, oldest));
             }
-            s_bounds.widen_to(queue.next_dispatch_r);
-            discounted_s_bounds.widen_to(queue.discounted_s());
+            s_bounds.include(queue.next_dispatch_r);
+            discounted_s_bounds.include(queue.discounted_s());
         }
         let (_, queue, slot) = best?;
         let seen = LastDispatch {
@@ -85,49 +87,53 @@ impl<T> QueueSet<T> {
             s_bounds: s_bounds.0?,
             discounted_s_bounds: discounted_s_bounds.0?,
         };
-        Some(Turn { queue, slot, seen })
+        Some(DispatchCandidate {
+            queue,
+            slot,
+            virtual_times: seen,
+        })
     }
 
     /// Takes a request out of its queue and gives it its seats.
     #[expect(clippy::indexing_slicing, reason = "a turn names a queue of this set")]
-    fn start(&mut self, turn: Turn, now: Instant, effects: &mut Effects) {
-        let Turn {
+    fn start(&mut self, turn: DispatchCandidate, now: Instant, effects: &mut Effects) {
+        let DispatchCandidate {
             queue: index,
             slot,
-            seen,
+            virtual_times: seen,
         } = turn;
-        self.remove_from_line(index, slot);
+        self.remove_from_queue(index, slot);
         let request = self.requests.at_mut(slot);
         request.work = request.work.narrowed_to(self.concurrency_limit);
-        self.next_in_turn = index + 1;
+        self.next_robin_index = index + 1;
         self.last_dispatch = Some(seen);
         let queue = &mut self.queues[index];
         queue.requests_executing += 1;
         queue.seats_in_use += request.seats();
         queue.next_dispatch_r = queue.next_dispatch_r.wrapping_add(request.total_work);
         self.seats_in_use_by_queues += request.seats();
-        queue.bound(&self.requests);
-        self.seat(slot, now, effects);
+        queue.bound_next_dispatch_r(&self.requests);
+        self.mark_executing(slot, now, effects);
     }
 
     /// Counts a request, of a queue or of none, as running.
-    pub(super) fn seat(&mut self, slot: usize, now: Instant, effects: &mut Effects) {
+    pub(super) fn mark_executing(&mut self, slot: usize, now: Instant, effects: &mut Effects) {
         let request = self.requests.at_mut(slot);
-        request.phase = Phase::Executing { since: now };
+        request.phase = DispatchPhase::Executing { since: now };
         self.totals.requests_executing += 1;
         self.totals.seats_in_use += request.seats();
         self.totals.dispatched += 1;
-        effects.started.push(self.requests.ticket(slot));
+        effects.started.push(self.requests.key(slot));
     }
 }
 
 /// The least and the greatest of the times seen.
-struct Bounds(Option<(SeatSeconds, SeatSeconds)>);
+struct TimeBounds(Option<(SeatSeconds, SeatSeconds)>);
 
-impl Bounds {
-    const NONE: Self = Self(None);
+impl TimeBounds {
+    const EMPTY: Self = Self(None);
 
-    fn widen_to(&mut self, time: SeatSeconds) {
+    fn include(&mut self, time: SeatSeconds) {
         let (least, greatest) = self.0.unwrap_or((time, time));
         self.0 = Some((least.min(time), greatest.max(time)));
     }

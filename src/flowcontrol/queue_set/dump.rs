@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use super::QueueSet;
-use crate::flowcontrol::requests::Phase;
-use crate::flowcontrol::requests::Request;
-use crate::flowcontrol::requests::Ticket;
+use crate::flowcontrol::requests::DispatchPhase;
+use crate::flowcontrol::requests::QueueSetRequest;
+use crate::flowcontrol::requests::RequestKey;
 use crate::flowcontrol::seats::SeatSeconds;
 use crate::flowcontrol::seats::WorkEstimate;
 
@@ -34,9 +34,9 @@ pub struct QueueDump {
 #[derive(Clone, Copy, Debug)]
 pub struct RequestDump<'a, T> {
     /// Its ticket.
-    pub ticket: Ticket,
+    pub key: RequestKey,
     /// The caller's part of it.
-    pub request: &'a T,
+    pub payload: &'a T,
     /// The queue it waits in or was dispatched from.
     pub queue: Option<usize>,
     /// Its place in the queue, from 0, while it waits.
@@ -60,7 +60,7 @@ impl<T> QueueSet<T> {
     /// are broken from the one after it on.
     #[must_use]
     pub fn robin_index(&self) -> i64 {
-        i64::try_from(self.next_in_turn).map_or(i64::MAX, |next| next - 1)
+        i64::try_from(self.next_robin_index).map_or(i64::MAX, |next| next - 1)
     }
 
     /// How many arrivals have chosen a queue so far, the rejected ones too.
@@ -70,7 +70,7 @@ impl<T> QueueSet<T> {
     }
 
     /// All queues, in order.
-    pub fn queues(&self) -> impl Iterator<Item = QueueDump> {
+    pub fn dump_queues(&self) -> impl Iterator<Item = QueueDump> {
         self.queues
             .iter()
             .enumerate()
@@ -89,16 +89,16 @@ impl<T> QueueSet<T> {
     /// All requests that wait or run: queue by queue, each in line and then those running by start;
     /// at last those that belong to no queue. Requests whose seats only linger are not shown.
     #[must_use]
-    pub fn requests(&self) -> Vec<RequestDump<'_, T>> {
+    pub fn dump_requests(&self) -> Vec<RequestDump<'_, T>> {
         let mut lines = Vec::new();
         for queue in &self.queues {
             for (position, (slot, request)) in queue.waiting.iter(&self.requests).enumerate() {
-                lines.push(self.line(slot, request, Some(position), None));
+                lines.push(self.dump_request(slot, request, Some(position), None));
             }
         }
         for (slot, request) in self.requests.iter() {
-            if let Phase::Executing { since } = request.phase {
-                lines.push(self.line(slot, request, None, Some(since)));
+            if let DispatchPhase::Executing { since } = request.phase {
+                lines.push(self.dump_request(slot, request, None, Some(since)));
             }
         }
         lines.sort_by_key(|line| {
@@ -111,16 +111,16 @@ impl<T> QueueSet<T> {
         lines
     }
 
-    fn line<'a>(
+    fn dump_request<'a>(
         &self,
         slot: usize,
-        request: &'a Request<T>,
+        request: &'a QueueSetRequest<T>,
         position: Option<usize>,
         started: Option<Instant>,
     ) -> RequestDump<'a, T> {
         RequestDump {
-            ticket: self.requests.ticket(slot),
-            request: &request.payload,
+            key: self.requests.key(slot),
+            payload: &request.payload,
             queue: request.queue,
             position,
             arrived: request.arrived,

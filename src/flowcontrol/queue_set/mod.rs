@@ -35,20 +35,20 @@ use std::time::Instant;
 pub use self::decisions::Arrival;
 pub use self::decisions::Departure;
 pub use self::decisions::Effects;
-pub use self::decisions::Enqueued;
 pub use self::decisions::EpochAdvance;
 pub use self::decisions::LastDispatch;
 pub use self::decisions::Load;
+pub use self::decisions::QueuePosition;
+pub use self::decisions::QueueSetTotals;
 pub use self::decisions::Queuing;
-pub use self::decisions::Reason;
-pub use self::decisions::Totals;
+pub use self::decisions::RejectReason;
 pub use self::dump::QueueDump;
 pub use self::dump::RequestDump;
 use self::queue::Queue;
-pub use crate::flowcontrol::requests::Phase;
-use crate::flowcontrol::requests::Request;
-use crate::flowcontrol::requests::Requests;
-pub use crate::flowcontrol::requests::Ticket;
+pub use crate::flowcontrol::requests::DispatchPhase;
+use crate::flowcontrol::requests::QueueSetRequest;
+pub use crate::flowcontrol::requests::RequestKey;
+use crate::flowcontrol::requests::RequestSlab;
 use crate::flowcontrol::seats::SeatSeconds;
 use crate::flowcontrol::seats::WorkEstimate;
 
@@ -60,7 +60,7 @@ use crate::flowcontrol::seats::WorkEstimate;
 pub struct QueueSet<T> {
     queuing: Queuing,
     concurrency_limit: u32,
-    requests: Requests<T>,
+    requests: RequestSlab<T>,
     /// At least as many as are dealt from; more while surplus ones drain.
     queues: Vec<Queue>,
     /// The queues in which somebody waits, ascending. Looking for the next request to start costs
@@ -70,12 +70,12 @@ pub struct QueueSet<T> {
     active_queues: usize,
     /// Those of `totals.seats_in_use` that belong to a queue.
     seats_in_use_by_queues: u64,
-    totals: Totals,
+    totals: QueueSetTotals,
     /// The progress meter R, as of `synced`.
     current_r: SeatSeconds,
-    synced: Instant,
+    last_sync: Instant,
     /// One past the queue dispatched from last: equals take turns from here.
-    next_in_turn: usize,
+    next_robin_index: usize,
     /// Arrivals that chose a queue, the rejected ones too.
     enqueues: usize,
     last_dispatch: Option<LastDispatch>,
@@ -90,15 +90,15 @@ impl<T> QueueSet<T> {
         Self {
             queuing,
             concurrency_limit,
-            requests: Requests::new(),
+            requests: RequestSlab::new(),
             queues,
             backlogged: Vec::new(),
             active_queues: 0,
             seats_in_use_by_queues: 0,
-            totals: Totals::default(),
+            totals: QueueSetTotals::default(),
             current_r: SeatSeconds::ZERO,
-            synced: now,
-            next_in_turn: 1, // upstream starts as if queue 0 had been served
+            last_sync: now,
+            next_robin_index: 1, // upstream starts as if queue 0 had been served
             enqueues: 0,
             last_dispatch: None,
         }
@@ -118,14 +118,14 @@ impl<T> QueueSet<T> {
     ) -> Arrival {
         effects.clear();
         let now = self.sync(now, effects);
-        let request = Request::new(request, work, now, self.current_r);
+        let request = QueueSetRequest::new(request, work, now, self.current_r);
         match self.queuing {
             Queuing::Exempt | Queuing::Reject if self.fits(request.seats()) => {
                 let slot = self.requests.insert(request);
-                self.seat(slot, now, effects);
-                Arrival::Execute(self.requests.ticket(slot))
+                self.mark_executing(slot, now, effects);
+                Arrival::Execute(self.requests.key(slot))
             }
-            Queuing::Exempt | Queuing::Reject => self.reject(Reason::ConcurrencyLimit),
+            Queuing::Exempt | Queuing::Reject => self.reject(RejectReason::ConcurrencyLimit),
             Queuing::Queue {
                 dealer,
                 queue_length_limit,
@@ -146,15 +146,15 @@ impl<T> QueueSet<T> {
     pub fn leave(
         &mut self,
         now: Instant,
-        ticket: Ticket,
+        ticket: RequestKey,
         effects: &mut Effects,
     ) -> Option<Departure<T>> {
         effects.clear();
         let slot = self.requests.find(ticket)?;
         let now = self.sync(now, effects);
         match self.requests.at(slot).phase {
-            Phase::Waiting => self.eject(slot).map(Departure::Ejected),
-            Phase::Executing { since } => {
+            DispatchPhase::Waiting => self.eject(slot).map(Departure::Ejected),
+            DispatchPhase::Executing { since } => {
                 let linger = self.finish(slot, now.saturating_duration_since(since));
                 let departure = if linger.is_zero() {
                     self.release(slot).map(Departure::Released)
@@ -164,7 +164,7 @@ impl<T> QueueSet<T> {
                 self.dispatch(now, effects);
                 departure
             }
-            Phase::Lingering => {
+            DispatchPhase::Lingering => {
                 let request = self.release(slot);
                 self.dispatch(now, effects);
                 request.map(Departure::Released)
@@ -174,10 +174,10 @@ impl<T> QueueSet<T> {
 
     /// Takes the request out of its queue if it still waits. If it does not, nothing happens at
     /// all: who gives up waiting just as the turn comes has the seats, and may use them.
-    pub fn cancel(&mut self, now: Instant, ticket: Ticket, effects: &mut Effects) -> Option<T> {
+    pub fn cancel(&mut self, now: Instant, ticket: RequestKey, effects: &mut Effects) -> Option<T> {
         effects.clear();
         let slot = self.requests.find(ticket)?;
-        if self.requests.at(slot).phase != Phase::Waiting {
+        if self.requests.at(slot).phase != DispatchPhase::Waiting {
             return None;
         }
         self.sync(now, effects);
@@ -219,7 +219,7 @@ impl<T> QueueSet<T> {
 
     /// The counts. What waits and what uses seats makes the level's demand for them.
     #[must_use]
-    pub const fn totals(&self) -> Totals {
+    pub const fn totals(&self) -> QueueSetTotals {
         self.totals
     }
 
@@ -249,12 +249,12 @@ impl<T> QueueSet<T> {
 
     /// The caller's part of a request.
     #[must_use]
-    pub fn request(&self, ticket: Ticket) -> Option<&T> {
+    pub fn payload(&self, ticket: RequestKey) -> Option<&T> {
         Some(&self.requests.at(self.requests.find(ticket)?).payload)
     }
 
     /// The caller's part of a request, to change.
-    pub fn request_mut(&mut self, ticket: Ticket) -> Option<&mut T> {
+    pub fn payload_mut(&mut self, ticket: RequestKey) -> Option<&mut T> {
         let slot = self.requests.find(ticket)?;
         Some(&mut self.requests.at_mut(slot).payload)
     }
@@ -262,13 +262,13 @@ impl<T> QueueSet<T> {
     /// The estimate of a request. A final phase wider than the level was narrowed, and drawn out,
     /// when the request was dispatched.
     #[must_use]
-    pub fn work(&self, ticket: Ticket) -> Option<WorkEstimate> {
+    pub fn work(&self, ticket: RequestKey) -> Option<WorkEstimate> {
         Some(self.requests.at(self.requests.find(ticket)?).work)
     }
 
     /// Where a request stands.
     #[must_use]
-    pub fn phase(&self, ticket: Ticket) -> Option<Phase> {
+    pub fn phase(&self, ticket: RequestKey) -> Option<DispatchPhase> {
         Some(self.requests.at(self.requests.find(ticket)?).phase)
     }
 }

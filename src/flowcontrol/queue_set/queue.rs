@@ -1,7 +1,7 @@
 //! One queue: its line, what it has running, and the virtual time of its next dispatch.
 
 use crate::flowcontrol::fifo::Fifo;
-use crate::flowcontrol::requests::Requests;
+use crate::flowcontrol::requests::RequestSlab;
 use crate::flowcontrol::seats::ESTIMATED_SERVICE_DURATION;
 use crate::flowcontrol::seats::SeatSeconds;
 
@@ -24,7 +24,7 @@ impl Queue {
 
     /// Keeps the virtual start of the oldest waiting request from lying before its arrival, so that
     /// a queue cannot save up service for a burst: the anti-windup of KEP-1040.
-    pub(super) fn bound<T>(&mut self, requests: &Requests<T>) {
+    pub(super) fn bound_next_dispatch_r<T>(&mut self, requests: &RequestSlab<T>) {
         if let Some(oldest) = self.waiting.oldest() {
             self.next_dispatch_r = self.next_dispatch_r.max(requests.at(oldest).arrived_r);
         }
@@ -32,7 +32,7 @@ impl Queue {
 
     /// `next_dispatch_r` less the expected work of the seats in use.
     pub(super) fn discounted_s(&self) -> SeatSeconds {
-        let per_seat = SeatSeconds::of(1.0, ESTIMATED_SERVICE_DURATION).units();
+        let per_seat = SeatSeconds::from_seats(1.0, ESTIMATED_SERVICE_DURATION).units();
         let expected = SeatSeconds::from_units(per_seat.wrapping_mul(self.seats_in_use));
         self.next_dispatch_r.wrapping_sub(expected)
     }

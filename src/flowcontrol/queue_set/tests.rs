@@ -36,10 +36,10 @@ fn queuing(queues: i32, hand_size: i32, queue_length_limit: usize) -> Queuing {
 }
 
 /// A fixed sequence of numbers that look drawn (SplitMix64), so that a failure can be repeated.
-struct Dice(u64);
+struct SplitMix64(u64);
 
-impl Dice {
-    fn roll(&mut self) -> u64 {
+impl SplitMix64 {
+    fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -49,10 +49,10 @@ impl Dice {
 
     /// One of 0, 1, … `sides` - 1.
     fn below(&mut self, sides: u64) -> u64 {
-        self.roll() % sides
+        self.next_u64() % sides
     }
 
-    fn small(&mut self, sides: u32) -> u32 {
+    fn below_u32(&mut self, sides: u32) -> u32 {
         u32::try_from(self.below(u64::from(sides))).unwrap()
     }
 

@@ -20,15 +20,15 @@ impl<T> QueueSet<T> {
     /// Upstream: `syncTimeLocked`. R is rounded each time, so a step that upstream does not have
     /// would change the order of later dispatches.
     pub(super) fn sync(&mut self, now: Instant, effects: &mut Effects) -> Instant {
-        let elapsed = now.saturating_duration_since(self.synced);
-        self.synced = self.synced.max(now);
-        let progress = SeatSeconds::of(self.virtual_time_ratio(), elapsed);
+        let elapsed = now.saturating_duration_since(self.last_sync);
+        self.last_sync = self.last_sync.max(now);
+        let progress = SeatSeconds::from_seats(self.virtual_time_ratio(), elapsed);
         let (r, wrapped) = self.current_r.overflowing_add(progress);
         self.current_r = r;
         if !wrapped && r >= EPOCH_END {
-            effects.epoch = Some(self.advance_epoch());
+            effects.epoch_advance = Some(self.advance_epoch());
         }
-        self.synced
+        self.last_sync
     }
 
     /// dR/dt: the seats that each active queue gets when all get the same.

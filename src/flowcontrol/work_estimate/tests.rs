@@ -7,55 +7,60 @@ use fastrand::Rng;
 use super::*;
 
 /// Answers the same each time, and counts how often it is asked.
-struct Told {
+struct FixedContext {
     consistent_reads: bool,
     stats: ObjectStats,
     watches: usize,
-    asked: Cell<(u32, u32)>,
+    lookups: Cell<(u32, u32)>,
 }
 
-impl Surroundings for Told {
+impl EstimateContext for FixedContext {
     fn consistent_reads_from_cache(&self) -> bool {
         self.consistent_reads
     }
 
     fn object_stats(&self, _: &[u8], _: &[u8]) -> ObjectStats {
-        let (stats, watches) = self.asked.get();
-        self.asked.set((stats + 1, watches));
+        let (stats, watches) = self.lookups.get();
+        self.lookups.set((stats + 1, watches));
         self.stats
     }
 
     fn interested_watches(&self, _: &RequestInfo<'_>) -> usize {
-        let (stats, watches) = self.asked.get();
-        self.asked.set((stats, watches + 1));
+        let (stats, watches) = self.lookups.get();
+        self.lookups.set((stats, watches + 1));
         self.watches
     }
 }
 
-fn told() -> Told {
-    Told {
+fn context() -> FixedContext {
+    FixedContext {
         consistent_reads: true,
-        stats: ObjectStats::Known {
+        stats: ObjectStats::Counted {
             count: 50_000,
             average_size: 1_000,
         },
         watches: 0,
-        asked: Cell::default(),
+        lookups: Cell::default(),
     }
 }
 
-fn of(method: &str, target: &str, max_seats: Option<u32>, told: &Told) -> WorkEstimate {
+fn estimate_target(
+    method: &str,
+    target: &str,
+    max_seats: Option<u32>,
+    told: &FixedContext,
+) -> WorkEstimate {
     let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
     estimate(&info, max_seats, told)
 }
 
-fn seats(target: &str, told: &Told) -> u32 {
-    of("GET", target, None, told).initial_seats
+fn seats(target: &str, told: &FixedContext) -> u32 {
+    estimate_target("GET", target, None, told).initial_seats
 }
 
 #[test]
 fn a_list_needs_seats_by_the_bytes_that_it_reads() {
-    let told = told();
+    let told = context();
     assert_eq!(
         seats("/api/v1/pods", &told),
         10,
@@ -69,7 +74,7 @@ fn a_list_needs_seats_by_the_bytes_that_it_reads() {
     );
     assert_eq!(seats("/api/v1/pods?resourceVersionMatch=Exact", &told), 100);
     assert_eq!(seats("/api/v1/pods?continue=x&limit=100", &told), 1);
-    let old = Told {
+    let old = FixedContext {
         consistent_reads: false,
         ..told
     };
@@ -79,12 +84,12 @@ fn a_list_needs_seats_by_the_bytes_that_it_reads() {
 
 #[test]
 fn a_selection_from_storage_reads_half_of_all() {
-    let told = Told {
-        stats: ObjectStats::Known {
+    let told = FixedContext {
+        stats: ObjectStats::Counted {
             count: 10_000,
             average_size: 1_000,
         },
-        ..told()
+        ..context()
     };
     assert_eq!(
         seats("/api/v1/pods?continue=x&limit=1&labelSelector=a", &told),
@@ -103,18 +108,18 @@ fn a_selection_from_storage_reads_half_of_all() {
 }
 
 #[test]
-fn what_has_no_size_is_taken_to_be_large_and_what_is_not_there_small() {
-    let stats = |stats| Told { stats, ..told() };
+fn objects_without_a_size_count_as_large_and_uncounted_resources_as_small() {
+    let stats = |stats| FixedContext { stats, ..context() };
     assert_eq!(
         seats("/api/v1/pods?continue=x", &stats(ObjectStats::NotFound)),
         1
     );
-    let unsized_objects = stats(ObjectStats::Known {
+    let unsized_objects = stats(ObjectStats::Counted {
         count: 2,
         average_size: 0,
     });
     assert_eq!(seats("/api/v1/pods?continue=x", &unsized_objects), 30);
-    let none = stats(ObjectStats::Known {
+    let none = stats(ObjectStats::Counted {
         count: 0,
         average_size: 0,
     });
@@ -126,17 +131,17 @@ fn what_has_no_size_is_taken_to_be_large_and_what_is_not_there_small() {
 
 #[test]
 fn a_watch_costs_a_list_only_if_it_begins_with_one() {
-    let told = told();
+    let told = context();
     assert_eq!(seats("/api/v1/pods?watch=1", &told), 10);
     assert_eq!(seats("/api/v1/pods?watch=1&resourceVersion=0", &told), 10);
     assert_eq!(seats("/api/v1/watch/pods", &told), 10);
-    assert_eq!(told.asked.replace((0, 0)), (3, 0));
+    assert_eq!(told.lookups.replace((0, 0)), (3, 0));
     assert_eq!(seats("/api/v1/pods?watch=1&resourceVersion=5", &told), 1);
     for no in ["0", "false", "FAL%C5%BFE"] {
         let target = format!("/api/v1/pods?watch=1&resourceVersion=5&sendInitialEvents={no}");
         assert_eq!(seats(&target, &told), 1, "{no}");
     }
-    assert_eq!(told.asked.get(), (0, 0));
+    assert_eq!(told.lookups.get(), (0, 0));
     for yes in ["", "1", "no"] {
         let target = format!("/api/v1/pods?watch=1&resourceVersion=5&sendInitialEvents={yes}");
         assert_eq!(seats(&target, &told), 10, "{yes}");
@@ -144,8 +149,8 @@ fn a_watch_costs_a_list_only_if_it_begins_with_one() {
 }
 
 #[test]
-fn numbers_that_are_none_cost_all_that_the_level_allows() {
-    let told = told();
+fn invalid_numbers_cost_the_maximum_of_the_level() {
+    let told = context();
     for query in [
         "limit=",
         "limit=1e3",
@@ -154,21 +159,21 @@ fn numbers_that_are_none_cost_all_that_the_level_allows() {
     ] {
         let target = format!("/api/v1/pods?{query}");
         assert_eq!(
-            of("GET", &target, None, &told).initial_seats,
+            estimate_target("GET", &target, None, &told).initial_seats,
             100,
             "{query}"
         );
         assert_eq!(
-            of("GET", &target, Some(7), &told).initial_seats,
+            estimate_target("GET", &target, Some(7), &told).initial_seats,
             7,
             "{query}"
         );
     }
-    assert_eq!(told.asked.get(), (0, 0));
+    assert_eq!(told.lookups.get(), (0, 0));
 }
 
 #[test]
-fn a_write_keeps_seats_busy_by_its_watchers() {
+fn a_write_occupies_final_seats_by_its_number_of_watches() {
     let cases = [
         (0, Some(0), 0, 0),
         (9, None, 0, 0),
@@ -179,23 +184,30 @@ fn a_write_keeps_seats_busy_by_its_watchers() {
         (1000, Some(4), 4, 125_000),
     ];
     for (watches, max_seats, final_seats, micros) in cases {
-        let told = Told { watches, ..told() };
+        let told = FixedContext {
+            watches,
+            ..context()
+        };
         let expected = WorkEstimate {
             initial_seats: 1,
             final_seats,
             additional_latency: Duration::from_micros(micros),
         };
         let target = "/api/v1/namespaces/a/pods/b/status";
-        assert_eq!(of("PATCH", target, max_seats, &told), expected, "{watches}");
-        assert_eq!(told.asked.get(), (0, 1));
+        assert_eq!(
+            estimate_target("PATCH", target, max_seats, &told),
+            expected,
+            "{watches}"
+        );
+        assert_eq!(told.lookups.get(), (0, 1));
     }
 }
 
 #[test]
-fn whatever_else_there_is_costs_a_seat_and_nothing_is_asked() {
-    let told = Told {
+fn other_requests_cost_one_seat_without_any_lookup() {
+    let told = FixedContext {
         watches: 1000,
-        ..told()
+        ..context()
     };
     let requests = [
         ("GET", "/api/v1/namespaces/a/pods/b"),
@@ -207,21 +219,24 @@ fn whatever_else_there_is_costs_a_seat_and_nothing_is_asked() {
     ];
     for (method, target) in requests {
         assert_eq!(
-            of(method, target, None, &told),
+            estimate_target(method, target, None, &told),
             ONE_SEAT,
             "{method} {target}"
         );
     }
-    assert_eq!(told.asked.get(), (0, 0));
+    assert_eq!(told.lookups.get(), (0, 0));
 }
 
 #[test]
-fn a_write_outside_of_resources_is_a_write() {
-    let told = Told {
+fn a_non_resource_write_is_estimated_as_a_write() {
+    let told = FixedContext {
         watches: 10,
-        ..told()
+        ..context()
     };
-    assert_eq!(of("PATCH", "/healthz", None, &told).final_seats, 1);
+    assert_eq!(
+        estimate_target("PATCH", "/healthz", None, &told).final_seats,
+        1
+    );
 }
 
 #[test]
@@ -239,24 +254,24 @@ fn no_estimate_is_wider_than_allowed_and_none_loses_work() {
     ];
     for seed in 0x5eed..0x5eed + 2000 {
         let mut random = Rng::with_seed(seed);
-        let told = Told {
+        let told = FixedContext {
             consistent_reads: random.bool(),
             stats: match random.u8(..4) {
                 0 => ObjectStats::NotFound,
-                _ => ObjectStats::Known {
+                _ => ObjectStats::Counted {
                     count: random.u64(..) >> random.u32(..64),
                     average_size: random.u64(..) >> random.u32(..64),
                 },
             },
             watches: random.usize(..) >> random.u32(..64),
-            ..told()
+            ..context()
         };
         let query = random.choose_multiple(options, 3).join("&");
         let target = format!("/api/v1/pods?{query}");
         let method = ["GET", "GET", "POST"][random.usize(..3)];
         let max_seats = random.bool().then(|| random.u32(1..150));
         let allowed = max_seats.unwrap_or(u32::MAX);
-        let work = of(method, &target, max_seats, &told);
+        let work = estimate_target(method, &target, max_seats, &told);
         let case = format!("seed {seed}: {method} {target}, {max_seats:?}: {work:?}");
         assert!(
             (1..=allowed.min(100)).contains(&work.initial_seats),

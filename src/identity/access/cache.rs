@@ -6,23 +6,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::identity::generations::Generations;
-use crate::identity::proven::Mark;
+use crate::identity::generations::GenerationalMap;
+use crate::identity::proven::TokenHash;
 
 /// How long an answer serves, yes and no alike: a right that is taken away must not stay for long, and kube-apiserver's own
 /// impersonation remembers for as long.
-pub const SERVES: Duration = Duration::from_secs(10);
+pub const DECISION_TTL: Duration = Duration::from_secs(10);
 
 /// How long the API server is left alone about a right for which it had no answer.
-pub const UNANSWERED_FOR: Duration = Duration::from_secs(2);
+pub const UNANSWERED_TTL: Duration = Duration::from_secs(2);
 
 /// Rights in a generation, given ones and others. An entry takes some hundred bytes at most, a refused one with its reason 350.
-const ALLOWED: usize = 8192;
-const OTHERS: usize = 2048;
+const MAX_ALLOWED: usize = 8192;
+const MAX_NOT_ALLOWED: usize = 2048;
 
 /// What is known about a right.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum CachedDecision {
     /// It was given a moment ago.
     Allowed,
     /// It was refused a moment ago, and why.
@@ -37,62 +37,62 @@ pub enum Found {
 }
 
 #[derive(Clone, Debug)]
-enum Other {
+enum NotAllowed {
     Denied(Arc<str>),
     Unanswered,
 }
 
 /// What is known.
 #[derive(Debug)]
-pub struct Cache {
+pub struct DecisionCache {
     /// Until when they serve.
-    allowed: Generations<Instant>,
-    others: Generations<(Other, Instant)>,
+    allowed: GenerationalMap<Instant>,
+    not_allowed: GenerationalMap<(NotAllowed, Instant)>,
 }
 
-impl Default for Cache {
+impl Default for DecisionCache {
     fn default() -> Self {
         Self {
-            allowed: Generations::new(ALLOWED, usize::MAX),
-            others: Generations::new(OTHERS, usize::MAX),
+            allowed: GenerationalMap::new(MAX_ALLOWED, usize::MAX),
+            not_allowed: GenerationalMap::new(MAX_NOT_ALLOWED, usize::MAX),
         }
     }
 }
 
-impl Cache {
+impl DecisionCache {
     /// What is known about a right now.
-    pub fn find(&mut self, mark: Mark, now: Instant) -> Found {
+    pub fn find(&mut self, mark: TokenHash, now: Instant) -> CachedDecision {
         let allowed = self.allowed.get(mark).copied();
         if allowed.is_some_and(|until| now < until) {
-            return Found::Allowed;
+            return CachedDecision::Allowed;
         }
-        let other = self.others.get(mark).filter(|(_, until)| now < *until);
+        let other = self.not_allowed.get(mark).filter(|(_, until)| now < *until);
         match other {
-            Some((Other::Denied(reason), _)) => Found::Denied(Arc::clone(reason)),
-            Some((Other::Unanswered, _)) => Found::Unanswered,
-            None => Found::Unknown {
+            Some((NotAllowed::Denied(reason), _)) => CachedDecision::Denied(Arc::clone(reason)),
+            Some((NotAllowed::Unanswered, _)) => CachedDecision::Unanswered,
+            None => CachedDecision::Unknown {
                 allowed_before: allowed.is_some(),
             },
         }
     }
 
     /// It is given.
-    pub fn allowed(&mut self, mark: Mark, now: Instant) {
-        self.others.remove(mark);
-        self.allowed.insert(mark, now + SERVES, 0);
+    pub fn insert_allowed(&mut self, mark: TokenHash, now: Instant) {
+        self.not_allowed.remove(mark);
+        self.allowed.insert(mark, now + DECISION_TTL, 0);
     }
 
     /// It is refused.
-    pub fn denied(&mut self, mark: Mark, reason: Arc<str>, now: Instant) {
+    pub fn insert_denied(&mut self, mark: TokenHash, reason: Arc<str>, now: Instant) {
         self.allowed.remove(mark);
-        let denied = (Other::Denied(reason), now + SERVES);
-        self.others.insert(mark, denied, 0);
+        let denied = (NotAllowed::Denied(reason), now + DECISION_TTL);
+        self.not_allowed.insert(mark, denied, 0);
     }
 
     /// Nobody could say. What was given before and still serves goes on to serve.
-    pub fn unanswered(&mut self, mark: Mark, now: Instant) {
-        let unanswered = (Other::Unanswered, now + UNANSWERED_FOR);
-        self.others.insert(mark, unanswered, 0);
+    pub fn insert_unanswered(&mut self, mark: TokenHash, now: Instant) {
+        let unanswered = (NotAllowed::Unanswered, now + UNANSWERED_TTL);
+        self.not_allowed.insert(mark, unanswered, 0);
     }
 }
 
@@ -100,56 +100,62 @@ impl Cache {
 mod tests {
     use super::*;
 
-    const NEW: Found = Found::Unknown {
+    const UNKNOWN: CachedDecision = CachedDecision::Unknown {
         allowed_before: false,
     };
-    const AGAIN: Found = Found::Unknown {
+    const UNKNOWN_ALLOWED_BEFORE: CachedDecision = CachedDecision::Unknown {
         allowed_before: true,
     };
 
     #[test]
-    fn yes_and_no_serve_ten_seconds_and_the_newer_counts() {
-        let (start, mut cache) = (Instant::now(), Cache::default());
+    fn decisions_are_cached_for_ten_seconds_and_the_newer_one_counts() {
+        let (start, mut cache) = (Instant::now(), DecisionCache::default());
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mark = Mark::of(1);
-        assert_eq!(cache.find(mark, at(0)), NEW);
-        cache.allowed(mark, at(0));
-        assert_eq!(cache.find(mark, at(9)), Found::Allowed);
-        assert_eq!(cache.find(mark, at(10)), AGAIN);
-        cache.denied(mark, "no".into(), at(10));
-        assert_eq!(cache.find(mark, at(19)), Found::Denied("no".into()));
-        assert_eq!(cache.find(mark, at(20)), NEW);
-        cache.denied(mark, "no".into(), at(20));
-        cache.allowed(mark, at(21));
-        assert_eq!(cache.find(mark, at(22)), Found::Allowed);
+        let mark = TokenHash::from_bits(1);
+        assert_eq!(cache.find(mark, at(0)), UNKNOWN);
+        cache.insert_allowed(mark, at(0));
+        assert_eq!(cache.find(mark, at(9)), CachedDecision::Allowed);
+        assert_eq!(cache.find(mark, at(10)), UNKNOWN_ALLOWED_BEFORE);
+        cache.insert_denied(mark, "no".into(), at(10));
+        assert_eq!(
+            cache.find(mark, at(19)),
+            CachedDecision::Denied("no".into())
+        );
+        assert_eq!(cache.find(mark, at(20)), UNKNOWN);
+        cache.insert_denied(mark, "no".into(), at(20));
+        cache.insert_allowed(mark, at(21));
+        assert_eq!(cache.find(mark, at(22)), CachedDecision::Allowed);
     }
 
     #[test]
-    fn no_answer_is_no_yes_and_serves_two_seconds() {
-        let (start, mut cache) = (Instant::now(), Cache::default());
+    fn an_unanswered_review_allows_nothing_and_is_cached_for_two_seconds() {
+        let (start, mut cache) = (Instant::now(), DecisionCache::default());
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mark = Mark::of(1);
-        cache.unanswered(mark, at(0));
-        assert_eq!(cache.find(mark, at(1)), Found::Unanswered);
-        assert_eq!(cache.find(mark, at(2)), NEW);
-        cache.allowed(mark, at(2));
-        cache.unanswered(mark, at(12));
-        assert_eq!(cache.find(mark, at(13)), Found::Unanswered);
-        assert_eq!(cache.find(mark, at(14)), AGAIN);
+        let mark = TokenHash::from_bits(1);
+        cache.insert_unanswered(mark, at(0));
+        assert_eq!(cache.find(mark, at(1)), CachedDecision::Unanswered);
+        assert_eq!(cache.find(mark, at(2)), UNKNOWN);
+        cache.insert_allowed(mark, at(2));
+        cache.insert_unanswered(mark, at(12));
+        assert_eq!(cache.find(mark, at(13)), CachedDecision::Unanswered);
+        assert_eq!(cache.find(mark, at(14)), UNKNOWN_ALLOWED_BEFORE);
     }
 
     #[test]
-    fn it_is_bounded_and_a_flood_of_refused_wishes_drives_out_none_that_is_granted() {
-        let (now, mut cache) = (Instant::now(), Cache::default());
-        cache.allowed(Mark::of(0), now);
+    fn the_cache_is_bounded_and_denied_decisions_evict_no_allowed_one() {
+        let (now, mut cache) = (Instant::now(), DecisionCache::default());
+        cache.insert_allowed(TokenHash::from_bits(0), now);
         for n in 1..100_000 {
-            cache.denied(Mark::of(n), "".into(), now);
+            cache.insert_denied(TokenHash::from_bits(n), "".into(), now);
         }
-        assert_eq!(cache.find(Mark::of(0), now), Found::Allowed);
-        assert!(cache.others.len() <= 2 * OTHERS);
+        assert_eq!(
+            cache.find(TokenHash::from_bits(0), now),
+            CachedDecision::Allowed
+        );
+        assert!(cache.not_allowed.len() <= 2 * MAX_NOT_ALLOWED);
         for n in 1..100_000 {
-            cache.allowed(Mark::of(n), now);
+            cache.insert_allowed(TokenHash::from_bits(n), now);
         }
-        assert!(cache.allowed.len() <= 2 * ALLOWED);
+        assert!(cache.allowed.len() <= 2 * MAX_ALLOWED);
     }
 }

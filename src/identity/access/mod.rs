@@ -1,6 +1,6 @@
 //! Whether a user may impersonate somebody, as the API server says (`SubjectAccessReview`).
 //!
-//! Promises: an allowance is what the API server has said within the last [`cache::SERVES`], and nothing else: no answer, a late one
+//! Promises: an allowance is what the API server has said within the last [`cache::DECISION_TTL`], and nothing else: no answer, a late one
 //! or one that cannot be read is none. The same question is asked once, however many wait for it; different ones go at a set rate,
 //! those who ask taking turns; what is known is bounded, and kept by keyed hash.
 
@@ -28,57 +28,57 @@ use tracing::warn;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::access::cache::Cache;
-use crate::identity::access::cache::Found;
-use crate::identity::access::review::Verdict;
-use crate::identity::impersonation::Right;
-use crate::identity::line::Asked;
-use crate::identity::line::Begun;
-use crate::identity::line::Line;
-use crate::identity::proven::Mark;
-use crate::identity::proven::Marks;
-use crate::identity::remote::ApiServer;
-use crate::identity::remote::NoVerdict;
-use crate::identity::tokens::turns::Asker;
+use crate::identity::access::cache::CachedDecision;
+use crate::identity::access::cache::DecisionCache;
+use crate::identity::access::review::AccessReviewDecision;
+use crate::identity::impersonation::ImpersonationPermission;
+use crate::identity::line::PendingReview;
+use crate::identity::line::QueuedReview;
+use crate::identity::line::ReviewQueue;
+use crate::identity::proven::TokenHash;
+use crate::identity::proven::TokenHasher;
+use crate::identity::remote::ApiTransport;
+use crate::identity::remote::ReviewError;
+use crate::identity::tokens::turns::ClientSource;
 use crate::metrics::Registry;
 
 /// Whether all of a wish may come true.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum AccessDecision {
     /// All of it.
     Allowed,
     /// This right is missing, and why.
-    Denied(Right, Arc<str>),
+    Denied(ImpersonationPermission, Arc<str>),
     /// The API server could not be asked, or has not answered in time.
     Undecided,
 }
 
 /// Asks the API server, and remembers for a moment.
-pub struct Access {
-    server: Arc<dyn ApiServer>,
-    marks: Marks,
-    cache: Mutex<Cache>,
-    line: Line<Question, Settled>,
-    metrics: Metrics,
+pub struct ImpersonationAuthorizer {
+    api_server: Arc<dyn ApiTransport>,
+    hasher: TokenHasher,
+    cache: Mutex<DecisionCache>,
+    queue: ReviewQueue<AccessReviewRequest, AccessReviewResult>,
+    metrics: AccessReviewMetrics,
 }
 
-struct Question {
-    who: Arc<UserInfo>,
-    right: Right,
+struct AccessReviewRequest {
+    user: Arc<UserInfo>,
+    permission: ImpersonationPermission,
 }
 
 /// What a review has come to; `Err` is no answer.
-type Settled = Result<Verdict, ()>;
+type AccessReviewResult = Result<AccessReviewDecision, ()>;
 
 /// What is counted here.
 #[derive(Clone, Debug)]
-pub struct Metrics {
+pub struct AccessReviewMetrics {
     reviews: IntCounterVec,
-    passed_over: IntCounter,
+    skipped: IntCounter,
     waiting: IntGauge,
 }
 
-impl Metrics {
+impl AccessReviewMetrics {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
@@ -88,7 +88,7 @@ impl Metrics {
                 "SubjectAccessReviews that the API server was asked for about who impersonates, by result (allowed, denied, unanswered).",
                 &["result"],
             ),
-            passed_over: registry.counter(
+            skipped: registry.counter(
                 "weir_access_reviews_passed_over_total",
                 "Rights to impersonate that were not asked about because too many waited for it or weir may not ask.",
             ),
@@ -101,28 +101,28 @@ impl Metrics {
 }
 
 /// A right that is looked at.
-enum Look {
+enum PermissionLookup {
     Allowed,
     Denied(Arc<str>),
     Undecided,
-    Begun(Begun<Settled>),
+    Pending(PendingReview<AccessReviewResult>),
 }
 
-impl Access {
+impl ImpersonationAuthorizer {
     /// Nothing is known yet.
     ///
     /// # Errors
     /// The system has no randomness for the key of the hashes.
     pub fn new(
-        server: Arc<dyn ApiServer>,
+        server: Arc<dyn ApiTransport>,
         per_second: u32,
-        metrics: Metrics,
+        metrics: AccessReviewMetrics,
     ) -> Result<Arc<Self>, String> {
         Ok(Arc::new(Self {
-            server,
-            marks: Marks::new()?,
+            api_server: server,
+            hasher: TokenHasher::new()?,
             cache: Mutex::default(),
-            line: Line::new(per_second, Clock.now(), metrics.waiting.clone()),
+            queue: ReviewQueue::new(per_second, Clock.now(), metrics.waiting.clone()),
             metrics,
         }))
     }
@@ -132,68 +132,73 @@ impl Access {
     ///
     /// # Cancel safety
     /// What was begun goes on for others.
-    pub async fn may(
+    pub async fn authorize(
         &self,
         who: &Arc<UserInfo>,
-        rights: &[Right],
-        asker: Asker,
+        rights: &[ImpersonationPermission],
+        asker: ClientSource,
         patience: Duration,
-    ) -> Answer {
+    ) -> AccessDecision {
         let now = Clock.now();
         let until = (now + patience).into();
-        let identity = self.marks.of(&written(who));
+        let identity = self.hasher.hash(&encode_user(who));
         let (first, others) = rights.split_at(rights.len().min(1));
         for part in [first, others] {
-            for (right, look) in self.look(who, identity, part, asker, now) {
+            for (right, look) in self.look_up(who, identity, part, asker, now) {
                 let verdict = match look {
-                    Look::Allowed => continue,
-                    Look::Denied(reason) => return Answer::Denied(right.clone(), reason),
-                    Look::Undecided => return Answer::Undecided,
-                    Look::Begun(begun) => timeout_at(until, begun.answered()).await,
+                    PermissionLookup::Allowed => continue,
+                    PermissionLookup::Denied(reason) => {
+                        return AccessDecision::Denied(right.clone(), reason);
+                    }
+                    PermissionLookup::Undecided => return AccessDecision::Undecided,
+                    PermissionLookup::Pending(begun) => timeout_at(until, begun.wait()).await,
                 };
                 match verdict {
-                    Ok(Some(Ok(Verdict::Allowed))) => {}
-                    Ok(Some(Ok(Verdict::Denied(reason)))) => {
-                        return Answer::Denied(right.clone(), reason.into());
+                    Ok(Some(Ok(AccessReviewDecision::Allowed))) => {}
+                    Ok(Some(Ok(AccessReviewDecision::Denied(reason)))) => {
+                        return AccessDecision::Denied(right.clone(), reason.into());
                     }
-                    Ok(Some(Err(())) | None) | Err(_) => return Answer::Undecided,
+                    Ok(Some(Err(())) | None) | Err(_) => return AccessDecision::Undecided,
                 }
             }
         }
-        Answer::Allowed
+        AccessDecision::Allowed
     }
 
     /// What is known of each right, up to the first that is missing; what is not is begun.
-    fn look<'r>(
+    fn look_up<'r>(
         &self,
         who: &Arc<UserInfo>,
-        identity: Mark,
-        rights: &'r [Right],
-        asker: Asker,
+        identity: TokenHash,
+        rights: &'r [ImpersonationPermission],
+        asker: ClientSource,
         now: Instant,
-    ) -> Vec<(&'r Right, Look)> {
+    ) -> Vec<(&'r ImpersonationPermission, PermissionLookup)> {
         let mut looks = Vec::with_capacity(rights.len());
         for right in rights {
-            let mark = self.marks.of(&question(identity, right));
-            let found = self.cache().find(mark, now);
+            let mark = self.hasher.hash(&encode_permission(identity, right));
+            let found = self.lock_cache().find(mark, now);
             let look = match found {
-                Found::Allowed => Look::Allowed,
-                Found::Denied(reason) => Look::Denied(reason),
-                Found::Unanswered => Look::Undecided,
-                Found::Unknown { allowed_before } => {
-                    let begun = self
-                        .line
-                        .begin(mark, (asker, allowed_before), now, || Question {
-                            who: Arc::clone(who),
-                            right: right.clone(),
-                        });
+                CachedDecision::Allowed => PermissionLookup::Allowed,
+                CachedDecision::Denied(reason) => PermissionLookup::Denied(reason),
+                CachedDecision::Unanswered => PermissionLookup::Undecided,
+                CachedDecision::Unknown { allowed_before } => {
+                    let begun = self.queue.submit(mark, (asker, allowed_before), now, || {
+                        AccessReviewRequest {
+                            user: Arc::clone(who),
+                            permission: right.clone(),
+                        }
+                    });
                     if begun.is_none() {
-                        self.metrics.passed_over.inc();
+                        self.metrics.skipped.inc();
                     }
-                    begun.map_or(Look::Undecided, Look::Begun)
+                    begun.map_or(PermissionLookup::Undecided, PermissionLookup::Pending)
                 }
             };
-            let last = matches!(look, Look::Denied(_) | Look::Undecided);
+            let last = matches!(
+                look,
+                PermissionLookup::Denied(_) | PermissionLookup::Undecided
+            );
             looks.push((right, look));
             if last {
                 break;
@@ -207,7 +212,7 @@ impl Access {
     /// # Cancel safety
     /// Questions whose turn had not come are not asked.
     pub async fn run(self: Arc<Self>) {
-        while let Some((asked, place)) = self.line.next().await {
+        while let Some((asked, place)) = self.queue.next_review().await {
             let access = Arc::clone(&self);
             tokio::spawn(async move {
                 access.review(asked).await;
@@ -216,37 +221,41 @@ impl Access {
         }
     }
 
-    async fn review(&self, asked: Asked<Question, Settled>) {
-        let Question { who, right } = &asked.question;
-        let verdict = match self.server.ask(review::call(who, right)).await {
-            Ok(reply) => review::verdict(&reply),
-            Err(why) => Err(NoVerdict::Failed(why.to_string())),
+    async fn review(&self, asked: QueuedReview<AccessReviewRequest, AccessReviewResult>) {
+        let AccessReviewRequest {
+            user: who,
+            permission: right,
+        } = &asked.request;
+        let verdict = match self.api_server.send(review::request(who, right)).await {
+            Ok(reply) => review::parse_response(&reply),
+            Err(why) => Err(ReviewError::Failed(why.to_string())),
         };
-        let (mark, now) = (asked.mark, Clock.now());
+        let (mark, now) = (asked.key, Clock.now());
         let (result, settled) = match verdict {
-            Ok(Verdict::Allowed) => {
-                self.cache().allowed(mark, now);
-                ("allowed", Ok(Verdict::Allowed))
+            Ok(AccessReviewDecision::Allowed) => {
+                self.lock_cache().insert_allowed(mark, now);
+                ("allowed", Ok(AccessReviewDecision::Allowed))
             }
-            Ok(Verdict::Denied(reason)) => {
-                self.cache().denied(mark, Arc::from(&*reason), now);
-                ("denied", Ok(Verdict::Denied(reason)))
+            Ok(AccessReviewDecision::Denied(reason)) => {
+                self.lock_cache()
+                    .insert_denied(mark, Arc::from(&*reason), now);
+                ("denied", Ok(AccessReviewDecision::Denied(reason)))
             }
             Err(why) => {
-                self.cache().unanswered(mark, now);
-                self.unanswered(&why);
+                self.lock_cache().insert_unanswered(mark, now);
+                self.handle_failure(&why);
                 ("unanswered", Err(()))
             }
         };
         self.metrics.reviews.with_label_values(&[result]).inc();
-        self.line.settle(asked, settled);
+        self.queue.complete(asked, settled);
     }
 
-    fn unanswered(&self, why: &NoVerdict) {
-        let NoVerdict::MayNotAsk(code) = why else {
+    fn handle_failure(&self, why: &ReviewError) {
+        let ReviewError::NotPermitted(code) = why else {
             return; // the API server is away: its clients' requests say so
         };
-        self.line.rest(*code, Clock.now());
+        self.queue.back_off(*code, Clock.now());
         if *code == StatusCode::UNAUTHORIZED {
             return; // no right is missing: weir's own credential is not accepted, which is logged as such
         }
@@ -257,19 +266,19 @@ impl Access {
         );
     }
 
-    fn cache(&self) -> MutexGuard<'_, Cache> {
+    fn lock_cache(&self) -> MutexGuard<'_, DecisionCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Access {
+impl fmt::Debug for ImpersonationAuthorizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Access").finish_non_exhaustive()
     }
 }
 
 /// All that an authorizer may go by, each part with its length before it, so that no two users are written alike.
-fn written(who: &UserInfo) -> Vec<u8> {
+fn encode_user(who: &UserInfo) -> Vec<u8> {
     let UserInfo {
         name,
         uid,
@@ -277,43 +286,43 @@ fn written(who: &UserInfo) -> Vec<u8> {
         extra,
     } = who;
     let mut bytes = Vec::new();
-    part(&mut bytes, name.as_bytes());
-    part(&mut bytes, uid.as_bytes());
-    count(&mut bytes, groups.len());
+    write_bytes(&mut bytes, name.as_bytes());
+    write_bytes(&mut bytes, uid.as_bytes());
+    write_length(&mut bytes, groups.len());
     for group in groups {
-        part(&mut bytes, group.as_bytes());
+        write_bytes(&mut bytes, group.as_bytes());
     }
-    count(&mut bytes, extra.len());
+    write_length(&mut bytes, extra.len());
     for (key, values) in extra {
-        part(&mut bytes, key.as_bytes());
-        count(&mut bytes, values.len());
+        write_bytes(&mut bytes, key.as_bytes());
+        write_length(&mut bytes, values.len());
         for value in values {
-            part(&mut bytes, value.as_bytes());
+            write_bytes(&mut bytes, value.as_bytes());
         }
     }
     bytes
 }
 
-fn question(who: Mark, right: &Right) -> Vec<u8> {
-    let Right {
+fn encode_permission(who: TokenHash, right: &ImpersonationPermission) -> Vec<u8> {
+    let ImpersonationPermission {
         group,
         resource,
         subresource,
         namespace,
         name,
     } = right;
-    let mut bytes = who.bytes().to_vec();
+    let mut bytes = who.to_bytes().to_vec();
     for text in [group, resource, subresource.as_str(), namespace, name] {
-        part(&mut bytes, text.as_bytes());
+        write_bytes(&mut bytes, text.as_bytes());
     }
     bytes
 }
 
-fn part(bytes: &mut Vec<u8>, text: &[u8]) {
-    count(bytes, text.len());
+fn write_bytes(bytes: &mut Vec<u8>, text: &[u8]) {
+    write_length(bytes, text.len());
     bytes.extend_from_slice(text);
 }
 
-fn count(bytes: &mut Vec<u8>, n: usize) {
+fn write_length(bytes: &mut Vec<u8>, n: usize) {
     bytes.extend_from_slice(&n.to_le_bytes());
 }

@@ -7,20 +7,20 @@ use serde_json::Value;
 use serde_json::json;
 
 use crate::api::UserInfo;
-use crate::identity::impersonation::Right;
-use crate::identity::remote::Call;
-use crate::identity::remote::NoVerdict;
-use crate::identity::remote::Reply;
+use crate::identity::impersonation::ImpersonationPermission;
+use crate::identity::remote::RemoteRequest;
+use crate::identity::remote::RemoteResponse;
+use crate::identity::remote::ReviewError;
 
 /// Where reviews are created.
 pub const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
 /// The longest reason that is kept, in bytes: it is told to the client, and authorizers write a sentence.
-const LONGEST_REASON: usize = 256;
+const MAX_REASON_BYTES: usize = 256;
 
 /// What the API server says about a right.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AccessReviewDecision {
     /// The user has it.
     Allowed,
     /// The user has it not, and why, if that is told.
@@ -28,12 +28,12 @@ pub enum Verdict {
 }
 
 #[derive(Deserialize)]
-struct Review {
-    status: Status,
+struct SubjectAccessReview {
+    status: SubjectAccessReviewStatus,
 }
 
 #[derive(Deserialize)]
-struct Status {
+struct SubjectAccessReviewStatus {
     allowed: bool,
     #[serde(default)]
     denied: bool,
@@ -43,8 +43,8 @@ struct Status {
 
 /// The call that asks whether `who` may impersonate.
 #[must_use]
-pub fn call(who: &UserInfo, right: &Right) -> Call {
-    let Right {
+pub fn request(who: &UserInfo, right: &ImpersonationPermission) -> RemoteRequest {
+    let ImpersonationPermission {
         group,
         resource,
         subresource,
@@ -75,7 +75,7 @@ pub fn call(who: &UserInfo, right: &Right) -> Call {
             "extra": extra,
         },
     });
-    Call {
+    RemoteRequest {
         path: PATH,
         body: Some(Bytes::from(review.to_string())),
     }
@@ -85,20 +85,21 @@ pub fn call(who: &UserInfo, right: &Right) -> Call {
 ///
 /// # Errors
 /// It says nothing about the right.
-pub fn verdict(reply: &Reply) -> Result<Verdict, NoVerdict> {
-    reply.reviewed()?;
-    let Review { status } = serde_json::from_slice(&reply.body)
-        .map_err(|why| NoVerdict::Failed(format!("its answer is no SubjectAccessReview: {why}")))?;
-    let Status {
+pub fn parse_response(reply: &RemoteResponse) -> Result<AccessReviewDecision, ReviewError> {
+    reply.check_review_status()?;
+    let SubjectAccessReview { status } = serde_json::from_slice(&reply.body).map_err(|why| {
+        ReviewError::Failed(format!("its answer is no SubjectAccessReview: {why}"))
+    })?;
+    let SubjectAccessReviewStatus {
         allowed,
         denied,
         mut reason,
     } = status;
     if allowed && !denied {
-        return Ok(Verdict::Allowed);
+        return Ok(AccessReviewDecision::Allowed);
     }
-    reason.truncate(reason.floor_char_boundary(LONGEST_REASON));
-    Ok(Verdict::Denied(reason.into()))
+    reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
+    Ok(AccessReviewDecision::Denied(reason.into()))
 }
 
 #[cfg(test)]
@@ -107,29 +108,29 @@ mod tests {
 
     use super::*;
 
-    fn told(status: u16, body: &str) -> Result<Verdict, NoVerdict> {
-        verdict(&Reply {
+    fn parse(status: u16, body: &str) -> Result<AccessReviewDecision, ReviewError> {
+        parse_response(&RemoteResponse {
             status: StatusCode::from_u16(status).unwrap(),
             body: Bytes::copy_from_slice(body.as_bytes()),
         })
     }
 
     #[test]
-    fn what_is_asked_is_what_the_api_takes() {
+    fn the_request_is_a_valid_subject_access_review() {
         let who = UserInfo {
             name: "alice".to_owned(),
             uid: "u".to_owned(),
             groups: vec!["dev".to_owned()],
             extra: vec![("k".to_owned(), vec!["v".to_owned()])],
         };
-        let right = Right {
+        let right = ImpersonationPermission {
             group: "authentication.k8s.io",
             resource: "userextras",
             subresource: "scopes".to_owned(),
             namespace: String::new(),
             name: "all".to_owned(),
         };
-        let body: Value = serde_json::from_slice(&call(&who, &right).body.unwrap()).unwrap();
+        let body: Value = serde_json::from_slice(&request(&who, &right).body.unwrap()).unwrap();
         assert_eq!(
             body,
             json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
@@ -140,10 +141,10 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_not_a_clear_yes_is_no() {
+    fn anything_but_allowed_and_not_denied_is_denied() {
         assert_eq!(
-            told(201, r#"{"status":{"allowed":true}}"#),
-            Ok(Verdict::Allowed)
+            parse(201, r#"{"status":{"allowed":true}}"#),
+            Ok(AccessReviewDecision::Allowed)
         );
         for (body, reason) in [
             (r#"{"status":{"allowed":false}}"#, ""),
@@ -154,8 +155,8 @@ mod tests {
             (r#"{"status":{"allowed":false,"evaluationError":"e"}}"#, ""),
         ] {
             assert_eq!(
-                told(201, body),
-                Ok(Verdict::Denied(reason.into())),
+                parse(201, body),
+                Ok(AccessReviewDecision::Denied(reason.into())),
                 "{body}"
             );
         }
@@ -163,21 +164,21 @@ mod tests {
             r#"{{"status":{{"allowed":false,"reason":"{}"}}}}"#,
             "ä".repeat(1000)
         );
-        let Ok(Verdict::Denied(reason)) = told(201, &long) else {
+        let Ok(AccessReviewDecision::Denied(reason)) = parse(201, &long) else {
             panic!("denied")
         };
-        assert_eq!(reason.len(), LONGEST_REASON);
+        assert_eq!(reason.len(), MAX_REASON_BYTES);
     }
 
     #[test]
-    fn an_answer_that_is_none_says_nothing() {
+    fn an_invalid_response_is_no_decision() {
         for code in [409, 429, 500, 503] {
-            let told = told(code, r#"{"status":{"allowed":true}}"#);
-            assert!(matches!(told, Err(NoVerdict::Failed(_))), "{code}");
+            let told = parse(code, r#"{"status":{"allowed":true}}"#);
+            assert!(matches!(told, Err(ReviewError::Failed(_))), "{code}");
         }
         for code in [401, 403, 404, 405] {
-            let told = told(code, r#"{"status":{"allowed":true}}"#);
-            assert!(matches!(told, Err(NoVerdict::MayNotAsk(_))), "{code}");
+            let told = parse(code, r#"{"status":{"allowed":true}}"#);
+            assert!(matches!(told, Err(ReviewError::NotPermitted(_))), "{code}");
         }
         for body in [
             "",
@@ -185,8 +186,8 @@ mod tests {
             r#"{"status":{}}"#,
             r#"{"status":{"allowed":"true"}}"#,
         ] {
-            let told = told(200, body);
-            assert!(matches!(told, Err(NoVerdict::Failed(_))), "{body}");
+            let told = parse(200, body);
+            assert!(matches!(told, Err(ReviewError::Failed(_))), "{body}");
         }
     }
 }

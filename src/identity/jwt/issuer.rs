@@ -7,58 +7,58 @@ use serde_json::Value;
 
 use crate::api::UserInfo;
 use crate::identity::jwt::Claims;
-use crate::identity::jwt::texts;
+use crate::identity::jwt::string_list;
 
 /// What the names that are Kubernetes' own begin with.
-const SYSTEM: &str = "system:";
+const SYSTEM_PREFIX: &str = "system:";
 
 /// Why claims that are signed name nobody here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClaimFault {
+pub enum ClaimError {
     /// It is over.
     Expired,
     /// A claim is missing, or is not what it should be.
     Malformed,
     /// It does not hold yet.
-    NotYet,
+    NotYetValid,
     /// It is meant for somebody else.
-    OtherAudience,
+    WrongAudience,
     /// A required claim has not the value that is wanted, or the user would be one of Kubernetes' own.
-    Refused,
+    Rejected,
 }
 
 /// A user whose claims hold.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Valid {
+pub struct ValidatedUser {
     /// The user.
     pub user: UserInfo,
     /// When the token ends, in seconds since the epoch.
-    pub expires: f64,
+    pub expires_at: f64,
 }
 
 /// The API server's own issuer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServiceAccounts;
+pub struct ServiceAccountValidator;
 
-impl ServiceAccounts {
+impl ServiceAccountValidator {
     /// The service account that `claims` are about, at `now` (seconds since the epoch) and for one of `audiences`.
     ///
     /// # Errors
     /// Why there is none.
-    pub fn user(
+    pub fn validate(
         &self,
         claims: Claims<'_>,
         audiences: &[String],
         now: f64,
-    ) -> Result<Valid, ClaimFault> {
-        let expires = claims.holds(now)?;
-        if !claims.is_for(audiences) {
-            return Err(ClaimFault::OtherAudience);
+    ) -> Result<ValidatedUser, ClaimError> {
+        let expires = claims.check_validity(now)?;
+        if !claims.has_audience(audiences) {
+            return Err(ClaimError::WrongAudience);
         }
         let private = claims
             .get("kubernetes.io")
             .and_then(Value::as_object)
-            .ok_or(ClaimFault::Malformed)?;
+            .ok_or(ClaimError::Malformed)?;
         let text = |value: Option<&Value>| {
             value
                 .and_then(Value::as_str)
@@ -66,17 +66,17 @@ impl ServiceAccounts {
                 .map(str::to_owned)
         };
         let of = |kind: &str, field: &str| text(private.get(kind).and_then(|v| v.get(field)));
-        let namespace = text(private.get("namespace")).ok_or(ClaimFault::Malformed)?;
-        let account = of("serviceaccount", "name").ok_or(ClaimFault::Malformed)?;
+        let namespace = text(private.get("namespace")).ok_or(ClaimError::Malformed)?;
+        let account = of("serviceaccount", "name").ok_or(ClaimError::Malformed)?;
         let name = format!("system:serviceaccount:{namespace}:{account}");
-        if claims.text("sub") != Some(name.as_str()) {
-            return Err(ClaimFault::Malformed);
+        if claims.get_str("sub") != Some(name.as_str()) {
+            return Err(ClaimError::Malformed);
         }
         let mut extra = Vec::new();
         let mut told = |key: &str, value: String| {
             extra.push((format!("authentication.kubernetes.io/{key}"), vec![value]));
         };
-        if let Some(id) = claims.text("jti") {
+        if let Some(id) = claims.get_str("jti") {
             told("credential-id", format!("JTI={id}"));
         }
         if let (Some(pod), Some(uid)) = (of("pod", "name"), of("pod", "uid")) {
@@ -98,9 +98,9 @@ impl ServiceAccounts {
             ],
             extra,
         };
-        Ok(Valid {
-            user: user.authenticated(),
-            expires,
+        Ok(ValidatedUser {
+            user: user.with_authenticated_group(),
+            expires_at: expires,
         })
     }
 }
@@ -125,7 +125,7 @@ pub struct RequiredClaim {
 
 /// An issuer of `--authentication-config`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Issuer {
+pub struct JwtIssuer {
     /// The `iss` of its tokens.
     pub url: String,
     /// Of these one must be in `aud`.
@@ -137,43 +137,45 @@ pub struct Issuer {
     /// The claim that is the uid.
     pub uid: Option<String>,
     /// `claimValidationRules`.
-    pub required: Vec<RequiredClaim>,
+    pub required_claims: Vec<RequiredClaim>,
 }
 
-impl Issuer {
+impl JwtIssuer {
     /// The user that `claims` are about, at `now` (seconds since the epoch).
     ///
     /// # Errors
     /// Why there is none. Names and groups of Kubernetes' own (`system:`) are not this issuer's to give, whatever its mapping
     /// says: with such a name goes a class of requests, with such a group exemption.
-    pub fn user(&self, claims: Claims<'_>, now: f64) -> Result<Valid, ClaimFault> {
-        let expires = claims.holds(now)?;
-        if !claims.is_for(&self.audiences) {
-            return Err(ClaimFault::OtherAudience);
+    pub fn validate(&self, claims: Claims<'_>, now: f64) -> Result<ValidatedUser, ClaimError> {
+        let expires = claims.check_validity(now)?;
+        if !claims.has_audience(&self.audiences) {
+            return Err(ClaimError::WrongAudience);
         }
-        for RequiredClaim { claim, value } in &self.required {
-            let told = claims.text(claim).ok_or(ClaimFault::Refused)?;
+        for RequiredClaim { claim, value } in &self.required_claims {
+            let told = claims.get_str(claim).ok_or(ClaimError::Rejected)?;
             if !value.is_empty() && told != value {
-                return Err(ClaimFault::Refused);
+                return Err(ClaimError::Rejected);
             }
         }
         let ClaimMapping { claim, prefix } = &self.username;
-        let name = claims.text(claim).ok_or(ClaimFault::Malformed)?;
+        let name = claims.get_str(claim).ok_or(ClaimError::Malformed)?;
         // As upstream: an address counts if nobody says that it is not verified.
         if claim == "email"
             && claims
                 .get("email_verified")
                 .is_some_and(|verified| verified != &Value::Bool(true))
         {
-            return Err(ClaimFault::Refused);
+            return Err(ClaimError::Rejected);
         }
         let name = format!("{prefix}{name}");
-        let groups = self.groups_of(claims)?;
-        if name.starts_with(SYSTEM) || groups.iter().any(|group| group.starts_with(SYSTEM)) {
-            return Err(ClaimFault::Refused);
+        let groups = self.groups_from(claims)?;
+        if name.starts_with(SYSTEM_PREFIX)
+            || groups.iter().any(|group| group.starts_with(SYSTEM_PREFIX))
+        {
+            return Err(ClaimError::Rejected);
         }
-        let uid = self.uid.as_ref().and_then(|claim| claims.text(claim));
-        let extra = claims.text("jti").map(|id| {
+        let uid = self.uid.as_ref().and_then(|claim| claims.get_str(claim));
+        let extra = claims.get_str("jti").map(|id| {
             let key = "authentication.kubernetes.io/credential-id".to_owned();
             (key, vec![format!("JTI={id}")])
         });
@@ -183,20 +185,20 @@ impl Issuer {
             groups,
             extra: extra.into_iter().collect(),
         };
-        Ok(Valid {
-            user: user.authenticated(),
-            expires,
+        Ok(ValidatedUser {
+            user: user.with_authenticated_group(),
+            expires_at: expires,
         })
     }
 
-    fn groups_of(&self, claims: Claims<'_>) -> Result<Vec<String>, ClaimFault> {
+    fn groups_from(&self, claims: Claims<'_>) -> Result<Vec<String>, ClaimError> {
         let Some(ClaimMapping { claim, prefix }) = &self.groups else {
             return Ok(Vec::new());
         };
         let Some(value) = claims.get(claim) else {
             return Ok(Vec::new());
         };
-        let groups = texts(value).ok_or(ClaimFault::Malformed)?;
+        let groups = string_list(value).ok_or(ClaimError::Malformed)?;
         Ok(groups
             .into_iter()
             .filter(|group| !group.is_empty())

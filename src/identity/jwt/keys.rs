@@ -21,22 +21,22 @@ use x509_parser::prelude::X509Certificate;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
 /// Most keys of one issuer: a rotation has two or three; a token without a `kid` is tried with all of them.
-const MOST_KEYS: usize = 64;
+const MAX_KEYS: usize = 64;
 
 /// The keys of one issuer.
 #[derive(Clone, Debug, Default)]
-pub struct KeySet(Vec<Key>);
+pub struct KeySet(Vec<VerificationKey>);
 
 #[derive(Clone)]
-struct Key {
+struct VerificationKey {
     id: String,
     /// The one algorithm that the set's publisher wants it used with.
-    only: Option<String>,
-    material: Material,
+    required_alg: Option<String>,
+    material: KeyMaterial,
 }
 
 #[derive(Clone)]
-enum Material {
+enum KeyMaterial {
     Rsa(PublicKeyComponents<Vec<u8>>),
     /// SubjectPublicKeyInfo.
     RsaDer(Vec<u8>),
@@ -50,7 +50,7 @@ enum Curve {
     P521,
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for VerificationKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({})", self.id)
     }
@@ -82,8 +82,12 @@ impl KeySet {
     /// It is no key set, or holds no key that is of use.
     pub fn from_jwks(json: &[u8]) -> Result<Self, String> {
         let jwks: Jwks = serde_json::from_slice(json).map_err(|why| format!("no JWKS: {why}"))?;
-        let keys: Vec<Key> = jwks.keys.into_iter().filter_map(Key::from_jwk).collect();
-        Self::of(keys)
+        let keys: Vec<VerificationKey> = jwks
+            .keys
+            .into_iter()
+            .filter_map(VerificationKey::from_jwk)
+            .collect();
+        Self::from_keys(keys)
     }
 
     /// Reads public keys and certificates.
@@ -94,32 +98,32 @@ impl KeySet {
         let mut keys = Vec::new();
         for section in <(SectionKind, Vec<u8>)>::pem_slice_iter(pem) {
             let (kind, der) = section.map_err(|why| format!("no PEM: {why}"))?;
-            keys.push(Key::from_der(kind, der)?);
+            keys.push(VerificationKey::from_der(kind, der)?);
         }
-        Self::of(keys)
+        Self::from_keys(keys)
     }
 
-    fn of(keys: Vec<Key>) -> Result<Self, String> {
+    fn from_keys(keys: Vec<VerificationKey>) -> Result<Self, String> {
         if keys.is_empty() {
             return Err("it holds no public key for signatures (RSA or EC)".to_owned());
         }
-        if keys.len() > MOST_KEYS {
-            return Err(format!("it holds more than {MOST_KEYS} keys"));
+        if keys.len() > MAX_KEYS {
+            return Err(format!("it holds more than {MAX_KEYS} keys"));
         }
         Ok(Self(keys))
     }
 
     /// These and those of `other`.
     #[must_use]
-    pub fn and(mut self, other: Self) -> Self {
+    pub fn merge(mut self, other: Self) -> Self {
         self.0.extend(other.0);
-        self.0.truncate(MOST_KEYS);
+        self.0.truncate(MAX_KEYS);
         self
     }
 
     /// Whether there is a key of that name; a token without one may be of any.
     #[must_use]
-    pub fn has(&self, id: Option<&str>) -> bool {
+    pub fn has_key(&self, id: Option<&str>) -> bool {
         id.is_none_or(|id| self.0.iter().any(|key| key.id == id))
     }
 
@@ -133,7 +137,7 @@ impl KeySet {
     }
 }
 
-impl Key {
+impl VerificationKey {
     fn from_jwk(jwk: Jwk) -> Option<Self> {
         if jwk
             .purpose
@@ -144,26 +148,26 @@ impl Key {
         }
         let decoded = |text: Option<String>| BASE64_URL_SAFE_NO_PAD.decode(text?).ok();
         let material = match (jwk.kty.as_str(), jwk.crv.as_deref()) {
-            ("RSA", _) => Material::Rsa(PublicKeyComponents {
-                n: without_zeros(decoded(jwk.n)?),
-                e: without_zeros(decoded(jwk.e)?),
+            ("RSA", _) => KeyMaterial::Rsa(PublicKeyComponents {
+                n: strip_leading_zeros(decoded(jwk.n)?),
+                e: strip_leading_zeros(decoded(jwk.e)?),
             }),
             ("EC", Some(curve)) => {
-                let curve = Curve::named(curve)?;
+                let curve = Curve::from_name(curve)?;
                 let (x, y) = (decoded(jwk.x)?, decoded(jwk.y)?);
-                if x.len() != curve.bytes() || y.len() != curve.bytes() {
+                if x.len() != curve.coordinate_len() || y.len() != curve.coordinate_len() {
                     return None;
                 }
                 let mut point = vec![4]; // an uncompressed point (SEC 1, 2.3.3)
                 point.extend(x);
                 point.extend(y);
-                Material::Ec(curve, point)
+                KeyMaterial::Ec(curve, point)
             }
             _ => return None,
         };
         Some(Self {
             id: jwk.kid.unwrap_or_default(),
-            only: jwk.alg,
+            required_alg: jwk.alg,
             material,
         })
     }
@@ -182,16 +186,16 @@ impl Key {
         };
         let (_, parsed) = SubjectPublicKeyInfo::from_der(&spki).map_err(|why| why.to_string())?;
         let material = match parsed.algorithm.algorithm.to_id_string().as_str() {
-            "1.2.840.113549.1.1.1" => Material::RsaDer(spki.clone()),
+            "1.2.840.113549.1.1.1" => KeyMaterial::RsaDer(spki.clone()),
             "1.2.840.10045.2.1" => {
                 let curve = parsed
                     .algorithm
                     .parameters
                     .as_ref()
                     .and_then(|parameters| parameters.as_oid().ok())
-                    .and_then(|oid| Curve::numbered(&oid.to_id_string()))
+                    .and_then(|oid| Curve::from_oid(&oid.to_id_string()))
                     .ok_or("it holds a key on a curve that signs no token")?;
-                Material::Ec(curve, spki.clone())
+                KeyMaterial::Ec(curve, spki.clone())
             }
             other => return Err(format!("it holds a key of kind {other}, not RSA or EC")),
         };
@@ -199,22 +203,22 @@ impl Key {
         let id = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(&spki));
         Ok(Self {
             id,
-            only: None,
+            required_alg: None,
             material,
         })
     }
 
     fn verify(&self, alg: &str, message: &[u8], signature: &[u8]) -> bool {
-        if self.only.as_deref().is_some_and(|only| only != alg) {
+        if self.required_alg.as_deref().is_some_and(|only| only != alg) {
             return false;
         }
         let verified = match &self.material {
-            Material::Rsa(components) => {
-                rsa(alg).map(|algorithm| components.verify(algorithm, message, signature))
+            KeyMaterial::Rsa(components) => {
+                rsa_algorithm(alg).map(|algorithm| components.verify(algorithm, message, signature))
             }
-            Material::RsaDer(der) => rsa(alg)
+            KeyMaterial::RsaDer(der) => rsa_algorithm(alg)
                 .map(|algorithm| UnparsedPublicKey::new(algorithm, der).verify(message, signature)),
-            Material::Ec(curve, key) => curve
+            KeyMaterial::Ec(curve, key) => curve
                 .algorithm(alg)
                 .map(|algorithm| UnparsedPublicKey::new(algorithm, key).verify(message, signature)),
         };
@@ -222,7 +226,7 @@ impl Key {
     }
 }
 
-fn rsa(alg: &str) -> Option<&'static signature::RsaParameters> {
+fn rsa_algorithm(alg: &str) -> Option<&'static signature::RsaParameters> {
     Some(match alg {
         "RS256" => &signature::RSA_PKCS1_2048_8192_SHA256,
         "RS384" => &signature::RSA_PKCS1_2048_8192_SHA384,
@@ -235,7 +239,7 @@ fn rsa(alg: &str) -> Option<&'static signature::RsaParameters> {
 }
 
 impl Curve {
-    fn named(name: &str) -> Option<Self> {
+    fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "P-256" => Self::P256,
             "P-384" => Self::P384,
@@ -244,7 +248,7 @@ impl Curve {
         })
     }
 
-    fn numbered(oid: &str) -> Option<Self> {
+    fn from_oid(oid: &str) -> Option<Self> {
         Some(match oid {
             "1.2.840.10045.3.1.7" => Self::P256,
             "1.3.132.0.34" => Self::P384,
@@ -254,7 +258,7 @@ impl Curve {
     }
 
     /// The length of a coordinate (RFC 7518, 6.2.1.2).
-    const fn bytes(self) -> usize {
+    const fn coordinate_len(self) -> usize {
         match self {
             Self::P256 => 32,
             Self::P384 => 48,
@@ -273,7 +277,7 @@ impl Curve {
 }
 
 /// The library takes numbers without leading zeros only.
-fn without_zeros(bytes: Vec<u8>) -> Vec<u8> {
+fn strip_leading_zeros(bytes: Vec<u8>) -> Vec<u8> {
     let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
     bytes.into_iter().skip(zeros).collect()
 }

@@ -22,18 +22,18 @@ use serde::Deserialize;
 use serde_json::Map;
 use serde_json::Value;
 
-pub use issuer::ClaimFault;
+pub use issuer::ClaimError;
 pub use issuer::ClaimMapping;
-pub use issuer::Issuer;
+pub use issuer::JwtIssuer;
 pub use issuer::RequiredClaim;
-pub use issuer::ServiceAccounts;
-pub use issuer::Valid;
+pub use issuer::ServiceAccountValidator;
+pub use issuer::ValidatedUser;
 pub use keys::KeySet;
 
-use crate::identity::bearer::RAW_URL;
+use crate::identity::bearer::BASE64_RAW_URL;
 
 /// The longest token that is looked into. Kubernetes' own have 1 to 2 KiB, an OIDC token with hundreds of groups some tens.
-const LONGEST: usize = 128 << 10;
+const MAX_TOKEN_BYTES: usize = 128 << 10;
 
 /// How far a clock that is ahead of weir's may be when it says "not before" or "issued at" (`jwt.DefaultLeeway` of the library
 /// that kube-apiserver uses). Expiry has none: an expired token loses its place in the queue, not its answer.
@@ -42,15 +42,15 @@ const LEEWAY: f64 = 60.0;
 /// A token, taken apart and not yet verified.
 #[derive(Debug)]
 pub struct Jwt<'t> {
-    header: Header,
+    header: JoseHeader,
     claims: Map<String, Value>,
     /// What was signed.
-    message: Cow<'t, [u8]>,
+    signing_input: Cow<'t, [u8]>,
     signature: Vec<u8>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Header {
+struct JoseHeader {
     alg: String,
     kid: Option<String>,
     crit: Option<Value>,
@@ -60,7 +60,7 @@ impl<'t> Jwt<'t> {
     /// Takes a token apart; `None` if it has not the form of one.
     #[must_use]
     pub fn parse(token: &'t [u8]) -> Option<Self> {
-        if token.len() > LONGEST {
+        if token.len() > MAX_TOKEN_BYTES {
             return None;
         }
         let mut parts = token.split(|byte| *byte == b'.');
@@ -69,21 +69,21 @@ impl<'t> Jwt<'t> {
             return None;
         }
         let message = token.get(..header.len() + 1 + claims.len())?;
-        let (header, usual) = decode(header)?;
-        let (claims, also_usual) = decode(claims)?;
+        let (header, usual) = decode_part(header)?;
+        let (claims, also_usual) = decode_part(claims)?;
         let message = if usual && also_usual {
             Cow::Borrowed(message)
         } else {
             let encode = |part: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(part);
             Cow::Owned(format!("{}.{}", encode(&header), encode(&claims)).into_bytes())
         };
-        let (signature, _) = decode(signature)?;
-        let header: Header = serde_json::from_slice(&header).ok()?;
+        let (signature, _) = decode_part(signature)?;
+        let header: JoseHeader = serde_json::from_slice(&header).ok()?;
         Some(Self {
             claims: serde_json::from_slice(&claims).ok()?,
-            message,
+            signing_input: message,
             signature,
-            header: Header {
+            header: JoseHeader {
                 kid: header.kid.filter(|kid| !kid.is_empty()),
                 ..header
             },
@@ -110,12 +110,12 @@ impl<'t> Jwt<'t> {
 
     /// The claims, if one of `keys` has signed them.
     #[must_use]
-    pub fn signed_by(&self, keys: &KeySet) -> Option<Claims<'_>> {
+    pub fn verify_signature(&self, keys: &KeySet) -> Option<Claims<'_>> {
         let signed = self.header.crit.is_none()
             && keys.verify(
                 self.key_id(),
                 &self.header.alg,
-                &self.message,
+                &self.signing_input,
                 &self.signature,
             );
         signed.then_some(Claims(&self.claims))
@@ -123,13 +123,13 @@ impl<'t> Jwt<'t> {
 }
 
 /// What a part of a token says, and whether it is spelt as it is encoded.
-fn decode(part: &[u8]) -> Option<(Vec<u8>, bool)> {
+fn decode_part(part: &[u8]) -> Option<(Vec<u8>, bool)> {
     if let Ok(decoded) = BASE64_URL_SAFE_NO_PAD.decode(part) {
         return Some((decoded, true));
     }
     let text = str::from_utf8(part).ok()?;
     let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-    let decoded = RAW_URL.decode(text).ok()?;
+    let decoded = BASE64_RAW_URL.decode(text).ok()?;
     Some((decoded, false))
 }
 
@@ -143,42 +143,42 @@ impl<'t> Claims<'t> {
         self.0.get(name)
     }
 
-    fn text(self, name: &str) -> Option<&'t str> {
+    fn get_str(self, name: &str) -> Option<&'t str> {
         self.get(name)?.as_str().filter(|text| !text.is_empty())
     }
 
     /// A claim that is a text or a list of texts.
-    fn texts(self, name: &str) -> Option<Vec<&'t str>> {
-        texts(self.get(name)?)
+    fn get_strings(self, name: &str) -> Option<Vec<&'t str>> {
+        string_list(self.get(name)?)
     }
 
     /// When it ends, in seconds since the epoch, if it holds at `now`. One without an end does not.
-    fn holds(self, now: f64) -> Result<f64, ClaimFault> {
+    fn check_validity(self, now: f64) -> Result<f64, ClaimError> {
         let time = |name: &str| match self.get(name) {
             None => Ok(None),
-            Some(value) => value.as_f64().map(Some).ok_or(ClaimFault::Malformed),
+            Some(value) => value.as_f64().map(Some).ok_or(ClaimError::Malformed),
         };
-        let expiry = time("exp")?.ok_or(ClaimFault::Malformed)?;
+        let expiry = time("exp")?.ok_or(ClaimError::Malformed)?;
         if now >= expiry {
-            return Err(ClaimFault::Expired);
+            return Err(ClaimError::Expired);
         }
         for name in ["nbf", "iat"] {
             if time(name)?.is_some_and(|from| from > now + LEEWAY) {
-                return Err(ClaimFault::NotYet);
+                return Err(ClaimError::NotYetValid);
             }
         }
         Ok(expiry)
     }
 
-    fn is_for(self, audiences: &[String]) -> bool {
-        self.texts("aud").is_some_and(|told| {
+    fn has_audience(self, audiences: &[String]) -> bool {
+        self.get_strings("aud").is_some_and(|told| {
             told.iter()
                 .any(|told| audiences.iter().any(|audience| audience == told))
         })
     }
 }
 
-fn texts(value: &Value) -> Option<Vec<&str>> {
+fn string_list(value: &Value) -> Option<Vec<&str>> {
     match value {
         Value::String(text) => Some(vec![text]),
         Value::Array(items) => items.iter().map(Value::as_str).collect(),

@@ -4,61 +4,65 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
-use crate::identity::jwt::ClaimFault;
+use crate::identity::jwt::ClaimError;
 use crate::identity::jwt::Jwt;
-use crate::identity::jwt::ServiceAccounts;
-use crate::identity::jwt::Valid;
-use crate::identity::tokens::Accounts;
-use crate::identity::tokens::Tokens;
+use crate::identity::jwt::ServiceAccountValidator;
+use crate::identity::jwt::ValidatedUser;
+use crate::identity::tokens::ServiceAccountKeys;
+use crate::identity::tokens::TokenAuthenticator;
 use crate::identity::tokens::source::KeySource;
-use crate::identity::tokens::source::Published;
+use crate::identity::tokens::source::PublishedKeys;
 
 /// What comes of looking at a signature.
 #[derive(Debug)]
-pub(super) enum Judgement<'t> {
+pub(super) enum SignatureOutcome<'t> {
     /// It is good.
-    Valid(Valid),
+    Valid(ValidatedUser),
     /// It is not: no review is worth its while.
-    Refused,
+    Rejected,
     /// The keys that it takes are not there, or not the one that it names.
-    Fetch(&'t Arc<KeySource>),
+    FetchKeys(&'t Arc<KeySource>),
     /// Only the API server can say.
-    Review,
+    NeedsReview,
 }
 
-impl Tokens {
-    pub(super) fn judge(self: &Arc<Self>, jwt: &Jwt<'_>, wall: SystemTime) -> Judgement<'_> {
+impl TokenAuthenticator {
+    pub(super) fn verify_signature(
+        self: &Arc<Self>,
+        jwt: &Jwt<'_>,
+        wall: SystemTime,
+    ) -> SignatureOutcome<'_> {
         let Some(named) = jwt.issuer() else {
-            return Judgement::Review;
+            return SignatureOutcome::NeedsReview;
         };
-        let now = seconds(wall);
+        let now = unix_seconds(wall);
         if let Some((issuer, source)) = self.config.issuers.iter().find(|(i, _)| i.url == named) {
-            let published = match self.keys(source, jwt) {
+            let published = match self.signing_keys(source, jwt) {
                 Ok(published) => published,
                 Err(fetch) => return fetch,
             };
-            let Some(claims) = jwt.signed_by(&published.keys) else {
-                return Judgement::Refused;
+            let Some(claims) = jwt.verify_signature(&published.keys) else {
+                return SignatureOutcome::Rejected;
             };
             return issuer
-                .user(claims, now)
-                .map_or(Judgement::Refused, Judgement::Valid);
+                .validate(claims, now)
+                .map_or(SignatureOutcome::Rejected, SignatureOutcome::Valid);
         }
-        match &self.config.accounts {
-            Some(accounts) => self.judge_account(accounts, named, jwt, now),
-            None => Judgement::Review,
+        match &self.config.service_accounts {
+            Some(accounts) => self.verify_service_account(accounts, named, jwt, now),
+            None => SignatureOutcome::NeedsReview,
         }
     }
 
-    fn judge_account<'t>(
+    fn verify_service_account<'t>(
         self: &'t Arc<Self>,
-        accounts: &'t Accounts,
+        accounts: &'t ServiceAccountKeys,
         named: &str,
         jwt: &Jwt<'_>,
         now: f64,
-    ) -> Judgement<'t> {
-        let Some(published) = accounts.keys.published() else {
-            return Judgement::Fetch(&accounts.keys);
+    ) -> SignatureOutcome<'t> {
+        let Some(published) = accounts.keys.published_keys() else {
+            return SignatureOutcome::FetchKeys(&accounts.keys);
         };
         let issuers = if accounts.issuers.is_empty() {
             published.issuer.as_slice()
@@ -66,14 +70,14 @@ impl Tokens {
             &accounts.issuers
         };
         if !issuers.iter().any(|issuer| issuer == named) {
-            return Judgement::Review;
+            return SignatureOutcome::NeedsReview;
         }
-        let published = match self.keys(&accounts.keys, jwt) {
+        let published = match self.signing_keys(&accounts.keys, jwt) {
             Ok(published) => published,
             Err(fetch) => return fetch,
         };
-        let Some(claims) = jwt.signed_by(&published.keys) else {
-            return Judgement::Refused;
+        let Some(claims) = jwt.verify_signature(&published.keys) else {
+            return SignatureOutcome::Rejected;
         };
         // kube-apiserver's default for --api-audiences is its issuer.
         let told = !self.config.audiences.is_empty();
@@ -82,47 +86,47 @@ impl Tokens {
         } else {
             issuers
         };
-        match ServiceAccounts.user(claims, audiences, now) {
-            Ok(valid) => Judgement::Valid(valid),
+        match ServiceAccountValidator.validate(claims, audiences, now) {
+            Ok(valid) => SignatureOutcome::Valid(valid),
             // Signed, but of a kind, or for an audience, that weir was not told about: the API server knows, and a forger
             // does not get here.
-            Err(ClaimFault::OtherAudience) if !told => Judgement::Review,
-            Err(ClaimFault::Malformed) => Judgement::Review,
+            Err(ClaimError::WrongAudience) if !told => SignatureOutcome::NeedsReview,
+            Err(ClaimError::Malformed) => SignatureOutcome::NeedsReview,
             Err(
-                ClaimFault::OtherAudience
-                | ClaimFault::Expired
-                | ClaimFault::NotYet
-                | ClaimFault::Refused,
-            ) => Judgement::Refused,
+                ClaimError::WrongAudience
+                | ClaimError::Expired
+                | ClaimError::NotYetValid
+                | ClaimError::Rejected,
+            ) => SignatureOutcome::Rejected,
         }
     }
 
     /// The keys that `source` has published, if the one that the token names is among them.
-    fn keys<'t>(
+    fn signing_keys<'t>(
         self: &'t Arc<Self>,
         source: &'t Arc<KeySource>,
         jwt: &Jwt<'_>,
-    ) -> Result<Arc<Published>, Judgement<'t>> {
-        let Some(published) = source.published() else {
-            return Err(Judgement::Fetch(source));
+    ) -> Result<Arc<PublishedKeys>, SignatureOutcome<'t>> {
+        let Some(published) = source.published_keys() else {
+            return Err(SignatureOutcome::FetchKeys(source));
         };
-        if !published.keys.has(jwt.key_id()) {
-            return Err(Judgement::Fetch(source));
+        if !published.keys.has_key(jwt.key_id()) {
+            return Err(SignatureOutcome::FetchKeys(source));
         }
-        if source.is_old(crate::clock::Clock.now()) {
-            drop(self.fetch_behind(source));
+        if source.needs_refresh(crate::clock::Clock.now()) {
+            drop(self.spawn_key_fetch(source));
         }
         Ok(published)
     }
 }
 
-fn seconds(wall: SystemTime) -> f64 {
+fn unix_seconds(wall: SystemTime) -> f64 {
     wall.duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// The time of a claim; one beyond all reckoning is the year 2262.
-pub(super) fn end(seconds: f64) -> SystemTime {
-    const FAR: f64 = 9.2e9;
-    SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds.clamp(0.0, FAR))
+pub(super) fn expiry_time(seconds: f64) -> SystemTime {
+    const MAX_SECONDS: f64 = 9.2e9;
+    SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds.clamp(0.0, MAX_SECONDS))
 }

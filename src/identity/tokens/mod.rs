@@ -2,7 +2,7 @@
 //!
 //! Promises: a token is kept by keyed hash only; what is known costs a hash and a look-up; many who come with the same new token
 //! cause one `TokenReview`, and a flood of different ones a set rate of them; while nobody answers, the last good answer counts
-//! ([`cache::LAST_GOOD`]), never past the token's end; whatever could not be verified is `system:anonymous` (which flow that is,
+//! ([`cache::STALE_IF_ERROR`]), never past the token's end; whatever could not be verified is `system:anonymous` (which flow that is,
 //! [`Identity`](crate::identity::Identity) decides).
 //! For a request that goes on with its token the API server judges again: what is found out here decides about limits only.
 
@@ -35,50 +35,50 @@ use tracing::warn;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::jwt::Issuer;
 use crate::identity::jwt::Jwt;
-use crate::identity::proven::Mark;
-use crate::identity::proven::ProvenTokens;
-use crate::identity::remote::ApiServer;
-use crate::identity::tokens::cache::Cache;
-use crate::identity::tokens::cache::Found;
-use crate::identity::tokens::cache::Good;
-use crate::identity::tokens::cache::Voucher;
-use crate::identity::tokens::judge::Judgement;
-use crate::identity::tokens::reviews::Reviews;
-use crate::identity::tokens::reviews::Settled;
+use crate::identity::jwt::JwtIssuer;
+use crate::identity::proven::AcceptedTokens;
+use crate::identity::proven::TokenHash;
+use crate::identity::remote::ApiTransport;
+use crate::identity::tokens::cache::TokenCache;
+use crate::identity::tokens::cache::TokenState;
+use crate::identity::tokens::cache::VerifiedBy;
+use crate::identity::tokens::cache::VerifiedToken;
+use crate::identity::tokens::judge::SignatureOutcome;
+use crate::identity::tokens::reviews::TokenReviewResult;
+use crate::identity::tokens::reviews::TokenReviewer;
 use crate::identity::tokens::source::KeySource;
-use crate::identity::tokens::turns::Asker;
+use crate::identity::tokens::turns::ClientSource;
 use crate::metrics::Registry;
 
 /// Locks that the cache is spread over.
-const PARTS: usize = 16;
+const SHARDS: usize = 16;
 
 /// How long a request waits for word about its token: with a last good answer to go by, and without. Kubernetes gives a
 /// `TokenReview` 10 s; a request has 60 in all, and loses nothing but its class by not knowing.
-const PATIENCE: Duration = Duration::from_secs(5);
-const PATIENCE_WITH_LAST: Duration = Duration::from_secs(1);
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
+const STALE_REVIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How tokens are verified.
 #[derive(Debug)]
-pub struct Config {
+pub struct TokenConfig {
     /// The issuers of `--authentication-config`, and their keys.
-    pub issuers: Vec<(Issuer, Arc<KeySource>)>,
+    pub issuers: Vec<(JwtIssuer, Arc<KeySource>)>,
     /// The service accounts' keys, if there is a way to have them.
-    pub accounts: Option<Accounts>,
+    pub service_accounts: Option<ServiceAccountKeys>,
     /// Whom to ask for a review, if anybody.
-    pub reviewer: Option<Arc<dyn ApiServer>>,
+    pub api_server: Option<Arc<dyn ApiTransport>>,
     /// `--token-reviews-per-second`.
     pub reviews_per_second: u32,
     /// `--api-audiences`.
     pub audiences: Vec<String>,
     /// `--authentication-token-webhook-cache-ttl`.
-    pub ttl: Duration,
+    pub cache_ttl: Duration,
 }
 
 /// What is known of the API server's service accounts.
 #[derive(Debug)]
-pub struct Accounts {
+pub struct ServiceAccountKeys {
     /// Their keys.
     pub keys: Arc<KeySource>,
     /// `--service-account-issuer`; what the API server says where there is none.
@@ -86,56 +86,56 @@ pub struct Accounts {
 }
 
 /// Verifies tokens.
-pub struct Tokens {
-    parts: [Mutex<Cache>; PARTS],
-    config: Config,
+pub struct TokenAuthenticator {
+    shards: [Mutex<TokenCache>; SHARDS],
+    config: TokenConfig,
     /// Those whose requests may share connections: what is found out here and what the API server answers say so.
-    proven: ProvenTokens,
-    reviews: Option<Arc<Reviews>>,
+    accepted: AcceptedTokens,
+    reviewer: Option<Arc<TokenReviewer>>,
     /// Where fetches run on: whoever waits for them may go away.
     runtime: Handle,
-    metrics: Metrics,
+    metrics: TokenMetrics,
 }
 
 /// What became of a token.
 #[derive(Clone, Debug)]
-pub struct Verified {
+pub struct TokenOutcome {
     /// Whom the limits see.
     pub user: Arc<UserInfo>,
     /// Who vouches for it; nobody for a stranger.
-    pub voucher: Option<Voucher>,
+    pub verified_by: Option<VerifiedBy>,
 }
 
-impl From<Good> for Verified {
-    fn from(good: Good) -> Self {
+impl From<VerifiedToken> for TokenOutcome {
+    fn from(good: VerifiedToken) -> Self {
         Self {
             user: good.user,
-            voucher: Some(good.voucher),
+            verified_by: Some(good.verified_by),
         }
     }
 }
 
 /// What is known of a token at once.
 #[derive(Debug)]
-pub enum LookUp {
+pub enum TokenLookup {
     /// This.
-    Known(Verified),
+    Cached(TokenOutcome),
     /// It has to be verified; this was the last good answer.
-    Verify(Option<Good>),
+    Verify(Option<VerifiedToken>),
 }
 
 /// What is counted here.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct TokenMetrics {
     reviews: IntCounterVec,
-    passed_over: IntCounter,
+    skipped: IntCounter,
     waiting: IntGauge,
-    fetches: IntCounterVec,
-    hits: IntCounter,
-    misses: IntCounter,
+    key_fetches: IntCounterVec,
+    cache_hits: IntCounter,
+    cache_misses: IntCounter,
 }
 
-impl Metrics {
+impl TokenMetrics {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
@@ -152,10 +152,10 @@ impl Metrics {
         // An alert goes by how it grows: it is there before it does.
         reviews.with_label_values(&["unanswered"]);
         Self {
-            hits: looked_up.with_label_values(&["hit"]),
-            misses: looked_up.with_label_values(&["miss"]),
+            cache_hits: looked_up.with_label_values(&["hit"]),
+            cache_misses: looked_up.with_label_values(&["miss"]),
             reviews,
-            passed_over: registry.counter(
+            skipped: registry.counter(
                 "weir_token_reviews_passed_over_total",
                 "Tokens that were not reviewed because too many waited for it or weir may not ask: their requests count as system:anonymous.",
             ),
@@ -163,7 +163,7 @@ impl Metrics {
                 "weir_token_reviews_waiting",
                 "TokenReviews that wait for their turn to be asked.",
             ),
-            fetches: registry.counters(
+            key_fetches: registry.counters(
                 "weir_token_key_fetches_total",
                 "Fetches of the keys that tokens are signed with, by result (fetched, failed).",
                 &["result"],
@@ -172,17 +172,17 @@ impl Metrics {
     }
 }
 
-impl Tokens {
+impl TokenAuthenticator {
     /// A verifier without knowledge; its calls run on the runtime that this is called in.
     #[must_use]
-    pub fn new(config: Config, registry: &Registry) -> Arc<Self> {
-        let metrics = Metrics::register(registry);
+    pub fn new(config: TokenConfig, registry: &Registry) -> Arc<Self> {
+        let metrics = TokenMetrics::register(registry);
         let reviews = config
-            .reviewer
+            .api_server
             .as_ref()
             .filter(|_| config.reviews_per_second > 0)
             .map(|reviewer| {
-                Reviews::new(
+                TokenReviewer::new(
                     Arc::clone(reviewer),
                     config.reviews_per_second,
                     config.audiences.clone(),
@@ -191,10 +191,10 @@ impl Tokens {
                 )
             });
         Arc::new(Self {
-            parts: Default::default(),
+            shards: Default::default(),
             config,
-            proven: ProvenTokens::default(),
-            reviews,
+            accepted: AcceptedTokens::default(),
+            reviewer: reviews,
             runtime: Handle::current(),
             metrics,
         })
@@ -205,7 +205,7 @@ impl Tokens {
     /// # Cancel safety
     /// Tokens whose turn had not come are not reviewed.
     pub async fn run(self: Arc<Self>) {
-        if let Some(reviews) = &self.reviews {
+        if let Some(reviews) = &self.reviewer {
             Arc::clone(reviews).run(&self).await;
         }
     }
@@ -213,26 +213,28 @@ impl Tokens {
     /// Whether there is a way to verify tokens at all: a review, or keys that were given. Where there is none, a token that is not
     /// verified is as good as any other.
     #[must_use]
-    pub fn verifies(&self) -> bool {
-        let Config {
-            issuers, accounts, ..
+    pub fn can_verify(&self) -> bool {
+        let TokenConfig {
+            issuers,
+            service_accounts: accounts,
+            ..
         } = &self.config;
         let given = accounts
             .as_ref()
-            .is_some_and(|accounts| accounts.keys.is_given());
-        !issuers.is_empty() || given || self.reviews.is_some()
+            .is_some_and(|accounts| accounts.keys.is_static());
+        !issuers.is_empty() || given || self.reviewer.is_some()
     }
 
     /// The tokens that may share connections.
     #[must_use]
-    pub const fn proven(&self) -> &ProvenTokens {
-        &self.proven
+    pub const fn accepted_tokens(&self) -> &AcceptedTokens {
+        &self.accepted
     }
 
-    fn part(&self, mark: Mark) -> MutexGuard<'_, Cache> {
-        let [first, ..] = &self.parts;
-        self.parts
-            .get(mark.part(PARTS))
+    fn shard(&self, mark: TokenHash) -> MutexGuard<'_, TokenCache> {
+        let [first, ..] = &self.shards;
+        self.shards
+            .get(mark.shard(SHARDS))
             .unwrap_or(first)
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -242,31 +244,33 @@ impl Tokens {
     #[must_use]
     pub fn look_up(
         self: &Arc<Self>,
-        mark: Mark,
+        mark: TokenHash,
         token: &[u8],
-        asker: Asker,
+        asker: ClientSource,
         now: Instant,
         wall: SystemTime,
-    ) -> LookUp {
-        let found = self.part(mark).find(mark, self.config.ttl, now, wall);
+    ) -> TokenLookup {
+        let found = self
+            .shard(mark)
+            .find(mark, self.config.cache_ttl, now, wall);
         match found {
-            Found::Good { .. } | Found::Stranger(_) => self.metrics.hits.inc(),
-            Found::Stale(_) | Found::Unknown => self.metrics.misses.inc(),
+            TokenState::Fresh { .. } | TokenState::Unverified(_) => self.metrics.cache_hits.inc(),
+            TokenState::Stale(_) | TokenState::Unknown => self.metrics.cache_misses.inc(),
         }
         match found {
-            Found::Good { good, renew } => {
-                if renew && let Some(reviews) = &self.reviews {
+            TokenState::Fresh { good, renew } => {
+                if renew && let Some(reviews) = &self.reviewer {
                     // Whoever comes after it has ended finds the answer there.
-                    drop(reviews.begin(mark, token, asker, true, now));
+                    drop(reviews.submit(mark, token, asker, true, now));
                 }
-                LookUp::Known(good.into())
+                TokenLookup::Cached(good.into())
             }
-            Found::Stranger(user) => LookUp::Known(Verified {
+            TokenState::Unverified(user) => TokenLookup::Cached(TokenOutcome {
                 user,
-                voucher: None,
+                verified_by: None,
             }),
-            Found::Stale(good) => LookUp::Verify(Some(good)),
-            Found::Unknown => LookUp::Verify(None),
+            TokenState::Stale(good) => TokenLookup::Verify(Some(good)),
+            TokenState::Unknown => TokenLookup::Verify(None),
         }
     }
 
@@ -276,111 +280,116 @@ impl Tokens {
     /// What was begun for others too goes on.
     pub async fn verify(
         self: &Arc<Self>,
-        mark: Mark,
+        mark: TokenHash,
         token: &[u8],
-        asker: Asker,
-        last: Option<Good>,
-    ) -> Verified {
-        let doubted = last.as_ref().is_some_and(|good| good.doubted) && self.reviews.is_some();
-        if !doubted && let Some(verified) = self.by_signature(mark, token).await {
+        asker: ClientSource,
+        last: Option<VerifiedToken>,
+    ) -> TokenOutcome {
+        let doubted =
+            last.as_ref().is_some_and(|good| good.must_revalidate) && self.reviewer.is_some();
+        if !doubted && let Some(verified) = self.verify_by_signature(mark, token).await {
             return verified;
         }
         let patience = if last.is_some() {
-            PATIENCE_WITH_LAST
+            STALE_REVIEW_TIMEOUT
         } else {
-            PATIENCE
+            REVIEW_TIMEOUT
         };
-        let settled = match &self.reviews {
+        let settled = match &self.reviewer {
             Some(reviews) => {
-                let begun = reviews.begin(mark, token, asker, last.is_some(), Clock.now());
+                let begun = reviews.submit(mark, token, asker, last.is_some(), Clock.now());
                 match begun {
-                    Some(begun) => tokio::time::timeout(patience, begun.answered())
+                    Some(begun) => tokio::time::timeout(patience, begun.wait())
                         .await
                         .ok()
                         .flatten()
-                        .unwrap_or(Settled::Unanswered),
+                        .unwrap_or(TokenReviewResult::Unanswered),
                     None => {
-                        self.metrics.passed_over.inc();
-                        Settled::Unanswered
+                        self.metrics.skipped.inc();
+                        TokenReviewResult::Unanswered
                     }
                 }
             }
-            None => Settled::Unanswered,
+            None => TokenReviewResult::Unanswered,
         };
         match settled {
-            Settled::Verified(verified) => verified,
-            Settled::Unanswered => self.without_answer(mark, last),
+            TokenReviewResult::Completed(verified) => verified,
+            TokenReviewResult::Unanswered => self.record_unanswered(mark, last),
         }
     }
 
     /// Judges by signature, fetching keys where that may help; `None` where it takes a review.
-    async fn by_signature(self: &Arc<Self>, mark: Mark, token: &[u8]) -> Option<Verified> {
+    async fn verify_by_signature(
+        self: &Arc<Self>,
+        mark: TokenHash,
+        token: &[u8],
+    ) -> Option<TokenOutcome> {
         let jwt = Jwt::parse(token)?;
-        let mut judgement = self.judge(&jwt, Clock.wall());
-        if let Judgement::Fetch(source) = judgement {
+        let mut judgement = self.verify_signature(&jwt, Clock.wall());
+        if let SignatureOutcome::FetchKeys(source) = judgement {
             if !source.may_fetch(Clock.now()) {
                 return None;
             }
-            let fetching = self.fetch_behind(source);
-            let _ = tokio::time::timeout(PATIENCE, fetching).await;
-            judgement = self.judge(&jwt, Clock.wall());
+            let fetching = self.spawn_key_fetch(source);
+            let _ = tokio::time::timeout(REVIEW_TIMEOUT, fetching).await;
+            judgement = self.verify_signature(&jwt, Clock.wall());
         }
         match judgement {
-            Judgement::Valid(valid) => {
-                let good = Good {
+            SignatureOutcome::Valid(valid) => {
+                let good = VerifiedToken {
                     user: Arc::new(valid.user),
-                    since: Clock.now(),
-                    expires: Some(judge::end(valid.expires)),
-                    voucher: Voucher::Signature,
-                    doubted: false,
+                    verified_at: Clock.now(),
+                    expires_at: Some(judge::expiry_time(valid.expires_at)),
+                    verified_by: VerifiedBy::Signature,
+                    must_revalidate: false,
                 };
-                self.part(mark).good(mark, good.clone());
+                self.shard(mark).insert_verified(mark, good.clone());
                 Some(good.into())
             }
-            Judgement::Refused => Some(self.refuse(mark)),
-            Judgement::Fetch(_) | Judgement::Review => None,
+            SignatureOutcome::Rejected => Some(self.record_rejection(mark)),
+            SignatureOutcome::FetchKeys(_) | SignatureOutcome::NeedsReview => None,
         }
     }
 
-    fn refuse(&self, mark: Mark) -> Verified {
-        let stranger = Arc::new(mark.stranger());
-        self.part(mark)
-            .refused(mark, Arc::clone(&stranger), Clock.now());
-        Verified {
+    fn record_rejection(&self, mark: TokenHash) -> TokenOutcome {
+        let stranger = Arc::new(mark.unverified_user());
+        self.shard(mark)
+            .insert_rejected(mark, Arc::clone(&stranger), Clock.now());
+        TokenOutcome {
             user: stranger,
-            voucher: None,
+            verified_by: None,
         }
     }
 
-    fn without_answer(&self, mark: Mark, last: Option<Good>) -> Verified {
-        let stranger = Arc::new(mark.stranger());
-        self.part(mark)
-            .unanswered(mark, Arc::clone(&stranger), Clock.now());
+    fn record_unanswered(&self, mark: TokenHash, last: Option<VerifiedToken>) -> TokenOutcome {
+        let stranger = Arc::new(mark.unverified_user());
+        self.shard(mark)
+            .insert_unanswered(mark, Arc::clone(&stranger), Clock.now());
         match last {
             Some(good) => good.into(),
-            None => Verified {
+            None => TokenOutcome {
                 user: stranger,
-                voucher: None,
+                verified_by: None,
             },
         }
     }
 
     /// The API server has answered 401 to a request with the token of `mark`.
-    pub fn doubt(&self, mark: Mark, now: Instant) {
-        self.part(mark).doubt(mark, now);
+    pub fn record_unauthorized(&self, mark: TokenHash, now: Instant) {
+        self.shard(mark).record_unauthorized(mark, now);
     }
 
-    fn fetch_behind(self: &Arc<Self>, source: &Arc<KeySource>) -> tokio::task::JoinHandle<()> {
+    fn spawn_key_fetch(self: &Arc<Self>, source: &Arc<KeySource>) -> tokio::task::JoinHandle<()> {
         let (tokens, source) = (Arc::clone(self), Arc::clone(source));
         self.runtime.spawn(async move {
             match source.fetch().await {
                 None => {}
                 Some(Ok(())) => {
-                    tokens.metrics.fetches.with_label_values(&["fetched"]).inc();
+                    tokens.metrics.key_fetches.with_label_values(&["fetched"]).inc();
                     info!("keys that tokens are signed with are here");
                 }
                 Some(Err(why)) => {
-                    tokens.metrics.fetches.with_label_values(&["failed"]).inc();
+                    tokens.metrics.key_fetches.with_label_values(&["failed"]).inc();
                     warn!(%why, "no keys to verify tokens with; what was there serves, and reviews are asked for the rest. Where the API server's own \
                          keys are answered 403, weir's own credential needs the ClusterRole system:service-account-issuer-discovery");
                 }
@@ -389,11 +398,11 @@ impl Tokens {
     }
 }
 
-impl fmt::Debug for Tokens {
+impl fmt::Debug for TokenAuthenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tokens")
             .field("issuers", &self.config.issuers.len())
-            .field("reviews", &self.reviews.is_some())
+            .field("reviews", &self.reviewer.is_some())
             .finish_non_exhaustive()
     }
 }

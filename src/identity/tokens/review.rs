@@ -7,39 +7,39 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::api::UserInfo;
-use crate::identity::remote::Call;
-use crate::identity::remote::NoVerdict;
-use crate::identity::remote::Reply;
+use crate::identity::remote::RemoteRequest;
+use crate::identity::remote::RemoteResponse;
+use crate::identity::remote::ReviewError;
 
 /// Where reviews are created.
 pub const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 /// What the API server says about a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum TokenReviewOutcome {
     /// It is this user's.
     Authenticated(UserInfo),
     /// It is nobody's.
-    Refused,
+    Rejected,
 }
 
 #[derive(Deserialize)]
-struct Review {
-    status: Status,
+struct TokenReview {
+    status: TokenReviewStatus,
 }
 
 #[derive(Deserialize)]
-struct Status {
+struct TokenReviewStatus {
     #[serde(default)]
     authenticated: bool,
     #[serde(default)]
-    user: User,
+    user: TokenReviewUser,
     #[serde(default)]
     audiences: Vec<String>,
 }
 
 #[derive(Default, Deserialize)]
-struct User {
+struct TokenReviewUser {
     #[serde(default)]
     username: String,
     #[serde(default)]
@@ -52,7 +52,7 @@ struct User {
 
 /// The call that has `token` reviewed; for one of `audiences`, if there are any.
 #[must_use]
-pub fn call(token: &[u8], audiences: &[String]) -> Option<Call> {
+pub fn request(token: &[u8], audiences: &[String]) -> Option<RemoteRequest> {
     let token = str::from_utf8(token).ok()?;
     let mut spec = json!({ "token": token });
     if let (false, Some(spec)) = (audiences.is_empty(), spec.as_object_mut()) {
@@ -63,7 +63,7 @@ pub fn call(token: &[u8], audiences: &[String]) -> Option<Call> {
         "kind": "TokenReview",
         "spec": spec,
     });
-    Some(Call {
+    Some(RemoteRequest {
         path: PATH,
         body: Some(Bytes::from(review.to_string())),
     })
@@ -74,18 +74,21 @@ pub fn call(token: &[u8], audiences: &[String]) -> Option<Call> {
 ///
 /// # Errors
 /// It says nothing about the token.
-pub fn verdict(reply: &Reply, audiences: &[String]) -> Result<Verdict, NoVerdict> {
-    reply.reviewed()?;
-    let Review { status } = serde_json::from_slice(&reply.body)
-        .map_err(|why| NoVerdict::Failed(format!("its answer is no TokenReview: {why}")))?;
-    let Status {
+pub fn parse_response(
+    reply: &RemoteResponse,
+    audiences: &[String],
+) -> Result<TokenReviewOutcome, ReviewError> {
+    reply.check_review_status()?;
+    let TokenReview { status } = serde_json::from_slice(&reply.body)
+        .map_err(|why| ReviewError::Failed(format!("its answer is no TokenReview: {why}")))?;
+    let TokenReviewStatus {
         authenticated,
         user,
         audiences: told,
     } = status;
     let meant = audiences.is_empty() || told.iter().any(|told| audiences.iter().any(|a| a == told));
     if !authenticated || !meant || user.username.is_empty() {
-        return Ok(Verdict::Refused);
+        return Ok(TokenReviewOutcome::Rejected);
     }
     let user = UserInfo {
         name: user.username,
@@ -93,7 +96,9 @@ pub fn verdict(reply: &Reply, audiences: &[String]) -> Result<Verdict, NoVerdict
         groups: user.groups,
         extra: user.extra.into_iter().collect(),
     };
-    Ok(Verdict::Authenticated(user.authenticated()))
+    Ok(TokenReviewOutcome::Authenticated(
+        user.with_authenticated_group(),
+    ))
 }
 
 #[cfg(test)]
@@ -102,27 +107,27 @@ mod tests {
 
     use super::*;
 
-    fn reply(status: u16, body: &str) -> Reply {
-        Reply {
+    fn response(status: u16, body: &str) -> RemoteResponse {
+        RemoteResponse {
             status: StatusCode::from_u16(status).unwrap(),
             body: Bytes::copy_from_slice(body.as_bytes()),
         }
     }
 
     #[test]
-    fn what_is_asked_is_what_the_api_takes() {
-        let call = call(b"secret", &["api".to_owned()]).unwrap();
+    fn the_request_is_a_valid_token_review() {
+        let call = request(b"secret", &["api".to_owned()]).unwrap();
         let body: serde_json::Value = serde_json::from_slice(&call.body.unwrap()).unwrap();
         assert_eq!(
             body,
             json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
                    "spec": {"token": "secret", "audiences": ["api"]}})
         );
-        assert!(super::call(b"\xff", &[]).is_none());
+        assert!(request(b"\xff", &[]).is_none());
     }
 
     #[test]
-    fn a_user_is_taken_as_it_is_told() {
+    fn the_user_is_taken_from_the_response() {
         let body = r#"{"status":{"authenticated":true,"audiences":["api"],"user":{"username":"alice","uid":"u",
             "groups":["dev","system:authenticated"],"extra":{"k":["v"]}}}}"#;
         let user = UserInfo {
@@ -131,39 +136,42 @@ mod tests {
             groups: vec!["dev".to_owned(), "system:authenticated".to_owned()],
             extra: vec![("k".to_owned(), vec!["v".to_owned()])],
         };
-        let good = Ok(Verdict::Authenticated(user));
-        assert_eq!(verdict(&reply(201, body), &[]), good);
-        assert_eq!(verdict(&reply(201, body), &["api".to_owned()]), good);
-        let other = verdict(&reply(201, body), &["other".to_owned()]);
-        assert_eq!(other, Ok(Verdict::Refused));
+        let good = Ok(TokenReviewOutcome::Authenticated(user));
+        assert_eq!(parse_response(&response(201, body), &[]), good);
+        assert_eq!(
+            parse_response(&response(201, body), &["api".to_owned()]),
+            good
+        );
+        let other = parse_response(&response(201, body), &["other".to_owned()]);
+        assert_eq!(other, Ok(TokenReviewOutcome::Rejected));
     }
 
     #[test]
-    fn whatever_is_not_a_clear_yes_is_no() {
+    fn anything_but_authenticated_with_a_name_is_rejected() {
         for body in [
             r#"{"status":{"user":{"username":"alice"}}}"#,
             r#"{"status":{"authenticated":false,"user":{"username":"alice"}}}"#,
             r#"{"status":{"authenticated":true,"user":{}}}"#,
             r#"{"status":{"error":"invalid bearer token"}}"#,
         ] {
-            let told = verdict(&reply(201, body), &[]);
-            assert_eq!(told, Ok(Verdict::Refused), "{body}");
+            let told = parse_response(&response(201, body), &[]);
+            assert_eq!(told, Ok(TokenReviewOutcome::Rejected), "{body}");
         }
     }
 
     #[test]
-    fn an_answer_that_is_none_says_nothing_about_the_token() {
+    fn an_invalid_response_is_no_outcome() {
         for code in [429, 500, 503] {
-            let told = verdict(&reply(code, "{}"), &[]);
-            assert!(matches!(told, Err(NoVerdict::Failed(_))), "{code}");
+            let told = parse_response(&response(code, "{}"), &[]);
+            assert!(matches!(told, Err(ReviewError::Failed(_))), "{code}");
         }
         for code in [401, 403, 404] {
-            let told = verdict(&reply(code, "{}"), &[]);
-            assert!(matches!(told, Err(NoVerdict::MayNotAsk(_))), "{code}");
+            let told = parse_response(&response(code, "{}"), &[]);
+            assert!(matches!(told, Err(ReviewError::NotPermitted(_))), "{code}");
         }
         for body in ["", "{}", r#"{"status":{"authenticated":"yes"}}"#] {
-            let told = verdict(&reply(200, body), &[]);
-            assert!(matches!(told, Err(NoVerdict::Failed(_))), "{body}");
+            let told = parse_response(&response(200, body), &[]);
+            assert!(matches!(told, Err(ReviewError::Failed(_))), "{body}");
         }
     }
 }

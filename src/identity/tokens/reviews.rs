@@ -9,72 +9,72 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::identity::jwt::Jwt;
-use crate::identity::line::Asked;
-use crate::identity::line::Begun;
-use crate::identity::line::Line;
-use crate::identity::proven::Mark;
-use crate::identity::remote::ApiServer;
-use crate::identity::remote::NoVerdict;
-use crate::identity::tokens::Tokens;
-use crate::identity::tokens::Verified;
-use crate::identity::tokens::cache::Good;
-use crate::identity::tokens::cache::Voucher;
+use crate::identity::line::PendingReview;
+use crate::identity::line::QueuedReview;
+use crate::identity::line::ReviewQueue;
+use crate::identity::proven::TokenHash;
+use crate::identity::remote::ApiTransport;
+use crate::identity::remote::ReviewError;
+use crate::identity::tokens::TokenAuthenticator;
+use crate::identity::tokens::TokenOutcome;
+use crate::identity::tokens::cache::VerifiedBy;
+use crate::identity::tokens::cache::VerifiedToken;
 use crate::identity::tokens::judge;
 use crate::identity::tokens::review;
-use crate::identity::tokens::review::Verdict;
-use crate::identity::tokens::turns::Asker;
+use crate::identity::tokens::review::TokenReviewOutcome;
+use crate::identity::tokens::turns::ClientSource;
 
 /// The longest token that is reviewed. What waits in line is kept until its turn: at most 128 MiB with this.
-const LONGEST: usize = 128 << 10;
+const MAX_TOKEN_BYTES: usize = 128 << 10;
 
 /// What a review has come to.
 #[derive(Clone, Debug)]
-pub(super) enum Settled {
-    Verified(Verified),
+pub(super) enum TokenReviewResult {
+    Completed(TokenOutcome),
     Unanswered,
 }
 
-pub(super) struct Reviews {
-    server: Arc<dyn ApiServer>,
+pub(super) struct TokenReviewer {
+    api_server: Arc<dyn ApiTransport>,
     audiences: Vec<String>,
     /// Tokens are kept in it until their reviews are over.
-    line: Line<Box<[u8]>, Settled>,
+    queue: ReviewQueue<Box<[u8]>, TokenReviewResult>,
 }
 
-impl Reviews {
+impl TokenReviewer {
     pub(super) fn new(
-        server: Arc<dyn ApiServer>,
+        server: Arc<dyn ApiTransport>,
         per_second: u32,
         audiences: Vec<String>,
         now: Instant,
         waiting: IntGauge,
     ) -> Arc<Self> {
         Arc::new(Self {
-            server,
+            api_server: server,
             audiences,
-            line: Line::new(per_second, now, waiting),
+            queue: ReviewQueue::new(per_second, now, waiting),
         })
     }
 
     /// Gets in line for a review of the token, or joins who did; `None` where the line is too long or weir may not ask.
-    pub(super) fn begin(
+    pub(super) fn submit(
         &self,
-        mark: Mark,
+        mark: TokenHash,
         token: &[u8],
-        asker: Asker,
+        asker: ClientSource,
         good_before: bool,
         now: Instant,
-    ) -> Option<Begun<Settled>> {
-        if token.len() > LONGEST {
+    ) -> Option<PendingReview<TokenReviewResult>> {
+        if token.len() > MAX_TOKEN_BYTES {
             return None;
         }
-        self.line
-            .begin(mark, (asker, good_before), now, || token.into())
+        self.queue
+            .submit(mark, (asker, good_before), now, || token.into())
     }
 
     /// Has tokens reviewed, each in its turn.
-    pub(super) async fn run(self: Arc<Self>, tokens: &Arc<Tokens>) {
-        while let Some((asked, place)) = self.line.next().await {
+    pub(super) async fn run(self: Arc<Self>, tokens: &Arc<TokenAuthenticator>) {
+        while let Some((asked, place)) = self.queue.next_review().await {
             let (reviews, tokens) = (Arc::clone(&self), Arc::clone(tokens));
             tokio::spawn(async move {
                 reviews.review(&tokens, asked).await;
@@ -83,60 +83,64 @@ impl Reviews {
         }
     }
 
-    async fn review(&self, tokens: &Tokens, asked: Asked<Box<[u8]>, Settled>) {
-        let (mark, token) = (asked.mark, &asked.question);
+    async fn review(
+        &self,
+        tokens: &TokenAuthenticator,
+        asked: QueuedReview<Box<[u8]>, TokenReviewResult>,
+    ) {
+        let (mark, token) = (asked.key, &asked.request);
         let count = |result| tokens.metrics.reviews.with_label_values(&[result]).inc();
         let expiry = Jwt::parse(token)
             .and_then(|jwt| jwt.expiry())
-            .map(judge::end);
-        let settled = match self.ask(token).await {
+            .map(judge::expiry_time);
+        let settled = match self.send_review(token).await {
             // It says itself that it is over: within the leeway that the API server gives, and no longer worth remembering.
-            Some(Ok(Verdict::Authenticated(_)))
+            Some(Ok(TokenReviewOutcome::Authenticated(_)))
                 if expiry.is_some_and(|end| end <= Clock.wall()) =>
             {
                 count("refused");
-                Settled::Verified(tokens.refuse(mark))
+                TokenReviewResult::Completed(tokens.record_rejection(mark))
             }
-            Some(Ok(Verdict::Authenticated(user))) => {
+            Some(Ok(TokenReviewOutcome::Authenticated(user))) => {
                 count("authenticated");
-                let good = Good {
+                let good = VerifiedToken {
                     user: Arc::new(user),
-                    since: Clock.now(),
-                    expires: expiry,
-                    voucher: Voucher::ApiServer,
-                    doubted: false,
+                    verified_at: Clock.now(),
+                    expires_at: expiry,
+                    verified_by: VerifiedBy::ApiServer,
+                    must_revalidate: false,
                 };
-                tokens.part(mark).good(mark, good.clone());
-                tokens.proven.note(mark, true);
-                Settled::Verified(good.into())
+                tokens.shard(mark).insert_verified(mark, good.clone());
+                tokens.accepted.record(mark, true);
+                TokenReviewResult::Completed(good.into())
             }
             // What is no text is no token.
-            None | Some(Ok(Verdict::Refused)) => {
+            None | Some(Ok(TokenReviewOutcome::Rejected)) => {
                 count("refused");
-                Settled::Verified(tokens.refuse(mark))
+                TokenReviewResult::Completed(tokens.record_rejection(mark))
             }
             Some(Err(why)) => {
                 count("unanswered");
-                self.unanswered(&why);
-                Settled::Unanswered
+                self.handle_failure(&why);
+                TokenReviewResult::Unanswered
             }
         };
-        self.line.settle(asked, settled);
+        self.queue.complete(asked, settled);
     }
 
-    async fn ask(&self, token: &[u8]) -> Option<Result<Verdict, NoVerdict>> {
-        let call = review::call(token, &self.audiences)?;
-        Some(match self.server.ask(call).await {
-            Ok(reply) => review::verdict(&reply, &self.audiences),
-            Err(why) => Err(NoVerdict::Failed(why.to_string())),
+    async fn send_review(&self, token: &[u8]) -> Option<Result<TokenReviewOutcome, ReviewError>> {
+        let call = review::request(token, &self.audiences)?;
+        Some(match self.api_server.send(call).await {
+            Ok(reply) => review::parse_response(&reply, &self.audiences),
+            Err(why) => Err(ReviewError::Failed(why.to_string())),
         })
     }
 
-    fn unanswered(&self, why: &NoVerdict) {
-        let NoVerdict::MayNotAsk(code) = why else {
+    fn handle_failure(&self, why: &ReviewError) {
+        let ReviewError::NotPermitted(code) = why else {
             return; // the API server is away: its clients' requests say so
         };
-        self.line.rest(*code, Clock.now());
+        self.queue.back_off(*code, Clock.now());
         if *code == StatusCode::UNAUTHORIZED {
             return; // no right is missing: weir's own credential is not accepted, which is logged as such
         }

@@ -1,7 +1,7 @@
 //! Where an issuer's keys come from, and when they are fetched again.
 //!
 //! Promises: however many requests name a key that is not known, keys are fetched once at a time and at most every
-//! [`FETCH_EVERY`]; keys that are there serve while fetching fails; what is published is believed only from whom it was asked.
+//! [`MIN_FETCH_INTERVAL`]; keys that are there serve while fetching fails; what is published is believed only from whom it was asked.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,65 +13,65 @@ use tokio::sync::Mutex;
 
 use crate::clock::Clock;
 use crate::identity::jwt::KeySet;
-use crate::identity::remote::ApiServer;
-use crate::identity::remote::Call;
-use crate::identity::remote::Reply;
-use crate::identity::remote::Replying;
-use crate::identity::remote::Unanswered;
-use crate::identity::remote::Web;
+use crate::identity::remote::ApiTransport;
+use crate::identity::remote::RemoteError;
+use crate::identity::remote::RemoteFuture;
+use crate::identity::remote::RemoteRequest;
+use crate::identity::remote::RemoteResponse;
+use crate::identity::remote::UrlFetcher;
 
 /// At most one fetch in this time, whatever tokens name: a new key is seen after one fetch, a made-up one costs no more.
-pub const FETCH_EVERY: Duration = Duration::from_secs(10);
+pub const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// After this long they are fetched again while they serve, so that a key that was withdrawn does not stay.
 pub const REFRESH_AFTER: Duration = Duration::from_secs(300);
 
 /// What the API server publishes (`serviceaccount.JWKSPath` and OIDC discovery).
-const API_JWKS: &str = "/openid/v1/jwks";
-const DISCOVERY: &str = "/.well-known/openid-configuration";
+const JWKS_PATH: &str = "/openid/v1/jwks";
+const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 
 /// Whose keys.
 #[derive(Clone, Debug)]
-pub enum Publisher {
+pub enum KeyProvider {
     /// They were given, and stay.
-    Given(KeySet),
+    Static(KeySet),
     /// The API server publishes those of its service accounts.
-    ApiServer(Arc<dyn ApiServer>),
+    ApiServer(Arc<dyn ApiTransport>),
     /// They stand at this URL.
-    Url(String, Arc<dyn Web>),
+    Url(String, Arc<dyn UrlFetcher>),
     /// They stand where an issuer says.
-    Issuer {
+    Discovery {
         /// The issuer.
         issuer: String,
         /// Where it says so.
         discovery: String,
         /// How to get there.
-        web: Arc<dyn Web>,
+        web: Arc<dyn UrlFetcher>,
     },
 }
 
 /// Keys as they were published.
 #[derive(Clone, Debug)]
-pub struct Published {
+pub struct PublishedKeys {
     /// The keys.
     pub keys: KeySet,
     /// The issuer that the API server says it is.
     pub issuer: Option<String>,
     /// When they came; none for those that were given.
-    at: Option<Instant>,
+    fetched_at: Option<Instant>,
 }
 
 /// The keys of one issuer, as far as they are there.
 #[derive(Debug)]
 pub struct KeySource {
-    publisher: Publisher,
-    published: ArcSwapOption<Published>,
+    provider: KeyProvider,
+    published: ArcSwapOption<PublishedKeys>,
     /// The last attempt. Held while fetching, so that many askers cause one fetch.
-    last: Mutex<Option<Instant>>,
+    last_attempt: Mutex<Option<Instant>>,
 }
 
 #[derive(Deserialize)]
-struct Discovery {
+struct DiscoveryDocument {
     issuer: String,
     #[serde(default)]
     jwks_uri: String,
@@ -80,133 +80,145 @@ struct Discovery {
 impl KeySource {
     /// Keys that are there already or still to be fetched.
     #[must_use]
-    pub fn new(publisher: Publisher) -> Arc<Self> {
+    pub fn new(publisher: KeyProvider) -> Arc<Self> {
         let given = match &publisher {
-            Publisher::Given(keys) => Some(Arc::new(Published {
+            KeyProvider::Static(keys) => Some(Arc::new(PublishedKeys {
                 keys: keys.clone(),
                 issuer: None,
-                at: None,
+                fetched_at: None,
             })),
-            Publisher::ApiServer(_) | Publisher::Url(..) | Publisher::Issuer { .. } => None,
+            KeyProvider::ApiServer(_) | KeyProvider::Url(..) | KeyProvider::Discovery { .. } => {
+                None
+            }
         };
         Arc::new(Self {
-            publisher,
+            provider: publisher,
             published: ArcSwapOption::new(given),
-            last: Mutex::default(),
+            last_attempt: Mutex::default(),
         })
     }
 
     /// Whether the keys were given, and need not be asked for.
     #[must_use]
-    pub const fn is_given(&self) -> bool {
-        matches!(self.publisher, Publisher::Given(_))
+    pub const fn is_static(&self) -> bool {
+        matches!(self.provider, KeyProvider::Static(_))
     }
 
     /// The keys, if there are any yet.
     #[must_use]
-    pub fn published(&self) -> Option<Arc<Published>> {
+    pub fn published_keys(&self) -> Option<Arc<PublishedKeys>> {
         self.published.load_full()
     }
 
     /// Whether they serve and are to be fetched again nevertheless.
     #[must_use]
-    pub fn is_old(&self, now: Instant) -> bool {
+    pub fn needs_refresh(&self, now: Instant) -> bool {
         self.published
             .load()
             .as_ref()
-            .and_then(|published| published.at)
+            .and_then(|published| published.fetched_at)
             .is_some_and(|at| now.saturating_duration_since(at) >= REFRESH_AFTER)
     }
 
     /// Whether a fetch now would be one.
     #[must_use]
     pub fn may_fetch(&self, now: Instant) -> bool {
-        if matches!(self.publisher, Publisher::Given(_)) {
+        if matches!(self.provider, KeyProvider::Static(_)) {
             return false;
         }
         // One that is under way is waited for.
-        self.last.try_lock().map_or(true, |last| due(*last, now))
+        self.last_attempt
+            .try_lock()
+            .map_or(true, |last| is_due(*last, now))
     }
 
     /// Fetches them, unless somebody did a moment ago. Whether there was an attempt, and what came of it.
     ///
     /// # Cancel safety
     /// The attempt counts, its result is lost.
-    pub async fn fetch(&self) -> Option<Result<(), Unanswered>> {
-        if matches!(self.publisher, Publisher::Given(_)) {
+    pub async fn fetch(&self) -> Option<Result<(), RemoteError>> {
+        if matches!(self.provider, KeyProvider::Static(_)) {
             return None;
         }
-        let mut last = self.last.lock().await;
-        if !due(*last, Clock.now()) {
+        let mut last = self.last_attempt.lock().await;
+        if !is_due(*last, Clock.now()) {
             return None;
         }
         *last = Some(Clock.now());
-        let fetched = self.publisher.fetch().await;
+        let fetched = self.provider.fetch().await;
         Some(fetched.map(|(keys, issuer)| {
-            self.published.store(Some(Arc::new(Published {
+            self.published.store(Some(Arc::new(PublishedKeys {
                 keys,
                 issuer,
-                at: Some(Clock.now()),
+                fetched_at: Some(Clock.now()),
             })));
         }))
     }
 }
 
-fn due(last: Option<Instant>, now: Instant) -> bool {
-    last.is_none_or(|last| now.saturating_duration_since(last) >= FETCH_EVERY)
+fn is_due(last: Option<Instant>, now: Instant) -> bool {
+    last.is_none_or(|last| now.saturating_duration_since(last) >= MIN_FETCH_INTERVAL)
 }
 
-impl Publisher {
-    async fn fetch(&self) -> Result<(KeySet, Option<String>), Unanswered> {
+impl KeyProvider {
+    async fn fetch(&self) -> Result<(KeySet, Option<String>), RemoteError> {
         match self {
-            Self::Given(keys) => Ok((keys.clone(), None)),
+            Self::Static(keys) => Ok((keys.clone(), None)),
             Self::ApiServer(server) => {
-                let get = |path| server.ask(Call { path, body: None });
-                let discovery: Discovery = json(DISCOVERY, get(DISCOVERY)).await?;
-                let jwks = whole(API_JWKS, get(API_JWKS)).await?;
-                Ok((keys(API_JWKS, &jwks)?, Some(discovery.issuer)))
+                let get = |path| server.send(RemoteRequest { path, body: None });
+                let discovery: DiscoveryDocument =
+                    fetch_discovery(DISCOVERY_PATH, get(DISCOVERY_PATH)).await?;
+                let jwks = successful_response(JWKS_PATH, get(JWKS_PATH)).await?;
+                Ok((parse_keys(JWKS_PATH, &jwks)?, Some(discovery.issuer)))
             }
             Self::Url(url, web) => {
-                let jwks = whole(url, web.get(url)).await?;
-                Ok((keys(url, &jwks)?, None))
+                let jwks = successful_response(url, web.get(url)).await?;
+                Ok((parse_keys(url, &jwks)?, None))
             }
-            Self::Issuer {
+            Self::Discovery {
                 issuer,
                 discovery,
                 web,
             } => {
-                let told: Discovery = json(discovery, web.get(discovery)).await?;
+                let told: DiscoveryDocument =
+                    fetch_discovery(discovery, web.get(discovery)).await?;
                 if told.issuer != *issuer {
-                    return Err(Unanswered(format!(
+                    return Err(RemoteError(format!(
                         "{discovery}: it is about the issuer {:?}, not {issuer:?}",
                         told.issuer
                     )));
                 }
                 let url = told.jwks_uri;
-                let jwks = whole(&url, web.get(&url)).await?;
-                Ok((keys(&url, &jwks)?, None))
+                let jwks = successful_response(&url, web.get(&url)).await?;
+                Ok((parse_keys(&url, &jwks)?, None))
             }
         }
     }
 }
 
-async fn whole(what: &str, reply: Replying) -> Result<Reply, Unanswered> {
+async fn successful_response(
+    what: &str,
+    reply: RemoteFuture,
+) -> Result<RemoteResponse, RemoteError> {
     let reply = reply
         .await
-        .map_err(|why| Unanswered(format!("{what}: {why}")))?;
+        .map_err(|why| RemoteError(format!("{what}: {why}")))?;
     if reply.status.is_success() {
         Ok(reply)
     } else {
-        Err(Unanswered(format!("{what}: answered {}", reply.status)))
+        Err(RemoteError(format!("{what}: answered {}", reply.status)))
     }
 }
 
-async fn json(what: &str, reply: Replying) -> Result<Discovery, Unanswered> {
-    let reply = whole(what, reply).await?;
+async fn fetch_discovery(
+    what: &str,
+    reply: RemoteFuture,
+) -> Result<DiscoveryDocument, RemoteError> {
+    let reply = successful_response(what, reply).await?;
     serde_json::from_slice(&reply.body)
-        .map_err(|why| Unanswered(format!("{what}: no OIDC discovery document: {why}")))
+        .map_err(|why| RemoteError(format!("{what}: no OIDC discovery document: {why}")))
 }
 
-fn keys(what: &str, reply: &Reply) -> Result<KeySet, Unanswered> {
-    KeySet::from_jwks(&reply.body).map_err(|why| Unanswered(format!("{what}: {why}")))
+fn parse_keys(what: &str, reply: &RemoteResponse) -> Result<KeySet, RemoteError> {
+    KeySet::from_jwks(&reply.body).map_err(|why| RemoteError(format!("{what}: {why}")))
 }

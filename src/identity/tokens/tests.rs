@@ -20,60 +20,60 @@ use tokio::sync::Semaphore;
 
 use super::*;
 use crate::identity::jwt::ClaimMapping;
-use crate::identity::proven::Marks;
-use crate::identity::remote::Call;
-use crate::identity::remote::Reply;
-use crate::identity::remote::Replying;
-use crate::identity::remote::Unanswered;
-use crate::identity::remote::Web;
-use crate::identity::tokens::cache::LAST_GOOD;
-use crate::identity::tokens::source::Publisher;
+use crate::identity::proven::TokenHasher;
+use crate::identity::remote::RemoteError;
+use crate::identity::remote::RemoteFuture;
+use crate::identity::remote::RemoteRequest;
+use crate::identity::remote::RemoteResponse;
+use crate::identity::remote::UrlFetcher;
+use crate::identity::tokens::cache::STALE_IF_ERROR;
+use crate::identity::tokens::source::KeyProvider;
 
 const ISSUER: &str = "https://kubernetes.default.svc";
 
 /// An API server of a few lines.
 #[derive(Debug)]
-struct Server {
+struct FakeTokenReviewServer {
     /// Whose tokens are whose.
     users: Mutex<HashMap<String, String>>,
     keys: Mutex<Vec<Value>>,
     reviews: AtomicUsize,
     fetches: AtomicUsize,
     /// What it answers with, 0 for an answer.
-    failing: AtomicU64,
+    failure_status: AtomicU64,
     /// A review is answered when there is a permit.
-    gate: Semaphore,
+    review_permits: Semaphore,
 }
 
-impl Server {
+impl FakeTokenReviewServer {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             users: Mutex::new(HashMap::from([("opaque".to_owned(), "alice".to_owned())])),
             keys: Mutex::default(),
             reviews: AtomicUsize::new(0),
             fetches: AtomicUsize::new(0),
-            failing: AtomicU64::new(0),
-            gate: Semaphore::new(1_000_000),
+            failure_status: AtomicU64::new(0),
+            review_permits: Semaphore::new(1_000_000),
         })
     }
 
-    fn reviews(&self) -> usize {
+    fn review_count(&self) -> usize {
         self.reviews.load(Ordering::SeqCst)
     }
 
-    fn fetches(&self) -> usize {
+    fn fetch_count(&self) -> usize {
         self.fetches.load(Ordering::SeqCst)
     }
 
-    fn fail(&self, code: u64) {
-        self.failing.store(code, Ordering::SeqCst);
+    fn fail_with(&self, code: u64) {
+        self.failure_status.store(code, Ordering::SeqCst);
     }
 
-    fn publish(&self, keys: &[&Signer]) {
+    fn publish(&self, keys: &[&Es256Signer]) {
         *self.keys.lock().unwrap() = keys.iter().map(|key| key.jwk()).collect();
     }
 
-    fn answer(&self, path: &str, body: Option<&Bytes>) -> Value {
+    fn respond(&self, path: &str, body: Option<&Bytes>) -> Value {
         match path {
             "/.well-known/openid-configuration" => json!({"issuer": ISSUER}),
             "/openid/v1/jwks" | "https://login.example/keys" => {
@@ -95,21 +95,21 @@ impl Server {
     }
 }
 
-impl ApiServer for Arc<Server> {
-    fn ask(&self, call: Call) -> Replying {
+impl ApiTransport for Arc<FakeTokenReviewServer> {
+    fn send(&self, call: RemoteRequest) -> RemoteFuture {
         let server = Self::clone(self);
         Box::pin(async move {
             if call.path == review::PATH {
                 server.reviews.fetch_add(1, Ordering::SeqCst);
-                server.gate.acquire().await.unwrap().forget();
+                server.review_permits.acquire().await.unwrap().forget();
             }
-            let status = match server.failing.load(Ordering::SeqCst) {
+            let status = match server.failure_status.load(Ordering::SeqCst) {
                 0 => StatusCode::CREATED,
-                1 => return Err(Unanswered("away".to_owned())),
+                1 => return Err(RemoteError("away".to_owned())),
                 code => StatusCode::from_u16(code.try_into().unwrap()).unwrap(),
             };
-            let body = server.answer(call.path, call.body.as_ref()).to_string();
-            Ok(Reply {
+            let body = server.respond(call.path, call.body.as_ref()).to_string();
+            Ok(RemoteResponse {
                 status,
                 body: body.into(),
             })
@@ -117,19 +117,19 @@ impl ApiServer for Arc<Server> {
     }
 }
 
-impl Web for Arc<Server> {
-    fn get(&self, url: &str) -> Replying {
-        let body = self.answer(url, None).to_string();
-        Box::pin(std::future::ready(Ok(Reply {
+impl UrlFetcher for Arc<FakeTokenReviewServer> {
+    fn get(&self, url: &str) -> RemoteFuture {
+        let body = self.respond(url, None).to_string();
+        Box::pin(std::future::ready(Ok(RemoteResponse {
             status: StatusCode::OK,
             body: body.into(),
         })))
     }
 }
 
-struct Signer(EcdsaKeyPair, &'static str);
+struct Es256Signer(EcdsaKeyPair, &'static str);
 
-impl Signer {
+impl Es256Signer {
     fn new(kid: &'static str) -> Self {
         let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
         Self(key, kid)
@@ -154,209 +154,214 @@ impl Signer {
         format!("{message}.{}", base64(signed.unwrap().as_ref()))
     }
 
-    fn account(&self, name: &str) -> String {
-        self.token(&account(name))
+    fn service_account_token(&self, name: &str) -> String {
+        self.token(&service_account_claims(name))
     }
 }
 
-fn account(name: &str) -> Value {
-    let exp = judge_now() + 3600.0;
+fn service_account_claims(name: &str) -> Value {
+    let exp = unix_now() + 3600.0;
     json!({"iss": ISSUER, "aud": [ISSUER], "exp": exp,
            "sub": format!("system:serviceaccount:team:{name}"),
            "kubernetes.io": {"namespace": "team", "serviceaccount": {"name": name, "uid": "u"}}})
 }
 
-fn judge_now() -> f64 {
+fn unix_now() -> f64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap().as_secs_f64()
 }
 
-struct Setup {
-    server: Arc<Server>,
-    tokens: Arc<Tokens>,
-    marks: Marks,
+struct TokenFixture {
+    server: Arc<FakeTokenReviewServer>,
+    authenticator: Arc<TokenAuthenticator>,
+    hasher: TokenHasher,
 }
 
-impl Setup {
-    fn new(change: impl FnOnce(&mut Config, &Arc<Server>)) -> Self {
-        let server = Server::new();
-        let reviewer: Arc<dyn ApiServer> = Arc::new(Arc::clone(&server));
-        let mut config = Config {
+impl TokenFixture {
+    fn new(change: impl FnOnce(&mut TokenConfig, &Arc<FakeTokenReviewServer>)) -> Self {
+        let server = FakeTokenReviewServer::new();
+        let reviewer: Arc<dyn ApiTransport> = Arc::new(Arc::clone(&server));
+        let mut config = TokenConfig {
             issuers: Vec::new(),
-            accounts: Some(Accounts {
-                keys: KeySource::new(Publisher::ApiServer(Arc::clone(&reviewer))),
+            service_accounts: Some(ServiceAccountKeys {
+                keys: KeySource::new(KeyProvider::ApiServer(Arc::clone(&reviewer))),
                 issuers: Vec::new(),
             }),
-            reviewer: Some(reviewer),
+            api_server: Some(reviewer),
             reviews_per_second: 50,
             audiences: Vec::new(),
-            ttl: Duration::from_secs(120),
+            cache_ttl: Duration::from_secs(120),
         };
         change(&mut config, &server);
-        let tokens = Tokens::new(config, &Registry::new());
+        let tokens = TokenAuthenticator::new(config, &Registry::new());
         tokio::spawn(Arc::clone(&tokens).run());
         Self {
             server,
-            tokens,
-            marks: Marks::new().unwrap(),
+            authenticator: tokens,
+            hasher: TokenHasher::new().unwrap(),
         }
     }
 
-    fn usual() -> Self {
+    fn with_defaults() -> Self {
         Self::new(|_, _| {})
     }
 
-    async fn of(&self, token: &str) -> Verified {
-        self.from(token, 1).await
+    async fn verify(&self, token: &str) -> TokenOutcome {
+        self.verify_from(token, 1).await
     }
 
-    async fn from(&self, token: &str, connection: u64) -> Verified {
-        let mark = self.marks.of(token.as_bytes());
-        let asker = Asker {
+    async fn verify_from(&self, token: &str, connection: u64) -> TokenOutcome {
+        let mark = self.hasher.hash(token.as_bytes());
+        let asker = ClientSource {
             address: Ipv4Addr::LOCALHOST.into(),
-            connection,
+            connection_id: connection,
         };
         let (now, wall) = (Clock.now(), Clock.wall());
         match self
-            .tokens
+            .authenticator
             .look_up(mark, token.as_bytes(), asker, now, wall)
         {
-            LookUp::Known(verified) => verified,
-            LookUp::Verify(last) => {
-                let verified = self.tokens.verify(mark, token.as_bytes(), asker, last);
+            TokenLookup::Cached(verified) => verified,
+            TokenLookup::Verify(last) => {
+                let verified = self
+                    .authenticator
+                    .verify(mark, token.as_bytes(), asker, last);
                 verified.await
             }
         }
     }
 
-    async fn name(&self, token: &str) -> String {
-        self.of(token).await.user.name.clone()
+    async fn user_name(&self, token: &str) -> String {
+        self.verify(token).await.user.name.clone()
     }
 }
 
-async fn pass(seconds: u64) {
+async fn sleep_seconds(seconds: u64) {
     tokio::time::sleep(Duration::from_secs(seconds)).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_opaque_token_is_reviewed_once_in_two_minutes() {
-    let setup = Setup::usual();
+    let setup = TokenFixture::with_defaults();
     for _ in 0..10 {
-        let verified = setup.of("opaque").await;
+        let verified = setup.verify("opaque").await;
         assert_eq!(verified.user.name, "alice");
-        assert_eq!(verified.voucher, Some(Voucher::ApiServer));
-        pass(8).await;
+        assert_eq!(verified.verified_by, Some(VerifiedBy::ApiServer));
+        sleep_seconds(8).await;
     }
-    assert_eq!(setup.server.reviews(), 1);
+    assert_eq!(setup.server.review_count(), 1);
     // It is renewed before its time is over, and nobody waits for that.
-    pass(20).await;
-    setup.server.fail(0);
-    assert_eq!(setup.name("opaque").await, "alice");
-    pass(1).await;
-    assert_eq!(setup.server.reviews(), 2);
-    pass(130).await;
-    assert_eq!(setup.name("opaque").await, "alice");
-    assert_eq!(setup.server.reviews(), 3);
+    sleep_seconds(20).await;
+    setup.server.fail_with(0);
+    assert_eq!(setup.user_name("opaque").await, "alice");
+    sleep_seconds(1).await;
+    assert_eq!(setup.server.review_count(), 2);
+    sleep_seconds(130).await;
+    assert_eq!(setup.user_name("opaque").await, "alice");
+    assert_eq!(setup.server.review_count(), 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bad_token_is_reviewed_once_in_ten_seconds_and_nobody_s() {
-    let setup = Setup::usual();
+async fn a_rejected_token_is_anonymous_and_reviewed_once_in_ten_seconds() {
+    let setup = TokenFixture::with_defaults();
     for _ in 0..9 {
-        let verified = setup.of("bad").await;
+        let verified = setup.verify("bad").await;
         assert_eq!(verified.user.name, "system:anonymous");
         assert_eq!(verified.user.groups, ["system:unauthenticated"]);
-        assert_eq!(verified.voucher, None);
-        pass(1).await;
+        assert_eq!(verified.verified_by, None);
+        sleep_seconds(1).await;
     }
-    assert_eq!(setup.server.reviews(), 1);
-    pass(1).await;
+    assert_eq!(setup.server.review_count(), 1);
+    sleep_seconds(1).await;
     setup
         .server
         .users
         .lock()
         .unwrap()
         .insert("bad".into(), "bob".into());
-    assert_eq!(setup.name("bad").await, "bob");
-    assert_eq!(setup.server.reviews(), 2);
+    assert_eq!(setup.user_name("bad").await, "bob");
+    assert_eq!(setup.server.review_count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_is_proven_by_each_review_that_says_yes() {
-    let setup = Setup::usual();
-    let (good, bad) = (setup.marks.of(b"opaque"), setup.marks.of(b"bad"));
-    assert_eq!(setup.name("opaque").await, "alice");
-    assert_eq!(setup.name("bad").await, "system:anonymous");
-    let proven = setup.tokens.proven();
-    assert!(proven.knows(good) && !proven.knows(bad));
-    pass(10).await;
-    proven.note(good, false); // a 401
-    setup.tokens.doubt(good, Clock.now());
-    setup.server.fail(1);
-    assert_eq!(setup.name("opaque").await, "alice", "her last good answer");
-    assert!(!proven.knows(good), "nobody has said so anew");
-    setup.server.fail(0);
-    pass(3).await;
-    assert_eq!(setup.name("opaque").await, "alice");
-    assert!(proven.knows(good));
+async fn an_authenticated_review_records_the_token_as_accepted() {
+    let setup = TokenFixture::with_defaults();
+    let (good, bad) = (setup.hasher.hash(b"opaque"), setup.hasher.hash(b"bad"));
+    assert_eq!(setup.user_name("opaque").await, "alice");
+    assert_eq!(setup.user_name("bad").await, "system:anonymous");
+    let proven = setup.authenticator.accepted_tokens();
+    assert!(proven.contains(good) && !proven.contains(bad));
+    sleep_seconds(10).await;
+    proven.record(good, false); // a 401
+    setup.authenticator.record_unauthorized(good, Clock.now());
+    setup.server.fail_with(1);
+    assert_eq!(
+        setup.user_name("opaque").await,
+        "alice",
+        "her last good answer"
+    );
+    assert!(!proven.contains(good), "nobody has said so anew");
+    setup.server.fail_with(0);
+    sleep_seconds(3).await;
+    assert_eq!(setup.user_name("opaque").await, "alice");
+    assert!(proven.contains(good));
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_who_come_with_one_new_token_cause_one_review() {
-    let setup = Setup::usual();
-    let all = (0..1000).map(|n| setup.from("opaque", n));
+async fn concurrent_requests_with_one_new_token_cause_one_review() {
+    let setup = TokenFixture::with_defaults();
+    let all = (0..1000).map(|n| setup.verify_from("opaque", n));
     for verified in futures_util::future::join_all(all).await {
         assert_eq!(verified.user.name, "alice");
     }
-    assert_eq!(setup.server.reviews(), 1);
+    assert_eq!(setup.server.review_count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_review_outlives_whoever_asked_for_it() {
-    let setup = Setup::usual();
-    setup.server.gate.forget_permits(1_000_000);
-    let first = tokio::time::timeout(Duration::from_secs(1), setup.of("opaque")).await;
+async fn a_review_outlives_the_request_that_started_it() {
+    let setup = TokenFixture::with_defaults();
+    setup.server.review_permits.forget_permits(1_000_000);
+    let first = tokio::time::timeout(Duration::from_secs(1), setup.verify("opaque")).await;
     assert!(first.is_err(), "it waits");
-    setup.server.gate.add_permits(1);
-    assert_eq!(setup.name("opaque").await, "alice");
-    assert_eq!(setup.server.reviews(), 1);
+    setup.server.review_permits.add_permits(1);
+    assert_eq!(setup.user_name("opaque").await, "alice");
+    assert_eq!(setup.server.review_count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_good_answer_counts_ten_minutes_while_nobody_answers() {
-    let setup = Setup::usual();
-    assert_eq!(setup.name("opaque").await, "alice");
+async fn a_stale_token_is_accepted_for_ten_minutes_while_reviews_fail() {
+    let setup = TokenFixture::with_defaults();
+    assert_eq!(setup.user_name("opaque").await, "alice");
     let start = Clock.now();
-    setup.server.fail(1);
-    while Clock.now() - start < LAST_GOOD - Duration::from_secs(7) {
-        assert_eq!(setup.name("opaque").await, "alice");
-        pass(7).await;
+    setup.server.fail_with(1);
+    while Clock.now() - start < STALE_IF_ERROR - Duration::from_secs(7) {
+        assert_eq!(setup.user_name("opaque").await, "alice");
+        sleep_seconds(7).await;
     }
-    pass(7).await;
-    assert_eq!(setup.name("opaque").await, "system:anonymous");
-    setup.server.fail(0);
-    pass(3).await;
-    assert_eq!(setup.name("opaque").await, "alice");
+    sleep_seconds(7).await;
+    assert_eq!(setup.user_name("opaque").await, "system:anonymous");
+    setup.server.fail_with(0);
+    sleep_seconds(3).await;
+    assert_eq!(setup.user_name("opaque").await, "alice");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_hangs_keeps_a_known_token_waiting_for_a_second_and_a_new_one_for_five()
-{
-    let setup = Setup::usual();
-    assert_eq!(setup.name("opaque").await, "alice");
-    pass(121).await;
-    setup.server.gate.forget_permits(1_000_000);
-    let (start, known) = (Clock.now(), setup.name("opaque").await);
+async fn an_unresponsive_api_server_delays_a_cached_token_by_one_second_and_a_new_one_by_five() {
+    let setup = TokenFixture::with_defaults();
+    assert_eq!(setup.user_name("opaque").await, "alice");
+    sleep_seconds(121).await;
+    setup.server.review_permits.forget_permits(1_000_000);
+    let (start, known) = (Clock.now(), setup.user_name("opaque").await);
     assert_eq!(
         (known.as_str(), Clock.now() - start),
         ("alice", Duration::from_secs(1))
     );
-    let (start, known) = (Clock.now(), setup.name("opaque").await);
+    let (start, known) = (Clock.now(), setup.user_name("opaque").await);
     assert_eq!(
         (known.as_str(), Clock.now() - start),
         ("alice", Duration::ZERO)
     );
-    let (start, new) = (Clock.now(), setup.name("new").await);
+    let (start, new) = (Clock.now(), setup.user_name("new").await);
     assert_eq!(
         (new.as_str(), Clock.now() - start),
         ("system:anonymous", Duration::from_secs(5))
@@ -364,25 +369,27 @@ async fn an_api_server_that_hangs_keeps_a_known_token_waiting_for_a_second_and_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_that_was_good_and_is_revoked_is_nobody_s_at_the_next_review() {
-    let setup = Setup::usual();
-    assert_eq!(setup.name("opaque").await, "alice");
+async fn a_revoked_token_is_anonymous_after_the_next_review() {
+    let setup = TokenFixture::with_defaults();
+    assert_eq!(setup.user_name("opaque").await, "alice");
     setup.server.users.lock().unwrap().clear();
-    pass(11).await;
-    assert_eq!(setup.name("opaque").await, "alice");
+    sleep_seconds(11).await;
+    assert_eq!(setup.user_name("opaque").await, "alice");
     // The API server answers 401 to a request: that is word enough to ask anew.
-    setup.tokens.doubt(setup.marks.of(b"opaque"), Clock.now());
-    assert_eq!(setup.name("opaque").await, "system:anonymous");
-    assert_eq!(setup.server.reviews(), 2);
+    setup
+        .authenticator
+        .record_unauthorized(setup.hasher.hash(b"opaque"), Clock.now());
+    assert_eq!(setup.user_name("opaque").await, "system:anonymous");
+    assert_eq!(setup.server.review_count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_of_different_bad_tokens_costs_the_set_rate_of_reviews() {
-    let setup = Setup::usual();
+async fn a_flood_of_different_invalid_tokens_is_reviewed_at_the_configured_rate() {
+    let setup = TokenFixture::with_defaults();
     let start = Clock.now();
     for round in 0..30 {
         let tokens: Vec<String> = (0..300).map(|n| format!("bad-{round}-{n}")).collect();
-        let all = tokens.iter().map(|token| setup.of(token));
+        let all = tokens.iter().map(|token| setup.verify(token));
         for verified in futures_util::future::join_all(all).await {
             assert_eq!(verified.user.name, "system:anonymous");
         }
@@ -394,10 +401,10 @@ async fn a_flood_of_different_bad_tokens_costs_the_set_rate_of_reviews() {
             .lock()
             .unwrap()
             .insert(other.clone(), name.clone());
-        assert_eq!(setup.from(&other, 2).await.user.name, name);
+        assert_eq!(setup.verify_from(&other, 2).await.user.name, name);
     }
     let seconds = (Clock.now() - start).as_secs_f64();
-    let reviews = f64::from(u32::try_from(setup.server.reviews()).unwrap());
+    let reviews = f64::from(u32::try_from(setup.server.review_count()).unwrap());
     assert!(
         reviews <= 50.0 * (seconds + 1.0),
         "{reviews} in {seconds} s"
@@ -406,119 +413,149 @@ async fn a_flood_of_different_bad_tokens_costs_the_set_rate_of_reviews() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn weir_that_may_not_ask_stops_asking_for_a_minute() {
-    let setup = Setup::usual();
-    setup.server.fail(403);
+async fn a_forbidden_review_starts_a_backoff_of_one_minute() {
+    let setup = TokenFixture::with_defaults();
+    setup.server.fail_with(403);
     for n in 0..50 {
-        assert_eq!(setup.name(&format!("t{n}")).await, "system:anonymous");
+        assert_eq!(setup.user_name(&format!("t{n}")).await, "system:anonymous");
     }
-    assert_eq!(setup.server.reviews(), 1);
-    setup.server.fail(0);
-    pass(61).await;
-    assert_eq!(setup.name("opaque").await, "alice");
+    assert_eq!(setup.server.review_count(), 1);
+    setup.server.fail_with(0);
+    sleep_seconds(61).await;
+    assert_eq!(setup.user_name("opaque").await, "alice");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_account_is_known_by_the_api_server_s_keys_without_a_review() {
-    let setup = Setup::usual();
-    let key = Signer::new("one");
+async fn a_service_account_token_is_verified_by_signature_without_a_review() {
+    let setup = TokenFixture::with_defaults();
+    let key = Es256Signer::new("one");
     setup.server.publish(&[&key]);
-    let tokens: Vec<String> = (0..100).map(|n| key.account(&format!("sa-{n}"))).collect();
-    let all = tokens.iter().map(|token| setup.of(token));
+    let tokens: Vec<String> = (0..100)
+        .map(|n| key.service_account_token(&format!("sa-{n}")))
+        .collect();
+    let all = tokens.iter().map(|token| setup.verify(token));
     for (n, verified) in futures_util::future::join_all(all).await.iter().enumerate() {
         assert_eq!(
             verified.user.name,
             format!("system:serviceaccount:team:sa-{n}")
         );
-        assert_eq!(verified.voucher, Some(Voucher::Signature));
+        assert_eq!(verified.verified_by, Some(VerifiedBy::Signature));
     }
-    assert_eq!((setup.server.fetches(), setup.server.reviews()), (1, 0));
+    assert_eq!(
+        (setup.server.fetch_count(), setup.server.review_count()),
+        (1, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_key_is_fetched_once_and_one_that_is_made_up_no_more_often() {
-    let setup = Setup::usual();
-    let (one, two, forger) = (Signer::new("one"), Signer::new("two"), Signer::new("three"));
+async fn a_new_key_is_fetched_once_and_forged_key_ids_cause_no_more_fetches() {
+    let setup = TokenFixture::with_defaults();
+    let (one, two, forger) = (
+        Es256Signer::new("one"),
+        Es256Signer::new("two"),
+        Es256Signer::new("three"),
+    );
     setup.server.publish(&[&one]);
     let builder = "system:serviceaccount:team:builder";
-    assert_eq!(setup.name(&one.account("builder")).await, builder);
+    assert_eq!(
+        setup.user_name(&one.service_account_token("builder")).await,
+        builder
+    );
     setup.server.publish(&[&one, &two]);
-    pass(10).await;
+    sleep_seconds(10).await;
     for _ in 0..20 {
-        assert_eq!(setup.name(&two.account("builder")).await, builder);
+        assert_eq!(
+            setup.user_name(&two.service_account_token("builder")).await,
+            builder
+        );
     }
-    assert_eq!((setup.server.fetches(), setup.server.reviews()), (2, 0));
+    assert_eq!(
+        (setup.server.fetch_count(), setup.server.review_count()),
+        (2, 0)
+    );
     for n in 0..20 {
-        let forged = forger.account(&format!("f{n}"));
-        assert_eq!(setup.name(&forged).await, "system:anonymous");
+        let forged = forger.service_account_token(&format!("f{n}"));
+        assert_eq!(setup.user_name(&forged).await, "system:anonymous");
     }
-    assert!(setup.server.fetches() <= 3);
-    assert_eq!(setup.name(&one.account("builder")).await, builder);
+    assert!(setup.server.fetch_count() <= 3);
+    assert_eq!(
+        setup.user_name(&one.service_account_token("builder")).await,
+        builder
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_that_is_withdrawn_serves_no_longer_than_five_minutes() {
-    let setup = Setup::usual();
-    let (one, two) = (Signer::new("one"), Signer::new("two"));
+async fn a_withdrawn_key_is_used_for_at_most_five_minutes() {
+    let setup = TokenFixture::with_defaults();
+    let (one, two) = (Es256Signer::new("one"), Es256Signer::new("two"));
     setup.server.publish(&[&one]);
-    assert_ne!(setup.name(&one.account("a")).await, "system:anonymous");
+    assert_ne!(
+        setup.user_name(&one.service_account_token("a")).await,
+        "system:anonymous"
+    );
     setup.server.publish(&[&two]);
-    pass(300).await;
-    let _ = setup.name(&one.account("b")).await; // the old keys serve while new ones are fetched
-    pass(1).await;
-    assert_eq!(setup.name(&one.account("c")).await, "system:anonymous");
-    assert_ne!(setup.name(&two.account("d")).await, "system:anonymous");
+    sleep_seconds(300).await;
+    let _ = setup.user_name(&one.service_account_token("b")).await; // the old keys serve while new ones are fetched
+    sleep_seconds(1).await;
+    assert_eq!(
+        setup.user_name(&one.service_account_token("c")).await,
+        "system:anonymous"
+    );
+    assert_ne!(
+        setup.user_name(&two.service_account_token("d")).await,
+        "system:anonymous"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bad_signature_or_an_expired_token_is_worth_no_review() {
-    let setup = Setup::usual();
-    let (key, forger) = (Signer::new("one"), Signer::new("one"));
+async fn a_bad_signature_or_an_expired_token_causes_no_review() {
+    let setup = TokenFixture::with_defaults();
+    let (key, forger) = (Es256Signer::new("one"), Es256Signer::new("one"));
     setup.server.publish(&[&key]);
-    let mut expired = account("builder");
-    expired["exp"] = json!(judge_now() - 1.0);
-    for token in [forger.account("builder"), key.token(&expired)] {
-        assert_eq!(setup.name(&token).await, "system:anonymous");
+    let mut expired = service_account_claims("builder");
+    expired["exp"] = json!(unix_now() - 1.0);
+    for token in [forger.service_account_token("builder"), key.token(&expired)] {
+        assert_eq!(setup.user_name(&token).await, "system:anonymous");
     }
-    assert_eq!(setup.server.reviews(), 0);
+    assert_eq!(setup.server.review_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_signed_token_for_an_audience_that_weir_was_not_told_of_is_the_api_server_s_to_judge() {
-    let setup = Setup::usual();
-    let key = Signer::new("one");
+async fn a_signed_token_for_an_unconfigured_audience_is_reviewed() {
+    let setup = TokenFixture::with_defaults();
+    let key = Es256Signer::new("one");
     setup.server.publish(&[&key]);
-    let mut claims = account("builder");
+    let mut claims = service_account_claims("builder");
     claims["aud"] = json!(["sts.example.com"]);
     let token = key.token(&claims);
-    assert_eq!(setup.name(&token).await, "system:anonymous");
+    assert_eq!(setup.user_name(&token).await, "system:anonymous");
     setup
         .server
         .users
         .lock()
         .unwrap()
         .insert(token.clone(), "builder".into());
-    pass(10).await;
-    assert_eq!(setup.name(&token).await, "builder");
-    assert_eq!(setup.server.reviews(), 2);
+    sleep_seconds(10).await;
+    assert_eq!(setup.user_name(&token).await, "builder");
+    assert_eq!(setup.server.review_count(), 2);
 
-    let told = Setup::new(|config, _| config.audiences = vec!["mine".to_owned()]);
+    let told = TokenFixture::new(|config, _| config.audiences = vec!["mine".to_owned()]);
     told.server.publish(&[&key]);
-    assert_eq!(told.name(&token).await, "system:anonymous");
-    assert_eq!(told.server.reviews(), 0);
+    assert_eq!(told.user_name(&token).await, "system:anonymous");
+    assert_eq!(told.server.review_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_opaque_answer_is_not_believed_past_the_end_that_the_token_itself_names() {
-    let setup = Setup::usual();
-    setup.server.fail(404); // no keys here
-    let mut claims = account("builder");
-    claims["exp"] = json!(judge_now() + 3600.0);
-    let (later, over) = (Signer::new("x").token(&claims), {
-        claims["exp"] = json!(judge_now() - 1.0);
-        Signer::new("x").token(&claims)
+async fn a_review_is_not_cached_past_the_expiry_claim_of_the_token() {
+    let setup = TokenFixture::with_defaults();
+    setup.server.fail_with(404); // no keys here
+    let mut claims = service_account_claims("builder");
+    claims["exp"] = json!(unix_now() + 3600.0);
+    let (later, over) = (Es256Signer::new("x").token(&claims), {
+        claims["exp"] = json!(unix_now() - 1.0);
+        Es256Signer::new("x").token(&claims)
     });
-    setup.server.fail(0);
+    setup.server.fail_with(0);
     for token in [&later, &over] {
         setup
             .server
@@ -527,17 +564,17 @@ async fn an_opaque_answer_is_not_believed_past_the_end_that_the_token_itself_nam
             .unwrap()
             .insert(token.clone(), "alice".into());
     }
-    pass(11).await;
-    assert_eq!(setup.name(&later).await, "alice");
-    assert_eq!(setup.name(&over).await, "system:anonymous");
+    sleep_seconds(11).await;
+    assert_eq!(setup.user_name(&later).await, "alice");
+    assert_eq!(setup.user_name(&over).await, "system:anonymous");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_issuer_s_keys_come_from_its_url_and_its_users_from_its_claims() {
+async fn an_issuer_s_keys_are_fetched_from_its_url_and_its_users_mapped_from_claims() {
     let url = "https://login.example";
-    let setup = Setup::new(|config, server| {
-        let keys = Publisher::Url(format!("{url}/keys"), Arc::new(Arc::clone(server)));
-        let issuer = Issuer {
+    let setup = TokenFixture::new(|config, server| {
+        let keys = KeyProvider::Url(format!("{url}/keys"), Arc::new(Arc::clone(server)));
+        let issuer = JwtIssuer {
             url: url.to_owned(),
             audiences: vec!["kubernetes".to_owned()],
             username: ClaimMapping {
@@ -546,33 +583,38 @@ async fn an_issuer_s_keys_come_from_its_url_and_its_users_from_its_claims() {
             },
             groups: None,
             uid: None,
-            required: Vec::new(),
+            required_claims: Vec::new(),
         };
         config.issuers.push((issuer, KeySource::new(keys)));
     });
-    let key = Signer::new("one");
+    let key = Es256Signer::new("one");
     setup.server.publish(&[&key]);
-    let claims =
-        json!({"iss": url, "aud": "kubernetes", "exp": judge_now() + 60.0, "sub": "carol"});
-    assert_eq!(setup.name(&key.token(&claims)).await, "oidc:carol");
+    let claims = json!({"iss": url, "aud": "kubernetes", "exp": unix_now() + 60.0, "sub": "carol"});
+    assert_eq!(setup.user_name(&key.token(&claims)).await, "oidc:carol");
     let mut other = claims.clone();
     other["aud"] = json!("other");
-    assert_eq!(setup.name(&key.token(&other)).await, "system:anonymous");
-    assert_eq!((setup.server.fetches(), setup.server.reviews()), (1, 0));
+    assert_eq!(
+        setup.user_name(&key.token(&other)).await,
+        "system:anonymous"
+    );
+    assert_eq!(
+        (setup.server.fetch_count(), setup.server.review_count()),
+        (1, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_that_is_kept_or_shown_holds_a_token() {
-    let setup = Setup::usual();
-    setup.of("opaque").await;
-    setup.of("secret").await;
-    let mark = setup.marks.of(b"secret");
+async fn no_debug_output_contains_a_token() {
+    let setup = TokenFixture::with_defaults();
+    setup.verify("opaque").await;
+    setup.verify("secret").await;
+    let mark = setup.hasher.hash(b"secret");
     let shown = format!(
         "{:?} {:?} {:?} {:?}",
-        setup.tokens,
-        setup.tokens.part(mark),
-        mark.stranger(),
-        setup.marks
+        setup.authenticator,
+        setup.authenticator.shard(mark),
+        mark.unverified_user(),
+        setup.hasher
     );
     assert!(
         !shown.contains("opaque") && !shown.contains("secret"),

@@ -13,54 +13,54 @@ use std::time::Duration;
 use std::time::Instant;
 
 /// Most that wait in all, and from one source: at the default rate of 50 a second, what one source can wait for anyway.
-pub const MOST: usize = 1024;
+pub const MAX_QUEUED: usize = 1024;
 /// See [`MOST`].
-pub const MOST_OF_SOURCE: usize = 256;
+pub const MAX_QUEUED_PER_SOURCE: usize = 256;
 
 /// The part of the rate that is kept for tokens that were good before.
-const KEPT: f64 = 0.25;
+const RESERVED_SHARE: f64 = 0.25;
 
 /// Who asks, as far as turns go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Asker {
+pub struct ClientSource {
     /// Where the client is.
     pub address: IpAddr,
     /// Which of weir's connections it is.
-    pub connection: u64,
+    pub connection_id: u64,
 }
 
 /// What comes of asking for the next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next<T> {
+pub enum NextItem<T> {
     /// It is this one's turn.
-    Now(T),
+    Ready(T),
     /// Somebody's turn comes then.
-    At(Instant),
+    ReadyAt(Instant),
     /// Nobody waits.
-    Nobody,
+    Empty,
 }
 
 /// Those who wait.
 #[derive(Debug)]
-pub struct Turns<T> {
-    known: VecDeque<T>,
+pub struct FairQueue<T> {
+    previously_verified: VecDeque<T>,
     /// By source address, then by connection.
-    others: RoundRobin<IpAddr, RoundRobin<u64, VecDeque<T>>>,
-    waiting: usize,
-    kept: Bucket,
-    open: Bucket,
+    by_source: RoundRobin<IpAddr, RoundRobin<u64, VecDeque<T>>>,
+    by_source_len: usize,
+    reserved_bucket: ReviewRateBucket,
+    shared_bucket: ReviewRateBucket,
 }
 
-impl<T> Turns<T> {
+impl<T> FairQueue<T> {
     /// Nobody waits yet; `rate` is how many a second may go.
     #[must_use]
     pub fn new(rate: f64, now: Instant) -> Self {
         Self {
-            known: VecDeque::new(),
-            others: RoundRobin::default(),
-            waiting: 0,
-            kept: Bucket::new(rate * KEPT, now),
-            open: Bucket::new(rate * (1.0 - KEPT), now),
+            previously_verified: VecDeque::new(),
+            by_source: RoundRobin::default(),
+            by_source_len: 0,
+            reserved_bucket: ReviewRateBucket::new(rate * RESERVED_SHARE, now),
+            shared_bucket: ReviewRateBucket::new(rate * (1.0 - RESERVED_SHARE), now),
         }
     }
 
@@ -68,65 +68,69 @@ impl<T> Turns<T> {
     ///
     /// # Errors
     /// The item, where too many wait already.
-    pub fn enter(&mut self, asker: Asker, good_before: bool, item: T) -> Result<(), T> {
+    pub fn enqueue(&mut self, asker: ClientSource, good_before: bool, item: T) -> Result<(), T> {
         if good_before {
             // Each was good once, and is here once: there are only so many.
-            if self.known.len() >= MOST {
+            if self.previously_verified.len() >= MAX_QUEUED {
                 return Err(item);
             }
-            self.known.push_back(item);
+            self.previously_verified.push_back(item);
             return Ok(());
         }
-        let source = network(asker.address);
+        let source = source_network(asker.address);
         let of_source = self
-            .others
+            .by_source
             .get(&source)
             .map_or(0, |connections| connections.total(VecDeque::len));
-        if self.waiting >= MOST || of_source >= MOST_OF_SOURCE {
+        if self.by_source_len >= MAX_QUEUED || of_source >= MAX_QUEUED_PER_SOURCE {
             return Err(item);
         }
-        self.waiting += 1;
-        self.others
+        self.by_source_len += 1;
+        self.by_source
             .entry(source)
-            .entry(asker.connection)
+            .entry(asker.connection_id)
             .push_back(item);
         Ok(())
     }
 
     /// Whose turn it is at `now`.
-    pub fn next(&mut self, now: Instant) -> Next<T> {
-        if !self.known.is_empty() {
-            if (self.kept.take(now) || self.open.take(now))
-                && let Some(item) = self.known.pop_front()
+    pub fn dequeue(&mut self, now: Instant) -> NextItem<T> {
+        if !self.previously_verified.is_empty() {
+            if (self.reserved_bucket.take(now) || self.shared_bucket.take(now))
+                && let Some(item) = self.previously_verified.pop_front()
             {
-                return Next::Now(item);
+                return NextItem::Ready(item);
             }
-            return Next::At(self.kept.ready_at(now).min(self.open.ready_at(now)));
+            return NextItem::ReadyAt(
+                self.reserved_bucket
+                    .ready_at(now)
+                    .min(self.shared_bucket.ready_at(now)),
+            );
         }
-        if self.waiting == 0 {
-            return Next::Nobody;
+        if self.by_source_len == 0 {
+            return NextItem::Empty;
         }
-        if !self.open.take(now) {
-            return Next::At(self.open.ready_at(now));
+        if !self.shared_bucket.take(now) {
+            return NextItem::ReadyAt(self.shared_bucket.ready_at(now));
         }
-        let item = self.others.turn(
-            |connections| connections.turn(VecDeque::pop_front, VecDeque::is_empty),
+        let item = self.by_source.take_next(
+            |connections| connections.take_next(VecDeque::pop_front, VecDeque::is_empty),
             RoundRobin::is_empty,
         );
-        self.waiting = self.waiting.saturating_sub(1);
-        item.map_or(Next::Nobody, Next::Now)
+        self.by_source_len = self.by_source_len.saturating_sub(1);
+        item.map_or(NextItem::Empty, NextItem::Ready)
     }
 
     /// How many wait.
     #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.waiting + self.known.len()
+    pub fn queued(&self) -> usize {
+        self.by_source_len + self.previously_verified.len()
     }
 }
 
 /// Whose address it is: an IPv6 host has a whole /64 to send from.
 #[must_use]
-pub fn network(address: IpAddr) -> IpAddr {
+pub fn source_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {
             let [a, b, c, d, ..] = v6.segments();
@@ -140,26 +144,26 @@ pub fn network(address: IpAddr) -> IpAddr {
 #[derive(Debug)]
 struct RoundRobin<K, V> {
     order: VecDeque<K>,
-    lines: HashMap<K, V>,
+    queues: HashMap<K, V>,
 }
 
 impl<K, V> Default for RoundRobin<K, V> {
     fn default() -> Self {
         Self {
             order: VecDeque::new(),
-            lines: HashMap::new(),
+            queues: HashMap::new(),
         }
     }
 }
 
 impl<K: Copy + Eq + Hash, V: Default> RoundRobin<K, V> {
     fn get(&self, key: &K) -> Option<&V> {
-        self.lines.get(key)
+        self.queues.get(key)
     }
 
     fn entry(&mut self, key: K) -> &mut V {
         let order = &mut self.order;
-        self.lines.entry(key).or_insert_with(|| {
+        self.queues.entry(key).or_insert_with(|| {
             order.push_back(key);
             V::default()
         })
@@ -170,20 +174,20 @@ impl<K: Copy + Eq + Hash, V: Default> RoundRobin<K, V> {
     }
 
     fn total(&self, of: impl Fn(&V) -> usize) -> usize {
-        self.lines.values().map(of).sum()
+        self.queues.values().map(of).sum()
     }
 
     /// Takes one from whose turn it is; who has nothing left leaves.
-    fn turn<T>(
+    fn take_next<T>(
         &mut self,
         take: impl FnOnce(&mut V) -> Option<T>,
         is_empty: impl FnOnce(&V) -> bool,
     ) -> Option<T> {
         let key = self.order.pop_front()?;
-        let line = self.lines.get_mut(&key)?;
+        let line = self.queues.get_mut(&key)?;
         let item = take(line);
         if is_empty(line) {
-            self.lines.remove(&key);
+            self.queues.remove(&key);
         } else {
             self.order.push_back(key);
         }
@@ -193,13 +197,13 @@ impl<K: Copy + Eq + Hash, V: Default> RoundRobin<K, V> {
 
 /// A token bucket that holds a second's worth, and one at least.
 #[derive(Debug)]
-struct Bucket {
+struct ReviewRateBucket {
     rate: f64,
     tokens: f64,
     last: Instant,
 }
 
-impl Bucket {
+impl ReviewRateBucket {
     fn new(rate: f64, now: Instant) -> Self {
         Self {
             rate,
@@ -234,36 +238,36 @@ impl Bucket {
 mod tests {
     use super::*;
 
-    fn asker(address: &str, connection: u64) -> Asker {
-        Asker {
+    fn source(address: &str, connection: u64) -> ClientSource {
+        ClientSource {
             address: address.parse().unwrap(),
-            connection,
+            connection_id: connection,
         }
     }
 
     /// Takes as many as there are, at the times at which they may go.
-    fn all<T>(turns: &mut Turns<T>, start: Instant) -> Vec<(Duration, T)> {
+    fn drain<T>(turns: &mut FairQueue<T>, start: Instant) -> Vec<(Duration, T)> {
         let (mut now, mut taken) = (start, Vec::new());
         loop {
-            match turns.next(now) {
-                Next::Now(item) => taken.push((now - start, item)),
-                Next::At(then) => {
+            match turns.dequeue(now) {
+                NextItem::Ready(item) => taken.push((now - start, item)),
+                NextItem::ReadyAt(then) => {
                     assert!(then > now);
                     now = then;
                 }
-                Next::Nobody => return taken,
+                NextItem::Empty => return taken,
             }
         }
     }
 
     #[test]
-    fn they_go_at_the_rate() {
+    fn items_are_dequeued_at_the_rate() {
         let start = Instant::now();
-        let mut turns = Turns::new(40.0, start);
+        let mut turns = FairQueue::new(40.0, start);
         for n in 0..200 {
-            turns.enter(asker("10.0.0.1", n), false, n).unwrap();
+            turns.enqueue(source("10.0.0.1", n), false, n).unwrap();
         }
-        let taken = all(&mut turns, start);
+        let taken = drain(&mut turns, start);
         assert_eq!(taken.len(), 200);
         // A second's worth at once, three quarters of the rate from then on.
         let at_once = taken.iter().filter(|(at, _)| at.is_zero()).count();
@@ -273,23 +277,29 @@ mod tests {
     }
 
     #[test]
-    fn one_source_s_flood_keeps_another_waiting_for_one_turn_only() {
+    fn a_flood_from_one_source_delays_another_source_by_one_item() {
         let start = Instant::now();
-        let mut turns = Turns::new(40.0, start);
-        for n in 0..MOST_OF_SOURCE {
+        let mut turns = FairQueue::new(40.0, start);
+        for n in 0..MAX_QUEUED_PER_SOURCE {
             turns
-                .enter(asker("10.0.0.1", u64::try_from(n).unwrap()), false, "flood")
+                .enqueue(
+                    source("10.0.0.1", u64::try_from(n).unwrap()),
+                    false,
+                    "flood",
+                )
                 .unwrap();
         }
         assert_eq!(
-            turns.enter(asker("10.0.0.1", 0), false, "over"),
+            turns.enqueue(source("10.0.0.1", 0), false, "over"),
             Err("over")
         );
-        turns.enter(asker("10.0.0.2", 0), false, "other").unwrap();
         turns
-            .enter(asker("::ffff:10.0.0.3", 0), false, "third")
+            .enqueue(source("10.0.0.2", 0), false, "other")
             .unwrap();
-        let order: Vec<_> = all(&mut turns, start)
+        turns
+            .enqueue(source("::ffff:10.0.0.3", 0), false, "third")
+            .unwrap();
+        let order: Vec<_> = drain(&mut turns, start)
             .into_iter()
             .map(|(_, who)| who)
             .collect();
@@ -297,14 +307,18 @@ mod tests {
     }
 
     #[test]
-    fn one_connection_s_flood_keeps_another_of_the_same_address_waiting_for_one_turn_only() {
+    fn a_flood_from_one_connection_delays_another_connection_by_one_item() {
         let start = Instant::now();
-        let mut turns = Turns::new(40.0, start);
+        let mut turns = FairQueue::new(40.0, start);
         for _ in 0..100 {
-            turns.enter(asker("10.0.0.1", 1), false, "flood").unwrap();
+            turns
+                .enqueue(source("10.0.0.1", 1), false, "flood")
+                .unwrap();
         }
-        turns.enter(asker("10.0.0.1", 2), false, "other").unwrap();
-        let order: Vec<_> = all(&mut turns, start)
+        turns
+            .enqueue(source("10.0.0.1", 2), false, "other")
+            .unwrap();
+        let order: Vec<_> = drain(&mut turns, start)
             .into_iter()
             .map(|(_, who)| who)
             .collect();
@@ -314,14 +328,14 @@ mod tests {
     #[test]
     fn an_ipv6_network_is_one_source() {
         let start = Instant::now();
-        let mut turns = Turns::new(40.0, start);
-        turns.enter(asker("2001:db8::1", 1), false, "a").unwrap();
-        turns.enter(asker("2001:db8::2", 2), false, "b").unwrap();
-        turns.enter(asker("2001:db8::3", 3), false, "c").unwrap();
+        let mut turns = FairQueue::new(40.0, start);
+        turns.enqueue(source("2001:db8::1", 1), false, "a").unwrap();
+        turns.enqueue(source("2001:db8::2", 2), false, "b").unwrap();
+        turns.enqueue(source("2001:db8::3", 3), false, "c").unwrap();
         turns
-            .enter(asker("2001:db8:0:1::1", 4), false, "other")
+            .enqueue(source("2001:db8:0:1::1", 4), false, "other")
             .unwrap();
-        let order: Vec<_> = all(&mut turns, start)
+        let order: Vec<_> = drain(&mut turns, start)
             .into_iter()
             .map(|(_, who)| who)
             .collect();
@@ -329,41 +343,45 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_were_good_have_a_part_that_no_flood_takes() {
+    fn previously_verified_items_have_a_reserved_share_of_the_rate() {
         let start = Instant::now();
-        let mut turns = Turns::new(40.0, start);
-        for n in 0..MOST_OF_SOURCE {
+        let mut turns = FairQueue::new(40.0, start);
+        for n in 0..MAX_QUEUED_PER_SOURCE {
             turns
-                .enter(asker("10.0.0.1", u64::try_from(n).unwrap()), false, "flood")
+                .enqueue(
+                    source("10.0.0.1", u64::try_from(n).unwrap()),
+                    false,
+                    "flood",
+                )
                 .unwrap();
         }
         for _ in 0..30 {
-            assert_eq!(turns.next(start), Next::Now("flood"));
+            assert_eq!(turns.dequeue(start), NextItem::Ready("flood"));
         }
-        assert!(matches!(turns.next(start), Next::At(_)));
+        assert!(matches!(turns.dequeue(start), NextItem::ReadyAt(_)));
         for n in 0..10 {
-            turns.enter(asker("10.0.0.1", n), true, "known").unwrap();
-            assert_eq!(turns.next(start), Next::Now("known"));
+            turns.enqueue(source("10.0.0.1", n), true, "known").unwrap();
+            assert_eq!(turns.dequeue(start), NextItem::Ready("known"));
         }
     }
 
     #[test]
-    fn it_is_bounded() {
+    fn the_queue_is_bounded() {
         let start = Instant::now();
-        let mut turns = Turns::new(40.0, start);
+        let mut turns = FairQueue::new(40.0, start);
         let mut refused = 0;
         for n in 0..10_000_u32 {
             let source = IpAddr::from(n.to_be_bytes());
-            let asker = Asker {
+            let asker = ClientSource {
                 address: source,
-                connection: 1,
+                connection_id: 1,
             };
-            refused += usize::from(turns.enter(asker, false, ()).is_err());
-            refused += usize::from(turns.enter(asker, true, ()).is_err());
+            refused += usize::from(turns.enqueue(asker, false, ()).is_err());
+            refused += usize::from(turns.enqueue(asker, true, ()).is_err());
         }
-        assert_eq!(turns.waiting(), 2 * MOST);
-        assert_eq!(refused, 20_000 - 2 * MOST);
-        assert_eq!(all(&mut turns, start).len(), 2 * MOST);
-        assert!(turns.others.lines.is_empty() && turns.others.order.is_empty());
+        assert_eq!(turns.queued(), 2 * MAX_QUEUED);
+        assert_eq!(refused, 20_000 - 2 * MAX_QUEUED);
+        assert_eq!(drain(&mut turns, start).len(), 2 * MAX_QUEUED);
+        assert!(turns.by_source.queues.is_empty() && turns.by_source.order.is_empty());
     }
 }

@@ -4,8 +4,8 @@
 //! back-off and its number of workers), each with what it means from outside: see [`config`]. A rule picks requests as a
 //! FlowSchema does; several may apply, and all are charged.
 //!
-//! [`Tables`] decides and is pure. Every table is bounded, its keys are hashes: an entry has the same size whatever a client
-//! calls itself, so that any number of users costs at most [`Tables::most_bytes`]. What is idle (a full bucket, a back-off
+//! [`ClientRuleTables`] decides and is pure. Every table is bounded, its keys are hashes: an entry has the same size whatever a client
+//! calls itself, so that any number of users costs at most [`ClientRuleTables::most_bytes`]. What is idle (a full bucket, a back-off
 //! long over) is forgotten, a few at each request; that changes no decision.
 
 pub mod config;
@@ -16,23 +16,23 @@ mod slots;
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::limits::bucket::Bucket;
 use crate::limits::bucket::Rate;
-use crate::limits::clients::config::Backoff;
-use crate::limits::clients::config::Rule;
-use crate::limits::lru::Key;
+use crate::limits::bucket::TokenBucket;
+use crate::limits::clients::config::ClientLimitRule;
+use crate::limits::clients::config::ObjectBackoff;
 use crate::limits::lru::Lru;
+use crate::limits::lru::LruKey;
 
 /// After a back-off is over, how many of its longest the failures before it still count: who comes back to an object later
 /// begins anew. controller-runtime forgets only a success, but it knows what is still in its queue.
-const REMEMBERED: u32 = 2;
+const BACKOFF_RETENTION_FACTOR: u32 = 2;
 
 /// Idle entries that a request may tidy away: more than the one that it may add.
-const TIDIED: usize = 2;
+const MAX_EVICTIONS_PER_CHARGE: usize = 2;
 
 /// Which limit a request met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Limit {
+pub enum ClientLimitKind {
     /// Requests of the client for the resource in flight.
     Concurrency,
     /// Open watches, or open streams.
@@ -45,7 +45,7 @@ pub enum Limit {
     Writes,
 }
 
-impl Limit {
+impl ClientLimitKind {
     /// All of them.
     pub const ALL: [Self; 5] = [
         Self::Concurrency,
@@ -70,69 +70,69 @@ impl Limit {
 
 /// A request, as a rule sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
+pub struct ClientLimitRequest {
     /// Who asks.
-    pub client: Key,
+    pub client: LruKey,
     /// Whether it changes something.
     pub write: bool,
     /// The client and the object that it writes to, where that is known.
-    pub object: Option<Key>,
+    pub object: Option<LruKey>,
 }
 
 /// What the tables of a rule say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ClientLimitDecision {
     /// It may go on after this time; which limit makes it wait longest.
-    Pass(Option<(Limit, Duration)>),
+    Admit(Option<(ClientLimitKind, Duration)>),
     /// It would have to wait longer than it may: this long.
-    Refuse(Limit, Duration),
+    Reject(ClientLimitKind, Duration),
 }
 
 /// What the upstream made of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ObjectWriteOutcome {
     /// The object is at fault, or the server: 400, 403, 405, 413, 415, 422, 5xx.
     Failed,
     /// Neither: 404, 409, 429.
-    Neither,
+    Neutral,
     /// It was done.
     Succeeded,
 }
 
-impl Outcome {
+impl ObjectWriteOutcome {
     /// Of a status code.
     #[must_use]
-    pub const fn of(code: u16) -> Self {
+    pub const fn from_status_code(code: u16) -> Self {
         match code {
             400 | 403 | 405 | 413 | 415 | 422 | 500.. => Self::Failed,
             200..=399 => Self::Succeeded,
-            _ => Self::Neither,
+            _ => Self::Neutral,
         }
     }
 }
 
 /// The failures of a client with an object.
 #[derive(Clone, Copy, Debug)]
-struct Failures {
+struct ObjectFailures {
     count: u32,
     /// When the last was told.
-    last: Instant,
+    last_failure: Instant,
     /// When it may try again.
-    until: Instant,
+    retry_at: Instant,
 }
 
 /// The buckets and back-offs of a rule.
 #[derive(Debug)]
-pub struct Tables {
-    requests: Option<(Rate, Lru<Bucket>)>,
-    writes: Option<(Rate, Option<Bucket>)>,
-    backoff: Option<(Backoff, Lru<Failures>)>,
+pub struct ClientRuleTables {
+    requests: Option<(Rate, Lru<TokenBucket>)>,
+    writes: Option<(Rate, Option<TokenBucket>)>,
+    backoff: Option<(ObjectBackoff, Lru<ObjectFailures>)>,
 }
 
-impl Tables {
+impl ClientRuleTables {
     /// Of a rule that has seen nobody yet.
     #[must_use]
-    pub fn new(rule: &Rule) -> Self {
+    pub fn new(rule: &ClientLimitRule) -> Self {
         let most = usize::try_from(rule.max_clients).unwrap_or(usize::MAX);
         Self {
             requests: rule.requests.map(|rate| (rate, Lru::new(most))),
@@ -143,15 +143,17 @@ impl Tables {
 
     /// The most that the tables of a rule come to, in bytes, whoever comes.
     #[must_use]
-    pub fn most_bytes(rule: &Rule) -> usize {
+    pub fn max_bytes(rule: &ClientLimitRule) -> usize {
         let most = usize::try_from(rule.max_clients).unwrap_or(usize::MAX);
         // A table that grows holds its half as large predecessor for a moment, and may be grown to twice its need.
-        most.saturating_mul(2 * (Lru::<Bucket>::ENTRY + Lru::<Failures>::ENTRY))
+        most.saturating_mul(
+            2 * (Lru::<TokenBucket>::ENTRY_BYTES + Lru::<ObjectFailures>::ENTRY_BYTES),
+        )
     }
 
     /// How many clients, and how many failing objects, are known.
     #[must_use]
-    pub fn known(&self) -> (usize, usize) {
+    pub fn entry_counts(&self) -> (usize, usize) {
         (
             self.requests.as_ref().map_or(0, |(_, table)| table.len()),
             self.backoff.as_ref().map_or(0, |(_, table)| table.len()),
@@ -159,24 +161,29 @@ impl Tables {
     }
 
     /// Charges all that a request concerns; it can wait for `most`.
-    pub fn charge(&mut self, ask: &Ask, now: Instant, most: Duration) -> Verdict {
-        self.tidy(now);
+    pub fn charge(
+        &mut self,
+        ask: &ClientLimitRequest,
+        now: Instant,
+        most: Duration,
+    ) -> ClientLimitDecision {
+        self.evict_expired(now);
         let mut answers = [None; 3];
         let [requests, writes, backoff] = &mut answers;
         if let Some((rate, table)) = &mut self.requests {
-            let (bucket, _) = table.touch(ask.client, || Bucket::full(rate, now));
-            *requests = Some((Limit::Requests, bucket.take_ahead(rate, now, most)));
+            let (bucket, _) = table.get_or_insert_with(ask.client, || TokenBucket::full(rate, now));
+            *requests = Some((ClientLimitKind::Requests, bucket.reserve(rate, now, most)));
         }
         if let Some((rate, bucket)) = self.writes.as_mut().filter(|_| ask.write) {
-            let bucket = bucket.get_or_insert_with(|| Bucket::full(rate, now));
-            *writes = Some((Limit::Writes, bucket.take_ahead(rate, now, most)));
+            let bucket = bucket.get_or_insert_with(|| TokenBucket::full(rate, now));
+            *writes = Some((ClientLimitKind::Writes, bucket.reserve(rate, now, most)));
         }
         if let (Some((_, table)), Some(object), true) = (&mut self.backoff, ask.object, ask.write)
             && let Some(failures) = table.get_mut(object)
         {
-            let wait = failures.until.saturating_duration_since(now);
+            let wait = failures.retry_at.saturating_duration_since(now);
             let wait = if wait > most { Err(wait) } else { Ok(wait) };
-            *backoff = Some((Limit::ObjectBackoff, wait));
+            *backoff = Some((ClientLimitKind::ObjectBackoff, wait));
         }
         let longest = |refused: bool| {
             answers
@@ -190,44 +197,50 @@ impl Tables {
                 .max_by_key(|(_, wait)| *wait)
         };
         match longest(true) {
-            Some((limit, wait)) => Verdict::Refuse(limit, wait),
-            None => Verdict::Pass(longest(false)),
+            Some((limit, wait)) => ClientLimitDecision::Reject(limit, wait),
+            None => ClientLimitDecision::Admit(longest(false)),
         }
     }
 
     /// The upstream has answered a write to `object` that was let through at `admitted`. Of several that were under way
     /// together only one failure counts.
-    pub fn answered(&mut self, object: Key, outcome: Outcome, admitted: Instant, now: Instant) {
+    pub fn record_response(
+        &mut self,
+        object: LruKey,
+        outcome: ObjectWriteOutcome,
+        admitted: Instant,
+        now: Instant,
+    ) {
         let Some((backoff, table)) = &mut self.backoff else {
             return;
         };
         match outcome {
-            Outcome::Neither => {}
-            Outcome::Succeeded => {
+            ObjectWriteOutcome::Neutral => {}
+            ObjectWriteOutcome::Succeeded => {
                 table.remove(object);
             }
-            Outcome::Failed => {
-                let first = Failures {
+            ObjectWriteOutcome::Failed => {
+                let first = ObjectFailures {
                     count: 0,
-                    last: now,
-                    until: now,
+                    last_failure: now,
+                    retry_at: now,
                 };
-                let (failures, _) = table.touch(object, || first);
-                if failures.count == 0 || failures.last <= admitted {
+                let (failures, _) = table.get_or_insert_with(object, || first);
+                if failures.count == 0 || failures.last_failure <= admitted {
                     let doubled = 1_u32.checked_shl(failures.count).unwrap_or(u32::MAX);
                     let wait = backoff.base.saturating_mul(doubled).min(backoff.max);
                     failures.count = failures.count.saturating_add(1);
-                    failures.last = now;
-                    failures.until = now + wait;
+                    failures.last_failure = now;
+                    failures.retry_at = now + wait;
                 }
             }
         }
     }
 
     /// Forgets what was not used for long and is as if it had never been.
-    fn tidy(&mut self, now: Instant) {
+    fn evict_expired(&mut self, now: Instant) {
         if let Some((rate, table)) = &mut self.requests {
-            for _ in 0..TIDIED {
+            for _ in 0..MAX_EVICTIONS_PER_CHARGE {
                 if table
                     .oldest()
                     .is_none_or(|bucket| !bucket.is_full(rate, now))
@@ -238,8 +251,10 @@ impl Tables {
             }
         }
         if let Some((backoff, table)) = &mut self.backoff {
-            let over = |failures: &Failures| failures.until + backoff.max * REMEMBERED < now;
-            for _ in 0..TIDIED {
+            let over = |failures: &ObjectFailures| {
+                failures.retry_at + backoff.max * BACKOFF_RETENTION_FACTOR < now
+            };
+            for _ in 0..MAX_EVICTIONS_PER_CHARGE {
                 if table.oldest().is_none_or(|failures| !over(failures)) {
                     break;
                 }
@@ -252,53 +267,60 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::clients::config::Identity;
-    use crate::limits::clients::config::LongRunning;
-    use crate::limits::clients::config::Response;
-    use crate::limits::lru::Keys;
+    use crate::limits::clients::config::ClientDistinguisher;
+    use crate::limits::clients::config::ClientLimitResponse;
+    use crate::limits::clients::config::LongRunningLimits;
+    use crate::limits::lru::LruKeyHasher;
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn rule(r: u32) -> Rule {
-        Rule {
+    fn rule(r: u32) -> ClientLimitRule {
+        ClientLimitRule {
             name: "c".to_owned(),
             rules: Vec::new(),
-            client: Identity::User,
+            distinguisher: ClientDistinguisher::User,
             requests: Some(Rate::new(5 * r, 10 * r)),
             writes: Some(Rate::new(r, 10 * r)),
-            object_backoff: Some(Backoff {
+            object_backoff: Some(ObjectBackoff {
                 base: SECOND,
                 max: 60 * SECOND,
             }),
             concurrency: None,
-            long_running: LongRunning::default(),
-            response: Response::Reject,
+            long_running: LongRunningLimits::default(),
+            response: ClientLimitResponse::Reject,
             dry_run: false,
             max_clients: 100,
         }
     }
 
-    fn passes(verdict: Verdict) -> bool {
-        verdict == Verdict::Pass(None)
+    fn admits_at_once(verdict: ClientLimitDecision) -> bool {
+        verdict == ClientLimitDecision::Admit(None)
     }
 
     #[test]
-    fn each_client_has_its_requests_and_all_together_the_writes() {
-        let (mut tables, keys, now) = (Tables::new(&rule(1)), Keys::default(), Instant::now());
-        let ask = |name: &str, write| Ask {
-            client: keys.joined([name.as_bytes()]),
+    fn requests_are_limited_per_client_and_writes_per_rule() {
+        let (mut tables, keys, now) = (
+            ClientRuleTables::new(&rule(1)),
+            LruKeyHasher::default(),
+            Instant::now(),
+        );
+        let ask = |name: &str, write| ClientLimitRequest {
+            client: keys.hash_joined([name.as_bytes()]),
             write,
             object: None,
         };
-        let count = |tables: &mut Tables, ask: Ask| {
+        let count = |tables: &mut ClientRuleTables, ask: ClientLimitRequest| {
             (0..50)
-                .take_while(|_| passes(tables.charge(&ask, now, Duration::ZERO)))
+                .take_while(|_| admits_at_once(tables.charge(&ask, now, Duration::ZERO)))
                 .count()
         };
         assert_eq!(count(&mut tables, ask("a", false)), 10);
         assert_eq!(count(&mut tables, ask("b", true)), 10);
         let verdict = tables.charge(&ask("c", true), now, Duration::ZERO);
-        assert_eq!(verdict, Verdict::Refuse(Limit::Writes, SECOND));
+        assert_eq!(
+            verdict,
+            ClientLimitDecision::Reject(ClientLimitKind::Writes, SECOND)
+        );
         assert_eq!(
             count(&mut tables, ask("c", false)),
             9,
@@ -307,20 +329,23 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_object_is_tried_after_1_2_4_and_at_last_60_seconds() {
-        let (mut tables, keys, mut now) =
-            (Tables::new(&rule(1000)), Keys::default(), Instant::now());
-        let object = keys.joined([&b"o"[..]]);
-        let ask = Ask {
+    fn the_backoff_of_a_failing_object_doubles_up_to_60_seconds() {
+        let (mut tables, keys, mut now) = (
+            ClientRuleTables::new(&rule(1000)),
+            LruKeyHasher::default(),
+            Instant::now(),
+        );
+        let object = keys.hash_joined([&b"o"[..]]);
+        let ask = ClientLimitRequest {
             client: object,
             write: true,
             object: Some(object),
         };
         let mut waits = Vec::new();
         for _ in 0..9 {
-            assert!(passes(tables.charge(&ask, now, Duration::ZERO)));
-            tables.answered(object, Outcome::Failed, now, now);
-            let Verdict::Refuse(Limit::ObjectBackoff, wait) =
+            assert!(admits_at_once(tables.charge(&ask, now, Duration::ZERO)));
+            tables.record_response(object, ObjectWriteOutcome::Failed, now, now);
+            let ClientLimitDecision::Reject(ClientLimitKind::ObjectBackoff, wait) =
                 tables.charge(&ask, now, Duration::ZERO)
             else {
                 panic!("it waits")
@@ -329,90 +354,120 @@ mod tests {
             now += wait;
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        tables.answered(object, Outcome::Neither, now, now);
-        tables.answered(object, Outcome::Failed, now, now);
-        tables.answered(object, Outcome::Succeeded, now, now);
+        tables.record_response(object, ObjectWriteOutcome::Neutral, now, now);
+        tables.record_response(object, ObjectWriteOutcome::Failed, now, now);
+        tables.record_response(object, ObjectWriteOutcome::Succeeded, now, now);
         assert!(
-            passes(tables.charge(&ask, now, Duration::ZERO)),
+            admits_at_once(tables.charge(&ask, now, Duration::ZERO)),
             "a success resets it"
         );
-        tables.answered(object, Outcome::Failed, now, now);
+        tables.record_response(object, ObjectWriteOutcome::Failed, now, now);
         let verdict = tables.charge(&ask, now, Duration::ZERO);
-        assert_eq!(verdict, Verdict::Refuse(Limit::ObjectBackoff, SECOND));
+        assert_eq!(
+            verdict,
+            ClientLimitDecision::Reject(ClientLimitKind::ObjectBackoff, SECOND)
+        );
     }
 
     #[test]
-    fn failures_that_were_under_way_together_count_once() {
-        let (mut tables, keys, now) = (Tables::new(&rule(10)), Keys::default(), Instant::now());
-        let object = keys.joined([&b"o"[..]]);
+    fn concurrent_failures_count_once() {
+        let (mut tables, keys, now) = (
+            ClientRuleTables::new(&rule(10)),
+            LruKeyHasher::default(),
+            Instant::now(),
+        );
+        let object = keys.hash_joined([&b"o"[..]]);
         for _ in 0..5 {
-            tables.answered(object, Outcome::Failed, now, now + SECOND);
+            tables.record_response(object, ObjectWriteOutcome::Failed, now, now + SECOND);
         }
-        let ask = Ask {
+        let ask = ClientLimitRequest {
             client: object,
             write: true,
             object: Some(object),
         };
         let verdict = tables.charge(&ask, now + SECOND, Duration::ZERO);
-        assert_eq!(verdict, Verdict::Refuse(Limit::ObjectBackoff, SECOND));
+        assert_eq!(
+            verdict,
+            ClientLimitDecision::Reject(ClientLimitKind::ObjectBackoff, SECOND)
+        );
     }
 
     #[test]
-    fn codes_count_as_the_object_is_to_blame_for_them() {
+    fn status_codes_map_to_write_outcomes() {
         for code in [400, 403, 405, 413, 415, 422, 500, 503, 504] {
-            assert_eq!(Outcome::of(code), Outcome::Failed, "{code}");
+            assert_eq!(
+                ObjectWriteOutcome::from_status_code(code),
+                ObjectWriteOutcome::Failed,
+                "{code}"
+            );
         }
         for code in [401, 404, 409, 429, 410] {
-            assert_eq!(Outcome::of(code), Outcome::Neither, "{code}");
+            assert_eq!(
+                ObjectWriteOutcome::from_status_code(code),
+                ObjectWriteOutcome::Neutral,
+                "{code}"
+            );
         }
         for code in [200, 201, 202, 304] {
-            assert_eq!(Outcome::of(code), Outcome::Succeeded, "{code}");
+            assert_eq!(
+                ObjectWriteOutcome::from_status_code(code),
+                ObjectWriteOutcome::Succeeded,
+                "{code}"
+            );
         }
     }
 
     #[test]
-    fn a_million_clients_are_no_more_than_the_tables_hold_and_go_when_they_are_idle() {
-        let (mut tables, keys, now) = (Tables::new(&rule(1)), Keys::default(), Instant::now());
-        let ask = |n: u32| Ask {
-            client: keys.joined([&n.to_be_bytes()[..]]),
+    fn the_tables_are_bounded_for_a_million_clients_and_evict_idle_ones() {
+        let (mut tables, keys, now) = (
+            ClientRuleTables::new(&rule(1)),
+            LruKeyHasher::default(),
+            Instant::now(),
+        );
+        let ask = |n: u32| ClientLimitRequest {
+            client: keys.hash_joined([&n.to_be_bytes()[..]]),
             write: false,
             object: None,
         };
         for n in 0..1_000_000 {
             tables.charge(&ask(n), now, Duration::ZERO);
         }
-        assert_eq!(tables.known(), (100, 0));
+        assert_eq!(tables.entry_counts(), (100, 0));
         let later = now + 60 * SECOND;
         for n in 0..200 {
             tables.charge(&ask(n % 2), later, Duration::ZERO);
         }
-        assert_eq!(tables.known(), (2, 0), "full buckets are forgotten");
-        assert!(Tables::most_bytes(&rule(1)) < 100 * 500);
+        assert_eq!(tables.entry_counts(), (2, 0), "full buckets are forgotten");
+        assert!(ClientRuleTables::max_bytes(&rule(1)) < 100 * 500);
     }
 
     #[test]
-    fn who_may_wait_is_told_how_long() {
-        let (mut tables, keys, now) = (Tables::new(&rule(1)), Keys::default(), Instant::now());
-        let ask = Ask {
-            client: keys.joined([&b"a"[..]]),
+    fn a_request_that_may_wait_gets_the_wait_of_its_longest_limit() {
+        let (mut tables, keys, now) = (
+            ClientRuleTables::new(&rule(1)),
+            LruKeyHasher::default(),
+            Instant::now(),
+        );
+        let ask = ClientLimitRequest {
+            client: keys.hash_joined([&b"a"[..]]),
             write: true,
             object: None,
         };
         for _ in 0..10 {
-            assert!(passes(tables.charge(&ask, now, 2 * SECOND)));
+            assert!(admits_at_once(tables.charge(&ask, now, 2 * SECOND)));
         }
-        let wait = |tables: &mut Tables| tables.charge(&ask, now, 2 * SECOND);
+        let wait = |tables: &mut ClientRuleTables| tables.charge(&ask, now, 2 * SECOND);
         assert_eq!(
             wait(&mut tables),
-            Verdict::Pass(Some((Limit::Writes, SECOND)))
+            ClientLimitDecision::Admit(Some((ClientLimitKind::Writes, SECOND)))
         );
         assert_eq!(
             wait(&mut tables),
-            Verdict::Pass(Some((Limit::Writes, 2 * SECOND)))
+            ClientLimitDecision::Admit(Some((ClientLimitKind::Writes, 2 * SECOND)))
         );
         assert_eq!(
             wait(&mut tables),
-            Verdict::Refuse(Limit::Writes, 3 * SECOND)
+            ClientLimitDecision::Reject(ClientLimitKind::Writes, 3 * SECOND)
         );
     }
 }

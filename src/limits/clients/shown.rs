@@ -1,18 +1,18 @@
 //! The rules as operators see them.
 
 use crate::limits::bucket::Rate;
-use crate::limits::clients::config::Identity;
-use crate::limits::clients::config::Rule;
+use crate::limits::clients::config::ClientDistinguisher;
+use crate::limits::clients::config::ClientLimitRule;
 
 /// What a rule allows, in few words.
 #[must_use]
-pub(super) fn allows(rule: &Rule) -> String {
+pub(super) fn rule_summary(rule: &ClientLimitRule) -> String {
     let rate = |rate: &Rate| format!("{}/s, burst {}", rate.per_second(), rate.burst());
-    let who = match rule.client {
-        Identity::Namespace => "namespace",
-        Identity::SourceAddress => "address",
-        Identity::User => "user",
-        Identity::UserAndAgent => "user and agent",
+    let who = match rule.distinguisher {
+        ClientDistinguisher::Namespace => "namespace",
+        ClientDistinguisher::SourceAddress => "address",
+        ClientDistinguisher::User => "user",
+        ClientDistinguisher::UserAndAgent => "user and agent",
     };
     let running = &rule.long_running;
     let parts = [

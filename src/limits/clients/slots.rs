@@ -11,82 +11,84 @@ use std::sync::PoisonError;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 
-use crate::limits::lru::Key;
+use crate::limits::lru::LruKey;
 
 /// The slots of all keys.
 #[derive(Debug)]
-pub(super) struct Slots {
-    most: usize,
+pub(super) struct KeyedSlots {
+    slots_per_key: usize,
     /// Guards who is there; held for a look.
-    keys: Mutex<HashMap<Key, There>>,
+    semaphores: Mutex<HashMap<LruKey, KeySemaphore>>,
 }
 
 #[derive(Debug)]
-struct There {
-    slots: Arc<Semaphore>,
-    requests: usize,
+struct KeySemaphore {
+    semaphore: Arc<Semaphore>,
+    request_count: usize,
 }
 
 /// A request that holds a slot or waits for one; gives it back when it is dropped.
 #[derive(Debug)]
-pub(super) struct Entered {
-    of: Arc<Slots>,
-    key: Key,
-    slots: Arc<Semaphore>,
-    held: Option<OwnedSemaphorePermit>,
+pub(super) struct KeyedSlotHandle {
+    slots: Arc<KeyedSlots>,
+    key: LruKey,
+    semaphore: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Slots {
+impl KeyedSlots {
     pub(super) fn new(most: u32) -> Arc<Self> {
         Arc::new(Self {
-            most: usize::try_from(most)
+            slots_per_key: usize::try_from(most)
                 .unwrap_or(Semaphore::MAX_PERMITS)
                 .min(Semaphore::MAX_PERMITS),
-            keys: Mutex::default(),
+            semaphores: Mutex::default(),
         })
     }
 
-    fn keys(&self) -> MutexGuard<'_, HashMap<Key, There>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_semaphores(&self) -> MutexGuard<'_, HashMap<LruKey, KeySemaphore>> {
+        self.semaphores
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn enter(self: &Arc<Self>, key: Key) -> Entered {
-        let mut keys = self.keys();
-        let there = keys.entry(key).or_insert_with(|| There {
-            slots: Arc::new(Semaphore::new(self.most)),
-            requests: 0,
+    pub(super) fn handle(self: &Arc<Self>, key: LruKey) -> KeyedSlotHandle {
+        let mut keys = self.lock_semaphores();
+        let there = keys.entry(key).or_insert_with(|| KeySemaphore {
+            semaphore: Arc::new(Semaphore::new(self.slots_per_key)),
+            request_count: 0,
         });
-        there.requests += 1;
-        Entered {
-            of: Arc::clone(self),
+        there.request_count += 1;
+        KeyedSlotHandle {
+            slots: Arc::clone(self),
             key,
-            slots: Arc::clone(&there.slots),
-            held: None,
+            semaphore: Arc::clone(&there.semaphore),
+            permit: None,
         }
     }
 }
 
-impl Entered {
+impl KeyedSlotHandle {
     /// Takes a slot if one is free and nobody waits for it. Whether it did.
-    pub(super) fn try_take(&mut self) -> bool {
-        self.held = Arc::clone(&self.slots).try_acquire_owned().ok();
-        self.held.is_some()
+    pub(super) fn try_acquire(&mut self) -> bool {
+        self.permit = Arc::clone(&self.semaphore).try_acquire_owned().ok();
+        self.permit.is_some()
     }
 
     /// Takes a slot when it is this one's turn. Cancel safety: the place in the queue is lost.
-    pub(super) async fn take(&mut self) {
+    pub(super) async fn acquire(&mut self) {
         // It is never closed.
-        self.held = Arc::clone(&self.slots).acquire_owned().await.ok();
+        self.permit = Arc::clone(&self.semaphore).acquire_owned().await.ok();
     }
 }
 
-impl Drop for Entered {
+impl Drop for KeyedSlotHandle {
     fn drop(&mut self) {
-        drop(self.held.take());
-        let mut keys = self.of.keys();
+        drop(self.permit.take());
+        let mut keys = self.slots.lock_semaphores();
         if let Some(there) = keys.get_mut(&self.key) {
-            there.requests -= 1;
-            if there.requests == 0 {
+            there.request_count -= 1;
+            if there.request_count == 0 {
                 keys.remove(&self.key);
             }
         }
@@ -96,30 +98,36 @@ impl Drop for Entered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::lru::Keys;
+    use crate::limits::lru::LruKeyHasher;
 
     #[test]
-    fn a_key_is_known_as_long_as_somebody_is_there() {
-        let (slots, key) = (Slots::new(1), Keys::default().joined([&b"a"[..]]));
-        let (mut first, mut second) = (slots.enter(key), slots.enter(key));
-        assert!(first.try_take());
-        assert!(!second.try_take());
+    fn a_key_is_removed_with_its_last_handle() {
+        let (slots, key) = (
+            KeyedSlots::new(1),
+            LruKeyHasher::default().hash_joined([&b"a"[..]]),
+        );
+        let (mut first, mut second) = (slots.handle(key), slots.handle(key));
+        assert!(first.try_acquire());
+        assert!(!second.try_acquire());
         drop(first);
-        assert!(second.try_take());
-        assert_eq!(slots.keys().len(), 1);
+        assert!(second.try_acquire());
+        assert_eq!(slots.lock_semaphores().len(), 1);
         drop(second);
-        assert!(slots.keys().is_empty());
+        assert!(slots.lock_semaphores().is_empty());
     }
 
     #[tokio::test]
-    async fn who_came_first_is_served_first() {
-        let (slots, key) = (Slots::new(1), Keys::default().joined([&b"a"[..]]));
-        let mut held = slots.enter(key);
-        assert!(held.try_take());
-        let (mut second, mut third) = (slots.enter(key), slots.enter(key));
-        let mut second_waits = Box::pin(second.take());
+    async fn slots_are_granted_in_order_of_arrival() {
+        let (slots, key) = (
+            KeyedSlots::new(1),
+            LruKeyHasher::default().hash_joined([&b"a"[..]]),
+        );
+        let mut held = slots.handle(key);
+        assert!(held.try_acquire());
+        let (mut second, mut third) = (slots.handle(key), slots.handle(key));
+        let mut second_waits = Box::pin(second.acquire());
         assert!(futures_util::poll!(&mut second_waits).is_pending());
-        let mut third_waits = Box::pin(third.take());
+        let mut third_waits = Box::pin(third.acquire());
         assert!(futures_util::poll!(&mut third_waits).is_pending());
         drop(held);
         assert!(futures_util::poll!(&mut third_waits).is_pending());

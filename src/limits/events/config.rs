@@ -6,14 +6,14 @@
 use std::path::PathBuf;
 
 use crate::document;
-use crate::document::Faults;
-use crate::document::Fields;
+use crate::document::Diagnostics;
+use crate::document::MappingDecoder;
 use crate::document::Node;
-use crate::document::Place;
+use crate::document::SourceLocation;
 use crate::document::Strictness;
 
 /// The plugin's name.
-const PLUGIN: &str = "EventRateLimit";
+const PLUGIN_NAME: &str = "EventRateLimit";
 
 /// `defaultCacheSize` (`plugin/pkg/admission/eventratelimit/limitenforcer.go`).
 const DEFAULT_CACHE_SIZE: u32 = 4096;
@@ -53,7 +53,7 @@ impl LimitType {
 
 /// One limit, valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit {
+pub struct EventLimitConfig {
     /// The field `type`.
     pub limit_type: LimitType,
     /// Events a second.
@@ -68,7 +68,7 @@ pub struct Limit {
 
 /// Where an `AdmissionConfiguration` has the plugin's document.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Source {
+pub enum PluginConfigSource {
     /// In itself, at this path.
     Inline(Node, String),
     /// In another file; relative to its own.
@@ -77,13 +77,17 @@ pub enum Source {
 
 /// Reads an `AdmissionConfiguration` (`apiserver.config.k8s.io/v1`). `None`, and faults, if it does not tell where the
 /// plugin's configuration is.
-pub fn admission_configuration(file: &str, text: &str, faults: &mut Faults) -> Option<Source> {
+pub fn parse_admission_configuration(
+    file: &str,
+    text: &str,
+    faults: &mut Diagnostics,
+) -> Option<PluginConfigSource> {
     const VERSIONS: &[&str] = &["apiserver.config.k8s.io/v1", "apiserver.k8s.io/v1alpha1"];
-    let document = first_document(file, text, faults)?;
-    let read = |fields: &mut Fields<'_>| {
-        type_meta(fields, VERSIONS, "AdmissionConfiguration");
+    let document = parse_first_document(file, text, faults)?;
+    let read = |fields: &mut MappingDecoder<'_>| {
+        check_type_meta(fields, VERSIONS, "AdmissionConfiguration");
         let mut n = 0;
-        let plugin = |fields: &mut Fields<'_>| {
+        let plugin = |fields: &mut MappingDecoder<'_>| {
             let inline = fields.path("configuration");
             let plugin = (
                 fields.string("name"),
@@ -96,17 +100,17 @@ pub fn admission_configuration(file: &str, text: &str, faults: &mut Faults) -> O
         let plugins = fields.objects("plugins", plugin).unwrap_or_default();
         let found = plugins
             .into_iter()
-            .find(|((name, ..), _)| name.as_deref() == Some(PLUGIN));
+            .find(|((name, ..), _)| name.as_deref() == Some(PLUGIN_NAME));
         let Some(((_, configuration, path), inline)) = found else {
-            fields.error("plugins", format!("no plugin is named {PLUGIN}"));
+            fields.report_error("plugins", format!("no plugin is named {PLUGIN_NAME}"));
             return None;
         };
         match (configuration, path.filter(|path| !path.is_empty())) {
-            (Some(node), _) => Some(Source::Inline(node, inline)),
-            (None, Some(path)) => Some(Source::Path(path.into())),
+            (Some(node), _) => Some(PluginConfigSource::Inline(node, inline)),
+            (None, Some(path)) => Some(PluginConfigSource::Path(path.into())),
             (None, None) => {
                 // What upstream says of a plugin without any configuration.
-                fields.error("plugins", format!("{PLUGIN} needs a path or a configuration: limits: Invalid value: null: must not be empty"));
+                fields.report_error("plugins", format!("{PLUGIN_NAME} needs a path or a configuration: limits: Invalid value: null: must not be empty"));
                 None
             }
         }
@@ -115,25 +119,33 @@ pub fn admission_configuration(file: &str, text: &str, faults: &mut Faults) -> O
 }
 
 /// Reads the plugin's own document (`eventratelimit.admission.k8s.io/v1alpha1`, kind `Configuration`).
-pub fn configuration(file: &str, text: &str, faults: &mut Faults) -> Option<Vec<Limit>> {
-    let document = first_document(file, text, faults)?;
-    limits(&document, "", faults)
+pub fn parse_configuration(
+    file: &str,
+    text: &str,
+    faults: &mut Diagnostics,
+) -> Option<Vec<EventLimitConfig>> {
+    let document = parse_first_document(file, text, faults)?;
+    parse_limits(&document, "", faults)
 }
 
 /// Likewise from a part of another document, at this path.
-pub fn limits(node: &Node, path: &str, faults: &mut Faults) -> Option<Vec<Limit>> {
+pub fn parse_limits(
+    node: &Node,
+    path: &str,
+    faults: &mut Diagnostics,
+) -> Option<Vec<EventLimitConfig>> {
     const VERSIONS: &[&str] = &[
         "eventratelimit.admission.k8s.io/v1alpha1",
         "eventratelimit.admission.k8s.io/__internal",
     ];
     let before = faults.errors().count();
     let limits = node.decode(faults, path, Strictness::Warn, |fields| {
-        type_meta(fields, VERSIONS, "Configuration");
-        fields.known(&["metadata"]);
+        check_type_meta(fields, VERSIONS, "Configuration");
+        fields.mark_known(&["metadata"]);
         let mut seen: Vec<LimitType> = Vec::new();
-        let given = fields.objects("limits", |fields| limit(fields, &mut seen));
+        let given = fields.objects("limits", |fields| parse_limit(fields, &mut seen));
         if fields.node("limits").is_none() || given.as_ref().is_some_and(Vec::is_empty) {
-            fields.error("limits", "Invalid value: []: must not be empty");
+            fields.report_error("limits", "Invalid value: []: must not be empty");
         }
         given.unwrap_or_default()
     })?;
@@ -142,45 +154,52 @@ pub fn limits(node: &Node, path: &str, faults: &mut Faults) -> Option<Vec<Limit>
 }
 
 /// Upstream reads no more than the first, be it empty; and what begins with a brace as JSON alone (`RecognizesData`).
-fn first_document(file: &str, text: &str, faults: &mut Faults) -> Option<Node> {
+fn parse_first_document(file: &str, text: &str, faults: &mut Diagnostics) -> Option<Node> {
     if text.trim_start().starts_with('{') {
         return document::parse_json(file, text, faults);
     }
     let first = document::parse_first(file, text, faults)?;
-    if let Some(further) = &first.further {
-        faults.warning(further, "", "only the first document is read");
+    if let Some(further) = &first.trailing {
+        faults.report_warning(further, "", "only the first document is read");
     }
     if first.document.is_none() {
-        faults.error(&Place::whole(file), "", "the first document is empty");
+        faults.report_error(
+            &SourceLocation::whole_file(file),
+            "",
+            "the first document is empty",
+        );
     }
     first.document
 }
 
 /// A document without `apiVersion` and `kind`, or with others, cannot be read at all.
-fn type_meta(fields: &mut Fields<'_>, versions: &[&str], expected: &str) {
+fn check_type_meta(fields: &mut MappingDecoder<'_>, versions: &[&str], expected: &str) {
     fields.require(&["apiVersion", "kind"]);
     if let Some(version) = fields.string("apiVersion")
         && !versions.contains(&version.as_str())
     {
         let right = versions.first().copied().unwrap_or_default();
-        fields.error("apiVersion", format!("expected {right}, got {version:?}"));
+        fields.report_error("apiVersion", format!("expected {right}, got {version:?}"));
     }
     if let Some(kind) = fields.string("kind")
         && kind != expected
     {
-        fields.error("kind", format!("expected {expected}, got {kind:?}"));
+        fields.report_error("kind", format!("expected {expected}, got {kind:?}"));
     }
 }
 
 /// `None` if it is not valid (`validation.go`: type, burst, qps, cacheSize, all of them).
-fn limit(fields: &mut Fields<'_>, seen: &mut Vec<LimitType>) -> Option<Limit> {
+fn parse_limit(
+    fields: &mut MappingDecoder<'_>,
+    seen: &mut Vec<LimitType>,
+) -> Option<EventLimitConfig> {
     let name = match fields.node("type") {
         Some(_) => fields.string("type"),
         None => Some(String::new()),
     };
-    let qps = int32(fields, "qps");
-    let burst = int32(fields, "burst");
-    let cache_size = int32(fields, "cacheSize");
+    let qps = parse_int32(fields, "qps");
+    let burst = parse_int32(fields, "burst");
+    let cache_size = parse_int32(fields, "cacheSize");
     let reserve = match fields.node("warningReservePercent") {
         Some(_) => fields.integer("warningReservePercent", 0..=100_u8),
         None => Some(0),
@@ -191,10 +210,10 @@ fn limit(fields: &mut Fields<'_>, seen: &mut Vec<LimitType>) -> Option<Limit> {
     if limit_type.is_none() {
         let names = LimitType::ALL.map(|t| format!("{:?}", t.name())).join(", ");
         let message = format!("Unsupported value: {name:?}: supported values: {names}");
-        fields.error("type", message);
+        fields.report_error("type", message);
     }
-    let burst = positive(fields, "burst", burst);
-    let qps = positive(fields, "qps", qps);
+    let burst = validate_positive(fields, "burst", burst);
+    let qps = validate_positive(fields, "qps", qps);
     let server = limit_type == Some(LimitType::Server);
     let cache_size = match u32::try_from(cache_size) {
         _ if server => Some(1),
@@ -202,17 +221,17 @@ fn limit(fields: &mut Fields<'_>, seen: &mut Vec<LimitType>) -> Option<Limit> {
         Ok(size) => Some(size),
         Err(_) => {
             let message = format!("Invalid value: {cache_size}: must not be negative");
-            fields.error("cacheSize", message);
+            fields.report_error("cacheSize", message);
             None
         }
     };
     let limit_type = limit_type?;
     if seen.contains(&limit_type) {
         let message = format!("a limit of type {name} stands above already; both hold");
-        fields.warning("type", message);
+        fields.report_warning("type", message);
     }
     seen.push(limit_type);
-    Some(Limit {
+    Some(EventLimitConfig {
         limit_type,
         qps: qps?,
         burst: burst?,
@@ -222,17 +241,17 @@ fn limit(fields: &mut Fields<'_>, seen: &mut Vec<LimitType>) -> Option<Limit> {
 }
 
 /// `None` if it cannot be read; 0 if it is absent, as Go has it.
-fn int32(fields: &mut Fields<'_>, name: &'static str) -> Option<i32> {
+fn parse_int32(fields: &mut MappingDecoder<'_>, name: &'static str) -> Option<i32> {
     match fields.node(name) {
         Some(_) => fields.integer(name, i32::MIN..=i32::MAX),
         None => Some(0),
     }
 }
 
-fn positive(fields: &mut Fields<'_>, name: &str, value: i32) -> Option<u32> {
+fn validate_positive(fields: &mut MappingDecoder<'_>, name: &str, value: i32) -> Option<u32> {
     let valid = u32::try_from(value).ok().filter(|value| *value > 0);
     if valid.is_none() {
-        fields.error(name, format!("Invalid value: {value}: must be positive"));
+        fields.report_error(name, format!("Invalid value: {value}: must be positive"));
     }
     valid
 }
@@ -241,57 +260,57 @@ fn positive(fields: &mut Fields<'_>, name: &str, value: i32) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn admission(text: &str) -> (Option<Source>, String) {
-        let mut faults = Faults::default();
-        let source = admission_configuration("admission.yaml", text, &mut faults);
+    fn parse_admission(text: &str) -> (Option<PluginConfigSource>, String) {
+        let mut faults = Diagnostics::default();
+        let source = parse_admission_configuration("admission.yaml", text, &mut faults);
         (source, faults.to_string())
     }
 
     #[test]
-    fn the_plugin_is_found_by_its_name_inline_or_by_path() {
+    fn the_plugin_is_found_by_name_inline_or_by_path() {
         let text = |rest: &str| {
             format!(
                 "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins:\n\
                  - name: ImagePolicyWebhook\n  path: a.yaml\n- name: EventRateLimit\n{rest}"
             )
         };
-        let (source, faults) = admission(&text("  path: events.yaml\n"));
+        let (source, faults) = parse_admission(&text("  path: events.yaml\n"));
         assert_eq!(
             (source, faults.as_str()),
-            (Some(Source::Path("events.yaml".into())), "")
+            (Some(PluginConfigSource::Path("events.yaml".into())), "")
         );
-        let (source, faults) = admission(&text(
+        let (source, faults) = parse_admission(&text(
             "  path: ignored.yaml\n  configuration:\n    apiVersion: eventratelimit.admission.k8s.io/v1alpha1\n    \
              kind: Configuration\n    limits:\n    - {type: Server, qps: 0, burst: 1}\n",
         ));
         assert_eq!(faults, "");
-        let Some(Source::Inline(node, path)) = source else {
+        let Some(PluginConfigSource::Inline(node, path)) = source else {
             panic!("{source:?}")
         };
-        let mut faults = Faults::default();
-        assert_eq!(limits(&node, &path, &mut faults), None);
+        let mut faults = Diagnostics::default();
+        assert_eq!(parse_limits(&node, &path, &mut faults), None);
         assert_eq!(
             faults.to_string(),
             "admission.yaml:12:27: plugins[1].configuration.limits[0].qps: Invalid value: 0: must be positive"
         );
-        assert!(admission(&text("")).1.contains("must not be empty"));
+        assert!(parse_admission(&text("")).1.contains("must not be empty"));
     }
 
     const CONFIGURATION: &str = r#"{"apiVersion":"eventratelimit.admission.k8s.io/v1alpha1","kind":"Configuration","limits":[{"type":"Server","qps":1,"burst":2}]}"#;
 
-    fn read(text: &str) -> (Option<usize>, String) {
-        let mut faults = Faults::default();
-        let limits = configuration("e", text, &mut faults);
+    fn parse(text: &str) -> (Option<usize>, String) {
+        let mut faults = Diagnostics::default();
+        let limits = parse_configuration("e", text, &mut faults);
         (limits.map(|limits| limits.len()), faults.to_string())
     }
 
     #[test]
-    fn what_begins_with_a_brace_is_json_and_nothing_else() {
+    fn a_document_that_begins_with_a_brace_is_parsed_as_json_only() {
         for right in [
             CONFIGURATION.to_owned(),
             format!(" \t\r\n{CONFIGURATION}\n\n"),
         ] {
-            assert_eq!(read(&right), (Some(1), String::new()));
+            assert_eq!(parse(&right), (Some(1), String::new()));
         }
         for wrong in [
             format!("{CONFIGURATION}\n# a comment\n"),
@@ -301,7 +320,7 @@ mod tests {
             format!("\u{a0}{CONFIGURATION}"),
             "{{{{".to_owned(),
         ] {
-            let (limits, faults) = read(&wrong);
+            let (limits, faults) = parse(&wrong);
             assert_eq!(limits, None, "{wrong}");
             assert!(
                 faults.starts_with("e:1:") || faults.starts_with("e:2:"),
@@ -312,20 +331,20 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_document_counts_be_it_empty() {
+    fn only_the_first_document_counts_even_if_empty() {
         let yaml = CONFIGURATION.replace('"', "").replace(':', ": ");
         let yaml = format!("---\n{yaml}\n");
-        assert_eq!(read(&yaml), (Some(1), String::new()));
-        assert_eq!(read(&format!("{yaml}---\n")), (Some(1), String::new()));
+        assert_eq!(parse(&yaml), (Some(1), String::new()));
+        assert_eq!(parse(&format!("{yaml}---\n")), (Some(1), String::new()));
         for later in ["{{{{", "a: b", "\"x"] {
-            let (limits, faults) = read(&format!("{yaml}---\n{later}\n"));
+            let (limits, faults) = parse(&format!("{yaml}---\n{later}\n"));
             assert_eq!(limits, Some(1), "{later}: {faults}");
             assert!(
                 faults.ends_with("warning: only the first document is read"),
                 "{faults}"
             );
         }
-        let (limits, faults) = read(&format!("---\n{yaml}"));
+        let (limits, faults) = parse(&format!("---\n{yaml}"));
         assert_eq!(limits, None);
         assert!(
             faults.ends_with("e: the first document is empty"),
@@ -334,9 +353,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_the_plugin_is_at_fault() {
+    fn a_file_without_the_plugin_is_an_error() {
         let (source, faults) =
-            admission("apiVersion: v1\nkind: AdmissionConfiguration\nplugins: []\n");
+            parse_admission("apiVersion: v1\nkind: AdmissionConfiguration\nplugins: []\n");
         assert_eq!(source, None);
         assert_eq!(
             faults,
@@ -346,12 +365,12 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_told_at_once_and_what_is_odd_is_warned_of() {
+    fn all_errors_and_warnings_are_reported_at_once() {
         let text = "apiVersion: eventratelimit.admission.k8s.io/v1alpha1\nkind: Configuration\nlimits:\n\
                     - {type: Server, qps: 1, burst: 2, brust: 3}\n- {type: Server, qps: 1, qps: 2, burst: 0}\n\
                     - {type: Pod, qps: x, burst: 1}\n- {type: User, qps: 1, burst: 1, warningReservePercent: 101}\n";
-        let mut faults = Faults::default();
-        assert_eq!(configuration("e.yaml", text, &mut faults), None);
+        let mut faults = Diagnostics::default();
+        assert_eq!(parse_configuration("e.yaml", text, &mut faults), None);
         let lines: Vec<_> = faults.to_string().lines().map(str::to_owned).collect();
         for (line, expected) in lines.iter().zip([
             "e.yaml:4:36: warning: limits[0].brust: unknown field",

@@ -10,48 +10,48 @@ use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
-use crate::limits::events::Charge;
-use crate::limits::events::Event;
-use crate::limits::events::Groups;
-use crate::limits::events::Limits;
-use crate::limits::events::Write;
+use crate::limits::events::EventBucketKeys;
+use crate::limits::events::EventLimits;
+use crate::limits::events::EventWrite;
+use crate::limits::events::LimitedEvent;
+use crate::limits::events::LimitedEventGroups;
 use crate::limits::events::body;
-use crate::limits::events::body::Encoding;
+use crate::limits::events::body::EventEncoding;
 use crate::limits::events::config;
 use crate::limits::events::config::LimitType;
-use crate::limits::events::message;
-use crate::limits::events::shown::Counted;
-use crate::limits::lock::lock;
-use crate::limits::lru::Keys;
+use crate::limits::events::rejection_message;
+use crate::limits::events::shown::EventLimitCounts;
+use crate::limits::lock::spin_lock;
 use crate::limits::lru::Lru;
-use crate::limits::lru::Was;
-use crate::limits::retry_after;
+use crate::limits::lru::LruKeyHasher;
+use crate::limits::lru::LruOutcome;
+use crate::limits::retry_after_seconds;
 use crate::limits::top_keys::TopKey;
 use crate::limits::top_keys::TopKeys;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 
 /// How many events' keys are remembered for their patches: an hour of four new events a second, in at most 12 MiB.
-const REMEMBERED: usize = 16_384;
+const MAX_TRACKED_EVENTS: usize = 16_384;
 
 /// The longest key that is remembered, in bytes: names and a uid need no more. The patch of an event with a longer one
 /// is charged by namespace and name.
-const LONGEST_REMEMBERED: usize = 512;
+const MAX_TRACKED_KEY_BYTES: usize = 512;
 
 /// What is enforced, and how.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct EventRateLimitConfig {
     /// `--event-rate-limit-config`, in its order.
-    pub limits: Vec<config::Limit>,
+    pub limits: Vec<config::EventLimitConfig>,
     /// `--event-rate-limit-groups`.
-    pub groups: Groups,
+    pub groups: LimitedEventGroups,
     /// `--event-rate-limit-retry-after`.
     pub retry_after: bool,
 }
 
 /// An event too many.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TooManyEvents {
+pub struct EventRejection {
     /// Upstream's words.
     pub message: String,
     /// Whole seconds until every limit that refused has a token, if that is to be said.
@@ -63,15 +63,15 @@ pub struct TooManyEvents {
 /// A request that writes an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventRequest {
-    write: Write,
+    write: EventWrite,
     /// How its body is written, if that is to be read.
-    encoding: Option<Encoding>,
+    encoding: Option<EventEncoding>,
 }
 
 impl EventRequest {
     /// Whether the body must be there to decide.
     #[must_use]
-    pub const fn wants_body(&self) -> bool {
+    pub const fn needs_body(&self) -> bool {
         self.encoding.is_some()
     }
 }
@@ -80,43 +80,43 @@ impl EventRequest {
 #[derive(Debug)]
 pub struct EventRateLimit {
     /// Guards the buckets; held for one decision.
-    limits: Mutex<Limits>,
-    keys: Keys,
+    limits: Mutex<EventLimits>,
+    keys: LruKeyHasher,
     types: Box<[LimitType]>,
-    configured: Box<[config::Limit]>,
-    groups: Groups,
+    limit_configs: Box<[config::EventLimitConfig]>,
+    groups: LimitedEventGroups,
     retry_after: bool,
     /// Some limit goes by source and object, or spares warnings.
-    looks_inside: bool,
-    counters: Box<[Counters]>,
+    needs_body: bool,
+    counters: Box<[EventLimitCounters]>,
     /// Guards who was refused by which limit; held for one refusal.
-    top: Mutex<Box<[TopKeys]>>,
+    top_keys: Mutex<Box<[TopKeys]>>,
     /// Guards the keys of events by namespace and name; held for a look.
-    remembered: Mutex<Lru<Remembered>>,
+    tracked_keys: Mutex<Lru<TrackedEventKey>>,
 }
 
 #[derive(Debug)]
-struct Remembered {
+struct TrackedEventKey {
     source_and_object: Box<[u8]>,
     warning: bool,
 }
 
 /// What is counted of one limit.
 #[derive(Debug)]
-struct Counters {
+struct EventLimitCounters {
     allowed: IntCounter,
     rejected: IntCounter,
     evictions: IntCounter,
     keys: IntGauge,
 }
 
-struct Metrics {
+struct EventLimitMetrics {
     requests: IntCounterVec,
     evictions: IntCounterVec,
     keys: IntGaugeVec,
 }
 
-impl Metrics {
+impl EventLimitMetrics {
     fn register(registry: &Registry) -> Self {
         Self {
             requests: registry.counters(
@@ -137,10 +137,10 @@ impl Metrics {
         }
     }
 
-    fn of(&self, n: usize, limit: &config::Limit) -> Counters {
+    fn for_limit(&self, n: usize, limit: &config::EventLimitConfig) -> EventLimitCounters {
         let (n, name) = (n.to_string(), limit.limit_type.name());
         let requests = |decision| self.requests.with_label_values(&[&n, name, decision]);
-        Counters {
+        EventLimitCounters {
             allowed: requests("allowed"),
             rejected: requests("rejected"),
             evictions: self.evictions.with_label_values(&[&n, name]),
@@ -152,45 +152,47 @@ impl Metrics {
 impl EventRateLimit {
     /// Limits that nothing was charged to, and that show themselves in `registry`.
     #[must_use]
-    pub fn new(config: &Config, registry: &Registry) -> Self {
-        let metrics = Metrics::register(registry);
+    pub fn new(config: &EventRateLimitConfig, registry: &Registry) -> Self {
+        let metrics = EventLimitMetrics::register(registry);
         let limits = &config.limits;
-        let looks_inside = |limit: &config::Limit| {
+        let looks_inside = |limit: &config::EventLimitConfig| {
             limit.limit_type == LimitType::SourceAndObject || limit.warning_reserve_percent > 0
         };
         Self {
-            limits: Mutex::new(Limits::new(limits)),
-            keys: Keys::default(),
+            limits: Mutex::new(EventLimits::new(limits)),
+            keys: LruKeyHasher::default(),
             types: limits.iter().map(|limit| limit.limit_type).collect(),
-            configured: limits.clone().into(),
+            limit_configs: limits.clone().into(),
             groups: config.groups,
             retry_after: config.retry_after,
-            looks_inside: limits.iter().any(looks_inside),
+            needs_body: limits.iter().any(looks_inside),
             counters: limits
                 .iter()
                 .enumerate()
-                .map(|(n, limit)| metrics.of(n, limit))
+                .map(|(n, limit)| metrics.for_limit(n, limit))
                 .collect(),
-            top: Mutex::new(limits.iter().map(|_| TopKeys::default()).collect()),
-            remembered: Mutex::new(Lru::new(REMEMBERED)),
+            top_keys: Mutex::new(limits.iter().map(|_| TopKeys::default()).collect()),
+            tracked_keys: Mutex::new(Lru::new(MAX_TRACKED_EVENTS)),
         }
     }
 
     /// What is to be done about a request; `None` if it writes no event that is limited.
     #[must_use]
-    pub fn concerns(
+    pub fn event_request(
         &self,
         info: &RequestInfo<'_>,
         content_type: Option<&[u8]>,
     ) -> Option<EventRequest> {
-        let write = Write::of(info, self.groups)?;
+        let write = EventWrite::from_request(info, self.groups)?;
         let encoding = match write {
-            Write::Create | Write::Update => Encoding::of_object(content_type),
-            Write::Patch => Encoding::of_patch(content_type),
+            EventWrite::Create | EventWrite::Update => {
+                EventEncoding::from_content_type(content_type)
+            }
+            EventWrite::Patch => EventEncoding::from_patch_content_type(content_type),
         };
         Some(EventRequest {
             write,
-            encoding: encoding.filter(|_| self.looks_inside),
+            encoding: encoding.filter(|_| self.needs_body),
         })
     }
 
@@ -205,23 +207,23 @@ impl EventRateLimit {
         user: &str,
         body: &[u8],
         now: Instant,
-    ) -> Result<(), TooManyEvents> {
+    ) -> Result<(), EventRejection> {
         let found = request.encoding.and_then(|encoding| {
             let group_version = match info.api_group() {
                 b"" => Cow::Borrowed(info.api_version()),
                 group => Cow::Owned([group, b"/", info.api_version()].concat()),
             };
             // One of another version is read upstream as well, and then refused.
-            body::read(encoding, &group_version, body).filter(|found| found.version_accepted)
+            body::parse(encoding, &group_version, body).filter(|found| found.version_accepted)
         });
         let (source_and_object, warning) = match &found {
             Some(found) => (
                 Cow::Owned(found.key.concat()),
                 *found.event_type == *b"Warning",
             ),
-            None => self.without_body(request, info),
+            None => self.key_without_body(request, info),
         };
-        let event = Event {
+        let event = LimitedEvent {
             namespace: info.namespace(),
             user: user.as_bytes(),
             source_and_object,
@@ -230,63 +232,63 @@ impl EventRateLimit {
         self.charge(&event, now)?;
         if let Some(found) = found {
             let name = match request.write {
-                Write::Create => &*found.name,
-                Write::Patch | Write::Update => info.name(),
+                EventWrite::Create => &*found.name,
+                EventWrite::Patch | EventWrite::Update => info.name(),
             };
-            self.remember(name, &event);
+            self.track_key(name, &event);
         }
         Ok(())
     }
 
     /// The key of an event whose body does not tell it: of a patch the one that its name is known to have, or namespace and
     /// name; of what is no event none.
-    fn without_body<'e>(
+    fn key_without_body<'e>(
         &self,
         request: EventRequest,
         info: &RequestInfo<'_>,
     ) -> (Cow<'e, [u8]>, bool) {
         let names = [info.namespace(), info.name()];
-        if !self.looks_inside || request.write != Write::Patch || request.wants_body() {
+        if !self.needs_body || request.write != EventWrite::Patch || request.needs_body() {
             return (Cow::Borrowed(b""), false);
         }
-        let known = |known: &mut Remembered| {
+        let known = |known: &mut TrackedEventKey| {
             let key = known.source_and_object.to_vec();
             (Cow::Owned(key), known.warning)
         };
-        lock(&self.remembered)
-            .get_mut(self.keys.apart(names))
+        spin_lock(&self.tracked_keys)
+            .get_mut(self.keys.hash_separate(names))
             .map(known)
             .unwrap_or_else(|| (Cow::Owned(names.join(&b'/')), false))
     }
 
-    fn remember(&self, name: &[u8], event: &Event<'_>) {
-        if name.is_empty() || event.source_and_object.len() > LONGEST_REMEMBERED {
+    fn track_key(&self, name: &[u8], event: &LimitedEvent<'_>) {
+        if name.is_empty() || event.source_and_object.len() > MAX_TRACKED_KEY_BYTES {
             return;
         }
-        let key = self.keys.apart([event.namespace, name]);
-        let new = || Remembered {
+        let key = self.keys.hash_separate([event.namespace, name]);
+        let new = || TrackedEventKey {
             source_and_object: Box::default(),
             warning: false,
         };
-        let mut remembered = lock(&self.remembered);
-        let (known, _) = remembered.touch(key, new);
+        let mut remembered = spin_lock(&self.tracked_keys);
+        let (known, _) = remembered.get_or_insert_with(key, new);
         known.warning = event.warning;
         if *known.source_and_object != *event.source_and_object {
             known.source_and_object = (&*event.source_and_object).into();
         }
     }
 
-    fn charge(&self, event: &Event<'_>, now: Instant) -> Result<(), TooManyEvents> {
-        let charge = Charge::of(event, &self.keys);
+    fn charge(&self, event: &LimitedEvent<'_>, now: Instant) -> Result<(), EventRejection> {
+        let charge = EventBucketKeys::from_event(event, &self.keys);
         let mut refused: Vec<(usize, Duration)> = Vec::new();
-        lock(&self.limits).charge(&charge, now, |n, answer| {
+        spin_lock(&self.limits).charge(&charge, now, |n, answer| {
             let Some(counters) = self.counters.get(n) else {
                 return; // never: there is one for each
             };
-            match answer.was {
-                Was::Absent => counters.keys.inc(),
-                Was::AbsentAndFull => counters.evictions.inc(),
-                Was::There => {}
+            match answer.lookup {
+                LruOutcome::Inserted => counters.keys.inc(),
+                LruOutcome::InsertedWithEviction => counters.evictions.inc(),
+                LruOutcome::Found => {}
             }
             match answer.token {
                 Ok(()) => counters.allowed.inc(),
@@ -300,27 +302,27 @@ impl EventRateLimit {
             return Ok(());
         };
         let limit_type = |n: usize| self.types.get(n).copied();
-        let mut top = lock(&self.top);
+        let mut top = spin_lock(&self.top_keys);
         for (n, _) in &refused {
             if let (Some(top), Some(limit_type)) = (top.get_mut(*n), limit_type(*n)) {
-                top.add(event.text(limit_type));
+                top.add(event.key_text(limit_type));
             }
         }
         drop(top);
         let types = refused.iter().filter_map(|(n, _)| limit_type(*n));
-        Err(TooManyEvents {
-            message: message(event, types),
-            retry_after: self.retry_after.then(|| retry_after(wait)),
+        Err(EventRejection {
+            message: rejection_message(event, types),
+            retry_after: self.retry_after.then(|| retry_after_seconds(wait)),
             wait,
         })
     }
 
-    pub(super) fn configured(&self) -> &[config::Limit] {
-        &self.configured
+    pub(super) fn limit_configs(&self) -> &[config::EventLimitConfig] {
+        &self.limit_configs
     }
 
-    pub(super) fn counted(&self) -> impl Iterator<Item = Counted> {
-        self.counters.iter().map(|counters| Counted {
+    pub(super) fn counts(&self) -> impl Iterator<Item = EventLimitCounts> {
+        self.counters.iter().map(|counters| EventLimitCounts {
             allowed: counters.allowed.get(),
             rejected: counters.rejected.get(),
             keys: u64::try_from(counters.keys.get()).unwrap_or_default(),
@@ -330,7 +332,7 @@ impl EventRateLimit {
     /// Who was refused most, limit by limit.
     #[must_use]
     pub fn top_keys(&self) -> Vec<(LimitType, Vec<TopKey>)> {
-        let top = lock(&self.top);
+        let top = spin_lock(&self.top_keys);
         self.types
             .iter()
             .zip(top.iter())
@@ -345,19 +347,20 @@ mod tests {
 
     const POST: &str = "/api/v1/namespaces/default/events";
 
-    fn limits(limits: &[(LimitType, u32, u32, u8)]) -> (EventRateLimit, Registry) {
+    fn new_limits(limits: &[(LimitType, u32, u32, u8)]) -> (EventRateLimit, Registry) {
         let registry = Registry::new();
-        let limit =
-            |&(limit_type, qps, burst, reserve): &(LimitType, u32, u32, u8)| config::Limit {
+        let limit = |&(limit_type, qps, burst, reserve): &(LimitType, u32, u32, u8)| {
+            config::EventLimitConfig {
                 limit_type,
                 qps,
                 burst,
                 cache_size: 2,
                 warning_reserve_percent: reserve,
-            };
-        let config = Config {
+            }
+        };
+        let config = EventRateLimitConfig {
             limits: limits.iter().map(limit).collect(),
-            groups: Groups::All,
+            groups: LimitedEventGroups::All,
             retry_after: true,
         };
         (EventRateLimit::new(&config, &registry), registry)
@@ -369,9 +372,9 @@ mod tests {
         content_type: Option<&[u8]>,
         body: &str,
         now: Instant,
-    ) -> Result<(), TooManyEvents> {
+    ) -> Result<(), EventRejection> {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        let request = limits.concerns(&info, content_type).unwrap();
+        let request = limits.event_request(&info, content_type).unwrap();
         limits.admit(request, &info, "alice", body.as_bytes(), now)
     }
 
@@ -382,8 +385,8 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_is_charged_to_the_key_that_its_name_is_known_to_have() {
-        let (limits, _registry) = limits(&[(LimitType::SourceAndObject, 1, 3, 0)]);
+    fn a_patch_is_charged_to_the_key_tracked_for_its_name() {
+        let (limits, _registry) = new_limits(&[(LimitType::SourceAndObject, 1, 3, 0)]);
         let now = Instant::now();
         let patch = ("PATCH", "/api/v1/namespaces/default/events/a.1");
         let strategic = Some(&b"application/strategic-merge-patch+json"[..]);
@@ -420,8 +423,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_has_the_empty_key() {
-        let (limits, _registry) = limits(&[(LimitType::SourceAndObject, 1, 2, 0)]);
+    fn an_invalid_event_has_the_empty_key() {
+        let (limits, _registry) = new_limits(&[(LimitType::SourceAndObject, 1, 2, 0)]);
         let now = Instant::now();
         send(&limits, ("POST", POST), None, "{", now).unwrap();
         send(&limits, ("POST", POST), Some(b"text/plain"), "", now).unwrap();
@@ -432,7 +435,7 @@ mod tests {
 
     #[test]
     fn normal_events_leave_the_reserve_to_warnings() {
-        let (limits, _registry) = limits(&[(LimitType::Server, 1, 10, 50)]);
+        let (limits, _registry) = new_limits(&[(LimitType::Server, 1, 10, 50)]);
         let now = Instant::now();
         let count = |event_type| {
             let body = event("c", "n", event_type);
@@ -446,9 +449,9 @@ mod tests {
     }
 
     #[test]
-    fn whole_seconds_until_the_slowest_of_those_that_refused() {
+    fn retry_after_is_whole_seconds_until_the_slowest_rejecting_limit_has_a_token() {
         let (limits, _registry) =
-            limits(&[(LimitType::Server, 100, 1, 0), (LimitType::User, 1, 1, 0)]);
+            new_limits(&[(LimitType::Server, 100, 1, 0), (LimitType::User, 1, 1, 0)]);
         let now = Instant::now();
         send(&limits, ("POST", POST), None, "{}", now).unwrap();
         let later = now + Duration::from_millis(1);
@@ -468,7 +471,7 @@ mod tests {
 
     #[test]
     fn decisions_evictions_and_keys_are_counted() {
-        let (limits, registry) = limits(&[(LimitType::Namespace, 1, 1, 0)]);
+        let (limits, registry) = new_limits(&[(LimitType::Namespace, 1, 1, 0)]);
         let now = Instant::now();
         for namespace in ["a", "b", "b", "c"] {
             let target = format!("/api/v1/namespaces/{namespace}/events");
@@ -489,10 +492,10 @@ mod tests {
 
     #[test]
     fn only_writes_of_events_in_a_namespace_are_limited() {
-        let (limits, _registry) = limits(&[(LimitType::Server, 1, 1, 0)]);
+        let (limits, _registry) = new_limits(&[(LimitType::Server, 1, 1, 0)]);
         let concerned = |method: &str, target: &str| {
             let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-            limits.concerns(&info, None).is_some()
+            limits.event_request(&info, None).is_some()
         };
         assert!(concerned("POST", POST));
         assert!(concerned(

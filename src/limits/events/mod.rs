@@ -18,25 +18,25 @@ use std::borrow::Cow;
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::api::status::shortened;
-use crate::limits::bucket::Bucket;
-use crate::limits::bucket::Floor;
+use crate::api::status::truncate_for_json;
 use crate::limits::bucket::Rate;
+use crate::limits::bucket::TokenBucket;
+use crate::limits::bucket::TokenReserve;
 use crate::limits::events::config::LimitType;
-use crate::limits::lru::Key;
-use crate::limits::lru::Keys;
 use crate::limits::lru::Lru;
-use crate::limits::lru::Was;
+use crate::limits::lru::LruKey;
+use crate::limits::lru::LruKeyHasher;
+use crate::limits::lru::LruOutcome;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
 
 /// The longest message about an event, in bytes of JSON: a key may be as long as a body, and client-go reads 2 KiB to keep the
 /// connection. A Status has the message twice.
-pub const LONGEST_MESSAGE: usize = 768;
+pub const MAX_MESSAGE_BYTES: usize = 768;
 
 /// Which API groups' events are limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Groups {
+pub enum LimitedEventGroups {
     /// The core group's and those of `events.k8s.io`, which modern recorders use.
     All,
     /// The core group's alone, as upstream.
@@ -45,7 +45,7 @@ pub enum Groups {
 
 /// How an event is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Write {
+pub enum EventWrite {
     /// POST.
     Create,
     /// PATCH, of any kind.
@@ -54,14 +54,14 @@ pub enum Write {
     Update,
 }
 
-impl Write {
+impl EventWrite {
     /// What the plugin would be asked about: creating and updating one event in a namespace, unless dry. A POST to all
     /// namespaces, or to a name, is no route of the server's.
     #[must_use]
-    pub fn of(info: &RequestInfo<'_>, groups: Groups) -> Option<Self> {
+    pub fn from_request(info: &RequestInfo<'_>, groups: LimitedEventGroups) -> Option<Self> {
         let group = match (info.api_group(), info.api_version()) {
             (b"", b"v1") => true,
-            (b"events.k8s.io", b"v1" | b"v1beta1") => groups == Groups::All,
+            (b"events.k8s.io", b"v1" | b"v1beta1") => groups == LimitedEventGroups::All,
             _ => false,
         };
         let event = info.resource() == b"events"
@@ -88,7 +88,7 @@ impl Write {
 
 /// What the buckets of an event are chosen by.
 #[derive(Clone, Debug)]
-pub struct Event<'e> {
+pub struct LimitedEvent<'e> {
     /// Of the request.
     pub namespace: &'e [u8],
     /// The name of who writes it.
@@ -99,8 +99,8 @@ pub struct Event<'e> {
     pub warning: bool,
 }
 
-impl Event<'_> {
-    fn text(&self, limit_type: LimitType) -> &[u8] {
+impl LimitedEvent<'_> {
+    fn key_text(&self, limit_type: LimitType) -> &[u8] {
         match limit_type {
             LimitType::Namespace => self.namespace,
             LimitType::Server => b"",
@@ -112,44 +112,44 @@ impl Event<'_> {
 
 /// What a limit said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct EventLimitResult {
     /// Whether the key had a bucket.
-    pub was: Was,
+    pub lookup: LruOutcome,
     /// Or how long until there is a token.
     pub token: Result<(), Duration>,
 }
 
 /// The limits and their buckets.
 #[derive(Debug)]
-pub struct Limits {
-    limits: Box<[Limit]>,
+pub struct EventLimits {
+    limits: Box<[EventLimit]>,
 }
 
 /// A limit and its buckets.
 #[derive(Debug)]
-struct Limit {
+struct EventLimit {
     limit_type: LimitType,
     rate: Rate,
     /// What is left for warnings.
-    floor: Floor,
-    buckets: Lru<Bucket>,
+    warning_reserve: TokenReserve,
+    buckets: Lru<TokenBucket>,
 }
 
 /// The bucket of each limit that an event is charged to, found before the lock is taken.
 #[derive(Clone, Copy, Debug)]
-pub struct Charge {
-    namespace: Key,
-    server: Key,
-    source_and_object: Key,
-    user: Key,
+pub struct EventBucketKeys {
+    namespace: LruKey,
+    server: LruKey,
+    source_and_object: LruKey,
+    user: LruKey,
     warning: bool,
 }
 
-impl Charge {
+impl EventBucketKeys {
     /// Of this event.
     #[must_use]
-    pub fn of(event: &Event<'_>, keys: &Keys) -> Self {
-        let key = |limit_type| keys.joined([event.text(limit_type)]);
+    pub fn from_event(event: &LimitedEvent<'_>, keys: &LruKeyHasher) -> Self {
+        let key = |limit_type| keys.hash_joined([event.key_text(limit_type)]);
         Self {
             namespace: key(LimitType::Namespace),
             server: key(LimitType::Server),
@@ -160,16 +160,17 @@ impl Charge {
     }
 }
 
-impl Limits {
+impl EventLimits {
     /// No bucket is there yet.
     #[must_use]
-    pub fn new(limits: &[config::Limit]) -> Self {
-        let limit = |limit: &config::Limit| {
+    pub fn new(limits: &[config::EventLimitConfig]) -> Self {
+        let limit = |limit: &config::EventLimitConfig| {
             let rate = Rate::new(limit.qps, limit.burst);
-            Limit {
+            EventLimit {
                 limit_type: limit.limit_type,
                 rate,
-                floor: rate.part(f64::from(limit.warning_reserve_percent) / 100.0),
+                warning_reserve: rate
+                    .reserve_share(f64::from(limit.warning_reserve_percent) / 100.0),
                 buckets: Lru::new(usize::try_from(limit.cache_size).unwrap_or(usize::MAX)),
             }
         };
@@ -179,7 +180,12 @@ impl Limits {
     }
 
     /// Asks every limit, and charges each that has a token; the answers are told in order.
-    pub fn charge(&mut self, charge: &Charge, now: Instant, mut told: impl FnMut(usize, Answer)) {
+    pub fn charge(
+        &mut self,
+        charge: &EventBucketKeys,
+        now: Instant,
+        mut told: impl FnMut(usize, EventLimitResult),
+    ) {
         for (n, limit) in self.limits.iter_mut().enumerate() {
             let key = match limit.limit_type {
                 LimitType::Namespace => charge.namespace,
@@ -188,25 +194,30 @@ impl Limits {
                 LimitType::User => charge.user,
             };
             let rate = &limit.rate;
-            let (bucket, was) = limit.buckets.touch(key, || Bucket::full(rate, now));
+            let (bucket, was) = limit
+                .buckets
+                .get_or_insert_with(key, || TokenBucket::full(rate, now));
             let token = if charge.warning {
                 bucket.take(rate, now)
             } else {
-                bucket.take_above(rate, limit.floor, now)
+                bucket.take_above_reserve(rate, limit.warning_reserve, now)
             };
-            told(n, Answer { was, token });
+            told(n, EventLimitResult { lookup: was, token });
         }
     }
 }
 
 /// What upstream answers, from the limits that refused, by their types: texts that are equal are told once. Longer ones are cut
-/// at [`LONGEST_MESSAGE`], and no more than that is copied of a key.
-pub fn message(event: &Event<'_>, refused: impl IntoIterator<Item = LimitType>) -> String {
+/// at [`MAX_MESSAGE_BYTES`], and no more than that is copied of a key.
+pub fn rejection_message(
+    event: &LimitedEvent<'_>,
+    refused: impl IntoIterator<Item = LimitType>,
+) -> String {
     let mut texts: Vec<String> = Vec::new();
     for limit_type in refused {
-        let key = event.text(limit_type);
+        let key = event.key_text(limit_type);
         // What comes before it makes that too long already, so that the cut goes before a character that this cuts in two.
-        let key = String::from_utf8_lossy(key.get(..LONGEST_MESSAGE).unwrap_or(key));
+        let key = String::from_utf8_lossy(key.get(..MAX_MESSAGE_BYTES).unwrap_or(key));
         let text = format!("limit reached on type {} for key {key}", limit_type.name());
         if !texts.contains(&text) {
             texts.push(text);
@@ -216,7 +227,7 @@ pub fn message(event: &Event<'_>, refused: impl IntoIterator<Item = LimitType>) 
         [text] => format!("Too many requests: {text}"),
         texts => format!("Too many requests: [{}]", texts.join(", ")),
     };
-    let mut message = shortened(message, LONGEST_MESSAGE);
+    let mut message = truncate_for_json(message, MAX_MESSAGE_BYTES);
     message.shrink_to_fit(); // it is kept as long as the refusal is held
     message
 }

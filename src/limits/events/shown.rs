@@ -1,19 +1,19 @@
 //! The limits as operators see them.
 
-use crate::limits::events::config::Limit;
+use crate::limits::events::config::EventLimitConfig;
 use crate::limits::events::enforce::EventRateLimit;
-use crate::limits::rates::RateLimit;
+use crate::limits::rates::RateLimitSnapshot;
 
 impl EventRateLimit {
     /// Each limit as it stands.
     #[must_use]
-    pub fn shown(&self) -> Vec<RateLimit> {
+    pub fn snapshot(&self) -> Vec<RateLimitSnapshot> {
         let tops = self.top_keys().into_iter();
-        let limits = self.configured().iter().zip(self.counted()).zip(tops);
+        let limits = self.limit_configs().iter().zip(self.counts()).zip(tops);
         limits
-            .map(|((limit, counted), (_, top))| RateLimit {
+            .map(|((limit, counted), (_, top))| RateLimitSnapshot {
                 name: format!("EventRateLimit/{}", limit.limit_type.name()),
-                allows: allows(limit),
+                allows: limit_summary(limit),
                 dry_run: false,
                 passed: counted.allowed,
                 delayed: 0,
@@ -28,14 +28,14 @@ impl EventRateLimit {
 
 /// What a limit counts as so far.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Counted {
+pub(super) struct EventLimitCounts {
     pub(super) allowed: u64,
     pub(super) rejected: u64,
     pub(super) keys: u64,
 }
 
-fn allows(limit: &Limit) -> String {
-    let Limit {
+fn limit_summary(limit: &EventLimitConfig) -> String {
+    let EventLimitConfig {
         qps,
         burst,
         warning_reserve_percent: reserve,

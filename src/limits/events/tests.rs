@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::*;
 
 /// A limit as one would write it down: a list of keys with their buckets, the newest last.
-struct Model {
+struct EventLimitModel {
     limit_type: LimitType,
     qps: f64,
     burst: f64,
-    most: usize,
+    capacity: usize,
     keys: Vec<(Vec<u8>, f64, Duration)>,
 }
 
-impl Model {
+impl EventLimitModel {
     fn take(&mut self, key: &[u8], now: Duration) -> bool {
         let known = self.keys.iter().position(|(known, ..)| known == key);
         let (key, tokens, last) = match known {
@@ -31,7 +31,7 @@ impl Model {
         } else {
             (key, tokens, last)
         });
-        if self.keys.len() > self.most {
+        if self.keys.len() > self.capacity {
             self.keys.remove(0);
         }
         allowed
@@ -39,7 +39,7 @@ impl Model {
 }
 
 #[test]
-fn any_interleaving_of_keys_times_and_evictions_is_decided_as_by_the_model() {
+fn decisions_equal_the_model_for_random_keys_times_and_evictions() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
@@ -51,8 +51,8 @@ fn any_interleaving_of_keys_times_and_evictions_is_decided_as_by_the_model() {
             LimitType::SourceAndObject,
             LimitType::User,
         ];
-        let limits: Vec<config::Limit> = (0..random.usize(1..5))
-            .map(|_| config::Limit {
+        let limits: Vec<config::EventLimitConfig> = (0..random.usize(1..5))
+            .map(|_| config::EventLimitConfig {
                 limit_type: types[random.usize(..4)],
                 qps: random.u32(1..20),
                 burst: random.u32(1..20),
@@ -60,15 +60,15 @@ fn any_interleaving_of_keys_times_and_evictions_is_decided_as_by_the_model() {
                 warning_reserve_percent: 0,
             })
             .collect();
-        let model = |limit: &config::Limit| Model {
+        let model = |limit: &config::EventLimitConfig| EventLimitModel {
             limit_type: limit.limit_type,
             qps: f64::from(limit.qps),
             burst: f64::from(limit.burst),
-            most: usize::try_from(limit.cache_size).unwrap(),
+            capacity: usize::try_from(limit.cache_size).unwrap(),
             keys: Vec::new(),
         };
-        let mut models: Vec<Model> = limits.iter().map(model).collect();
-        let (mut real, keys) = (Limits::new(&limits), Keys::default());
+        let mut models: Vec<EventLimitModel> = limits.iter().map(model).collect();
+        let (mut real, keys) = (EventLimits::new(&limits), LruKeyHasher::default());
         let mut now = Duration::from_secs(100);
         for step in 0..400 {
             match random.u8(..20) {
@@ -78,21 +78,25 @@ fn any_interleaving_of_keys_times_and_evictions_is_decided_as_by_the_model() {
                 _ => {}
             }
             let names: [Vec<u8>; 3] = std::array::from_fn(|_| vec![b'a' + random.u8(..8)]);
-            let event = Event {
+            let event = LimitedEvent {
                 namespace: &names[0],
                 user: &names[1],
                 source_and_object: Cow::Borrowed(&names[2]),
                 warning: random.bool(),
             };
             let mut answers = Vec::new();
-            real.charge(&Charge::of(&event, &keys), base + now, |n, answer| {
-                assert_eq!(n, answers.len());
-                answers.push(answer.token.is_ok());
-            });
+            real.charge(
+                &EventBucketKeys::from_event(&event, &keys),
+                base + now,
+                |n, answer| {
+                    assert_eq!(n, answers.len());
+                    answers.push(answer.token.is_ok());
+                },
+            );
             let expected: Vec<bool> = models
                 .iter_mut()
                 .map(|model| {
-                    let key = event.text(model.limit_type).to_vec();
+                    let key = event.key_text(model.limit_type).to_vec();
                     model.take(&key, now)
                 })
                 .collect();
@@ -102,8 +106,8 @@ fn any_interleaving_of_keys_times_and_evictions_is_decided_as_by_the_model() {
 }
 
 #[test]
-fn the_proposal_s_example_comes_out_to_the_request() {
-    let limit = |limit_type, qps, burst, cache_size| config::Limit {
+fn the_proposal_s_example_is_reproduced_exactly() {
+    let limit = |limit_type, qps, burst, cache_size| config::EventLimitConfig {
         limit_type,
         qps,
         burst,
@@ -114,21 +118,27 @@ fn the_proposal_s_example_comes_out_to_the_request() {
         limit(LimitType::Server, 100, 1000, 1),
         limit(LimitType::Namespace, 10, 100, 50),
     ];
-    let (mut limits, keys, start) = (Limits::new(&limits), Keys::default(), Instant::now());
+    let (mut limits, keys, start) = (
+        EventLimits::new(&limits),
+        LruKeyHasher::default(),
+        Instant::now(),
+    );
     let mut accepted = |events: usize, now: Instant| {
         let mut accepted = 0;
         for n in 0..events {
             let namespace = format!("ns-{}", n % 15);
-            let event = Event {
+            let event = LimitedEvent {
                 namespace: namespace.as_bytes(),
                 user: b"",
                 source_and_object: Cow::default(),
                 warning: false,
             };
             let mut allowed = true;
-            limits.charge(&Charge::of(&event, &keys), now, |_, answer| {
-                allowed &= answer.token.is_ok()
-            });
+            limits.charge(
+                &EventBucketKeys::from_event(&event, &keys),
+                now,
+                |_, answer| allowed &= answer.token.is_ok(),
+            );
             accepted += usize::from(allowed);
         }
         accepted
@@ -138,18 +148,18 @@ fn the_proposal_s_example_comes_out_to_the_request() {
 }
 
 #[test]
-fn a_message_is_short_whatever_the_key_is_made_of() {
+fn a_message_is_short_for_any_key() {
     use crate::api::Status;
     for key in [&b"k"[..], b"\"", b"\x01", b"\xff", "\u{1f600}".as_bytes()] {
         for prefix in 0..4 {
             let long = [b"xyz".get(..prefix).unwrap_or(b"xyz"), &key.repeat(1 << 20)].concat();
-            let event = Event {
+            let event = LimitedEvent {
                 namespace: &long,
                 user: &long,
                 source_and_object: Cow::Borrowed(&long),
                 warning: false,
             };
-            let message = message(&event, [LimitType::Namespace, LimitType::User]);
+            let message = rejection_message(&event, [LimitType::Namespace, LimitType::User]);
             assert!(message.capacity() < 1024, "{}", message.capacity());
             assert!(message.ends_with('…') && message.len() > 100, "{message}");
             let status = Status {
@@ -163,12 +173,12 @@ fn a_message_is_short_whatever_the_key_is_made_of() {
             assert!(length < 2048, "client-go reads 2 KiB: {length}");
         }
     }
-    let event = Event {
+    let event = LimitedEvent {
         namespace: b"a\"b",
         user: b"",
         source_and_object: Cow::Borrowed(b""),
         warning: false,
     };
-    let message = message(&event, [LimitType::Namespace]);
+    let message = rejection_message(&event, [LimitType::Namespace]);
     assert!(message.ends_with("for key a\"b"), "{message}");
 }

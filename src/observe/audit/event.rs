@@ -16,23 +16,23 @@ use serde::Serialize;
 
 use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
-use crate::flowcontrol::controller::Decision;
+use crate::flowcontrol::controller::FlowControlDecision;
 use crate::observe::audit::json;
-use crate::observe::audit::policy::Level;
-use crate::observe::audit::policy::Policy;
-use crate::observe::audit::policy::Stage;
-use crate::observe::texts::redacted;
-use crate::pipeline::record::Outcome;
+use crate::observe::audit::policy::AuditLevel;
+use crate::observe::audit::policy::AuditPolicy;
+use crate::observe::audit::policy::AuditStage;
+use crate::observe::texts::redact_target;
+use crate::pipeline::record::RequestOutcome;
 use crate::request_info::RequestInfo;
 use crate::request_info::go_duration;
 
 /// Most of what a client calls itself, in bytes (`audit/request.go`).
-const LONGEST_USER_AGENT: usize = 1024;
+const MAX_USER_AGENT_BYTES: usize = 1024;
 /// What stands at the end of one that was longer.
-const TRUNCATED: &[u8] = b"...TRUNCATED";
+const TRUNCATION_SUFFIX: &[u8] = b"...TRUNCATED";
 
 /// Most of `X-Forwarded-For`, in bytes: a hundred proxies' worth. Those that are nearest stand at its end.
-const LONGEST_FORWARDED_FOR: usize = 4096;
+const MAX_FORWARDED_FOR_BYTES: usize = 4096;
 
 /// What upstream says of a request whose client was gone before an answer (`filters.WithAudit`). There it comes with code 200 and
 /// `Success`; nobody was told that, and who counts answers by this log is not to count it, so that here it is a failure without a code.
@@ -40,7 +40,7 @@ const CLOSED_EARLY: &str = "Connection closed early";
 
 /// What is kept of a request until its events are written.
 #[derive(Clone, Debug)]
-pub(super) struct Note {
+pub(super) struct AuditEntry {
     /// Its id, shared with the API server's log.
     pub(super) id: Box<[u8]>,
     pub(super) method: Method,
@@ -55,40 +55,42 @@ pub(super) struct Note {
     pub(super) user_agent: Box<[u8]>,
     pub(super) long_running: bool,
     /// Whether the beginning of its answer has a note of its own.
-    pub(super) began: bool,
-    pub(super) decision: Option<Decision>,
+    pub(super) response_started: bool,
+    pub(super) decision: Option<FlowControlDecision>,
     pub(super) rule: Option<Arc<str>>,
-    pub(super) outcome: Outcome,
-    pub(super) moment: Moment,
-    pub(super) received: Timestamp,
+    pub(super) outcome: RequestOutcome,
+    pub(super) phase: AuditPhase,
+    pub(super) received_at: Timestamp,
     /// How much later the moment was.
-    pub(super) after: Duration,
+    pub(super) elapsed: Duration,
 }
 
 /// What a note is taken of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moment {
+pub(super) enum AuditPhase {
     /// The answer to a long-running request has begun.
-    Began,
+    ResponseStarted,
     /// The request is over.
-    Ended,
+    RequestEnded,
 }
 
 /// So much of what a client calls itself as is noted.
-pub(super) fn user_agent(header: Option<&HeaderValue>) -> Box<[u8]> {
+pub(super) fn truncate_user_agent(header: Option<&HeaderValue>) -> Box<[u8]> {
     let all = header.map(HeaderValue::as_bytes).unwrap_or_default();
-    match all.get(..LONGEST_USER_AGENT) {
-        Some(beginning) if all.len() > LONGEST_USER_AGENT => [beginning, TRUNCATED].concat().into(),
+    match all.get(..MAX_USER_AGENT_BYTES) {
+        Some(beginning) if all.len() > MAX_USER_AGENT_BYTES => {
+            [beginning, TRUNCATION_SUFFIX].concat().into()
+        }
         _ => all.into(),
     }
 }
 
 /// So much of `X-Forwarded-For` as is noted: whole addresses.
-pub(super) fn forwarded_for(header: Option<&HeaderValue>) -> Box<[u8]> {
+pub(super) fn truncate_forwarded_for(header: Option<&HeaderValue>) -> Box<[u8]> {
     let all = header.map(HeaderValue::as_bytes).unwrap_or_default();
     let end = all
         .len()
-        .checked_sub(LONGEST_FORWARDED_FOR)
+        .checked_sub(MAX_FORWARDED_FOR_BYTES)
         .and_then(|from| all.get(from..));
     match end {
         Some(end) => end
@@ -100,9 +102,9 @@ pub(super) fn forwarded_for(header: Option<&HeaderValue>) -> Box<[u8]> {
     }
 }
 
-impl Note {
+impl AuditEntry {
     /// The memory that it takes, in bytes.
-    pub(super) fn weight(&self) -> usize {
+    pub(super) fn size_bytes(&self) -> usize {
         let texts = [
             self.id.len(),
             self.target.len(),
@@ -112,20 +114,28 @@ impl Note {
         let users = [&self.user, &self.impersonated]
             .into_iter()
             .flatten()
-            .map(|user| weight(user));
+            .map(|user| user_size_bytes(user));
         size_of::<Self>() + texts.into_iter().sum::<usize>() + users.sum::<usize>()
     }
 
     /// Appends the lines of its events to `lines`; their number, and the level that the policy has for it.
-    pub(super) fn write(&self, policy: &Policy, lines: &mut Vec<u8>) -> (u64, Level) {
+    pub(super) fn append_events(
+        &self,
+        policy: &AuditPolicy,
+        lines: &mut Vec<u8>,
+    ) -> (u64, AuditLevel) {
         let target = self.target.as_bytes();
         let Ok(info) = RequestInfo::parse(self.method.as_str(), target) else {
-            return (0, Level::None); // it was parsed before
+            return (0, AuditLevel::None); // it was parsed before
         };
-        let verdict = policy.verdict(&info, self.user.as_deref());
+        let verdict = policy.evaluate(&info, self.user.as_deref());
         let mut written = 0;
-        for stage in self.stages().iter().filter(|stage| verdict.wants(**stage)) {
-            json::append_line(&self.event(&info, verdict.level, *stage), lines);
+        for stage in self
+            .stages()
+            .iter()
+            .filter(|stage| verdict.includes(**stage))
+        {
+            json::append_line(&self.to_event(&info, verdict.level, *stage), lines);
             written += 1;
         }
         (written, verdict.level)
@@ -133,59 +143,68 @@ impl Note {
 
     /// Whether it is the last of its request.
     pub(super) fn is_last(&self) -> bool {
-        self.moment == Moment::Ended
+        self.phase == AuditPhase::RequestEnded
     }
 
     /// The stages that its request has passed since the note before.
-    fn stages(&self) -> &'static [Stage] {
-        use Stage::Panic;
-        use Stage::RequestReceived;
-        use Stage::ResponseComplete;
-        use Stage::ResponseStarted;
-        let panicked = self.outcome == Outcome::Panicked;
-        match (self.moment, self.began, self.long_running) {
-            (Moment::Began, _, _) => &[RequestReceived, ResponseStarted],
-            (Moment::Ended, true, _) if panicked => &[Panic],
-            (Moment::Ended, true, _) => &[ResponseComplete],
-            (Moment::Ended, false, _) if panicked => &[RequestReceived, Panic],
-            (Moment::Ended, false, true) => &[RequestReceived, ResponseStarted, ResponseComplete],
-            (Moment::Ended, false, false) => &[RequestReceived, ResponseComplete],
+    fn stages(&self) -> &'static [AuditStage] {
+        use AuditStage::Panic;
+        use AuditStage::RequestReceived;
+        use AuditStage::ResponseComplete;
+        use AuditStage::ResponseStarted;
+        let panicked = self.outcome == RequestOutcome::Panicked;
+        match (self.phase, self.response_started, self.long_running) {
+            (AuditPhase::ResponseStarted, _, _) => &[RequestReceived, ResponseStarted],
+            (AuditPhase::RequestEnded, true, _) if panicked => &[Panic],
+            (AuditPhase::RequestEnded, true, _) => &[ResponseComplete],
+            (AuditPhase::RequestEnded, false, _) if panicked => &[RequestReceived, Panic],
+            (AuditPhase::RequestEnded, false, true) => {
+                &[RequestReceived, ResponseStarted, ResponseComplete]
+            }
+            (AuditPhase::RequestEnded, false, false) => &[RequestReceived, ResponseComplete],
         }
     }
 
-    fn event<'a>(&'a self, info: &'a RequestInfo<'_>, level: Level, stage: Stage) -> Event<'a> {
-        let at_arrival = stage == Stage::RequestReceived;
+    fn to_event<'a>(
+        &'a self,
+        info: &'a RequestInfo<'_>,
+        level: AuditLevel,
+        stage: AuditStage,
+    ) -> AuditEvent<'a> {
+        let at_arrival = stage == AuditStage::RequestReceived;
         let after = if at_arrival {
             Duration::ZERO
         } else {
-            self.after
+            self.elapsed
         };
-        Event {
+        AuditEvent {
             kind: "Event",
             api_version: "audit.k8s.io/v1",
             level: level.name(),
             audit_id: String::from_utf8_lossy(&self.id),
             stage: stage.name(),
-            request_uri: redacted(&self.target),
+            request_uri: redact_target(&self.target),
             verb: info.verb().as_str(),
             user: self
                 .user
                 .as_deref()
-                .map_or_else(User::default, User::authenticated),
+                .map_or_else(AuditUser::default, AuditUser::from_authenticated_user),
             impersonated_user: self
                 .impersonated
                 .as_deref()
                 .filter(|_| !at_arrival)
-                .map(User::of),
+                .map(AuditUser::from_user_info),
             source_ips: self.source_ips(),
             user_agent: String::from_utf8_lossy(&self.user_agent),
             object_ref: info
                 .is_resource_request()
-                .then(|| ObjectReference::of(info)),
-            response_status: (!at_arrival).then(|| ResponseStatus::of(self.outcome)),
-            request_received_timestamp: micro_time(self.received),
-            stage_timestamp: micro_time(
-                self.received.saturating_add(after).unwrap_or(self.received),
+                .then(|| ObjectReference::from_request_info(info)),
+            response_status: (!at_arrival).then(|| ResponseStatus::from_outcome(self.outcome)),
+            request_received_timestamp: format_micro_time(self.received_at),
+            stage_timestamp: format_micro_time(
+                self.received_at
+                    .saturating_add(after)
+                    .unwrap_or(self.received_at),
             ),
             annotations: if at_arrival {
                 BTreeMap::new()
@@ -221,7 +240,7 @@ impl Note {
             all.insert("weir/queue-wait", wait.into());
             all.insert("weir/seats", decision.seats.to_string().into());
         }
-        if let Outcome::Rejected(limit) = self.outcome {
+        if let RequestOutcome::Rejected(limit) = self.outcome {
             all.insert("weir/rejected-by", limit.into());
         }
         if let Some(rule) = &self.rule {
@@ -231,7 +250,7 @@ impl Note {
     }
 }
 
-fn weight(user: &UserInfo) -> usize {
+fn user_size_bytes(user: &UserInfo) -> usize {
     let texts = |all: &[String]| {
         all.iter()
             .map(|t| size_of::<String>() + t.len())
@@ -245,13 +264,13 @@ fn weight(user: &UserInfo) -> usize {
 }
 
 /// `metav1.MicroTime`.
-fn micro_time(time: Timestamp) -> String {
+fn format_micro_time(time: Timestamp) -> String {
     format!("{time:.6}")
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Event<'a> {
+struct AuditEvent<'a> {
     kind: &'static str,
     api_version: &'static str,
     level: &'static str,
@@ -262,9 +281,9 @@ struct Event<'a> {
     /// Without the credentials in its query.
     request_uri: Cow<'a, str>,
     verb: &'a str,
-    user: User<'a>,
+    user: AuditUser<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    impersonated_user: Option<User<'a>>,
+    impersonated_user: Option<AuditUser<'a>>,
     #[serde(rename = "sourceIPs")]
     source_ips: Vec<IpAddr>,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -280,7 +299,7 @@ struct Event<'a> {
 }
 
 #[derive(Default, Serialize)]
-struct User<'a> {
+struct AuditUser<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
     username: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -291,8 +310,8 @@ struct User<'a> {
     extra: BTreeMap<&'a str, &'a [String]>,
 }
 
-impl<'a> User<'a> {
-    fn of(user: &'a UserInfo) -> Self {
+impl<'a> AuditUser<'a> {
+    fn from_user_info(user: &'a UserInfo) -> Self {
         Self {
             username: &user.name,
             uid: &user.uid,
@@ -306,8 +325,8 @@ impl<'a> User<'a> {
     }
 
     /// A stranger's uid is a mark of weir's own, by which its flow is known.
-    fn authenticated(user: &'a UserInfo) -> Self {
-        let mut user = Self::of(user);
+    fn from_authenticated_user(user: &'a UserInfo) -> Self {
+        let mut user = Self::from_user_info(user);
         if user.username == ANONYMOUS {
             user.uid = "";
         }
@@ -333,7 +352,7 @@ struct ObjectReference<'a> {
 }
 
 impl<'a> ObjectReference<'a> {
-    fn of(info: &'a RequestInfo<'_>) -> Self {
+    fn from_request_info(info: &'a RequestInfo<'_>) -> Self {
         Self {
             resource: String::from_utf8_lossy(info.resource()),
             namespace: String::from_utf8_lossy(info.namespace()),
@@ -360,11 +379,13 @@ struct ResponseStatus {
 }
 
 impl ResponseStatus {
-    fn of(outcome: Outcome) -> Self {
+    fn from_outcome(outcome: RequestOutcome) -> Self {
         let (status, message, reason) = match outcome {
-            Outcome::Answered(_) | Outcome::Refused(_) | Outcome::Rejected(_) => ("", "", ""),
-            Outcome::Panicked => ("Failure", "weir panicked", "InternalError"),
-            Outcome::Unanswered => ("Failure", CLOSED_EARLY, ""),
+            RequestOutcome::Responded(_)
+            | RequestOutcome::Failed(_)
+            | RequestOutcome::Rejected(_) => ("", "", ""),
+            RequestOutcome::Panicked => ("Failure", "weir panicked", "InternalError"),
+            RequestOutcome::NoResponse => ("Failure", CLOSED_EARLY, ""),
         };
         Self {
             metadata: BTreeMap::new(),

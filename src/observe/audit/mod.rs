@@ -27,40 +27,40 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::clock::Clock;
-use crate::observe::audit::event::Moment;
-use crate::observe::audit::event::Note;
-use crate::observe::audit::output::LogFile;
-use crate::observe::audit::output::Output;
-use crate::observe::audit::policy::Policy;
-use crate::observe::audit::writer::Writer;
-use crate::observe::buffer::Buffer;
+use crate::observe::audit::event::AuditEntry;
+use crate::observe::audit::event::AuditPhase;
+use crate::observe::audit::output::AuditOutput;
+use crate::observe::audit::output::LogFileConfig;
+use crate::observe::audit::policy::AuditPolicy;
+use crate::observe::audit::writer::AuditWriter;
+use crate::observe::buffer::BoundedQueue;
 use crate::pipeline::record::Record;
-use crate::pipeline::record::Witness;
-use crate::sparingly::Sparingly;
+use crate::pipeline::record::RequestObserver;
+use crate::sparingly::LogLimiter;
 
-pub use writer::Metrics;
+pub use writer::AuditMetrics;
 
 /// Most memory that notes take until they are written: some 60,000 requests, several seconds of a busy API server.
-const MOST_WAITING: usize = 32 * 1024 * 1024;
+const MAX_QUEUED_BYTES: usize = 32 * 1024 * 1024;
 
 /// How long the end waits for what is not written yet: a healthy disk takes the whole buffer in this time.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is written, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct AuditConfig {
     /// `--audit-policy-file`, or everything.
-    pub policy: Policy,
+    pub policy: AuditPolicy,
     /// `--audit-log-path`; `None` is the standard output.
-    pub file: Option<LogFile>,
+    pub file: Option<LogFileConfig>,
 }
 
 /// Takes notes for the audit log.
 #[derive(Debug)]
 pub struct AuditLog {
-    buffer: Arc<Buffer<Note>>,
-    metrics: Metrics,
-    log: Sparingly,
+    queue: Arc<BoundedQueue<AuditEntry>>,
+    metrics: AuditMetrics,
+    log_limiter: LogLimiter,
     /// Fails when everything is written.
     done: Mutex<Option<oneshot::Receiver<()>>>,
 }
@@ -70,18 +70,22 @@ impl AuditLog {
     ///
     /// # Errors
     /// The file or the thread cannot be had.
-    pub fn start(config: Config, metrics: Metrics) -> io::Result<Arc<Self>> {
-        Self::with_buffer(config, metrics, MOST_WAITING)
+    pub fn start(config: AuditConfig, metrics: AuditMetrics) -> io::Result<Arc<Self>> {
+        Self::with_capacity(config, metrics, MAX_QUEUED_BYTES)
     }
 
-    fn with_buffer(config: Config, metrics: Metrics, most: usize) -> io::Result<Arc<Self>> {
-        let Config { policy, file } = config;
-        let buffer = Arc::new(Buffer::new(most));
+    fn with_capacity(
+        config: AuditConfig,
+        metrics: AuditMetrics,
+        most: usize,
+    ) -> io::Result<Arc<Self>> {
+        let AuditConfig { policy, file } = config;
+        let buffer = Arc::new(BoundedQueue::new(most));
         let (done, written) = oneshot::channel();
-        let writer = Writer {
-            buffer: Arc::clone(&buffer),
+        let writer = AuditWriter {
+            queue: Arc::clone(&buffer),
             policy,
-            output: file.map_or(Ok(Output::Stdout), Output::open)?,
+            output: file.map_or(Ok(AuditOutput::Stdout), AuditOutput::open)?,
             metrics: metrics.clone(),
             done,
         };
@@ -89,9 +93,9 @@ impl AuditLog {
             .name("audit-log".to_owned())
             .spawn(move || writer.run())?;
         Ok(Arc::new(Self {
-            buffer,
+            queue: buffer,
             metrics,
-            log: Sparingly::default(),
+            log_limiter: LogLimiter::default(),
             done: Mutex::new(Some(written)),
         }))
     }
@@ -101,14 +105,14 @@ impl AuditLog {
     /// # Cancel safety
     /// What is there goes on being written.
     pub async fn finish(&self) {
-        self.buffer.close();
+        self.queue.close();
         let done = self
             .done
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(done) = done
-            && timeout(WRITTEN_WITHIN, done).await.is_err()
+            && timeout(FLUSH_TIMEOUT, done).await.is_err()
         {
             warn!(
                 "the audit log's last events are not written: what it is written to does not take them"
@@ -116,53 +120,54 @@ impl AuditLog {
         }
     }
 
-    fn note(&self, record: &Record, moment: Moment, now: Instant) {
-        let note = note(record, moment, now);
-        let weight = note.weight();
-        if self.buffer.push(note, weight) {
+    fn enqueue(&self, record: &Record, moment: AuditPhase, now: Instant) {
+        let note = audit_entry(record, moment, now);
+        let weight = note.size_bytes();
+        if self.queue.try_push(note, weight) {
             return;
         }
         self.metrics.dropped.inc();
-        if let Some(more) = self.log.may_say(now) {
+        if let Some(more) = self.log_limiter.try_log(now) {
             warn!(more, "the audit log does not keep up: events are dropped");
         }
     }
 }
 
-impl Witness for AuditLog {
-    fn answering(&self, record: &Record) {
-        self.note(record, Moment::Began, Clock.now());
+impl RequestObserver for AuditLog {
+    fn on_response_started(&self, record: &Record) {
+        self.enqueue(record, AuditPhase::ResponseStarted, Clock.now());
     }
 
-    fn ended(&self, record: &Record, now: Instant) {
-        self.note(record, Moment::Ended, now);
+    fn on_ended(&self, record: &Record, now: Instant) {
+        self.enqueue(record, AuditPhase::RequestEnded, now);
     }
 }
 
 impl Drop for AuditLog {
     fn drop(&mut self) {
-        self.buffer.close();
+        self.queue.close();
     }
 }
 
-fn note(record: &Record, moment: Moment, now: Instant) -> Note {
-    let audited = record.audited.as_deref();
-    Note {
+fn audit_entry(record: &Record, moment: AuditPhase, now: Instant) -> AuditEntry {
+    let audited = record.audit.as_deref();
+    AuditEntry {
         id: audited.map_or_else(Box::default, |audited| audited.id.as_bytes().into()),
         method: record.method.clone(),
         target: record.target.as_str().into(),
         user: record.user.clone(),
-        impersonated: audited.and_then(|audited| audited.impersonated(record.outcome).cloned()),
+        impersonated: audited
+            .and_then(|audited| audited.impersonated_user(record.outcome).cloned()),
         peer: record.peer.ip(),
-        forwarded_for: event::forwarded_for(record.forwarded_for.as_ref()),
-        user_agent: event::user_agent(record.user_agent.as_ref()),
+        forwarded_for: event::truncate_forwarded_for(record.forwarded_for.as_ref()),
+        user_agent: event::truncate_user_agent(record.user_agent.as_ref()),
         long_running: record.long_running,
-        began: audited.is_some_and(|audited| audited.began),
+        response_started: audited.is_some_and(|audited| audited.response_started),
         decision: record.decision.clone(),
         rule: record.rule.clone(),
         outcome: record.outcome,
-        moment,
-        received: Timestamp::try_from(record.arrived_wall).unwrap_or_default(),
-        after: now.saturating_duration_since(record.arrived),
+        phase: moment,
+        received_at: Timestamp::try_from(record.arrived_wall).unwrap_or_default(),
+        elapsed: now.saturating_duration_since(record.arrived),
     }
 }

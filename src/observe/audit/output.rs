@@ -24,19 +24,19 @@ use tracing::warn;
 use crate::clock::Clock;
 
 /// Who may read the log: it names users and what they do.
-const OWNER_ONLY: u32 = 0o600;
-const OWNER_ONLY_FOLDER: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+const DIR_MODE: u32 = 0o700;
 
 /// Go's `2006-01-02T15-04-05.000`.
-const TIMESTAMP: &str = "%Y-%m-%dT%H-%M-%S%.3f";
+const TIMESTAMP_FORMAT: &str = "%Y-%m-%dT%H-%M-%S%.3f";
 
 /// How long a file that could not be renamed goes on growing until that is tried again: whoever is in the way of it is not gone
 /// sooner, and each try that fails is a line in the log.
-const RENAME_AGAIN_AFTER: Duration = Duration::from_secs(60);
+const ROTATE_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// A file, and what becomes of it when it has grown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogFile {
+pub struct LogFileConfig {
     /// `--audit-log-path`.
     pub path: PathBuf,
     /// `--audit-log-maxsize`, in bytes: before it would be larger, it is renamed and another begun.
@@ -49,22 +49,22 @@ pub struct LogFile {
 
 /// Where lines are written.
 #[derive(Debug)]
-pub(super) enum Output {
-    File(Rotating),
+pub(super) enum AuditOutput {
+    File(RotatingFile),
     /// A pipe or a device: never rotated, and opened when there is something to write, since that may wait for a reader.
     Pipe(PathBuf, Option<File>),
     Stdout,
 }
 
-impl Output {
+impl AuditOutput {
     /// To a file or a pipe, depending on what is there.
     ///
     /// # Errors
     /// It cannot be opened or made.
-    pub(super) fn open(file: LogFile) -> io::Result<Self> {
+    pub(super) fn open(file: LogFileConfig) -> io::Result<Self> {
         match fs::metadata(&file.path) {
             Ok(there) if !there.is_file() && !there.is_dir() => Ok(Self::Pipe(file.path, None)),
-            _ => Rotating::open(file).map(Self::File),
+            _ => RotatingFile::open(file).map(Self::File),
         }
     }
 
@@ -89,10 +89,10 @@ impl Output {
     }
 
     /// How many more bytes go there before anything has to be done first.
-    pub(super) fn room(&self) -> u64 {
+    pub(super) fn remaining_bytes(&self) -> u64 {
         match self {
-            Self::File(file) if file.stays_until.is_none() => {
-                file.rules.max_size.saturating_sub(file.size)
+            Self::File(file) if file.rotate_retry_at.is_none() => {
+                file.config.max_size.saturating_sub(file.size)
             }
             Self::File(_) | Self::Pipe(..) | Self::Stdout => u64::MAX,
         }
@@ -101,51 +101,55 @@ impl Output {
 
 /// A file that is renamed when it has grown.
 #[derive(Debug)]
-pub(super) struct Rotating {
-    rules: LogFile,
+pub(super) struct RotatingFile {
+    config: LogFileConfig,
     /// `None` after an attempt that failed.
     file: Option<File>,
     size: u64,
     /// A write broke off within a line.
-    torn: bool,
+    has_partial_line: bool,
     /// It could not be renamed, and is written to until then whatever its size.
-    stays_until: Option<Instant>,
+    rotate_retry_at: Option<Instant>,
 }
 
-impl Rotating {
-    fn open(rules: LogFile) -> io::Result<Self> {
-        let file = append_to(&rules.path)?;
+impl RotatingFile {
+    fn open(rules: LogFileConfig) -> io::Result<Self> {
+        let file = open_append(&rules.path)?;
         let size = file.metadata()?.len();
         let opened = Self {
-            rules,
+            config: rules,
             file: Some(file),
             size,
-            torn: false,
-            stays_until: None,
+            has_partial_line: false,
+            rotate_retry_at: None,
         };
-        opened.remove_old();
+        opened.remove_old_backups();
         Ok(opened)
     }
 
     fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         let length = u64::try_from(lines.len()).unwrap_or(u64::MAX);
-        let too_large = self.size > 0 && self.size.saturating_add(length) > self.rules.max_size;
-        if too_large && self.stays_until.is_none_or(|until| Clock.now() >= until) {
+        let too_large = self.size > 0 && self.size.saturating_add(length) > self.config.max_size;
+        if too_large
+            && self
+                .rotate_retry_at
+                .is_none_or(|until| Clock.now() >= until)
+        {
             self.rotate();
         }
         let mut file = match self.file.take() {
             Some(file) => file,
-            None => append_to(&self.rules.path)?,
+            None => open_append(&self.config.path)?,
         };
-        if self.torn {
+        if self.has_partial_line {
             file.write_all(b"\n")?;
-            self.torn = false;
+            self.has_partial_line = false;
         }
         let before = file.metadata()?.len();
         let written = file.write_all(lines);
         if written.is_err() {
             let after = file.metadata().map_or(before, |now| now.len());
-            self.torn = after > before;
+            self.has_partial_line = after > before;
         }
         self.size = before.saturating_add(length);
         self.file = Some(file);
@@ -156,36 +160,36 @@ impl Rotating {
     /// else, which is as good; one that cannot be renamed is written to further on.
     fn rotate(&mut self) {
         self.file = None;
-        self.stays_until = None;
+        self.rotate_retry_at = None;
         let mut now = Clock.wall();
-        let mut old = self.backup(now);
+        let mut old = self.backup_path(now);
         while old.exists() {
             now += Duration::from_millis(1);
-            old = self.backup(now);
+            old = self.backup_path(now);
         }
-        match fs::rename(&self.rules.path, old) {
+        match fs::rename(&self.config.path, old) {
             Err(why) if why.kind() != io::ErrorKind::NotFound => {
-                self.stays_until = Some(Clock.now() + RENAME_AGAIN_AFTER);
-                warn!(%why, file = %self.rules.path.display(), "the audit log's file cannot be renamed and goes on growing");
+                self.rotate_retry_at = Some(Clock.now() + ROTATE_RETRY_DELAY);
+                warn!(%why, file = %self.config.path.display(), "the audit log's file cannot be renamed and goes on growing");
             }
             _ => {
-                (self.size, self.torn) = (0, false);
-                self.remove_old();
+                (self.size, self.has_partial_line) = (0, false);
+                self.remove_old_backups();
             }
         }
     }
 
     /// `audit.log` as it is called once it is renamed: `audit-2026-11-21T19-04-05.123.log`, in UTC.
-    fn backup(&self, at: SystemTime) -> PathBuf {
-        let (stem, extension) = self.name();
+    fn backup_path(&self, at: SystemTime) -> PathBuf {
+        let (stem, extension) = self.split_file_name();
         let at = Timestamp::try_from(at).unwrap_or_default();
-        let name = format!("{stem}-{}{extension}", at.strftime(TIMESTAMP));
-        self.rules.path.with_file_name(name)
+        let name = format!("{stem}-{}{extension}", at.strftime(TIMESTAMP_FORMAT));
+        self.config.path.with_file_name(name)
     }
 
     /// The file's name up to its extension, and that with its dot.
-    fn name(&self) -> (String, String) {
-        let name = self.rules.path.file_name().unwrap_or_default();
+    fn split_file_name(&self) -> (String, String) {
+        let name = self.config.path.file_name().unwrap_or_default();
         let name = name.to_string_lossy();
         let dot = name.rfind('.').unwrap_or(name.len());
         let (stem, extension) = name.split_at(dot);
@@ -193,15 +197,15 @@ impl Rotating {
     }
 
     /// Removes what is too old or too much of the renamed. What cannot be removed is tried again after the next time.
-    fn remove_old(&self) {
-        let mut backups = self.backups();
+    fn remove_old_backups(&self) {
+        let mut backups = self.list_backups();
         backups.sort_unstable_by(|one, other| other.cmp(one)); // the newest first
-        let keep = match self.rules.max_backups {
+        let keep = match self.config.max_backups {
             0 => usize::MAX,
             most => most,
         };
-        let oldest = (!self.rules.max_age.is_zero())
-            .then(|| Clock.wall().checked_sub(self.rules.max_age))
+        let oldest = (!self.config.max_age.is_zero())
+            .then(|| Clock.wall().checked_sub(self.config.max_age))
             .flatten();
         for (n, (at, path)) in backups.into_iter().enumerate() {
             if n >= keep || oldest.is_some_and(|oldest| SystemTime::from(at) < oldest) {
@@ -211,12 +215,12 @@ impl Rotating {
     }
 
     /// The renamed, and when that was.
-    fn backups(&self) -> Vec<(Timestamp, PathBuf)> {
-        let folder = match self.rules.path.parent() {
+    fn list_backups(&self) -> Vec<(Timestamp, PathBuf)> {
+        let folder = match self.config.path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
-        let (stem, extension) = self.name();
+        let (stem, extension) = self.split_file_name();
         let Ok(entries) = fs::read_dir(folder) else {
             return Vec::new();
         };
@@ -226,7 +230,7 @@ impl Rotating {
                 .strip_prefix(&stem)?
                 .strip_prefix('-')?
                 .strip_suffix(&extension)?;
-            let at = DateTime::strptime(TIMESTAMP, at).ok()?;
+            let at = DateTime::strptime(TIMESTAMP_FORMAT, at).ok()?;
             let at = at.to_zoned(TimeZone::UTC).ok()?.timestamp();
             Some((at, path))
         };
@@ -237,17 +241,17 @@ impl Rotating {
 }
 
 /// Opens a file, or makes it and its folder.
-fn append_to(path: &Path) -> io::Result<File> {
+fn open_append(path: &Path) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         DirBuilder::new()
             .recursive(true)
-            .mode(OWNER_ONLY_FOLDER)
+            .mode(DIR_MODE)
             .create(folder)?;
     }
     OpenOptions::new()
         .append(true)
         .create(true)
-        .mode(OWNER_ONLY)
+        .mode(FILE_MODE)
         .open(path)
 }
 
@@ -257,8 +261,8 @@ mod tests {
 
     const LINE: &[u8] = b"{\"n\":1}\n";
 
-    fn rules(folder: &Path) -> LogFile {
-        LogFile {
+    fn log_file_config(folder: &Path) -> LogFileConfig {
+        LogFileConfig {
             path: folder.join("new/audit.log"),
             max_size: 20,
             max_backups: 0,
@@ -267,7 +271,7 @@ mod tests {
     }
 
     /// Names and sizes, by name.
-    fn files(rules: &LogFile) -> Vec<(String, u64)> {
+    fn files(rules: &LogFileConfig) -> Vec<(String, u64)> {
         let mut files: Vec<_> = fs::read_dir(rules.path.parent().unwrap())
             .unwrap()
             .map(|entry| entry.unwrap())
@@ -281,10 +285,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_would_grow_too_large_is_renamed_by_its_time() {
+    fn a_file_at_its_size_limit_is_renamed_with_a_timestamp() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = rules(folder.path());
-        let mut output = Output::open(rules.clone()).unwrap();
+        let rules = log_file_config(folder.path());
+        let mut output = AuditOutput::open(rules.clone()).unwrap();
         for _ in 0..5 {
             output.write(LINE).unwrap();
         }
@@ -296,25 +300,28 @@ mod tests {
             let shape = name.replace(|c: char| c.is_ascii_digit(), "0");
             assert_eq!(shape, "audit-0000-00-00T00-00-00.000.log");
         }
-        assert_eq!(output.room(), 12);
+        assert_eq!(output.remaining_bytes(), 12);
     }
 
     #[test]
-    fn what_was_there_before_counts_and_is_not_lost() {
+    fn an_existing_file_is_appended_to_and_its_size_counts() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = rules(folder.path());
+        let rules = log_file_config(folder.path());
         for _ in 0..3 {
-            Output::open(rules.clone()).unwrap().write(LINE).unwrap();
+            AuditOutput::open(rules.clone())
+                .unwrap()
+                .write(LINE)
+                .unwrap();
         }
         let sizes: Vec<_> = files(&rules).into_iter().map(|(_, size)| size).collect();
         assert_eq!(sizes, [16, 8]);
     }
 
     #[test]
-    fn a_line_larger_than_a_file_has_one_for_itself() {
+    fn a_line_over_the_size_limit_gets_a_file_of_its_own() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = rules(folder.path());
-        let mut output = Output::open(rules.clone()).unwrap();
+        let rules = log_file_config(folder.path());
+        let mut output = AuditOutput::open(rules.clone()).unwrap();
         for line in [LINE, &[b'x'; 100], LINE] {
             output.write(line).unwrap();
         }
@@ -324,10 +331,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_else_took_away_is_begun_anew_at_its_limit() {
+    fn a_file_removed_by_another_process_is_created_again_at_the_next_rotation() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = rules(folder.path());
-        let mut output = Output::open(rules.clone()).unwrap();
+        let rules = log_file_config(folder.path());
+        let mut output = AuditOutput::open(rules.clone()).unwrap();
         output.write(LINE).unwrap();
         fs::remove_file(&rules.path).unwrap();
         for _ in 0..4 {
@@ -343,15 +350,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_that_cannot_be_renamed_is_written_to_until_it_can() {
+    async fn a_file_that_cannot_be_renamed_grows_until_it_can() {
         let folder = tempfile::tempdir().unwrap();
         // With a time in it, its name would be longer than names may be.
         let long = folder.path().join(format!("{:x<240}.log", ""));
-        let rules = LogFile {
+        let rules = LogFileConfig {
             path: long.clone(),
-            ..rules(folder.path())
+            ..log_file_config(folder.path())
         };
-        let Output::File(mut file) = Output::open(rules.clone()).unwrap() else {
+        let AuditOutput::File(mut file) = AuditOutput::open(rules.clone()).unwrap() else {
             panic!("a file");
         };
         for _ in 0..5 {
@@ -359,33 +366,37 @@ mod tests {
         }
         assert_eq!(files(&rules).len(), 1);
         assert_eq!(fs::metadata(&long).unwrap().len(), 5 * 8);
-        let mut output = Output::File(file);
-        assert_eq!(output.room(), u64::MAX, "lines are still written together");
+        let mut output = AuditOutput::File(file);
+        assert_eq!(
+            output.remaining_bytes(),
+            u64::MAX,
+            "lines are still written together"
+        );
 
         // Now it could be; it is tried after a minute, and not before.
-        let Output::File(file) = &mut output else {
+        let AuditOutput::File(file) = &mut output else {
             panic!("a file");
         };
-        file.rules.path = folder.path().join("audit.log");
-        fs::rename(&long, &file.rules.path).unwrap();
-        tokio::time::advance(RENAME_AGAIN_AFTER - Duration::from_millis(1)).await;
+        file.config.path = folder.path().join("audit.log");
+        fs::rename(&long, &file.config.path).unwrap();
+        tokio::time::advance(ROTATE_RETRY_DELAY - Duration::from_millis(1)).await;
         file.write(LINE).unwrap();
         assert_eq!(files(&rules).len(), 1);
         tokio::time::advance(Duration::from_millis(1)).await;
         file.write(LINE).unwrap();
         let sizes: Vec<_> = files(&rules).into_iter().map(|(_, size)| size).collect();
         assert_eq!(sizes, [6 * 8, 8]);
-        assert_eq!(output.room(), 12);
+        assert_eq!(output.remaining_bytes(), 12);
     }
 
     #[test]
-    fn only_the_newest_are_kept_and_nothing_else_is_touched() {
+    fn only_the_newest_backups_are_kept_and_other_files_stay() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = LogFile {
+        let rules = LogFileConfig {
             max_backups: 2,
-            ..rules(folder.path())
+            ..log_file_config(folder.path())
         };
-        drop(Output::open(rules.clone()).unwrap());
+        drop(AuditOutput::open(rules.clone()).unwrap());
         let others = [
             "audit-2020-01-01T00-00-00.000.txt",
             "audit-2020-01-01.log",
@@ -401,7 +412,7 @@ mod tests {
         for name in others.iter().chain(&old) {
             fs::write(rules.path.with_file_name(name), "x").unwrap();
         }
-        drop(Output::open(rules.clone()).unwrap());
+        drop(AuditOutput::open(rules.clone()).unwrap());
         let mut expected: Vec<_> = others.iter().chain(&old[..2]).copied().collect();
         expected.push("audit.log");
         expected.sort_unstable();
@@ -410,42 +421,45 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_old_goes() {
+    fn backups_over_the_maximum_age_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let day = Duration::from_secs(24 * 3600);
-        let rules = LogFile {
+        let rules = LogFileConfig {
             max_age: 7 * day,
-            ..rules(folder.path())
+            ..log_file_config(folder.path())
         };
-        let Output::File(file) = Output::open(rules.clone()).unwrap() else {
+        let AuditOutput::File(file) = AuditOutput::open(rules.clone()).unwrap() else {
             panic!("a file");
         };
         let now = Clock.wall();
-        let (young, old) = (file.backup(now - 6 * day), file.backup(now - 8 * day));
+        let (young, old) = (
+            file.backup_path(now - 6 * day),
+            file.backup_path(now - 8 * day),
+        );
         for path in [&young, &old] {
             fs::write(path, "x").unwrap();
         }
-        drop(Output::open(rules).unwrap());
+        drop(AuditOutput::open(rules).unwrap());
         assert!(young.exists());
         assert!(!old.exists());
     }
 
     #[test]
-    fn what_cannot_be_written_to_is_told_at_once() {
+    fn an_unwritable_path_is_an_error_at_start() {
         let folder = tempfile::tempdir().unwrap();
-        let rules = LogFile {
+        let rules = LogFileConfig {
             path: folder.path().to_owned(),
-            ..rules(folder.path())
+            ..log_file_config(folder.path())
         };
-        assert!(Output::open(rules).is_err());
+        assert!(AuditOutput::open(rules).is_err());
     }
 
     #[test]
-    fn the_log_is_its_owner_s() {
+    fn the_log_is_readable_by_its_owner_only() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
-        let rules = rules(folder.path());
-        drop(Output::open(rules.clone()).unwrap());
+        let rules = log_file_config(folder.path());
+        drop(AuditOutput::open(rules.clone()).unwrap());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&rules.path), 0o600);
         assert_eq!(mode(rules.path.parent().unwrap()), 0o700);

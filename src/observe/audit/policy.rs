@@ -5,27 +5,27 @@
 //! `RequestResponse`) is noted as `Metadata`, and a warning says so.
 
 use crate::api::UserInfo;
-use crate::api::flowcontrol::dns_subdomain;
+use crate::api::flowcontrol::check_dns_subdomain;
 use crate::document;
-use crate::document::Faults;
-use crate::document::Fields;
+use crate::document::Diagnostics;
+use crate::document::MappingDecoder;
 use crate::document::Strictness;
-use crate::document::Value;
+use crate::document::ValueDecoder;
 use crate::request_info::RequestInfo;
 
-const VERSION: &str = "audit.k8s.io/v1";
+const API_VERSION: &str = "audit.k8s.io/v1";
 const KIND: &str = "Policy";
 
 /// How much is noted of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
+pub enum AuditLevel {
     /// Nothing.
     None,
     /// Everything but bodies.
     Metadata,
 }
 
-impl Level {
+impl AuditLevel {
     /// As in events and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -38,7 +38,7 @@ impl Level {
 
 /// When in the life of a request an event is made. In this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum AuditStage {
     /// It has come.
     RequestReceived,
     /// The head of the answer is there, the rest not yet: of long-running requests only.
@@ -49,7 +49,7 @@ pub enum Stage {
     Panic,
 }
 
-impl Stage {
+impl AuditStage {
     const ALL: [Self; 4] = [
         Self::RequestReceived,
         Self::ResponseStarted,
@@ -71,52 +71,56 @@ impl Stage {
 
 /// What is done with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict<'a> {
+pub struct RequestAuditConfig<'a> {
     /// How much is noted.
-    pub level: Level,
-    omitted: [&'a [Stage]; 2],
+    pub level: AuditLevel,
+    omit_stages: [&'a [AuditStage]; 2],
 }
 
-impl Verdict<'_> {
+impl RequestAuditConfig<'_> {
     /// Whether an event is made at `stage`.
     #[must_use]
-    pub fn wants(&self, stage: Stage) -> bool {
-        self.level != Level::None && !self.omitted.iter().any(|omitted| omitted.contains(&stage))
+    pub fn includes(&self, stage: AuditStage) -> bool {
+        self.level != AuditLevel::None
+            && !self
+                .omit_stages
+                .iter()
+                .any(|omitted| omitted.contains(&stage))
     }
 }
 
 /// Which requests are noted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
-    rules: Vec<Rule>,
-    omit_stages: Vec<Stage>,
+pub struct AuditPolicy {
+    rules: Vec<PolicyRule>,
+    omit_stages: Vec<AuditStage>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Rule {
-    level: Level,
+struct PolicyRule {
+    level: AuditLevel,
     users: Vec<String>,
     user_groups: Vec<String>,
     verbs: Vec<String>,
     resources: Vec<GroupResources>,
     namespaces: Vec<String>,
     non_resource_urls: Vec<String>,
-    omit_stages: Vec<Stage>,
+    omit_stages: Vec<AuditStage>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct GroupResources {
     group: String,
     resources: Vec<String>,
-    names: Vec<String>,
+    resource_names: Vec<String>,
 }
 
-impl Policy {
+impl AuditPolicy {
     /// Everything, at every stage.
     #[must_use]
-    pub fn everything() -> Self {
-        let all = Rule {
-            level: Level::Metadata,
+    pub fn log_all() -> Self {
+        let all = PolicyRule {
+            level: AuditLevel::Metadata,
             users: Vec::new(),
             user_groups: Vec::new(),
             verbs: Vec::new(),
@@ -132,32 +136,36 @@ impl Policy {
     }
 
     /// The policy of a file; `None`, and faults, if it has none.
-    pub fn read(file: &str, text: &str, faults: &mut Faults) -> Option<Self> {
+    pub fn parse(file: &str, text: &str, faults: &mut Diagnostics) -> Option<Self> {
         let before = faults.errors().count();
         let documents = document::parse_all(file, text, faults);
         let mut documents = documents.iter().filter(|document| !document.is_null());
         let Some(document) = documents.next() else {
             if faults.errors().count() == before {
-                let message = format!("a {KIND} ({VERSION}) is expected, and nothing is there");
-                faults.error(&document::Place::whole(file), "", message);
+                let message = format!("a {KIND} ({API_VERSION}) is expected, and nothing is there");
+                faults.report_error(&document::SourceLocation::whole_file(file), "", message);
             }
             return None;
         };
         for another in documents {
             let message = "one document is expected, this is another";
-            faults.error(&another.place, "", message);
+            faults.report_error(&another.location, "", message);
         }
-        let policy = document.decode(faults, "", Strictness::Warn, policy)?;
+        let policy = document.decode(faults, "", Strictness::Warn, parse_policy)?;
         (faults.errors().count() == before).then_some(policy)
     }
 
     /// What is done with a request of `user`; `None` where it was refused before that was known.
     #[must_use]
-    pub fn verdict(&self, info: &RequestInfo<'_>, user: Option<&UserInfo>) -> Verdict<'_> {
+    pub fn evaluate(
+        &self,
+        info: &RequestInfo<'_>,
+        user: Option<&UserInfo>,
+    ) -> RequestAuditConfig<'_> {
         let rule = self.rules.iter().find(|rule| rule.matches(info, user));
-        Verdict {
-            level: rule.map_or(Level::None, |rule| rule.level),
-            omitted: [
+        RequestAuditConfig {
+            level: rule.map_or(AuditLevel::None, |rule| rule.level),
+            omit_stages: [
                 &self.omit_stages,
                 rule.map_or(&[][..], |rule| &rule.omit_stages),
             ],
@@ -165,7 +173,7 @@ impl Policy {
     }
 }
 
-impl Rule {
+impl PolicyRule {
     fn matches(&self, info: &RequestInfo<'_>, user: Option<&UserInfo>) -> bool {
         let is_user = |user: &UserInfo| {
             (self.users.is_empty() || self.users.contains(&user.name))
@@ -176,7 +184,8 @@ impl Rule {
         if !(anybody || user.is_some_and(is_user)) {
             return false;
         }
-        if !(self.verbs.is_empty() || has(&self.verbs, info.verb().as_str().as_bytes())) {
+        if !(self.verbs.is_empty() || contains_bytes(&self.verbs, info.verb().as_str().as_bytes()))
+        {
             return false;
         }
         if !self.namespaces.is_empty() || !self.resources.is_empty() {
@@ -188,7 +197,7 @@ impl Rule {
 
     fn matches_resource(&self, info: &RequestInfo<'_>) -> bool {
         // What stands outside namespaces is in "".
-        if !(self.namespaces.is_empty() || has(&self.namespaces, info.namespace())) {
+        if !(self.namespaces.is_empty() || contains_bytes(&self.namespaces, info.namespace())) {
             return false;
         }
         self.resources.is_empty() || self.resources.iter().any(|of| of.matches(info))
@@ -213,13 +222,14 @@ impl GroupResources {
         if self.resources.is_empty() {
             return true;
         }
-        let named = self.names.is_empty() || has(&self.names, info.name());
+        let named =
+            self.resource_names.is_empty() || contains_bytes(&self.resource_names, info.name());
         let (resource, subresource) = (info.resource(), info.subresource());
         named
             && self.resources.iter().any(|wanted| {
                 let wanted = wanted.as_bytes();
                 wanted == b"*"
-                    || is(wanted, resource, subresource)
+                    || resource_matches(wanted, resource, subresource)
                     || (!subresource.is_empty() && wanted.strip_prefix(b"*/") == Some(subresource))
                     || wanted.strip_suffix(b"/*") == Some(resource)
             })
@@ -227,7 +237,7 @@ impl GroupResources {
 }
 
 /// Whether `wanted` is `resource`, or `resource/subresource` where there is one.
-fn is(wanted: &[u8], resource: &[u8], subresource: &[u8]) -> bool {
+fn resource_matches(wanted: &[u8], resource: &[u8], subresource: &[u8]) -> bool {
     if subresource.is_empty() {
         return wanted == resource;
     }
@@ -237,11 +247,11 @@ fn is(wanted: &[u8], resource: &[u8], subresource: &[u8]) -> bool {
         == Some(subresource)
 }
 
-fn has(texts: &[String], bytes: &[u8]) -> bool {
+fn contains_bytes(texts: &[String], bytes: &[u8]) -> bool {
     texts.iter().any(|text| text.as_bytes() == bytes)
 }
 
-fn policy(fields: &mut Fields<'_>) -> Policy {
+fn parse_policy(fields: &mut MappingDecoder<'_>) -> AuditPolicy {
     let one_of = |expected: &'static str| {
         move |text: &str| {
             if text == expected {
@@ -251,42 +261,42 @@ fn policy(fields: &mut Fields<'_>) -> Policy {
             }
         }
     };
-    fields.parsed("apiVersion", one_of(VERSION));
-    fields.parsed("kind", one_of(KIND));
+    fields.parse("apiVersion", one_of(API_VERSION));
+    fields.parse("kind", one_of(KIND));
     fields.require(&["apiVersion", "kind"]);
-    fields.known(&["metadata"]);
+    fields.mark_known(&["metadata"]);
     fields.boolean("omitManagedFields"); // of objects, which are not noted
-    let omit_stages = stages(fields);
-    let rules = fields.objects("rules", rule);
+    let omit_stages = parse_stages(fields);
+    let rules = fields.objects("rules", parse_rule);
     if rules.as_ref().is_none_or(Vec::is_empty) {
         let message = "one rule at least is needed: level: Metadata notes everything";
-        fields.error("rules", message);
+        fields.report_error("rules", message);
     }
-    Policy {
+    AuditPolicy {
         rules: rules.unwrap_or_default(),
         omit_stages,
     }
 }
 
-fn rule(fields: &mut Fields<'_>) -> Rule {
+fn parse_rule(fields: &mut MappingDecoder<'_>) -> PolicyRule {
     fields.require(&["level"]);
-    let level = level(fields);
+    let level = parse_level(fields);
     fields.boolean("omitManagedFields");
     let mut texts = |name| fields.strings(name).unwrap_or_default();
     let (users, user_groups) = (texts("users"), texts("userGroups"));
     let (verbs, namespaces) = (texts("verbs"), texts("namespaces"));
     let resources = fields
-        .objects("resources", group_resources)
+        .objects("resources", parse_group_resources)
         .unwrap_or_default();
     let non_resource_urls = fields
-        .list("nonResourceURLs", non_resource_url)
+        .list("nonResourceURLs", parse_non_resource_url)
         .unwrap_or_default();
     let resourceful = !(resources.is_empty() && namespaces.is_empty());
     if resourceful && !non_resource_urls.is_empty() {
         let message = "rules cannot apply to both regular resources and non-resource URLs";
-        fields.error("nonResourceURLs", message);
+        fields.report_error("nonResourceURLs", message);
     }
-    Rule {
+    PolicyRule {
         level,
         users,
         user_groups,
@@ -294,31 +304,33 @@ fn rule(fields: &mut Fields<'_>) -> Rule {
         resources,
         namespaces,
         non_resource_urls,
-        omit_stages: stages(fields),
+        omit_stages: parse_stages(fields),
     }
 }
 
-fn level(fields: &mut Fields<'_>) -> Level {
-    let read = fields.parsed("level", |text| match text {
-        "None" => Ok((Level::None, false)),
-        "Metadata" => Ok((Level::Metadata, false)),
-        "Request" | "RequestResponse" => Ok((Level::Metadata, true)),
+fn parse_level(fields: &mut MappingDecoder<'_>) -> AuditLevel {
+    let read = fields.parse("level", |text| match text {
+        "None" => Ok((AuditLevel::None, false)),
+        "Metadata" => Ok((AuditLevel::Metadata, false)),
+        "Request" | "RequestResponse" => Ok((AuditLevel::Metadata, true)),
         _ => Err("expected None, Metadata, Request or RequestResponse"),
     });
-    let (level, with_bodies) = read.unwrap_or((Level::None, false));
+    let (level, with_bodies) = read.unwrap_or((AuditLevel::None, false));
     if with_bodies {
         let message = "weir notes no bodies: these requests are noted at level Metadata";
-        fields.warning("level", message);
+        fields.report_warning("level", message);
     }
     level
 }
 
-fn stages(fields: &mut Fields<'_>) -> Vec<Stage> {
-    let stage = |value: Value<'_>| {
-        value.parsed(|text| {
-            let found = Stage::ALL.into_iter().find(|stage| stage.name() == text);
+fn parse_stages(fields: &mut MappingDecoder<'_>) -> Vec<AuditStage> {
+    let stage = |value: ValueDecoder<'_>| {
+        value.parse(|text| {
+            let found = AuditStage::ALL
+                .into_iter()
+                .find(|stage| stage.name() == text);
             found.ok_or_else(|| {
-                let all = Stage::ALL.map(Stage::name).join(", ");
+                let all = AuditStage::ALL.map(AuditStage::name).join(", ");
                 format!("expected one of {all}")
             })
         })
@@ -326,12 +338,12 @@ fn stages(fields: &mut Fields<'_>) -> Vec<Stage> {
     fields.list("omitStages", stage).unwrap_or_default()
 }
 
-fn group_resources(fields: &mut Fields<'_>) -> GroupResources {
-    let group = fields.parsed("group", |text| {
+fn parse_group_resources(fields: &mut MappingDecoder<'_>) -> GroupResources {
+    let group = fields.parse("group", |text| {
         let broken = if text.is_empty() {
             Vec::new()
         } else {
-            dns_subdomain(text)
+            check_dns_subdomain(text)
         };
         if broken.is_empty() {
             Ok(text.to_owned())
@@ -343,17 +355,17 @@ fn group_resources(fields: &mut Fields<'_>) -> GroupResources {
     let (resources, names) = (texts("resources"), texts("resourceNames"));
     if resources.is_empty() && !names.is_empty() {
         let message = "using resourceNames requires at least one resource";
-        fields.error("resourceNames", message);
+        fields.report_error("resourceNames", message);
     }
     GroupResources {
         group: group.unwrap_or_default(),
         resources,
-        names,
+        resource_names: names,
     }
 }
 
-fn non_resource_url(value: Value<'_>) -> Option<String> {
-    value.parsed(|text| match text.strip_suffix('*').unwrap_or(text) {
+fn parse_non_resource_url(value: ValueDecoder<'_>) -> Option<String> {
+    value.parse(|text| match text.strip_suffix('*').unwrap_or(text) {
         "" if text == "*" => Ok(text.to_owned()),
         begin if !begin.starts_with('/') => {
             Err("non-resource URL rules must begin with a '/' character")
@@ -399,9 +411,9 @@ rules:
   verbs: [list]
 "#;
 
-    fn read(text: &str) -> (Option<Policy>, String) {
-        let mut faults = Faults::default();
-        let policy = Policy::read("policy.yaml", text, &mut faults);
+    fn parse_text(text: &str) -> (Option<AuditPolicy>, String) {
+        let mut faults = Diagnostics::default();
+        let policy = AuditPolicy::parse("policy.yaml", text, &mut faults);
         let lines: Vec<_> = faults.iter().map(ToString::to_string).collect();
         (policy, lines.join("\n"))
     }
@@ -411,17 +423,22 @@ rules:
             name: name.to_owned(),
             ..UserInfo::default()
         }
-        .authenticated()
+        .with_authenticated_group()
     }
 
     /// `level: stages that are wanted`.
-    fn verdict(policy: &Policy, method: &str, target: &str, user: Option<&UserInfo>) -> String {
+    fn evaluate(
+        policy: &AuditPolicy,
+        method: &str,
+        target: &str,
+        user: Option<&UserInfo>,
+    ) -> String {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        let verdict = policy.verdict(&info, user);
-        let wanted: Vec<_> = Stage::ALL
+        let verdict = policy.evaluate(&info, user);
+        let wanted: Vec<_> = AuditStage::ALL
             .into_iter()
-            .filter(|stage| verdict.wants(*stage))
-            .map(Stage::name)
+            .filter(|stage| verdict.includes(*stage))
+            .map(AuditStage::name)
             .collect();
         format!("{}: {}", verdict.level.name(), wanted.join(" "))
     }
@@ -431,7 +448,7 @@ rules:
         const NOTHING: &str = "None: ";
         const ALL: &str = "Metadata: ResponseStarted ResponseComplete Panic";
         const LESS: &str = "Metadata: ResponseComplete Panic";
-        let (policy, _) = read(EXAMPLE);
+        let (policy, _) = parse_text(EXAMPLE);
         let policy = policy.unwrap();
         let alice = user("alice");
         let cases = [
@@ -477,37 +494,37 @@ rules:
         ];
         for (method, target, expected) in cases {
             assert_eq!(
-                verdict(&policy, method, target, Some(&alice)),
+                evaluate(&policy, method, target, Some(&alice)),
                 expected,
                 "{method} {target}"
             );
         }
         let proxy = user("system:kube-proxy");
         let services = "/api/v1/services?watch=true";
-        assert_eq!(verdict(&policy, "GET", services, Some(&proxy)), NOTHING);
+        assert_eq!(evaluate(&policy, "GET", services, Some(&proxy)), NOTHING);
     }
 
     #[test]
-    fn a_rule_for_somebody_is_not_for_nobody() {
-        let (policy, _) = read(
+    fn a_rule_for_users_does_not_match_a_request_without_a_user() {
+        let (policy, _) = parse_text(
             "{apiVersion: audit.k8s.io/v1, kind: Policy, rules: [{level: None, userGroups: ['system:unauthenticated']}, \
              {level: None, users: [a]}, {level: Metadata, nonResourceURLs: ['*']}]}",
         );
         let policy = policy.unwrap();
         let everything = "Metadata: RequestReceived ResponseStarted ResponseComplete Panic";
-        assert_eq!(verdict(&policy, "GET", "/healthz", None), everything);
+        assert_eq!(evaluate(&policy, "GET", "/healthz", None), everything);
         let anonymous = UserInfo::anonymous();
         assert_eq!(
-            verdict(&policy, "GET", "/healthz", Some(&anonymous)),
+            evaluate(&policy, "GET", "/healthz", Some(&anonymous)),
             "None: "
         );
         // no rule
-        assert_eq!(verdict(&policy, "GET", "/api/v1/pods", None), "None: ");
+        assert_eq!(evaluate(&policy, "GET", "/api/v1/pods", None), "None: ");
     }
 
     #[test]
-    fn bodies_that_are_asked_for_are_warned_of() {
-        let (policy, warnings) = read(EXAMPLE);
+    fn levels_with_bodies_give_a_warning() {
+        let (policy, warnings) = parse_text(EXAMPLE);
         assert!(policy.is_some());
         assert_eq!(
             warnings,
@@ -517,8 +534,8 @@ rules:
     }
 
     #[test]
-    fn every_fault_is_told_with_its_place() {
-        let (policy, faults) = read(
+    fn every_error_has_its_position() {
+        let (policy, faults) = parse_text(
             r#"apiVersion: audit.k8s.io/v1beta1
 kind: Policy
 omitStages: [RequestDone]
@@ -558,7 +575,7 @@ rules:
     }
 
     #[test]
-    fn a_policy_without_rules_is_none() {
+    fn a_policy_without_rules_is_an_error() {
         for (text, fault) in [
             (
                 "",
@@ -573,7 +590,7 @@ rules:
                 "policy.yaml:1:1: rules: one rule at least is needed: level: Metadata notes everything",
             ),
         ] {
-            assert_eq!(read(text), (None, fault.to_owned()));
+            assert_eq!(parse_text(text), (None, fault.to_owned()));
         }
     }
 }

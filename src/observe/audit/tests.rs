@@ -21,11 +21,11 @@ use crate::flowcontrol::bootstrap;
 use crate::flowcontrol::controller;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::Enforcement;
-use crate::flowcontrol::controller::Times;
+use crate::flowcontrol::controller::RequestTimes;
 use crate::metrics::Registry;
-use crate::observe::comes_true;
-use crate::pipeline::audited::Audited;
-use crate::pipeline::record::Outcome;
+use crate::observe::eventually;
+use crate::pipeline::audited::AuditContext;
+use crate::pipeline::record::RequestOutcome;
 use crate::request_info::RequestInfo;
 
 fn record(target: &'static str) -> Record {
@@ -44,26 +44,26 @@ fn record(target: &'static str) -> Record {
             name: "alice".to_owned(),
             ..UserInfo::default()
         })),
-        counted: None,
+        counted_as: None,
         decision: None,
         rule: None,
-        traced: None,
-        outcome: Outcome::Answered(StatusCode::OK),
-        sent: 0,
-        audited: Some(Box::new(Audited {
+        trace_context: None,
+        outcome: RequestOutcome::Responded(StatusCode::OK),
+        sent_bytes: 0,
+        audit: Some(Box::new(AuditContext {
             id: HeaderValue::from_static("an-id"),
-            wish: None,
-            allowed: false,
-            began: false,
+            impersonation_target: None,
+            impersonation_allowed: false,
+            response_started: false,
         })),
-        written_down: false,
+        is_logged: false,
     }
 }
 
-fn config(path: PathBuf) -> Config {
-    Config {
-        policy: Policy::everything(),
-        file: Some(LogFile {
+fn config(path: PathBuf) -> AuditConfig {
+    AuditConfig {
+        policy: AuditPolicy::log_all(),
+        file: Some(LogFileConfig {
             path,
             max_size: 100 << 20,
             max_backups: 0,
@@ -79,28 +79,28 @@ fn lines(path: &Path) -> Vec<Value> {
         .collect()
 }
 
-fn value(registry: &Registry, series: &str) -> Option<f64> {
+fn series_value(registry: &Registry, series: &str) -> Option<f64> {
     let text = registry.render();
     let line = text.lines().find_map(|line| line.strip_prefix(series));
     line.map(|value| value.trim().parse().unwrap())
 }
 
 #[tokio::test]
-async fn what_happened_before_the_end_is_in_the_log() {
+async fn events_before_shutdown_are_in_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let (path, registry) = (folder.path().join("audit.log"), Registry::new());
-    let log = AuditLog::start(config(path.clone()), Metrics::register(&registry)).unwrap();
+    let log = AuditLog::start(config(path.clone()), AuditMetrics::register(&registry)).unwrap();
     let mut watch = record("/api/v1/pods?watch=true");
-    log.answering(&watch);
-    watch.audited.as_mut().unwrap().began = true;
+    log.on_response_started(&watch);
+    watch.audit.as_mut().unwrap().response_started = true;
     for _ in 0..1000 {
-        log.ended(&record("/api/v1/pods"), Clock.now());
+        log.on_ended(&record("/api/v1/pods"), Clock.now());
     }
-    log.ended(&watch, Clock.now());
+    log.on_ended(&watch, Clock.now());
     log.finish().await;
     let ends = |text: &[u8]| text.iter().filter(|byte| **byte == b'\n').count();
     let written = || fs::read(&path).is_ok_and(|text| ends(&text) >= 2003);
-    assert!(comes_true(written).await);
+    assert!(eventually(written).await);
     let lines = lines(&path);
     assert_eq!(lines.len(), 2003);
     let stages = |lines: &[Value]| -> Vec<_> {
@@ -113,31 +113,37 @@ async fn what_happened_before_the_end_is_in_the_log() {
     assert_eq!(stages(&lines[2002..]), ["ResponseComplete"]);
     assert!(lines.iter().all(|line| line["auditID"] == "an-id"));
     assert_eq!(
-        value(&registry, "apiserver_audit_event_total"),
+        series_value(&registry, "apiserver_audit_event_total"),
         Some(2003.0)
     );
     let level = "apiserver_audit_level_total{level=\"Metadata\"}";
-    assert_eq!(value(&registry, level), Some(1001.0));
-    assert_eq!(value(&registry, "weir_audit_dropped_total"), Some(0.0));
+    assert_eq!(series_value(&registry, level), Some(1001.0));
+    assert_eq!(
+        series_value(&registry, "weir_audit_dropped_total"),
+        Some(0.0)
+    );
     // Too late.
-    log.ended(&record("/api/v1/pods"), Clock.now());
-    assert_eq!(value(&registry, "weir_audit_dropped_total"), Some(1.0));
+    log.on_ended(&record("/api/v1/pods"), Clock.now());
+    assert_eq!(
+        series_value(&registry, "weir_audit_dropped_total"),
+        Some(1.0)
+    );
 }
 
-fn fifo(path: &Path) {
+fn make_fifo(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
 #[tokio::test]
-async fn a_disk_that_takes_nothing_costs_events_and_no_time() {
+async fn a_stalled_disk_drops_events_and_blocks_no_caller() {
     let folder = tempfile::tempdir().unwrap();
     let (path, registry) = (folder.path().join("pipe"), Registry::new());
-    fifo(&path);
-    let metrics = Metrics::register(&registry);
-    let log = AuditLog::with_buffer(config(path.clone()), metrics, 10_000).unwrap();
+    make_fifo(&path);
+    let metrics = AuditMetrics::register(&registry);
+    let log = AuditLog::with_capacity(config(path.clone()), metrics, 10_000).unwrap();
     // Nobody reads: the thread waits for a reader, and these calls return all the same.
     for _ in 0..1000 {
-        log.ended(&record("/api/v1/pods"), Clock.now());
+        log.on_ended(&record("/api/v1/pods"), Clock.now());
     }
     let dropped = log.metrics.dropped.get();
     assert!((900..1000).contains(&dropped), "{dropped}");
@@ -153,12 +159,12 @@ async fn a_disk_that_takes_nothing_costs_events_and_no_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_does_not_wait_for_a_disk_that_takes_nothing() {
+async fn shutdown_does_not_wait_for_a_stalled_disk() {
     let folder = tempfile::tempdir().unwrap();
     let (path, registry) = (folder.path().join("pipe"), Registry::new());
-    fifo(&path);
-    let log = AuditLog::start(config(path), Metrics::register(&registry)).unwrap();
-    log.ended(&record("/api/v1/pods"), Clock.now());
+    make_fifo(&path);
+    let log = AuditLog::start(config(path), AuditMetrics::register(&registry)).unwrap();
+    log.on_ended(&record("/api/v1/pods"), Clock.now());
     log.finish().await;
 }
 
@@ -166,39 +172,42 @@ async fn the_end_does_not_wait_for_a_disk_that_takes_nothing() {
 async fn events_that_cannot_be_written_are_counted() {
     let registry = Registry::new();
     let full = config(PathBuf::from("/dev/full"));
-    let log = AuditLog::start(full, Metrics::register(&registry)).unwrap();
-    log.ended(&record("/api/v1/pods"), Clock.now());
+    let log = AuditLog::start(full, AuditMetrics::register(&registry)).unwrap();
+    log.on_ended(&record("/api/v1/pods"), Clock.now());
     log.finish().await;
     let errors = "apiserver_audit_error_total{plugin=\"log\"}";
-    assert!(comes_true(|| value(&registry, errors) >= Some(2.0)).await);
-    assert_eq!(value(&registry, errors), Some(2.0));
-    assert_eq!(value(&registry, "apiserver_audit_event_total"), Some(2.0));
+    assert!(eventually(|| series_value(&registry, errors) >= Some(2.0)).await);
+    assert_eq!(series_value(&registry, errors), Some(2.0));
+    assert_eq!(
+        series_value(&registry, "apiserver_audit_event_total"),
+        Some(2.0)
+    );
 }
 
 #[tokio::test]
-async fn annotations_say_what_was_decided() {
+async fn annotations_carry_the_decision() {
     let registry = Registry::new();
-    let config = controller::Config {
+    let config = controller::ControllerConfig {
         server_concurrency_limit: 600,
         request_timeout: Duration::from_secs(60),
         enforcement: Enforcement::Enforce,
         consistent_reads_from_cache: true,
     };
-    let controller = Controller::new(config, &bootstrap::complete(Vec::new()), &registry);
+    let controller = Controller::new(config, &bootstrap::add_missing(Vec::new()), &registry);
     let mut record = record("/api/v1/pods");
     let user = record.user.clone().unwrap();
     let now = Clock.now();
     let admitted = controller
-        .admit(&record.info().unwrap(), &user, Times::at(now))
+        .admit(&record.info().unwrap(), &user, RequestTimes::at(now))
         .await;
     record.decision = Some(admitted.unwrap().decision());
-    record.outcome = Outcome::Rejected("client-limit");
+    record.outcome = RequestOutcome::Rejected("client-limit");
     // Whom a request counts for is no fact about who asked.
-    record.counted = Some(Arc::new(UserInfo::anonymous()));
+    record.counted_as = Some(Arc::new(UserInfo::anonymous()));
     record.rule = Some(Arc::from("ci"));
     let mut lines = Vec::new();
-    let note = note(&record, Moment::Ended, now);
-    note.write(&Policy::everything(), &mut lines);
+    let note = audit_entry(&record, AuditPhase::RequestEnded, now);
+    note.append_events(&AuditPolicy::log_all(), &mut lines);
     let last = lines.split(|b| *b == b'\n').nth(1).unwrap();
     let event: Value = serde_json::from_slice(last).unwrap();
     let expected = serde_json::json!({

@@ -12,26 +12,26 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::observe::audit::event::Note;
-use crate::observe::audit::output::Output;
-use crate::observe::audit::policy::Level;
-use crate::observe::audit::policy::Policy;
-use crate::observe::buffer::Buffer;
-use crate::sparingly::Sparingly;
+use crate::observe::audit::event::AuditEntry;
+use crate::observe::audit::output::AuditOutput;
+use crate::observe::audit::policy::AuditLevel;
+use crate::observe::audit::policy::AuditPolicy;
+use crate::observe::buffer::BoundedQueue;
+use crate::sparingly::LogLimiter;
 
 /// Lines are written when there are so many bytes of them, or no more notes.
-const AT_ONCE: usize = 64 * 1024;
+const MAX_WRITE_BYTES: usize = 64 * 1024;
 
 /// What the audit log counts.
 #[derive(Clone, Debug)]
-pub struct Metrics {
+pub struct AuditMetrics {
     pub(super) dropped: IntCounter,
     events: IntCounter,
     errors: IntCounter,
     levels: [IntCounter; 2],
 }
 
-impl Metrics {
+impl AuditMetrics {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
@@ -55,92 +55,94 @@ impl Metrics {
                 "[ALPHA] Audit events made.",
             ),
             errors: errors.with_label_values(&["log"]),
-            levels: [Level::None, Level::Metadata]
+            levels: [AuditLevel::None, AuditLevel::Metadata]
                 .map(|level| levels.with_label_values(&[level.name()])),
         }
     }
 
-    fn noted(&self, level: Level) {
+    fn record_level(&self, level: AuditLevel) {
         let [none, metadata] = &self.levels;
         match level {
-            Level::None => none.inc(),
-            Level::Metadata => metadata.inc(),
+            AuditLevel::None => none.inc(),
+            AuditLevel::Metadata => metadata.inc(),
         }
     }
 }
 
 /// What the thread works with.
 #[derive(Debug)]
-pub(super) struct Writer {
-    pub(super) buffer: Arc<Buffer<Note>>,
-    pub(super) policy: Policy,
-    pub(super) output: Output,
-    pub(super) metrics: Metrics,
+pub(super) struct AuditWriter {
+    pub(super) queue: Arc<BoundedQueue<AuditEntry>>,
+    pub(super) policy: AuditPolicy,
+    pub(super) output: AuditOutput,
+    pub(super) metrics: AuditMetrics,
     /// Told by being dropped that everything is written.
     pub(super) done: oneshot::Sender<()>,
 }
 
 /// Lines that are to be written together.
 #[derive(Default)]
-struct Lines {
-    bytes: Vec<u8>,
+struct EventBatch {
+    buffer: Vec<u8>,
     events: u64,
     /// What their notes weigh.
-    weight: usize,
+    entry_bytes: usize,
 }
 
-impl Writer {
+impl AuditWriter {
     /// Writes until the buffer is closed and empty.
     pub(super) fn run(self) {
         let Self {
-            buffer,
+            queue: buffer,
             policy,
             mut output,
             metrics,
             done,
         } = self;
-        let (mut notes, mut lines) = (Vec::new(), Lines::default());
-        let (mut line, log) = (Vec::new(), Sparingly::default());
-        while buffer.take(&mut notes) {
+        let (mut notes, mut lines) = (Vec::new(), EventBatch::default());
+        let (mut line, log) = (Vec::new(), LogLimiter::default());
+        while buffer.pop_all(&mut notes) {
             for (note, weight) in notes.drain(..) {
                 line.clear();
-                let (events, level) = note.write(&policy, &mut line);
+                let (events, level) = note.append_events(&policy, &mut line);
                 if note.is_last() {
-                    metrics.noted(level);
+                    metrics.record_level(level);
                 }
                 metrics.events.inc_by(events);
-                let together = lines.bytes.len() + line.len();
-                if together > AT_ONCE || u64::try_from(together).is_ok_and(|n| n > output.room()) {
-                    lines.write(&mut output, &buffer, &metrics, &log);
+                let together = lines.buffer.len() + line.len();
+                if together > MAX_WRITE_BYTES
+                    || u64::try_from(together).is_ok_and(|n| n > output.remaining_bytes())
+                {
+                    lines.flush(&mut output, &buffer, &metrics, &log);
                 }
-                lines.bytes.append(&mut line);
+                lines.buffer.append(&mut line);
                 lines.events += events;
-                lines.weight += weight;
+                lines.entry_bytes += weight;
             }
-            lines.write(&mut output, &buffer, &metrics, &log);
+            lines.flush(&mut output, &buffer, &metrics, &log);
         }
         drop(done);
     }
 }
 
-impl Lines {
-    fn write(
+impl EventBatch {
+    fn flush(
         &mut self,
-        output: &mut Output,
-        buffer: &Buffer<Note>,
-        metrics: &Metrics,
-        log: &Sparingly,
+        output: &mut AuditOutput,
+        buffer: &BoundedQueue<AuditEntry>,
+        metrics: &AuditMetrics,
+        log: &LogLimiter,
     ) {
-        if !self.bytes.is_empty()
-            && let Err(why) = output.write(&self.bytes)
+        if !self.buffer.is_empty()
+            && let Err(why) = output.write(&self.buffer)
         {
             metrics.errors.inc_by(self.events);
-            if let Some(more) = log.may_say(Clock.now()) {
+            if let Some(more) = log.try_log(Clock.now()) {
                 warn!(%why, events = self.events, more, "the audit log cannot be written");
             }
         }
-        self.bytes.clear();
+        self.buffer.clear();
         self.events = 0;
-        buffer.written(mem::take(&mut self.weight));
+        buffer.release(mem::take(&mut self.entry_bytes));
     }
 }

@@ -5,28 +5,28 @@ use std::time::Instant;
 
 use crate::metrics::Registry;
 use crate::pipeline::record::Record;
-use crate::pipeline::record::Witness;
+use crate::pipeline::record::RequestObserver;
 
 /// `TracingConfiguration`, of which there can be none.
 pub mod config {
     use std::convert::Infallible;
 
-    use crate::document::Faults;
+    use crate::document::Diagnostics;
     use crate::document::Node;
 
     /// Never there.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct Config {
+    pub struct TracingConfig {
         /// Of a million requests whose client has not begun a trace, so many are traced.
-        pub rate_per_million: u32,
+        pub sampling_rate_per_million: u32,
         pub(super) never: Infallible,
     }
 
     /// A fault, whatever it says.
-    pub fn read(documents: &[Node], faults: &mut Faults) -> Option<Config> {
+    pub fn parse(documents: &[Node], faults: &mut Diagnostics) -> Option<TracingConfig> {
         if let Some(document) = documents.first() {
             let why = "this weir sends no traces: it was built without the cargo feature otlp";
-            faults.error(&document.place, "", why);
+            faults.report_error(&document.location, "", why);
         }
         None
     }
@@ -34,9 +34,9 @@ pub mod config {
 
 /// None.
 #[derive(Clone, Copy, Debug)]
-pub struct Metrics;
+pub struct SpanMetrics;
 
-impl Metrics {
+impl SpanMetrics {
     /// There is nothing to register.
     #[must_use]
     pub const fn register(_: &Registry) -> Self {
@@ -46,12 +46,12 @@ impl Metrics {
 
 /// Never there.
 #[derive(Clone, Copy, Debug)]
-pub struct Spans(Infallible);
+pub struct SpanProcessor(Infallible);
 
-impl Spans {
+impl SpanProcessor {
     /// Cannot be called.
     #[must_use]
-    pub const fn start(config: config::Config, _: Metrics) -> Self {
+    pub const fn start(config: config::TracingConfig, _: SpanMetrics) -> Self {
         Self(config.never)
     }
 
@@ -62,8 +62,8 @@ impl Spans {
     }
 }
 
-impl Witness for Spans {
-    fn ended(&self, _: &Record, _: Instant) {
+impl RequestObserver for SpanProcessor {
+    fn on_ended(&self, _: &Record, _: Instant) {
         match self.0 {}
     }
 }

@@ -2,12 +2,12 @@
 
 use http::uri::Authority;
 
-use crate::document::Faults;
-use crate::document::Fields;
+use crate::document::Diagnostics;
+use crate::document::MappingDecoder;
 use crate::document::Node;
 use crate::document::Strictness;
 
-const VERSIONS: [&str; 3] = [
+const API_VERSIONS: [&str; 3] = [
     "apiserver.config.k8s.io/v1",
     "apiserver.config.k8s.io/v1beta1",
     "apiserver.config.k8s.io/v1alpha1",
@@ -19,34 +19,37 @@ const DEFAULT_ENDPOINT: &str = "localhost:4317";
 
 /// Where traces go, and how many.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct TracingConfig {
     /// The collector, which speaks OTLP by gRPC, without TLS.
     pub endpoint: Authority,
     /// Of a million requests whose client has not begun a trace, so many are traced.
-    pub rate_per_million: u32,
+    pub sampling_rate_per_million: u32,
 }
 
 /// The configuration of a file's documents, of which there must be one.
-pub fn read(documents: &[Node], faults: &mut Faults) -> Option<Config> {
+pub fn parse(documents: &[Node], faults: &mut Diagnostics) -> Option<TracingConfig> {
     let mut documents = documents.iter().filter(|document| !document.is_null());
     let first = documents.next()?;
     if let Some(second) = documents.next() {
-        faults.error(&second.place, "", "a second document; one is expected");
+        faults.report_error(&second.location, "", "a second document; one is expected");
     }
     first
-        .decode(faults, "", Strictness::Strict, configuration)
+        .decode(faults, "", Strictness::Strict, parse_config)
         .flatten()
 }
 
-fn configuration(fields: &mut Fields<'_>) -> Option<Config> {
-    fields.parsed("apiVersion", |text| {
-        if VERSIONS.contains(&text) {
+fn parse_config(fields: &mut MappingDecoder<'_>) -> Option<TracingConfig> {
+    fields.parse("apiVersion", |text| {
+        if API_VERSIONS.contains(&text) {
             Ok(())
         } else {
-            Err(format!("expected {}, got {text:?}", VERSIONS.join(" or ")))
+            Err(format!(
+                "expected {}, got {text:?}",
+                API_VERSIONS.join(" or ")
+            ))
         }
     });
-    fields.parsed("kind", |text| {
+    fields.parse("kind", |text| {
         if text == KIND {
             Ok(())
         } else {
@@ -56,23 +59,23 @@ fn configuration(fields: &mut Fields<'_>) -> Option<Config> {
     fields.require(&["apiVersion", "kind"]);
     let rate = fields.integer("samplingRatePerMillion", 0..=1_000_000_u32);
     let endpoint = match fields.string("endpoint") {
-        None => endpoint(DEFAULT_ENDPOINT),
-        Some(text) => endpoint(&text),
+        None => parse_endpoint(DEFAULT_ENDPOINT),
+        Some(text) => parse_endpoint(&text),
     };
     match endpoint {
-        Ok(endpoint) => Some(Config {
+        Ok(endpoint) => Some(TracingConfig {
             endpoint,
-            rate_per_million: rate.unwrap_or(0),
+            sampling_rate_per_million: rate.unwrap_or(0),
         }),
         Err(why) => {
-            fields.error("endpoint", why);
+            fields.report_error("endpoint", why);
             None
         }
     }
 }
 
 /// `HOST:PORT`, with gRPC's `dns:` or without.
-fn endpoint(text: &str) -> Result<Authority, String> {
+fn parse_endpoint(text: &str) -> Result<Authority, String> {
     let expected = || {
         format!(
             "expected HOST:PORT of a collector that speaks OTLP by gRPC without TLS, got {text:?}"
@@ -95,15 +98,15 @@ mod tests {
     use super::*;
     use crate::document;
 
-    fn of(text: &str) -> (Option<Config>, String) {
-        let mut faults = Faults::default();
+    fn parse_text(text: &str) -> (Option<TracingConfig>, String) {
+        let mut faults = Diagnostics::default();
         let nodes = document::parse_all("tracing.yaml", text, &mut faults);
-        let read = read(&nodes, &mut faults);
+        let read = parse(&nodes, &mut faults);
         (read, faults.to_string())
     }
 
     #[test]
-    fn kube_apiserver_s_own_file_is_read() {
+    fn a_tracing_configuration_of_kube_apiserver_is_accepted() {
         let head = "apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\n";
         for (rest, endpoint, rate_per_million) in [
             ("", "localhost:4317", 0),
@@ -115,17 +118,20 @@ mod tests {
                 0,
             ),
         ] {
-            let config = Config {
+            let config = TracingConfig {
                 endpoint: endpoint.parse().unwrap(),
-                rate_per_million,
+                sampling_rate_per_million: rate_per_million,
             };
-            assert_eq!(of(&format!("{head}{rest}")), (Some(config), String::new()));
+            assert_eq!(
+                parse_text(&format!("{head}{rest}")),
+                (Some(config), String::new())
+            );
         }
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
-        let (_, faults) = of(
+    fn every_error_has_its_position() {
+        let (_, faults) = parse_text(
             "apiVersion: apiserver.config.k8s.io/v2\nkind: Tracing\nendpoint: https://collector/\nsamplingRatePerMillion: 1000001\nrate: 1\n",
         );
         for line in [

@@ -28,36 +28,36 @@ use tracing::warn;
 use crate::clock::Clock;
 use crate::metrics::Registry;
 use crate::observe::spans::wire;
+use crate::observe::spans::wire::AttributeValue;
 use crate::observe::spans::wire::ExportTraceServiceRequest;
+use crate::observe::spans::wire::InstrumentationScope;
 use crate::observe::spans::wire::KeyValue;
-use crate::observe::spans::wire::Resource;
+use crate::observe::spans::wire::OtlpResource;
 use crate::observe::spans::wire::ResourceSpans;
-use crate::observe::spans::wire::Scope;
 use crate::observe::spans::wire::ScopeSpans;
 use crate::observe::spans::wire::Span;
-use crate::observe::spans::wire::Value;
-use crate::sparingly::Sparingly;
+use crate::sparingly::LogLimiter;
 
 /// Spans that are sent at a time at most, and how long the first of them waits for others: OpenTelemetry's defaults for a
 /// batch (`OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, `OTEL_BSP_SCHEDULE_DELAY`).
-const BATCH: usize = 512;
-const GATHER: Duration = Duration::from_secs(5);
+const MAX_BATCH_SPANS: usize = 512;
+const SCHEDULE_DELAY: Duration = Duration::from_secs(5);
 
 /// How long a collector may take (`OTEL_EXPORTER_OTLP_TIMEOUT`).
-const WITHIN: Duration = Duration::from_secs(10);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An answer of a collector is a few bytes.
-const MOST_BYTES: usize = 64 << 10;
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// What is counted here.
 #[derive(Clone, Debug)]
-pub struct Metrics {
+pub struct SpanMetrics {
     pub(super) dropped: IntCounter,
     exported: IntCounter,
     failed: IntCounter,
 }
 
-impl Metrics {
+impl SpanMetrics {
     /// Registers them.
     #[must_use]
     pub fn register(registry: &Registry) -> Self {
@@ -76,19 +76,19 @@ impl Metrics {
 
 /// Sends spans to a collector.
 #[derive(Debug)]
-pub(super) struct Exporter {
+pub(super) struct OtlpExporter {
     pub(super) endpoint: Authority,
-    pub(super) metrics: Metrics,
+    pub(super) metrics: SpanMetrics,
 }
 
-impl Exporter {
+impl OtlpExporter {
     /// Sends what comes, until no more can come.
     pub(super) async fn run(self, mut spans: mpsc::Receiver<Vec<Span>>) {
-        let log = Sparingly::default();
+        let log = LogLimiter::default();
         while let Some(first) = spans.recv().await {
             let mut batch = first;
-            let gathered = timeout(GATHER, async {
-                while batch.len() < BATCH
+            let gathered = timeout(SCHEDULE_DELAY, async {
+                while batch.len() < MAX_BATCH_SPANS
                     && let Some(more) = spans.recv().await
                 {
                     batch.extend(more);
@@ -97,12 +97,12 @@ impl Exporter {
             // Either there are enough, or the time is up.
             let _ = gathered.await;
             let count = u64::try_from(batch.len()).unwrap_or_default();
-            let sent = timeout(WITHIN, send(&self.endpoint, batch)).await;
+            let sent = timeout(EXPORT_TIMEOUT, send(&self.endpoint, batch)).await;
             match sent.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
                 Ok(()) => self.metrics.exported.inc_by(count),
                 Err(why) => {
                     self.metrics.failed.inc_by(count);
-                    if let Some(more) = log.may_say(Clock.now()) {
+                    if let Some(more) = log.try_log(Clock.now()) {
                         warn!(endpoint = %self.endpoint, %why, more, "the collector takes no traces");
                     }
                 }
@@ -118,32 +118,32 @@ async fn send(endpoint: &Authority, spans: Vec<Span>) -> io::Result<()> {
     let connection = tokio::spawn(connection);
     let answered = async {
         let (answer, mut body) = sender
-            .send_request(request(endpoint)?, false)
+            .send_request(export_request(endpoint)?, false)
             .map_err(io::Error::other)?;
-        body.send_data(framed(spans), true)
+        body.send_data(grpc_frame(spans), true)
             .map_err(io::Error::other)?;
         let (head, mut body) = answer.await.map_err(io::Error::other)?.into_parts();
         let mut read = 0;
         while let Some(data) = body.data().await {
             read += data.map_err(io::Error::other)?.len();
-            if read > MOST_BYTES {
+            if read > MAX_RESPONSE_BYTES {
                 return Err(io::Error::other("an answer of more than 64 KiB"));
             }
         }
         let trailers = body.trailers().await.map_err(io::Error::other)?;
         // Where there is nothing else to say, the status stands in the head.
-        taken(trailers.as_ref().unwrap_or(&head.headers))
+        check_grpc_status(trailers.as_ref().unwrap_or(&head.headers))
     };
     let answered = answered.await;
     connection.abort();
     answered
 }
 
-fn request(endpoint: &Authority) -> io::Result<Request<()>> {
+fn export_request(endpoint: &Authority) -> io::Result<Request<()>> {
     let uri = Uri::builder()
         .scheme("http")
         .authority(endpoint.clone())
-        .path_and_query(wire::EXPORT);
+        .path_and_query(wire::EXPORT_PATH);
     Request::builder()
         .method(Method::POST)
         .uri(uri.build().map_err(io::Error::other)?)
@@ -158,18 +158,18 @@ fn request(endpoint: &Authority) -> io::Result<Request<()>> {
 }
 
 /// The message, not compressed, with its length before it.
-fn framed(spans: Vec<Span>) -> Bytes {
-    let attribute = |key, value: &str| KeyValue::new(key, Value::Text(value.to_owned()));
+fn grpc_frame(spans: Vec<Span>) -> Bytes {
+    let attribute = |key, value: &str| KeyValue::new(key, AttributeValue::Text(value.to_owned()));
     let message = ExportTraceServiceRequest {
         resource_spans: vec![ResourceSpans {
-            resource: Some(Resource {
+            resource: Some(OtlpResource {
                 attributes: vec![
                     attribute("service.name", "weir"),
                     attribute("service.version", env!("CARGO_PKG_VERSION")),
                 ],
             }),
             scope_spans: vec![ScopeSpans {
-                scope: Some(Scope {
+                scope: Some(InstrumentationScope {
                     name: "weir".to_owned(),
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                 }),
@@ -186,7 +186,7 @@ fn framed(spans: Vec<Span>) -> Bytes {
 }
 
 /// The status of a call.
-fn taken(headers: &HeaderMap) -> io::Result<()> {
+fn check_grpc_status(headers: &HeaderMap) -> io::Result<()> {
     let of = |name| headers.get(name).map(HeaderValue::to_str);
     match of("grpc-status") {
         Some(Ok("0")) => Ok(()),

@@ -19,54 +19,54 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::observe::spans::config::Config;
-use crate::observe::spans::export::Exporter;
+use crate::observe::spans::config::TracingConfig;
+use crate::observe::spans::export::OtlpExporter;
+use crate::observe::spans::wire::AttributeValue;
 use crate::observe::spans::wire::KeyValue;
 use crate::observe::spans::wire::Span;
-use crate::observe::spans::wire::Status;
-use crate::observe::spans::wire::Value;
+use crate::observe::spans::wire::SpanStatus;
 use crate::observe::texts;
-use crate::observe::texts::clipped;
-use crate::pipeline::record::Outcome;
+use crate::observe::texts::truncate;
 use crate::pipeline::record::Record;
-use crate::pipeline::record::Witness;
-use crate::pipeline::traced::Traced;
+use crate::pipeline::record::RequestObserver;
+use crate::pipeline::record::RequestOutcome;
+use crate::pipeline::traced::TraceContext;
 use crate::request_info::RequestInfo;
 
-pub use self::export::Metrics;
+pub use self::export::SpanMetrics;
 
 /// Requests whose spans may wait for the collector: OpenTelemetry's default for spans (`OTEL_BSP_MAX_QUEUE_SIZE`), of which
 /// each has two.
-const QUEUE: usize = 1024;
+const MAX_QUEUED_REQUESTS: usize = 1024;
 
 /// What is kept of a text that a client may make as long as it likes, in bytes.
-const LONGEST: usize = 1024;
+const MAX_TEXT_BYTES: usize = 1024;
 
 /// How long weir's end waits for the collector.
-const FINISH_WITHIN: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Makes spans of traced requests and has them sent.
-pub struct Spans {
+pub struct SpanProcessor {
     /// None once weir ends.
     queue: ArcSwapOption<mpsc::Sender<Vec<Span>>>,
-    metrics: Metrics,
+    metrics: SpanMetrics,
     /// Awaited once, at the end.
-    exporting: Mutex<Option<JoinHandle<()>>>,
+    export_task: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Spans {
+impl SpanProcessor {
     /// Begins to send to the collector, on the runtime that this is called in.
     #[must_use]
-    pub fn start(config: Config, metrics: Metrics) -> Self {
-        let (queue, spans) = mpsc::channel(QUEUE);
-        let exporter = Exporter {
+    pub fn start(config: TracingConfig, metrics: SpanMetrics) -> Self {
+        let (queue, spans) = mpsc::channel(MAX_QUEUED_REQUESTS);
+        let exporter = OtlpExporter {
             endpoint: config.endpoint,
             metrics: metrics.clone(),
         };
         Self {
             queue: ArcSwapOption::from_pointee(queue),
             metrics,
-            exporting: Mutex::new(Some(tokio::spawn(exporter.run(spans)))),
+            export_task: Mutex::new(Some(tokio::spawn(exporter.run(spans)))),
         }
     }
 
@@ -76,35 +76,37 @@ impl Spans {
     /// What waits may be lost.
     pub async fn finish(&self) {
         self.queue.store(None);
-        if let Some(exporting) = self.exporting.lock().await.take() {
-            let _ = timeout(FINISH_WITHIN, exporting).await;
+        if let Some(exporting) = self.export_task.lock().await.take() {
+            let _ = timeout(FLUSH_TIMEOUT, exporting).await;
         }
     }
 }
 
-impl Witness for Spans {
-    fn ended(&self, record: &Record, now: Instant) {
-        let Some(traced) = &record.traced else { return };
+impl RequestObserver for SpanProcessor {
+    fn on_ended(&self, record: &Record, now: Instant) {
+        let Some(traced) = &record.trace_context else {
+            return;
+        };
         let queue = self.queue.load();
         match queue.as_ref().map(|queue| queue.try_reserve()) {
             // Only then they are made: a collector that is away costs nothing but this.
-            Some(Ok(room)) => room.send(spans(record, traced, now)),
+            Some(Ok(room)) => room.send(build_spans(record, traced, now)),
             Some(Err(_)) | None => {
-                let both = 1 + u64::from(traced.forwarded.is_some());
+                let both = 1 + u64::from(traced.forwarded_at.is_some());
                 self.metrics.dropped.inc_by(both);
             }
         }
     }
 }
 
-impl fmt::Debug for Spans {
+impl fmt::Debug for SpanProcessor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Spans").finish_non_exhaustive()
     }
 }
 
 /// The span of a request, and that of its way to the API server, if it went there.
-fn spans(record: &Record, traced: &Traced, now: Instant) -> Vec<Span> {
+fn build_spans(record: &Record, traced: &TraceContext, now: Instant) -> Vec<Span> {
     let at = |instant: Instant| {
         let wall = record.arrived_wall + instant.saturating_duration_since(record.arrived);
         let since_1970 = wall.duration_since(SystemTime::UNIX_EPOCH);
@@ -112,12 +114,12 @@ fn spans(record: &Record, traced: &Traced, now: Instant) -> Vec<Span> {
     };
     let code = record.outcome.code().map(|code| code.as_u16());
     let failed = code.is_none_or(|code| code >= 500);
-    let status = failed.then(|| Status {
+    let status = failed.then(|| SpanStatus {
         message: String::new(),
-        code: wire::ERROR,
+        code: wire::STATUS_CODE_ERROR,
     });
     let span = |id: [u8; 8], parent: Option<[u8; 8]>, name, kind| Span {
-        trace_id: traced.trace.to_vec(),
+        trace_id: traced.trace_id.to_vec(),
         span_id: id.to_vec(),
         parent_span_id: parent.map(Vec::from).unwrap_or_default(),
         name,
@@ -128,28 +130,38 @@ fn spans(record: &Record, traced: &Traced, now: Instant) -> Vec<Span> {
         status: status.clone(),
     };
     let request = Span {
-        attributes: attributes(record),
-        ..span(traced.request, traced.parent, name(record), wire::SERVER)
+        attributes: request_attributes(record),
+        ..span(
+            traced.request_span,
+            traced.parent_span,
+            span_name(record),
+            wire::SPAN_KIND_SERVER,
+        )
     };
-    let Some(forwarded) = traced.forwarded else {
+    let Some(forwarded) = traced.forwarded_at else {
         return vec![request];
     };
-    let mut about = Attributes::default();
-    about.text("http.request.method", Some(record.method.as_str()));
-    if traced.answered.is_some() {
-        about.whole("http.response.status_code", code.map(i64::from));
+    let mut about = SpanAttributes::default();
+    about.push_text("http.request.method", Some(record.method.as_str()));
+    if traced.responded_at.is_some() {
+        about.push_integer("http.response.status_code", code.map(i64::from));
     }
     let name = record.method.as_str().to_owned();
     let forwarding = Span {
         start_time_unix_nano: at(forwarded),
         attributes: about.0,
-        ..span(traced.forwarding, Some(traced.request), name, wire::CLIENT)
+        ..span(
+            traced.upstream_span,
+            Some(traced.request_span),
+            name,
+            wire::SPAN_KIND_CLIENT,
+        )
     };
     vec![request, forwarding]
 }
 
 /// As kube-apiserver names its spans: the method, and the path with its names left out (`getSpanNameFromRequestInfo`).
-fn name(record: &Record) -> String {
+fn span_name(record: &Record) -> String {
     let method = record.method.as_str();
     record
         .info()
@@ -157,11 +169,11 @@ fn name(record: &Record) -> String {
         .filter(|info| info.is_resource_request())
         .map_or_else(
             || method.to_owned(),
-            |info| format!("{method} {}", route(&info)),
+            |info| format!("{method} {}", span_route(&info)),
         )
 }
 
-fn route(info: &RequestInfo<'_>) -> String {
+fn span_route(info: &RequestInfo<'_>) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut route = format!("/{}", text(info.api_prefix()));
     let mut add = |part: &str| {
@@ -182,53 +194,57 @@ fn route(info: &RequestInfo<'_>) -> String {
     if !info.subresource().is_empty() {
         add(&text(info.subresource()));
     }
-    clipped(&route, LONGEST).to_owned()
+    truncate(&route, MAX_TEXT_BYTES).to_owned()
 }
 
-fn attributes(record: &Record) -> Vec<KeyValue> {
-    let mut about = Attributes::default();
-    about.text("http.request.method", Some(record.method.as_str()));
-    about.text("url.path", Some(record.target.path()));
-    let query = record.target.query().map(texts::redacted_query);
-    about.text("url.query", query.as_deref());
-    about.text("url.scheme", Some("https"));
+fn request_attributes(record: &Record) -> Vec<KeyValue> {
+    let mut about = SpanAttributes::default();
+    about.push_text("http.request.method", Some(record.method.as_str()));
+    about.push_text("url.path", Some(record.target.path()));
+    let query = record.target.query().map(texts::redact_query);
+    about.push_text("url.query", query.as_deref());
+    about.push_text("url.scheme", Some("https"));
     let user_agent = record.user_agent.as_ref();
-    let user_agent = user_agent.map(|agent| texts::shown(agent, LONGEST));
-    about.text("user_agent.original", user_agent.as_deref());
-    about.text("client.address", Some(&record.peer.ip().to_string()));
-    about.text("user.name", record.user.as_ref().map(|user| &*user.name));
+    let user_agent = user_agent.map(|agent| texts::header_to_text(agent, MAX_TEXT_BYTES));
+    about.push_text("user_agent.original", user_agent.as_deref());
+    about.push_text("client.address", Some(&record.peer.ip().to_string()));
+    about.push_text("user.name", record.user.as_ref().map(|user| &*user.name));
     let code = record.outcome.code().map(|code| code.as_u16());
-    about.whole("http.response.status_code", code.map(i64::from));
-    about.whole("http.response.body.size", i64::try_from(record.sent).ok());
+    about.push_integer("http.response.status_code", code.map(i64::from));
+    about.push_integer(
+        "http.response.body.size",
+        i64::try_from(record.sent_bytes).ok(),
+    );
     if let Some(decision) = &record.decision {
-        about.text("weir.flow_schema", Some(&decision.flow_schema().name));
-        about.text("weir.priority_level", Some(&decision.priority_level().name));
-        about.whole("weir.seats", Some(decision.seats.into()));
+        about.push_text("weir.flow_schema", Some(&decision.flow_schema().name));
+        about.push_text("weir.priority_level", Some(&decision.priority_level().name));
+        about.push_integer("weir.seats", Some(decision.seats.into()));
         let wait = decision.queue_wait.as_secs_f64();
         about.0.push(KeyValue::new(
             "weir.queue_wait_seconds",
-            Value::Number(wait),
+            AttributeValue::Double(wait),
         ));
     }
-    if let Outcome::Rejected(limit) = record.outcome {
-        about.text("weir.rejection", Some(limit));
+    if let RequestOutcome::Rejected(limit) = record.outcome {
+        about.push_text("weir.rejection", Some(limit));
     }
     about.0
 }
 
 /// What is said about a span.
 #[derive(Default)]
-struct Attributes(Vec<KeyValue>);
+struct SpanAttributes(Vec<KeyValue>);
 
-impl Attributes {
-    fn text(&mut self, key: &str, text: Option<&str>) {
-        let value = text.map(|text| Value::Text(clipped(text, LONGEST).to_owned()));
+impl SpanAttributes {
+    fn push_text(&mut self, key: &str, text: Option<&str>) {
+        let value =
+            text.map(|text| AttributeValue::Text(truncate(text, MAX_TEXT_BYTES).to_owned()));
         self.0.extend(value.map(|value| KeyValue::new(key, value)));
     }
 
-    fn whole(&mut self, key: &str, number: Option<i64>) {
+    fn push_integer(&mut self, key: &str, number: Option<i64>) {
         self.0
-            .extend(number.map(|number| KeyValue::new(key, Value::Whole(number))));
+            .extend(number.map(|number| KeyValue::new(key, AttributeValue::Integer(number))));
     }
 }
 

@@ -19,11 +19,11 @@ use super::*;
 use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::metrics::Registry;
-use crate::observe::comes_true;
+use crate::observe::eventually;
 use crate::observe::spans::wire::ExportTraceServiceRequest;
 
 /// Answers with this gRPC status, and tells what came.
-async fn collector(status: &'static str) -> (SocketAddr, mpsc::UnboundedReceiver<Vec<Span>>) {
+async fn start_collector(status: &'static str) -> (SocketAddr, mpsc::UnboundedReceiver<Vec<Span>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (came, spans) = mpsc::unbounded_channel();
@@ -36,7 +36,7 @@ async fn collector(status: &'static str) -> (SocketAddr, mpsc::UnboundedReceiver
                 while let Some(Ok((request, mut respond))) = connection.accept().await {
                     let came = came.clone();
                     tokio::spawn(async move {
-                        let _ = came.send(read(request).await);
+                        let _ = came.send(read_spans(request).await);
                         let answer = Response::builder().header("content-type", "application/grpc");
                         let mut stream = respond
                             .send_response(answer.body(()).unwrap(), false)
@@ -55,9 +55,9 @@ async fn collector(status: &'static str) -> (SocketAddr, mpsc::UnboundedReceiver
     (address, spans)
 }
 
-async fn read(request: http::Request<h2::RecvStream>) -> Vec<Span> {
+async fn read_spans(request: http::Request<h2::RecvStream>) -> Vec<Span> {
     assert_eq!(request.method(), Method::POST);
-    assert_eq!(request.uri().path(), wire::EXPORT);
+    assert_eq!(request.uri().path(), wire::EXPORT_PATH);
     assert_eq!(request.headers()["content-type"], "application/grpc");
     assert_eq!(request.headers()["te"], "trailers");
     let (mut body, mut read) = (request.into_body(), Vec::new());
@@ -77,15 +77,15 @@ async fn read(request: http::Request<h2::RecvStream>) -> Vec<Span> {
     spans.scope_spans.remove(0).spans
 }
 
-fn started(address: SocketAddr, registry: &Registry) -> Spans {
-    let config = Config {
+fn start_processor(address: SocketAddr, registry: &Registry) -> SpanProcessor {
+    let config = TracingConfig {
         endpoint: address.to_string().parse().unwrap(),
-        rate_per_million: 0,
+        sampling_rate_per_million: 0,
     };
-    Spans::start(config, Metrics::register(registry))
+    SpanProcessor::start(config, SpanMetrics::register(registry))
 }
 
-fn traced(forwarded: bool) -> Record {
+fn traced_record(forwarded: bool) -> Record {
     let now = Clock.now();
     Record {
         method: Method::GET,
@@ -97,29 +97,29 @@ fn traced(forwarded: bool) -> Record {
         arrived: now,
         arrived_wall: SystemTime::UNIX_EPOCH + Duration::from_secs(100),
         user: Some(Arc::new(UserInfo::anonymous())),
-        counted: None,
+        counted_as: None,
         decision: None,
         rule: None,
-        audited: None,
-        written_down: false,
-        traced: Some(Box::new(Traced {
-            trace: [1; 16],
-            parent: Some([2; 8]),
-            request: [3; 8],
-            forwarding: [4; 8],
-            forwarded: forwarded.then(|| now + Duration::from_secs(1)),
-            answered: forwarded.then(|| now + Duration::from_secs(2)),
+        audit: None,
+        is_logged: false,
+        trace_context: Some(Box::new(TraceContext {
+            trace_id: [1; 16],
+            parent_span: Some([2; 8]),
+            request_span: [3; 8],
+            upstream_span: [4; 8],
+            forwarded_at: forwarded.then(|| now + Duration::from_secs(1)),
+            responded_at: forwarded.then(|| now + Duration::from_secs(2)),
         })),
         outcome: if forwarded {
-            Outcome::Answered(StatusCode::OK)
+            RequestOutcome::Responded(StatusCode::OK)
         } else {
-            Outcome::Rejected("queue-full")
+            RequestOutcome::Rejected("queue-full")
         },
-        sent: 42,
+        sent_bytes: 42,
     }
 }
 
-fn attribute(span: &Span, key: &str) -> Option<Value> {
+fn attribute(span: &Span, key: &str) -> Option<AttributeValue> {
     let found = span
         .attributes
         .iter()
@@ -127,7 +127,7 @@ fn attribute(span: &Span, key: &str) -> Option<Value> {
     found?.value.as_ref()?.value.clone()
 }
 
-fn counted(registry: &Registry, result: &str) -> bool {
+fn is_counted(registry: &Registry, result: &str) -> bool {
     let text = registry.render();
     text.contains(&format!(
         "weir_trace_spans_total{{result=\"{result}\"}} 2\n"
@@ -135,18 +135,18 @@ fn counted(registry: &Registry, result: &str) -> bool {
 }
 
 /// They are counted, be it after the end.
-async fn assert_comes_counted(registry: &Registry, result: &str) {
-    let counted = comes_true(|| counted(registry, result)).await;
+async fn assert_eventually_counted(registry: &Registry, result: &str) {
+    let counted = eventually(|| is_counted(registry, result)).await;
     assert!(counted, "{}", registry.render());
 }
 
 #[tokio::test]
 async fn a_request_is_two_spans_at_the_collector() {
-    let (address, mut came) = collector("0").await;
+    let (address, mut came) = start_collector("0").await;
     let registry = Registry::new();
-    let spans = started(address, &registry);
-    let record = traced(true);
-    spans.ended(&record, record.arrived + Duration::from_secs(5));
+    let spans = start_processor(address, &registry);
+    let record = traced_record(true);
+    spans.on_ended(&record, record.arrived + Duration::from_secs(5));
     spans.finish().await;
     let sent = came.recv().await.unwrap();
     let [request, forwarding] = &sent[..] else {
@@ -160,7 +160,7 @@ async fn a_request_is_two_spans_at_the_collector() {
     assert_eq!((ids(request), ids(forwarding)), ([2, 3], [3, 4]));
     assert_eq!(
         (request.kind, forwarding.kind),
-        (wire::SERVER, wire::CLIENT)
+        (wire::SPAN_KIND_SERVER, wire::SPAN_KIND_CLIENT)
     );
     assert!(sent.iter().all(|span| span.trace_id == [1; 16]));
     let seconds = |span: &Span| {
@@ -172,36 +172,36 @@ async fn a_request_is_two_spans_at_the_collector() {
     );
     assert_eq!(
         attribute(request, "http.response.status_code"),
-        Some(Value::Whole(200))
+        Some(AttributeValue::Integer(200))
     );
-    let query = Some(Value::Text("follow=1&token=redacted".to_owned()));
+    let query = Some(AttributeValue::Text("follow=1&token=redacted".to_owned()));
     assert_eq!(attribute(request, "url.query"), query);
-    assert_comes_counted(&registry, "exported").await;
+    assert_eventually_counted(&registry, "exported").await;
 }
 
 #[tokio::test]
-async fn a_request_that_was_refused_is_one() {
-    let (address, mut came) = collector("0").await;
-    let spans = started(address, &Registry::new());
-    let record = traced(false);
-    spans.ended(&record, record.arrived);
+async fn a_rejected_request_is_one_span() {
+    let (address, mut came) = start_collector("0").await;
+    let spans = start_processor(address, &Registry::new());
+    let record = traced_record(false);
+    spans.on_ended(&record, record.arrived);
     spans.finish().await;
     let sent = came.recv().await.unwrap();
     assert_eq!(sent.len(), 1);
-    let why = Some(Value::Text("queue-full".to_owned()));
+    let why = Some(AttributeValue::Text("queue-full".to_owned()));
     assert_eq!(attribute(&sent[0], "weir.rejection"), why);
 }
 
 #[tokio::test]
-async fn what_a_collector_does_not_take_is_counted() {
-    let (address, mut came) = collector("8").await;
+async fn spans_that_the_collector_rejects_are_counted() {
+    let (address, mut came) = start_collector("8").await;
     let registry = Registry::new();
-    let spans = started(address, &registry);
-    let record = traced(true);
-    spans.ended(&record, record.arrived);
+    let spans = start_processor(address, &registry);
+    let record = traced_record(true);
+    spans.on_ended(&record, record.arrived);
     spans.finish().await;
     assert!(came.recv().await.is_some());
-    assert_comes_counted(&registry, "failed").await;
-    spans.ended(&record, record.arrived); // weir is ending
-    assert!(counted(&registry, "dropped"), "{}", registry.render());
+    assert_eventually_counted(&registry, "failed").await;
+    spans.on_ended(&record, record.arrived); // weir is ending
+    assert!(is_counted(&registry, "dropped"), "{}", registry.render());
 }

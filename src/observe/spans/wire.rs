@@ -4,14 +4,14 @@ use prost::Message;
 use prost::Oneof;
 
 /// The method that takes them.
-pub(super) const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+pub(super) const EXPORT_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
 /// `Span.kind`.
-pub(super) const SERVER: i32 = 2;
-pub(super) const CLIENT: i32 = 3;
+pub(super) const SPAN_KIND_SERVER: i32 = 2;
+pub(super) const SPAN_KIND_CLIENT: i32 = 3;
 
 /// `Status.code`.
-pub(super) const ERROR: i32 = 2;
+pub(super) const STATUS_CODE_ERROR: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ExportTraceServiceRequest {
@@ -22,13 +22,13 @@ pub(super) struct ExportTraceServiceRequest {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResourceSpans {
     #[prost(message, optional, tag = "1")]
-    pub(super) resource: Option<Resource>,
+    pub(super) resource: Option<OtlpResource>,
     #[prost(message, repeated, tag = "2")]
     pub(super) scope_spans: Vec<ScopeSpans>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Resource {
+pub(super) struct OtlpResource {
     #[prost(message, repeated, tag = "1")]
     pub(super) attributes: Vec<KeyValue>,
 }
@@ -36,14 +36,14 @@ pub(super) struct Resource {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
-    pub(super) scope: Option<Scope>,
+    pub(super) scope: Option<InstrumentationScope>,
     #[prost(message, repeated, tag = "2")]
     pub(super) spans: Vec<Span>,
 }
 
 /// `InstrumentationScope`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Scope {
+pub(super) struct InstrumentationScope {
     #[prost(string, tag = "1")]
     pub(super) name: String,
     #[prost(string, tag = "2")]
@@ -69,11 +69,11 @@ pub(super) struct Span {
     #[prost(message, repeated, tag = "9")]
     pub(super) attributes: Vec<KeyValue>,
     #[prost(message, optional, tag = "15")]
-    pub(super) status: Option<Status>,
+    pub(super) status: Option<SpanStatus>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Status {
+pub(super) struct SpanStatus {
     #[prost(string, tag = "2")]
     pub(super) message: String,
     #[prost(int32, tag = "3")]
@@ -90,22 +90,22 @@ pub(super) struct KeyValue {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct AnyValue {
-    #[prost(oneof = "Value", tags = "1, 3, 4")]
-    pub(super) value: Option<Value>,
+    #[prost(oneof = "AttributeValue", tags = "1, 3, 4")]
+    pub(super) value: Option<AttributeValue>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Value {
+pub(super) enum AttributeValue {
     #[prost(string, tag = "1")]
     Text(String),
     #[prost(int64, tag = "3")]
-    Whole(i64),
+    Integer(i64),
     #[prost(double, tag = "4")]
-    Number(f64),
+    Double(f64),
 }
 
 impl KeyValue {
-    pub(super) fn new(key: &str, value: Value) -> Self {
+    pub(super) fn new(key: &str, value: AttributeValue) -> Self {
         Self {
             key: key.to_owned(),
             value: Some(AnyValue { value: Some(value) }),

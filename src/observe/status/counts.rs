@@ -6,30 +6,30 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::limits::upgrades::UNPROVEN_UPGRADES;
-use crate::pipeline::record::Outcome;
 use crate::pipeline::record::Record;
-use crate::pipeline::record::Witness;
+use crate::pipeline::record::RequestObserver;
+use crate::pipeline::record::RequestOutcome;
 use crate::pipeline::refusal::EVENT_BODIES;
 
 /// HTTP has codes from 100 to 599; what comes beyond is counted as the last.
 const FIRST_CODE: u16 = 100;
-const CODES: usize = 500;
+const CODE_COUNT: usize = 500;
 
 /// Totals since the start. Relaxed: each number stands for itself.
 #[derive(Debug)]
-pub struct Counts {
+pub struct OutcomeCounts {
     by_code: Box<[AtomicU64]>,
     aborted: AtomicU64,
     /// Rejected by a limit of how many at all; what levels reject they count themselves.
-    by_rates: [(&'static str, AtomicU64); 4],
+    by_rate_limit: [(&'static str, AtomicU64); 4],
 }
 
-impl Default for Counts {
+impl Default for OutcomeCounts {
     fn default() -> Self {
         Self {
-            by_code: (0..CODES).map(|_| AtomicU64::new(0)).collect(),
+            by_code: (0..CODE_COUNT).map(|_| AtomicU64::new(0)).collect(),
             aborted: AtomicU64::new(0),
-            by_rates: [
+            by_rate_limit: [
                 "client-limit",
                 "event-rate-limit",
                 EVENT_BODIES,
@@ -40,10 +40,10 @@ impl Default for Counts {
     }
 }
 
-impl Counts {
-    pub(super) fn count(&self, outcome: Outcome) {
-        if let Outcome::Rejected(by) = outcome {
-            let known = self.by_rates.iter().find(|(limit, _)| *limit == by);
+impl OutcomeCounts {
+    pub(super) fn record_outcome(&self, outcome: RequestOutcome) {
+        if let RequestOutcome::Rejected(by) = outcome {
+            let known = self.by_rate_limit.iter().find(|(limit, _)| *limit == by);
             known.inspect(|(_, count)| {
                 count.fetch_add(1, Ordering::Relaxed);
             });
@@ -53,7 +53,7 @@ impl Counts {
             return;
         };
         let at = usize::from(code.as_u16().saturating_sub(FIRST_CODE));
-        if let Some(count) = self.by_code.get(at.min(CODES - 1)) {
+        if let Some(count) = self.by_code.get(at.min(CODE_COUNT - 1)) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -70,8 +70,8 @@ impl Counts {
     }
 
     /// Requests that a limit of how many at all rejected, by the limit; those that there were.
-    pub fn by_rates(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let counts = self.by_rates.iter();
+    pub fn by_rate_limit(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.by_rate_limit.iter();
         let counts = counts.map(|(limit, count)| (*limit, count.load(Ordering::Relaxed)));
         counts.filter(|(_, count)| *count > 0)
     }
@@ -83,9 +83,9 @@ impl Counts {
     }
 }
 
-impl Witness for Counts {
-    fn ended(&self, record: &Record, _: Instant) {
-        self.count(record.outcome);
+impl RequestObserver for OutcomeCounts {
+    fn on_ended(&self, record: &Record, _: Instant) {
+        self.record_outcome(record.outcome);
     }
 }
 
@@ -96,25 +96,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_code_is_counted_under_its_number_whatever_it_is() {
-        let counts = Counts::default();
+    fn every_status_code_is_counted() {
+        let counts = OutcomeCounts::default();
         for code in [200, 429, 429, 100, 599, 999] {
             let code = StatusCode::from_u16(code).unwrap();
-            counts.count(Outcome::Answered(code));
+            counts.record_outcome(RequestOutcome::Responded(code));
         }
-        counts.count(Outcome::Unanswered);
+        counts.record_outcome(RequestOutcome::NoResponse);
         let codes = counts.by_code();
         assert_eq!(codes, [(100, 1), (200, 1), (429, 2), (599, 2)].into());
         assert_eq!(counts.aborted(), 1);
     }
 
     #[test]
-    fn rejections_of_rates_are_counted_by_limit_and_those_of_levels_elsewhere() {
-        let counts = Counts::default();
+    fn rejections_of_rate_limits_are_counted_by_limit_and_those_of_levels_are_not() {
+        let counts = OutcomeCounts::default();
         for limit in ["client-limit", "queue-full", "client-limit", "event-bodies"] {
-            counts.count(Outcome::Rejected(limit));
+            counts.record_outcome(RequestOutcome::Rejected(limit));
         }
-        let by_rates: Vec<_> = counts.by_rates().collect();
+        let by_rates: Vec<_> = counts.by_rate_limit().collect();
         assert_eq!(by_rates, [("client-limit", 2), ("event-bodies", 1)]);
         assert_eq!(counts.by_code(), [(429, 4)].into());
     }

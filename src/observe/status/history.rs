@@ -3,36 +3,36 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::observe::status::snapshot::History;
-use crate::observe::status::snapshot::Level;
-use crate::observe::status::snapshot::Snapshot;
+use crate::observe::status::snapshot::LevelStatus;
+use crate::observe::status::snapshot::StatusHistory;
+use crate::observe::status::snapshot::StatusSnapshot;
 
 /// How far rows are apart: 15 minutes of plot are 180 points then, as many as a small plot has pixels.
 pub const ROW_SECONDS: u64 = 5;
 
 /// Rows that are kept: 15 minutes. One takes 32 bytes a level, all of 50 levels less than 320 KiB.
-const MOST_ROWS: usize = 180;
+const MAX_ROWS: usize = 180;
 
 /// The classes of codes, and what is summed up in each.
-const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+const CODE_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// The rows, and what the next one is counted from.
 #[derive(Debug, Default)]
-pub struct Ring {
-    rows: VecDeque<Row>,
-    last: Option<Totals>,
+pub struct HistoryRing {
+    rows: VecDeque<HistoryRow>,
+    last: Option<CounterTotals>,
 }
 
 #[derive(Debug)]
-struct Row {
+struct HistoryRow {
     unix_ms: u64,
-    codes: [f32; CLASSES.len()],
+    codes: [f32; CODE_CLASSES.len()],
     rejected: f32,
-    levels: Vec<(Arc<str>, Point)>,
+    levels: Vec<(Arc<str>, LevelPoint)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Point {
+struct LevelPoint {
     limit: u32,
     seats: u32,
     waiting: u32,
@@ -41,43 +41,44 @@ struct Point {
 
 /// What was counted when the last row was made.
 #[derive(Debug)]
-struct Totals {
+struct CounterTotals {
     unix_ms: u64,
-    codes: [u64; CLASSES.len()],
+    codes: [u64; CODE_CLASSES.len()],
     rejected: u64,
     levels: Vec<(Arc<str>, u64)>,
 }
 
-impl Ring {
+impl HistoryRing {
     /// Adds a row: what happened since the last one. The first call only begins to count.
-    pub fn add(&mut self, now: &Snapshot) {
+    pub fn add(&mut self, now: &StatusSnapshot) {
         let before = self.last.take();
-        let totals = Totals::of(now, before.as_ref());
+        let totals = CounterTotals::from_snapshot(now, before.as_ref());
         if let Some(before) = before {
-            if self.rows.len() >= MOST_ROWS {
+            if self.rows.len() >= MAX_ROWS {
                 self.rows.pop_front();
             }
-            self.rows.push_back(Row::of(now, &totals, &before));
+            self.rows
+                .push_back(HistoryRow::from_totals(now, &totals, &before));
         }
         self.last = Some(totals);
     }
 
     /// The rows that somebody else has kept, to go on from; counting begins with the next snapshot.
     #[must_use]
-    pub fn of(history: &History) -> Self {
+    pub fn from_history(history: &StatusHistory) -> Self {
         let at = |column: &Vec<u32>, n| column.get(n).copied().unwrap_or_default();
         let rate = |column: &Vec<f32>, n| column.get(n).copied().unwrap_or_default();
         let names = history.levels.keys();
         let names: Vec<Arc<str>> = names.map(|name| name.as_str().into()).collect();
-        let row = |(n, unix_ms): (usize, &u64)| Row {
+        let row = |(n, unix_ms): (usize, &u64)| HistoryRow {
             unix_ms: *unix_ms,
-            codes: CLASSES.map(|class| history.codes.get(class).map_or(0.0, |c| rate(c, n))),
+            codes: CODE_CLASSES.map(|class| history.codes.get(class).map_or(0.0, |c| rate(c, n))),
             rejected: rate(&history.rejected, n),
             levels: names
                 .iter()
                 .zip(history.levels.values())
                 .map(|(name, level)| {
-                    let point = Point {
+                    let point = LevelPoint {
                         limit: at(&level.limit, n),
                         seats: at(&level.seats, n),
                         waiting: at(&level.waiting, n),
@@ -88,7 +89,7 @@ impl Ring {
                 .collect(),
         };
         let rows = history.unix_ms.iter().enumerate();
-        let beyond = rows.len().saturating_sub(MOST_ROWS);
+        let beyond = rows.len().saturating_sub(MAX_ROWS);
         Self {
             rows: rows.skip(beyond).map(row).collect(),
             last: None,
@@ -97,15 +98,15 @@ impl Ring {
 
     /// All rows, as columns.
     #[must_use]
-    pub fn history(&self) -> History {
-        let mut history = History {
+    pub fn history(&self) -> StatusHistory {
+        let mut history = StatusHistory {
             every_seconds: ROW_SECONDS,
-            ..History::default()
+            ..StatusHistory::default()
         };
         for (at, row) in self.rows.iter().enumerate() {
             history.unix_ms.push(row.unix_ms);
             history.rejected.push(row.rejected);
-            for (class, rate) in CLASSES.into_iter().zip(row.codes) {
+            for (class, rate) in CODE_CLASSES.into_iter().zip(row.codes) {
                 let column = history.codes.entry(class.to_owned()).or_default();
                 column.push(rate);
             }
@@ -132,17 +133,17 @@ impl Ring {
     }
 }
 
-impl Totals {
+impl CounterTotals {
     /// Names are shared with the totals before, so that a row costs none.
-    fn of(now: &Snapshot, before: Option<&Self>) -> Self {
-        let mut codes = [0_u64; CLASSES.len()];
+    fn from_snapshot(now: &StatusSnapshot, before: Option<&Self>) -> Self {
+        let mut codes = [0_u64; CODE_CLASSES.len()];
         for (code, count) in &now.requests.by_code {
             let class = usize::from(code / 100).checked_sub(1);
             if let Some(sum) = class.and_then(|class| codes.get_mut(class)) {
                 *sum += count;
             }
         }
-        let name = |level: &Level| {
+        let name = |level: &LevelStatus| {
             let known = before.and_then(|before| before.level(&level.name));
             known.map_or_else(|| level.name.as_str().into(), |(name, _)| Arc::clone(name))
         };
@@ -152,7 +153,7 @@ impl Totals {
             codes,
             rejected: now.rejections.values().sum(),
             levels: levels
-                .map(|level| (name(level), level.rejections()))
+                .map(|level| (name(level), level.rejected_total()))
                 .collect(),
         }
     }
@@ -162,19 +163,19 @@ impl Totals {
     }
 }
 
-impl Row {
-    fn of(now: &Snapshot, totals: &Totals, before: &Totals) -> Self {
+impl HistoryRow {
+    fn from_totals(now: &StatusSnapshot, totals: &CounterTotals, before: &CounterTotals) -> Self {
         let millis = totals.unix_ms.saturating_sub(before.unix_ms).max(1);
-        let rate = |now: u64, before: u64| rate(now.saturating_sub(before), millis);
-        let mut codes = [0.0; CLASSES.len()];
+        let rate = |now: u64, before: u64| per_second(now.saturating_sub(before), millis);
+        let mut codes = [0.0; CODE_CLASSES.len()];
         for ((code, now), before) in codes.iter_mut().zip(totals.codes).zip(before.codes) {
             *code = rate(now, before);
         }
         let levels = now.levels.iter().zip(&totals.levels);
-        let point = |level: &Level, rejected: u64| Point {
+        let point = |level: &LevelStatus, rejected: u64| LevelPoint {
             limit: level.current_limit.unwrap_or_default(),
-            seats: small(level.seats_in_use),
-            waiting: small(level.waiting),
+            seats: saturating_u32(level.seats_in_use),
+            waiting: saturating_u32(level.waiting),
             rejected: rate(
                 rejected,
                 before.level(&level.name).map_or(0, |(_, count)| *count),
@@ -193,11 +194,11 @@ impl Row {
 
 /// So many in so many milliseconds, a second.
 #[expect(clippy::as_conversions, reason = "a plot needs no more than this")]
-fn rate(count: u64, millis: u64) -> f32 {
+fn per_second(count: u64, millis: u64) -> f32 {
     (count as f64 * 1000.0 / millis as f64) as f32
 }
 
-fn small(count: u64) -> u32 {
+fn saturating_u32(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
@@ -205,27 +206,27 @@ fn small(count: u64) -> u32 {
 mod tests {
     use super::*;
 
-    fn snapshot(seconds: u64, ok: u64, refused: u64, levels: &[(&str, u64)]) -> Snapshot {
-        let mut snapshot = Snapshot {
+    fn snapshot(seconds: u64, ok: u64, refused: u64, levels: &[(&str, u64)]) -> StatusSnapshot {
+        let mut snapshot = StatusSnapshot {
             unix_ms: seconds * 1000,
-            ..Snapshot::default()
+            ..StatusSnapshot::default()
         };
         snapshot.requests.by_code = [(200, ok), (201, ok), (429, refused)].into();
         snapshot.rejections = [("queue-full".to_owned(), refused)].into();
-        let level = |&(name, refused): &(&str, u64)| Level {
+        let level = |&(name, refused): &(&str, u64)| LevelStatus {
             name: name.to_owned(),
             seats_in_use: refused + 1,
             current_limit: Some(7),
             rejected: [("queue-full".to_owned(), refused)].into(),
-            ..Level::default()
+            ..LevelStatus::default()
         };
         snapshot.levels = levels.iter().map(level).collect();
         snapshot
     }
 
     #[test]
-    fn a_row_is_what_happened_since_the_last_one_a_second() {
-        let mut ring = Ring::default();
+    fn a_row_holds_the_rates_since_the_last_row() {
+        let mut ring = HistoryRing::default();
         ring.add(&snapshot(100, 1000, 50, &[("a", 50)]));
         assert_eq!(
             ring.history().unix_ms,
@@ -247,7 +248,7 @@ mod tests {
 
     #[test]
     fn levels_that_come_and_go_have_columns_as_long_as_the_others() {
-        let mut ring = Ring::default();
+        let mut ring = HistoryRing::default();
         ring.add(&snapshot(0, 0, 0, &[]));
         ring.add(&snapshot(5, 0, 0, &[("a", 5)]));
         ring.add(&snapshot(10, 0, 0, &[("a", 5), ("b", 10)]));
@@ -260,17 +261,20 @@ mod tests {
     }
 
     #[test]
-    fn another_goes_on_from_the_same_rows() {
-        let mut ring = Ring::default();
+    fn a_ring_continues_from_a_history() {
+        let mut ring = HistoryRing::default();
         for n in 0..4 {
             ring.add(&snapshot(n * 5, n * 10, n, &[("a", n), ("b", 0)]));
         }
-        assert_eq!(Ring::of(&ring.history()).history(), ring.history());
+        assert_eq!(
+            HistoryRing::from_history(&ring.history()).history(),
+            ring.history()
+        );
     }
 
     #[test]
-    fn it_holds_fifteen_minutes_and_no_more() {
-        let mut ring = Ring::default();
+    fn a_ring_holds_fifteen_minutes_and_no_more() {
+        let mut ring = HistoryRing::default();
         for n in 0..1000 {
             ring.add(&snapshot(n * ROW_SECONDS, n, 0, &[("a", 0)]));
         }

@@ -33,45 +33,45 @@ use tokio::time::MissedTickBehavior;
 use tokio::time::interval;
 
 use crate::clock::Clock;
+use crate::observe::status::history::HistoryRing;
 use crate::observe::status::history::ROW_SECONDS;
-use crate::observe::status::history::Ring;
-use crate::observe::status::snapshot::Snapshot;
-use crate::observe::status::snapshot::Talkers;
-use crate::observe::status::sources::Sources;
-use crate::observe::status::talking::Longer;
+use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::snapshot::TopTalkersStatus;
+use crate::observe::status::sources::StatusSources;
+use crate::observe::status::talking::LongWindowCache;
 
 /// How often somebody who looks is told.
-const EVERY: Duration = Duration::from_secs(1);
+const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Most who look at a time: a team with a page each. They share the admin listener's connections with probes and scrapes.
-const MOST_LISTENERS: usize = 16;
+const MAX_SUBSCRIBERS: usize = 16;
 
 /// What an event's connection begins with: a browser that loses it tries again after two seconds.
-const RETRY: &[u8] = b"retry: 2000\n\n";
+const SSE_RETRY: &[u8] = b"retry: 2000\n\n";
 
 /// Takes snapshots, keeps the history, and tells whoever listens.
 #[derive(Debug)]
-pub struct Status {
-    sources: Sources,
+pub struct StatusFeed {
+    sources: StatusSources,
     /// Guards the rows; held for one row, or to copy all.
-    ring: Mutex<Ring>,
+    ring: Mutex<HistoryRing>,
     /// Guards who does most over longer times; held while that is found out.
-    longer: Mutex<Longer>,
+    long_windows: Mutex<LongWindowCache>,
     /// The last event. Whoever comes late to it takes the newest only.
     events: watch::Sender<Bytes>,
-    listeners: Arc<Semaphore>,
+    subscribers: Arc<Semaphore>,
 }
 
-impl Status {
+impl StatusFeed {
     /// Knows nothing yet.
     #[must_use]
-    pub fn new(sources: Sources) -> Arc<Self> {
+    pub fn new(sources: StatusSources) -> Arc<Self> {
         Arc::new(Self {
             sources,
             ring: Mutex::default(),
-            longer: Mutex::default(),
+            long_windows: Mutex::default(),
             events: watch::Sender::default(),
-            listeners: Arc::new(Semaphore::new(MOST_LISTENERS)),
+            subscribers: Arc::new(Semaphore::new(MAX_SUBSCRIBERS)),
         })
     }
 
@@ -81,27 +81,27 @@ impl Status {
     /// Dropping the future ends the history; nothing else is lost.
     pub async fn run(self: Arc<Self>, unasked: Duration) {
         let began = Clock.now();
-        let mut second = interval(EVERY);
+        let mut second = interval(EVENT_INTERVAL);
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ticks = 0_u64;
         loop {
             second.tick().await;
             if Clock.now().saturating_duration_since(began) >= unasked {
-                self.ask_upstream(unasked);
+                self.refresh_readiness(unasked);
             }
             let row = ticks.is_multiple_of(ROW_SECONDS);
             ticks += 1;
             if !row && self.events.receiver_count() == 0 {
                 continue;
             }
-            let mut snapshot = self.numbers();
+            let mut snapshot = self.snapshot_without_talkers();
             if row {
-                self.ring().add(&snapshot);
+                self.lock_ring().add(&snapshot);
             }
             if self.events.receiver_count() > 0 {
-                self.ask_upstream(EVERY);
-                snapshot.talkers = self.talkers();
-                self.events.send_replace(event("snapshot", &snapshot));
+                self.refresh_readiness(EVENT_INTERVAL);
+                snapshot.talkers = self.top_talkers();
+                self.events.send_replace(sse_event("snapshot", &snapshot));
             }
         }
     }
@@ -120,44 +120,47 @@ impl Status {
 
     /// The events of `/status/events`, without end: `history`, then a `snapshot` each second. None: too many listen already.
     #[must_use]
-    pub fn listen(self: &Arc<Self>) -> Option<impl Stream<Item = Item> + Send + use<>> {
-        let place = Arc::clone(&self.listeners).try_acquire_owned().ok()?;
-        self.ask_upstream(EVERY);
+    pub fn subscribe(self: &Arc<Self>) -> Option<impl Stream<Item = EventFrame> + Send + use<>> {
+        let place = Arc::clone(&self.subscribers).try_acquire_owned().ok()?;
+        self.refresh_readiness(EVENT_INTERVAL);
         let mut events = self.events.subscribe();
         events.mark_unchanged();
         let first = [
-            RETRY.to_vec(),
-            event("history", &self.ring().history()).into(),
-            event("snapshot", &self.snapshot()).into(),
+            SSE_RETRY.to_vec(),
+            sse_event("history", &self.lock_ring().history()).into(),
+            sse_event("snapshot", &self.snapshot()).into(),
         ];
-        let listener = Listener {
-            first: Some(first.concat().into()),
+        let listener = EventSubscriber {
+            initial_events: Some(first.concat().into()),
             events,
-            _place: place,
+            _permit: place,
         };
-        Some(stream::unfold(listener, Listener::next))
+        Some(stream::unfold(listener, EventSubscriber::next_frame))
     }
 
-    fn snapshot(&self) -> Snapshot {
-        Snapshot {
-            talkers: self.talkers(),
-            ..self.numbers()
+    fn snapshot(&self) -> StatusSnapshot {
+        StatusSnapshot {
+            talkers: self.top_talkers(),
+            ..self.snapshot_without_talkers()
         }
     }
 
     /// All but who does most, which costs more than all else.
-    fn numbers(&self) -> Snapshot {
+    fn snapshot_without_talkers(&self) -> StatusSnapshot {
         self.sources.snapshot(Clock.now(), Clock.wall())
     }
 
-    fn talkers(&self) -> Vec<Talkers> {
-        let mut longer = self.longer.lock().unwrap_or_else(PoisonError::into_inner);
-        longer.lists(&self.sources.talkers, Clock.now())
+    fn top_talkers(&self) -> Vec<TopTalkersStatus> {
+        let mut longer = self
+            .long_windows
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        longer.all_windows(&self.sources.top_talkers, Clock.now())
     }
 
     /// Asks whether the API server answers, if its last answer is of so long ago, beside: that may take seconds. It is asked
     /// once a second at most, whoever asks.
-    fn ask_upstream(&self, unasked: Duration) {
+    fn refresh_readiness(&self, unasked: Duration) {
         let readiness = Arc::clone(&self.sources.readiness);
         if readiness.is_older_than(unasked, Clock.now()) {
             tokio::spawn(async move {
@@ -166,24 +169,24 @@ impl Status {
         }
     }
 
-    fn ring(&self) -> MutexGuard<'_, Ring> {
+    fn lock_ring(&self) -> MutexGuard<'_, HistoryRing> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A piece of an answer's body.
-pub type Item = Result<Frame<Bytes>, Infallible>;
+pub type EventFrame = Result<Frame<Bytes>, Infallible>;
 
 /// One who looks. Holds a place and at most one event.
-struct Listener {
-    first: Option<Bytes>,
+struct EventSubscriber {
+    initial_events: Option<Bytes>,
     events: watch::Receiver<Bytes>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl Listener {
-    async fn next(mut self) -> Option<(Item, Self)> {
-        let event = match self.first.take() {
+impl EventSubscriber {
+    async fn next_frame(mut self) -> Option<(EventFrame, Self)> {
+        let event = match self.initial_events.take() {
             Some(first) => first,
             None => {
                 self.events.changed().await.ok()?;
@@ -195,7 +198,7 @@ impl Listener {
 }
 
 /// A server-sent event. JSON has no line breaks, so that one line is all.
-fn event(name: &str, data: &impl Serialize) -> Bytes {
+fn sse_event(name: &str, data: &impl Serialize) -> Bytes {
     let data = serde_json::to_string(data).unwrap_or_default();
     format!("event: {name}\ndata: {data}\n\n").into()
 }
@@ -207,30 +210,33 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_reads_slowly_gets_the_newest_and_holds_nothing() {
+    async fn a_slow_subscriber_gets_only_the_newest_event() {
         let (events, receiver) = watch::channel(Bytes::new());
         let places = Arc::new(Semaphore::new(1));
-        let listener = Listener {
-            first: Some(Bytes::from_static(b"first")),
+        let listener = EventSubscriber {
+            initial_events: Some(Bytes::from_static(b"first")),
             events: receiver,
-            _place: Arc::clone(&places).try_acquire_owned().unwrap(),
+            _permit: Arc::clone(&places).try_acquire_owned().unwrap(),
         };
-        let data = |item: Item| item.unwrap().into_data().unwrap();
+        let data = |item: EventFrame| item.unwrap().into_data().unwrap();
         for n in 0..1000 {
             events.send_replace(n.to_string().into());
         }
-        let (item, listener) = listener.next().await.unwrap();
+        let (item, listener) = listener.next_frame().await.unwrap();
         assert_eq!(data(item), "first");
-        let (item, listener) = listener.next().await.unwrap();
+        let (item, listener) = listener.next_frame().await.unwrap();
         assert_eq!(data(item), "999");
         assert_eq!(places.available_permits(), 0);
-        assert!(listener.next().now_or_never().is_none(), "nothing is new");
+        assert!(
+            listener.next_frame().now_or_never().is_none(),
+            "nothing is new"
+        );
         assert_eq!(places.available_permits(), 1, "a place comes back");
     }
 
     #[test]
-    fn an_event_is_one_line_of_data_whatever_is_in_it() {
-        let text = event("snapshot", &"two\nlines\r\n\nevent: forged\u{2028}");
+    fn an_event_is_always_one_line_of_data() {
+        let text = sse_event("snapshot", &"two\nlines\r\n\nevent: forged\u{2028}");
         let text = std::str::from_utf8(&text).unwrap();
         assert_eq!(text.lines().count(), 3, "{text:?}");
         assert!(text.starts_with("event: snapshot\ndata: \"two\\nlines") && text.ends_with("\n\n"));

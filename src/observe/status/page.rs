@@ -15,7 +15,7 @@ pub const PAGE: &str = include_str!("page.html");
 /// clients choose are shown on it; should one ever get into the page as markup, it is dead there.
 pub fn content_security_policy() -> HeaderValue {
     static POLICY: LazyLock<String> = LazyLock::new(|| {
-        let (script, style) = (hash_of("script"), hash_of("style"));
+        let (script, style) = (csp_hash("script"), csp_hash("style"));
         format!(
             "default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; base-uri 'none'; \
              form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -26,7 +26,7 @@ pub fn content_security_policy() -> HeaderValue {
 }
 
 /// The source expression for the page's only element of this name.
-fn hash_of(element: &str) -> String {
+fn csp_hash(element: &str) -> String {
     let (begin, end) = (format!("<{element}>"), format!("</{element}>"));
     let text = PAGE
         .split_once(&begin)
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_knows_the_page_and_nothing_else() {
+    fn the_policy_allows_only_the_page_s_own_script_and_style() {
         let policy = content_security_policy();
         let policy = policy.to_str().unwrap();
         assert!(

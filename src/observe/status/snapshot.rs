@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::Serialize;
 
-use crate::limits::rates::RateLimit;
+use crate::limits::rates::RateLimitSnapshot;
 
 /// One moment of weir.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Snapshot {
+pub struct StatusSnapshot {
     /// The name of the machine (or Pod) that weir runs on; empty where it is not known.
     pub host: String,
     /// weir's version.
@@ -24,35 +24,35 @@ pub struct Snapshot {
     /// How long weir runs.
     pub uptime_seconds: f64,
     /// Whether it can do its work.
-    pub readiness: Readiness,
+    pub readiness: ReadinessStatus,
     /// The way to the API server.
-    pub upstream: Upstream,
+    pub upstream: UpstreamStatus,
     /// Requests of clients.
-    pub requests: Requests,
+    pub requests: RequestsStatus,
     /// Requests that a limit refused, by the limit: `queue-full`, `time-out`, `client-limit` ...
     pub rejections: BTreeMap<String, u64>,
     /// How it is decided how many requests go on at a time.
-    pub mode: Mode,
+    pub mode: AdmissionMode,
     /// `--flowcontrol-enforcement=DryRun`: every request goes on at once, and what levels say of themselves is what would be.
     pub dry_run: bool,
     /// Requests that a level would have refused in a dry run, by reason; none of them is among the rejections.
     pub would_be_rejections: BTreeMap<String, u64>,
     /// Priority levels by name; with max-in-flight its two kinds of requests.
-    pub levels: Vec<Level>,
+    pub levels: Vec<LevelStatus>,
     /// Event limits and client limits, in the order of the configuration.
-    pub rate_limits: Vec<RateLimit>,
+    pub rate_limits: Vec<RateLimitSnapshot>,
     /// Refusals that are held back.
-    pub holds: Holds,
+    pub holds: HoldsStatus,
     /// Connections of clients.
-    pub connections: Connections,
+    pub connections: ConnectionsStatus,
     /// Who asks most.
-    pub talkers: Vec<Talkers>,
+    pub talkers: Vec<TopTalkersStatus>,
 }
 
 /// Whether weir can do its work.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Readiness {
+pub struct ReadinessStatus {
     /// What `/readyz` says; none where nobody has asked yet.
     pub ready: Option<bool>,
     /// Whether it has been told to go.
@@ -68,7 +68,7 @@ pub struct Readiness {
 /// The way to the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Upstream {
+pub struct UpstreamStatus {
     /// The API server, as HOST:PORT.
     pub address: String,
     /// Open connections, by the way that they serve.
@@ -76,15 +76,15 @@ pub struct Upstream {
     /// Requests of clients that got no answer, by cause.
     pub failures: BTreeMap<String, u64>,
     /// The last of them.
-    pub last_failure: Option<Failure>,
+    pub last_failure: Option<FailureStatus>,
     /// Places for requests, by kind: long-running ones, and those without a proven credential.
-    pub places: Vec<Places>,
+    pub places: Vec<SlotsStatus>,
 }
 
 /// Places for requests of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Places {
+pub struct SlotsStatus {
     /// `long-running`, `watch` ..., as in `weir_upstream_places`.
     pub kind: String,
     /// How many there are.
@@ -92,13 +92,13 @@ pub struct Places {
     /// How many are taken.
     pub taken: u64,
     /// The users and addresses that hold most of them, most first. One request counts for its user and for its address.
-    pub holders: Vec<PlaceHolder>,
+    pub holders: Vec<SlotHolderStatus>,
 }
 
 /// A user or an address, and what it holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct PlaceHolder {
+pub struct SlotHolderStatus {
     /// `user`, `sourceAddress`, or `watches`: the connections that watches share.
     pub by: String,
     /// The name's beginning; empty for `watches`.
@@ -110,7 +110,7 @@ pub struct PlaceHolder {
 /// A request that got no answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Failure {
+pub struct FailureStatus {
     /// When: milliseconds since 1970.
     pub unix_ms: u64,
     /// Why.
@@ -120,7 +120,7 @@ pub struct Failure {
 /// Requests of clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Requests {
+pub struct RequestsStatus {
     /// Under way now, those that wait among them; without long-running ones.
     pub in_flight: u64,
     /// Open watches.
@@ -133,7 +133,7 @@ pub struct Requests {
 
 /// How it is decided how many requests go on at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mode {
+pub enum AdmissionMode {
     /// Two counters.
     MaxInFlight,
     /// API Priority and Fairness.
@@ -144,7 +144,7 @@ pub enum Mode {
 /// A priority level, or one of the two kinds of max-in-flight.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Level {
+pub struct LevelStatus {
     /// Its name.
     pub name: String,
     /// What it does with a request too many.
@@ -178,7 +178,7 @@ pub struct Level {
     /// Requests that were refused, or in a dry run would have been, by reason.
     pub rejected: BTreeMap<String, u64>,
     /// How long requests waited that were let through or gave up.
-    pub waits: Waits,
+    pub waits: QueueWaitStatus,
 }
 
 /// What a level does with a request too many.
@@ -198,7 +198,7 @@ pub enum LevelKind {
 /// Times that requests waited.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Waits {
+pub struct QueueWaitStatus {
     /// Requests.
     pub count: u64,
     /// The sum of their times.
@@ -210,7 +210,7 @@ pub struct Waits {
 /// Refusals that are held back, because their clients did not wait as they were told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Holds {
+pub struct HoldsStatus {
     /// Held now.
     pub now: u64,
     /// The flows that these are of.
@@ -222,7 +222,7 @@ pub struct Holds {
 /// Connections of clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Connections {
+pub struct ConnectionsStatus {
     /// Open now.
     pub open: u64,
     /// The most there may be.
@@ -232,7 +232,7 @@ pub struct Connections {
 /// Who asks most, by one of the things that tell requests apart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Talkers {
+pub struct TopTalkersStatus {
     /// `user`, `userAgent`, `namespace` ...
     pub by: String,
     /// Over how long.
@@ -240,13 +240,13 @@ pub struct Talkers {
     /// What all have asked together, shown or not.
     pub requests: u64,
     /// Those who are first by any measure; by requests first.
-    pub rows: Vec<Talker>,
+    pub rows: Vec<TalkerStatus>,
 }
 
 /// One who asks much, in the window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Talker {
+pub struct TalkerStatus {
     /// The name's beginning.
     pub name: String,
     /// Requests.
@@ -266,7 +266,7 @@ pub struct Talker {
 /// The last minutes, a column for each thing that is plotted; all have as many values, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct History {
+pub struct StatusHistory {
     /// How far the values are apart, unless weir was busy.
     pub every_seconds: u64,
     /// When each was: milliseconds since 1970.
@@ -293,16 +293,16 @@ pub struct LevelHistory {
     pub rejected: Vec<f32>,
 }
 
-impl Level {
+impl LevelStatus {
     /// All that were refused.
     #[must_use]
-    pub fn rejections(&self) -> u64 {
+    pub fn rejected_total(&self) -> u64 {
         self.rejected.values().sum()
     }
 
     /// Seats that it has of others (or, below zero, that others have of it).
     #[must_use]
-    pub fn borrowed(&self) -> i64 {
+    pub fn borrowed_seats(&self) -> i64 {
         match (self.current_limit, self.nominal_limit) {
             (Some(current), Some(nominal)) => i64::from(current) - i64::from(nominal),
             _ => 0,

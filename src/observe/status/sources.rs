@@ -10,129 +10,142 @@ use crate::flowcontrol::level;
 use crate::flowcontrol::queue_set::Queuing;
 use crate::limits::Admission;
 use crate::limits::max_in_flight;
-use crate::limits::rates::RateLimit;
-use crate::limits::rates::Rates;
+use crate::limits::rates::RateLimitSnapshot;
+use crate::limits::rates::RateLimits;
 use crate::observe::readiness::Readiness;
-use crate::observe::status::counts::Counts;
-use crate::observe::status::snapshot::Connections;
-use crate::observe::status::snapshot::Failure;
-use crate::observe::status::snapshot::Holds;
-use crate::observe::status::snapshot::Level;
+use crate::observe::status::counts::OutcomeCounts;
+use crate::observe::status::snapshot::AdmissionMode;
+use crate::observe::status::snapshot::ConnectionsStatus;
+use crate::observe::status::snapshot::FailureStatus;
+use crate::observe::status::snapshot::HoldsStatus;
 use crate::observe::status::snapshot::LevelKind;
-use crate::observe::status::snapshot::Mode;
-use crate::observe::status::snapshot::PlaceHolder;
-use crate::observe::status::snapshot::Places;
-use crate::observe::status::snapshot::Requests;
-use crate::observe::status::snapshot::Snapshot;
-use crate::observe::status::snapshot::Upstream;
-use crate::observe::status::snapshot::Waits;
-use crate::observe::talkers::Talkers;
-use crate::pipeline::holding::Holding;
+use crate::observe::status::snapshot::LevelStatus;
+use crate::observe::status::snapshot::QueueWaitStatus;
+use crate::observe::status::snapshot::RequestsStatus;
+use crate::observe::status::snapshot::SlotHolderStatus;
+use crate::observe::status::snapshot::SlotsStatus;
+use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::snapshot::UpstreamStatus;
+use crate::observe::talkers::TopTalkers;
+use crate::pipeline::holding::RejectionDelay;
 use crate::upstream;
-use crate::upstream::room::Holder;
-use crate::upstream::room::PlacesShown;
-use crate::upstream::room::Room;
+use crate::upstream::room::ConnectionBudget;
+use crate::upstream::room::SlotHolder;
+use crate::upstream::room::SlotUsage;
 
 /// How many of those whom a limit refused are shown.
-const TOP_KEYS: usize = 5;
+const MAX_TOP_KEYS: usize = 5;
 
 /// How many holders of places of a kind are shown.
-const TOP_HOLDERS: usize = 10;
+const MAX_TOP_HOLDERS: usize = 10;
 
 /// So many characters of a holder's name are shown: a token names a user as it likes.
-const HOLDER_NAME: usize = 128;
+const MAX_HOLDER_NAME_CHARS: usize = 128;
 
 /// The parts of weir that are asked.
 #[derive(Debug)]
-pub struct Sources {
+pub struct StatusSources {
     /// The name of the machine that weir runs on.
     pub host: String,
     /// The API server, as HOST:PORT.
     pub upstream_address: String,
     /// When weir began.
-    pub started: Instant,
+    pub start_time: Instant,
     /// Whether it is told to go, and what is under way.
     pub drain: Arc<Drain>,
     /// Whether the API server answers.
     pub readiness: Arc<Readiness>,
     /// The way to it.
-    pub upstream: Arc<upstream::Metrics>,
+    pub upstream: Arc<upstream::UpstreamMetrics>,
     /// What requests hold of it.
-    pub places: Room,
+    pub connection_budget: ConnectionBudget,
     /// Levels, or counters.
     pub admission: Admission,
     /// Event limits and client limits.
-    pub rates: Arc<Rates>,
+    pub rate_limits: Arc<RateLimits>,
     /// Refusals that are held.
-    pub holding: Arc<Holding>,
+    pub rejection_delay: Arc<RejectionDelay>,
     /// How requests ended.
-    pub counts: Arc<Counts>,
+    pub outcomes: Arc<OutcomeCounts>,
     /// Who does most.
-    pub talkers: Arc<Talkers>,
+    pub top_talkers: Arc<TopTalkers>,
     /// The most connections there may be.
-    pub most_connections: usize,
+    pub max_connections: usize,
 }
 
-impl Sources {
+impl StatusSources {
     /// All of it at one moment, or nearly: each part waits for nobody.
     #[must_use]
-    pub fn snapshot(&self, now: Instant, wall: SystemTime) -> Snapshot {
+    pub fn snapshot(&self, now: Instant, wall: SystemTime) -> StatusSnapshot {
         let (mode, dry_run, levels): (_, _, Vec<_>) = match &self.admission {
             Admission::Fairness(controller) => (
-                Mode::PriorityAndFairness,
+                AdmissionMode::PriorityAndFairness,
                 controller.is_dry_run(),
-                controller.summaries().into_iter().map(level).collect(),
+                controller
+                    .summaries()
+                    .into_iter()
+                    .map(level_status)
+                    .collect(),
             ),
             Admission::MaxInFlight(limit) => {
-                let kinds = limit.shown().map(kind);
-                (Mode::MaxInFlight, false, kinds.to_vec())
+                let kinds = limit.snapshot().map(in_flight_status);
+                (AdmissionMode::MaxInFlight, false, kinds.to_vec())
             }
         };
-        let (rejections, would_be_rejections) = rejections(&levels, dry_run, &self.counts);
-        let (held, flows, ended) = self.holding.shown();
-        Snapshot {
+        let (rejections, would_be_rejections) = split_rejections(&levels, dry_run, &self.outcomes);
+        let (held, flows, ended) = self.rejection_delay.snapshot();
+        StatusSnapshot {
             host: self.host.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             unix_ms: unix_ms(wall),
-            uptime_seconds: now.saturating_duration_since(self.started).as_secs_f64(),
-            readiness: self.readiness.shown(now),
-            upstream: self.upstream(now, wall),
-            requests: Requests {
-                in_flight: count(self.drain.open_requests()),
-                watches: count(self.drain.open_watches()),
-                by_code: self.counts.by_code(),
-                aborted: self.counts.aborted(),
+            uptime_seconds: now.saturating_duration_since(self.start_time).as_secs_f64(),
+            readiness: self.readiness.snapshot(now),
+            upstream: self.upstream_status(now, wall),
+            requests: RequestsStatus {
+                in_flight: saturating_u64(self.drain.open_requests()),
+                watches: saturating_u64(self.drain.open_watches()),
+                by_code: self.outcomes.by_code(),
+                aborted: self.outcomes.aborted(),
             },
             rejections,
             mode,
             dry_run,
             would_be_rejections,
             levels,
-            rate_limits: self.rates.shown().into_iter().map(shortened).collect(),
-            holds: Holds {
-                now: count(held),
-                flows: count(flows),
+            rate_limits: self
+                .rate_limits
+                .snapshot()
+                .into_iter()
+                .map(truncate_top_keys)
+                .collect(),
+            holds: HoldsStatus {
+                now: saturating_u64(held),
+                flows: saturating_u64(flows),
                 ended,
             },
-            connections: Connections {
-                open: count(self.drain.open_connections()),
-                most: count(self.most_connections),
+            connections: ConnectionsStatus {
+                open: saturating_u64(self.drain.open_connections()),
+                most: saturating_u64(self.max_connections),
             },
-            ..Snapshot::default()
+            ..StatusSnapshot::default()
         }
     }
 
-    fn upstream(&self, now: Instant, wall: SystemTime) -> Upstream {
-        let noted = self.upstream.failures().noted();
+    fn upstream_status(&self, now: Instant, wall: SystemTime) -> UpstreamStatus {
+        let noted = self.upstream.failures().snapshot();
         let failures = noted.by_cause.into_iter();
-        Upstream {
+        UpstreamStatus {
             address: self.upstream_address.clone(),
-            connections: self.upstream.connections(),
+            connections: self.upstream.open_connections(),
             failures: failures.map(|(cause, n)| (cause.to_owned(), n)).collect(),
-            places: self.places.shown(TOP_HOLDERS).map(places).into(),
+            places: self
+                .connection_budget
+                .snapshot(MAX_TOP_HOLDERS)
+                .map(slots_status)
+                .into(),
             last_failure: noted.last.map(|(at, why)| {
                 let ago = now.saturating_duration_since(at);
-                Failure {
+                FailureStatus {
                     unix_ms: unix_ms(wall.checked_sub(ago).unwrap_or(wall)),
                     why: why.to_string(),
                 }
@@ -142,10 +155,10 @@ impl Sources {
 }
 
 /// Those that were, and those that would be, by reason. Levels count at once, and what rates reject never comes to one.
-fn rejections(
-    levels: &[Level],
+fn split_rejections(
+    levels: &[LevelStatus],
     dry_run: bool,
-    counts: &Counts,
+    counts: &OutcomeCounts,
 ) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
     let mut by_levels = BTreeMap::new();
     for (reason, count) in levels.iter().flat_map(|level| &level.rejected) {
@@ -155,12 +168,16 @@ fn rejections(
         true => (BTreeMap::new(), by_levels),
         false => (by_levels, BTreeMap::new()),
     };
-    rejections.extend(counts.by_rates().map(|(limit, n)| (limit.to_owned(), n)));
+    rejections.extend(
+        counts
+            .by_rate_limit()
+            .map(|(limit, n)| (limit.to_owned(), n)),
+    );
     (rejections, would_be)
 }
 
-fn level(summary: level::Summary) -> Level {
-    let level::Summary {
+fn level_status(summary: level::LevelSummary) -> LevelStatus {
+    let level::LevelSummary {
         name,
         totals,
         seats,
@@ -179,30 +196,30 @@ fn level(summary: level::Summary) -> Level {
         Some(Queuing::Reject) | None => (LevelKind::Reject, 0, 0),
     };
     let seats = seats.as_ref();
-    Level {
+    LevelStatus {
         name,
         kind,
         quiescing: is_quiescing,
         seats_in_use: totals.seats_in_use,
-        executing: count(totals.requests_executing),
+        executing: saturating_u64(totals.requests_executing),
         current_limit: seats
             .map(|seats| seats.current_limit)
             .filter(|_| kind != LevelKind::Exempt),
         nominal_limit: seats.map(|seats| seats.limits.nominal),
         lower_limit: seats.map(|seats| seats.limits.lower),
         upper_limit: seats.map(|seats| seats.limits.upper),
-        waiting: count(totals.requests_waiting),
+        waiting: saturating_u64(totals.requests_waiting),
         waiting_seats: totals.seats_waiting,
-        queues: count(queues),
-        active_queues: count(active_queues),
-        queue_length_limit: count(queue_length_limit),
+        queues: saturating_u64(queues),
+        active_queues: saturating_u64(active_queues),
+        queue_length_limit: saturating_u64(queue_length_limit),
         dispatched: totals.dispatched,
         rejected: rejected
             .into_iter()
             .filter(|(_, times)| *times > 0)
             .map(|(reason, times)| (reason.label().to_owned(), times))
             .collect(),
-        waits: waits.map_or_else(Waits::default, |waits| Waits {
+        waits: waits.map_or_else(QueueWaitStatus::default, |waits| QueueWaitStatus {
             count: waits.count(),
             seconds: waits.sum(),
             buckets: waits.buckets().collect(),
@@ -210,10 +227,10 @@ fn level(summary: level::Summary) -> Level {
     }
 }
 
-fn kind(shown: max_in_flight::Shown) -> Level {
+fn in_flight_status(shown: max_in_flight::MaxInFlightSnapshot) -> LevelStatus {
     let limit = shown.limit.map(std::num::NonZeroU32::get);
-    let refused = (shown.refused > 0).then(|| ("max-in-flight".to_owned(), shown.refused));
-    Level {
+    let refused = (shown.rejected > 0).then(|| ("max-in-flight".to_owned(), shown.rejected));
+    LevelStatus {
         name: shown.kind.label().to_owned(),
         kind: LevelKind::InFlight,
         seats_in_use: shown.in_use.into(),
@@ -224,33 +241,33 @@ fn kind(shown: max_in_flight::Shown) -> Level {
         upper_limit: limit,
         dispatched: shown.admitted,
         rejected: refused.into_iter().collect(),
-        ..Level::default()
+        ..LevelStatus::default()
     }
 }
 
-fn places((kind, shown): (&str, PlacesShown)) -> Places {
+fn slots_status((kind, shown): (&str, SlotUsage)) -> SlotsStatus {
     let holder = |(holder, taken)| {
         let (by, name) = match holder {
-            Holder::User(name) if name.is_empty() => ("watches", name),
-            Holder::User(name) => ("user", name.chars().take(HOLDER_NAME).collect()),
-            Holder::Network(address) => ("sourceAddress", address.to_string()),
+            SlotHolder::User(name) if name.is_empty() => ("watches", name),
+            SlotHolder::User(name) => ("user", name.chars().take(MAX_HOLDER_NAME_CHARS).collect()),
+            SlotHolder::Network(address) => ("sourceAddress", address.to_string()),
         };
-        PlaceHolder {
+        SlotHolderStatus {
             by: by.to_owned(),
             name,
-            taken: count(taken),
+            taken: saturating_u64(taken),
         }
     };
-    Places {
+    SlotsStatus {
         kind: kind.to_owned(),
-        total: count(shown.total),
-        taken: count(shown.taken),
+        total: saturating_u64(shown.total),
+        taken: saturating_u64(shown.used),
         holders: shown.holders.into_iter().map(holder).collect(),
     }
 }
 
-fn shortened(mut limit: RateLimit) -> RateLimit {
-    limit.top.truncate(TOP_KEYS);
+fn truncate_top_keys(mut limit: RateLimitSnapshot) -> RateLimitSnapshot {
+    limit.top.truncate(MAX_TOP_KEYS);
     limit
 }
 
@@ -261,34 +278,34 @@ fn unix_ms(wall: SystemTime) -> u64 {
     })
 }
 
-fn count(of: usize) -> u64 {
+fn saturating_u64(of: usize) -> u64 {
     u64::try_from(of).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::record::Outcome;
+    use crate::pipeline::record::RequestOutcome;
 
     #[test]
-    fn holders_of_places_are_told_apart_and_long_names_are_cut() {
+    fn slot_holders_have_a_kind_and_long_names_are_truncated() {
         let long = "x".repeat(1000);
-        let shown = PlacesShown {
+        let shown = SlotUsage {
             total: 8,
-            taken: 7,
+            used: 7,
             holders: vec![
-                (Holder::User(long), 4),
-                (Holder::Network([192, 0, 2, 1].into()), 2),
-                (Holder::User(String::new()), 1),
+                (SlotHolder::User(long), 4),
+                (SlotHolder::Network([192, 0, 2, 1].into()), 2),
+                (SlotHolder::User(String::new()), 1),
             ],
         };
-        let places = places(("long-running", shown));
+        let places = slots_status(("long-running", shown));
         assert_eq!((places.total, places.taken), (8, 7));
         let holders = places.holders.iter();
         let holders: Vec<_> = holders
             .map(|of| (of.by.as_str(), of.name.as_str(), of.taken))
             .collect();
-        let cut = "x".repeat(HOLDER_NAME);
+        let cut = "x".repeat(MAX_HOLDER_NAME_CHARS);
         assert_eq!(
             holders,
             [
@@ -300,24 +317,24 @@ mod tests {
     }
 
     #[test]
-    fn what_levels_reject_in_a_dry_run_is_no_rejection_and_what_rates_reject_is() {
-        let level = |rejected| Level {
+    fn rejections_of_levels_in_a_dry_run_are_separate_and_those_of_rate_limits_are_not() {
+        let level = |rejected| LevelStatus {
             rejected: [("queue-full".to_owned(), rejected)].into(),
-            ..Level::default()
+            ..LevelStatus::default()
         };
         let levels = [level(3), level(4)];
-        let counts = Counts::default();
-        counts.count(Outcome::Rejected("client-limit"));
+        let counts = OutcomeCounts::default();
+        counts.record_outcome(RequestOutcome::Rejected("client-limit"));
         let by = |of: &[(&str, u64)]| -> BTreeMap<String, u64> {
             let of = of.iter();
             of.map(|&(reason, n)| (reason.to_owned(), n)).collect()
         };
         assert_eq!(
-            rejections(&levels, true, &counts),
+            split_rejections(&levels, true, &counts),
             (by(&[("client-limit", 1)]), by(&[("queue-full", 7)]))
         );
         assert_eq!(
-            rejections(&levels, false, &counts),
+            split_rejections(&levels, false, &counts),
             (by(&[("client-limit", 1), ("queue-full", 7)]), by(&[]))
         );
     }

@@ -4,79 +4,84 @@ use std::time::Duration;
 use std::time::Instant;
 
 use crate::observe::status::snapshot;
-use crate::observe::talkers::By;
-use crate::observe::talkers::Query;
-use crate::observe::talkers::Row;
-use crate::observe::talkers::Sort;
-use crate::observe::talkers::Talkers;
+use crate::observe::talkers::Dimension;
+use crate::observe::talkers::TalkerRow;
+use crate::observe::talkers::TopTalkers;
+use crate::observe::talkers::TopTalkersQuery;
+use crate::observe::talkers::UsageMeasure;
 use crate::observe::talkers::Window;
 
 /// So many of each measure: what a look takes in.
-const ROWS: usize = 8;
+const ROWS_PER_MEASURE: usize = 8;
 
 /// The longer windows change slowly, and cost as much as the short one.
-const LONGER_EVERY: Duration = Duration::from_secs(10);
+const LONG_WINDOW_REFRESH: Duration = Duration::from_secs(10);
 
 /// What was found for the longer windows, and when.
 #[derive(Debug, Default)]
-pub(super) struct Longer(Option<(Instant, Vec<snapshot::Talkers>)>);
+pub(super) struct LongWindowCache(Option<(Instant, Vec<snapshot::TopTalkersStatus>)>);
 
-impl Longer {
+impl LongWindowCache {
     /// All lists, those of the last minute as they are now.
-    pub(super) fn lists(&mut self, talkers: &Talkers, now: Instant) -> Vec<snapshot::Talkers> {
+    pub(super) fn all_windows(
+        &mut self,
+        talkers: &TopTalkers,
+        now: Instant,
+    ) -> Vec<snapshot::TopTalkersStatus> {
         let fresh = self
             .0
             .take()
-            .filter(|(at, _)| now.saturating_duration_since(*at) < LONGER_EVERY);
+            .filter(|(at, _)| now.saturating_duration_since(*at) < LONG_WINDOW_REFRESH);
         let (at, longer) = fresh.unwrap_or_else(|| {
             let longer = [Window::FiveMinutes, Window::SixtyMinutes];
-            (now, lists(talkers, &longer))
+            (now, window_lists(talkers, &longer))
         });
-        let mut all = lists(talkers, &[Window::OneMinute]);
+        let mut all = window_lists(talkers, &[Window::OneMinute]);
         all.extend_from_slice(&longer);
         self.0 = Some((at, longer));
         all
     }
 }
 
-fn lists(talkers: &Talkers, windows: &[Window]) -> Vec<snapshot::Talkers> {
+fn window_lists(talkers: &TopTalkers, windows: &[Window]) -> Vec<snapshot::TopTalkersStatus> {
     let each = windows
         .iter()
-        .flat_map(|window| By::SHOWN.map(|by| (*window, by)));
-    each.map(|(window, by)| list(talkers, window, by)).collect()
+        .flat_map(|window| Dimension::DISPLAY_ORDER.map(|by| (*window, by)));
+    each.map(|(window, by)| top_list(talkers, window, by))
+        .collect()
 }
 
-fn list(talkers: &Talkers, window: Window, by: By) -> snapshot::Talkers {
-    let mut list = snapshot::Talkers {
+fn top_list(talkers: &TopTalkers, window: Window, by: Dimension) -> snapshot::TopTalkersStatus {
+    let mut list = snapshot::TopTalkersStatus {
         by: by.name().to_owned(),
-        window_seconds: window.length().as_secs(),
-        ..snapshot::Talkers::default()
+        window_seconds: window.duration().as_secs(),
+        ..snapshot::TopTalkersStatus::default()
     };
     // By requests first: of those nobody is left out.
-    for sort in Sort::SHOWN {
-        let top = talkers.top(&Query {
+    for sort in UsageMeasure::DISPLAY_ORDER {
+        let top = talkers.top(&TopTalkersQuery {
             window,
             by,
             sort,
-            limit: ROWS,
+            limit: ROWS_PER_MEASURE,
         });
         list.requests = top.total.requests;
         for row in top.rows {
             if list.rows.iter().all(|known| known.name != row.name) {
-                list.rows.push(talker(row));
+                list.rows.push(talker_status(row));
             }
         }
     }
     list
 }
 
-fn talker(row: Row) -> snapshot::Talker {
-    let Row {
+fn talker_status(row: TalkerRow) -> snapshot::TalkerStatus {
+    let TalkerRow {
         name,
-        amounts,
+        usage: amounts,
         error,
     } = row;
-    snapshot::Talker {
+    snapshot::TalkerStatus {
         name,
         requests: amounts.requests,
         seat_seconds: amounts.seat_seconds,

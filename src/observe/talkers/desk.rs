@@ -10,178 +10,193 @@ use std::sync::TryLockError;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
-use super::Common;
-use super::KINDS;
-use super::Name;
-use super::locked;
+use super::DIMENSIONS;
+use super::SharedState;
+use super::TalkerName;
+use super::lock;
 use super::weights::MEASURES;
 use super::weights::Weights;
-use super::windows::Windows;
-use crate::keyed::ByKey;
-use crate::keyed::Key;
+use super::windows::SlidingWindows;
+use crate::keyed::HashKey;
+use crate::keyed::HashKeyMap;
 
 /// With so many names a sheet is handed over; half of what a hash table of 256 places takes.
-const MANY: usize = 112;
+const FLUSH_ENTRIES: usize = 112;
 
 /// Most names: if the common tables are never free in as many newcomers again, further ones are counted as nobody's.
-const MOST: usize = 224;
+const MAX_BATCH_ENTRIES: usize = 224;
 
 /// One worker's counts since they were last carried together.
-pub struct Desk {
-    common: Arc<Common>,
+pub struct WorkerShard {
+    shared: Arc<SharedState>,
     /// What a request takes that no priority level decided on, and that a limit let pass.
-    pub(super) seats_without_decision: u64,
+    pub(super) default_seats: u64,
     /// Contended only while they are taken, which is a move of a few words.
-    pub(super) sheets: Mutex<Sheets>,
+    pub(super) batches: Mutex<Batches>,
     /// What could not be written down because the sheets were just being taken. Relaxed: sums, and nothing else hangs on them.
     missed: [AtomicU64; MEASURES],
 }
 
 /// What lies on a desk.
 #[derive(Default)]
-pub(super) struct Sheets {
+pub(super) struct Batches {
     /// In the order of [`By::ALL`](super::By::ALL).
-    pub(super) by: [Sheet; KINDS],
+    pub(super) by_dimension: [Batch; DIMENSIONS],
     /// Requests like others before. Who storms asks for the same again and again.
-    alike: ByKey<Alike>,
+    cached_keys: HashKeyMap<CachedKeys>,
 }
 
 /// Requests that count for the same names.
-struct Alike {
+struct CachedKeys {
     /// The names' tallies, all of which are there.
-    tallies: [Option<Key>; KINDS],
+    keys: [Option<HashKey>; DIMENSIONS],
     /// What is not in them yet.
-    sum: Weights,
+    pending: Weights,
 }
 
 /// Names of one kind.
 #[derive(Default)]
-pub(super) struct Sheet {
-    tallies: ByKey<Tally>,
-    unknown: Weights,
+pub(super) struct Batch {
+    entries: HashKeyMap<BatchEntry>,
+    unattributed: Weights,
 }
 
-struct Tally {
+struct BatchEntry {
     name: Arc<str>,
     sum: Weights,
 }
 
-impl Desk {
-    pub(super) fn new(common: Arc<Common>, seats_without_decision: u64) -> Self {
+impl WorkerShard {
+    pub(super) fn new(common: Arc<SharedState>, seats_without_decision: u64) -> Self {
         Self {
-            common,
-            seats_without_decision,
-            sheets: Mutex::default(),
+            shared: common,
+            default_seats: seats_without_decision,
+            batches: Mutex::default(),
             missed: Default::default(),
         }
     }
 
     /// A keyed hash of what a request's names follow from.
-    pub(super) fn likeness(&self, marks: impl Hash) -> Key {
-        Key::of(&self.common.quick, marks)
+    pub(super) fn fingerprint(&self, marks: impl Hash) -> HashKey {
+        HashKey::of(&self.shared.fingerprint_secret, marks)
     }
 
     /// Counts what a request took whose names are those of one before, if there is still such a one. Never waits.
-    pub(super) fn count_again(&self, likeness: Key, weights: Weights) -> bool {
-        let Some(mut sheets) = self.sheets() else {
-            self.miss(weights);
+    pub(super) fn count_cached(&self, likeness: HashKey, weights: Weights) -> bool {
+        let Some(mut sheets) = self.try_lock_batches() else {
+            self.record_missed(weights);
             return true;
         };
-        sheets.add_again(likeness, weights)
+        sheets.add_cached(likeness, weights)
     }
 
     /// Counts what a request took for each of its names, which are in the order of [`By::ALL`](super::By::ALL); it need not
     /// have one of each kind. Others that are alike can be counted again then. Never waits.
-    pub fn count(&self, likeness: Option<Key>, names: [Option<Name<'_>>; KINDS], weights: Weights) {
-        let keys = names.map(|name| name.map(|name| (name.key(&self.common.secret), name)));
-        let Some(mut sheets) = self.sheets() else {
-            return self.miss(weights);
+    pub fn count(
+        &self,
+        likeness: Option<HashKey>,
+        names: [Option<TalkerName<'_>>; DIMENSIONS],
+        weights: Weights,
+    ) {
+        let keys = names.map(|name| name.map(|name| (name.key(&self.shared.name_hasher), name)));
+        let Some(mut sheets) = self.try_lock_batches() else {
+            return self.record_missed(weights);
         };
         let (mut many, mut all) = (false, true);
-        for (sheet, named) in sheets.by.iter_mut().zip(keys) {
+        for (sheet, named) in sheets.by_dimension.iter_mut().zip(keys) {
             if let Some((key, name)) = named {
                 all &= sheet.add(key, name, weights);
-                many |= sheet.tallies.len() >= MANY;
+                many |= sheet.entries.len() >= FLUSH_ENTRIES;
             }
         }
         if let Some(likeness) = likeness.filter(|_| all) {
-            sheets.remember(likeness, keys.map(|named| named.map(|(key, _)| key)));
+            sheets.cache_keys(likeness, keys.map(|named| named.map(|(key, _)| key)));
         }
         if many {
-            self.hand_over(&mut sheets);
+            self.try_flush(&mut sheets);
         }
     }
 
     /// Everything that lies here.
-    pub(super) fn take(&self) -> [Sheet; KINDS] {
-        let mut sheets = std::mem::take(&mut *locked(&self.sheets));
-        sheets.settle();
-        let mut sheets = sheets.by;
+    pub(super) fn drain(&self) -> [Batch; DIMENSIONS] {
+        let mut sheets = std::mem::take(&mut *lock(&self.batches));
+        sheets.apply_cached();
+        let mut sheets = sheets.by_dimension;
         let mut missed = Weights::ZERO;
         for (sum, missed) in missed.0.iter_mut().zip(&self.missed) {
             *sum = missed.swap(0, Ordering::Relaxed);
         }
         for sheet in &mut sheets {
-            sheet.unknown.add(missed);
+            sheet.unattributed.add(missed);
         }
         sheets
     }
 
     /// Nothing while they are taken.
-    fn sheets(&self) -> Option<MutexGuard<'_, Sheets>> {
-        match self.sheets.try_lock() {
+    fn try_lock_batches(&self) -> Option<MutexGuard<'_, Batches>> {
+        match self.batches.try_lock() {
             Ok(sheets) => Some(sheets),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
-    fn miss(&self, weights: Weights) {
+    fn record_missed(&self, weights: Weights) {
         for (missed, more) in self.missed.iter().zip(weights.0) {
             missed.fetch_add(more, Ordering::Relaxed);
         }
     }
 
     /// To the common tables, if they are free.
-    fn hand_over(&self, sheets: &mut Sheets) {
-        let mut windows = match self.common.windows.try_lock() {
+    fn try_flush(&self, sheets: &mut Batches) {
+        let mut windows = match self.shared.windows.try_lock() {
             Ok(windows) => windows,
             Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
             Err(TryLockError::WouldBlock) => return,
         };
-        sheets.settle();
-        for (sheet, windows) in sheets.by.iter_mut().zip(windows.iter_mut()) {
-            sheet.give(windows);
+        sheets.apply_cached();
+        for (sheet, windows) in sheets.by_dimension.iter_mut().zip(windows.iter_mut()) {
+            sheet.flush_into(windows);
         }
     }
 }
 
-impl Sheets {
-    fn add_again(&mut self, likeness: Key, weights: Weights) -> bool {
-        let Some(alike) = self.alike.get_mut(&likeness) else {
+impl Batches {
+    fn add_cached(&mut self, likeness: HashKey, weights: Weights) -> bool {
+        let Some(alike) = self.cached_keys.get_mut(&likeness) else {
             return false;
         };
-        alike.sum.add(weights);
+        alike.pending.add(weights);
         true
     }
 
-    fn remember(&mut self, likeness: Key, tallies: [Option<Key>; KINDS]) {
-        if self.alike.len() >= MANY {
-            self.settle();
+    fn cache_keys(&mut self, likeness: HashKey, tallies: [Option<HashKey>; DIMENSIONS]) {
+        if self.cached_keys.len() >= FLUSH_ENTRIES {
+            self.apply_cached();
         }
         let sum = Weights::ZERO;
-        let alike = self.alike.entry(likeness);
-        alike.or_insert(Alike { tallies, sum });
+        let alike = self.cached_keys.entry(likeness);
+        alike.or_insert(CachedKeys {
+            keys: tallies,
+            pending: sum,
+        });
     }
 
     /// Carries what was counted again over to the tallies; none is remembered after that.
-    fn settle(&mut self) {
-        for (_, Alike { tallies, sum }) in self.alike.drain() {
+    fn apply_cached(&mut self) {
+        for (
+            _,
+            CachedKeys {
+                keys: tallies,
+                pending: sum,
+            },
+        ) in self.cached_keys.drain()
+        {
             if sum == Weights::ZERO {
                 continue; // it was not met again
             }
-            for (sheet, key) in self.by.iter_mut().zip(tallies) {
-                if let Some(tally) = key.and_then(|key| sheet.tallies.get_mut(&key)) {
+            for (sheet, key) in self.by_dimension.iter_mut().zip(tallies) {
+                if let Some(tally) = key.and_then(|key| sheet.entries.get_mut(&key)) {
                     tally.sum.add(sum);
                 }
             }
@@ -189,36 +204,36 @@ impl Sheets {
     }
 }
 
-impl Sheet {
+impl Batch {
     /// Whether it has a tally now.
-    fn add(&mut self, key: Key, name: Name<'_>, weights: Weights) -> bool {
-        if let Some(tally) = self.tallies.get_mut(&key) {
+    fn add(&mut self, key: HashKey, name: TalkerName<'_>, weights: Weights) -> bool {
+        if let Some(tally) = self.entries.get_mut(&key) {
             tally.sum.add(weights);
-        } else if self.tallies.len() < MOST {
-            let tally = Tally {
-                name: name.shown(),
+        } else if self.entries.len() < MAX_BATCH_ENTRIES {
+            let tally = BatchEntry {
+                name: name.to_display(),
                 sum: weights,
             };
-            self.tallies.insert(key, tally);
+            self.entries.insert(key, tally);
         } else {
-            self.unknown.add(weights);
+            self.unattributed.add(weights);
             return false;
         }
         true
     }
 
     /// Everything on it; it is empty then.
-    pub(super) fn give(&mut self, windows: &mut Windows) {
-        for (key, Tally { name, sum }) in self.tallies.drain() {
+    pub(super) fn flush_into(&mut self, windows: &mut SlidingWindows) {
+        for (key, BatchEntry { name, sum }) in self.entries.drain() {
             windows.add(key, name, sum);
         }
-        if self.unknown != Weights::ZERO {
-            windows.add_unknown(std::mem::take(&mut self.unknown));
+        if self.unattributed != Weights::ZERO {
+            windows.add_unattributed(std::mem::take(&mut self.unattributed));
         }
     }
 }
 
-impl fmt::Debug for Desk {
+impl fmt::Debug for WorkerShard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Desk").finish_non_exhaustive()
     }

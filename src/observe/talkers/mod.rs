@@ -4,7 +4,7 @@
 //! Memory is bounded whatever clients call themselves: a [`table`] forgets those who matter least, and says by how much what
 //! it shows may be too low. `/debug/top_talkers` serves it.
 //!
-//! Each worker counts on a [`Desk`] of its own, which costs it a few hash look-ups. What lies there is carried together every
+//! Each worker counts on a [`WorkerShard`] of its own, which costs it a few hash look-ups. What lies there is carried together every
 //! second, when somebody asks, and when a desk is full. No worker ever waits: if it cannot get at its desk, or at the
 //! common tables while its own are full, what it would count becomes part of the error, so that what is shown stays true.
 
@@ -31,88 +31,88 @@ use std::time::Instant;
 
 use tokio::time::MissedTickBehavior;
 
-use self::windows::View;
-use self::windows::Windows;
+use self::windows::SlidingWindows;
+use self::windows::WindowView;
 use crate::clock::Clock;
-use crate::keyed::Secret;
+use crate::keyed::HashSecret;
 
-pub use self::desk::Desk;
-pub use self::name::Name;
-pub use self::query::Amounts;
-pub use self::query::BadQuery;
-pub use self::query::By;
-pub use self::query::Query;
-pub use self::query::Row;
-pub use self::query::Sort;
-pub use self::query::Top;
+pub use self::desk::WorkerShard;
+pub use self::name::TalkerName;
+pub use self::query::Dimension;
+pub use self::query::QueryError;
+pub use self::query::TalkerRow;
+pub use self::query::TopTalkersQuery;
+pub use self::query::TopTalkersReport;
+pub use self::query::Usage;
+pub use self::query::UsageMeasure;
 pub use self::query::Window;
 pub use self::weights::Weights;
 
 /// How often desks are emptied: what is done is counted at most so much late.
-const EMPTIED_EVERY: Duration = Duration::from_secs(1);
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How many things are told apart.
-const KINDS: usize = By::ALL.len();
+const DIMENSIONS: usize = Dimension::ALL.len();
 
 /// Who does most.
-pub struct Talkers {
-    common: Arc<Common>,
-    seats_without_decision: u64,
+pub struct TopTalkers {
+    shared: Arc<SharedState>,
+    default_seats: u64,
     /// One for each worker; they stay.
-    desks: Mutex<Vec<Arc<Desk>>>,
+    shards: Mutex<Vec<Arc<WorkerShard>>>,
 }
 
 /// What all desks share.
-struct Common {
+struct SharedState {
     /// Of this process, so that nobody can look for names that meet.
-    secret: RandomState,
+    name_hasher: RandomState,
     /// What requests are compared by that may be alike.
-    quick: Secret,
+    fingerprint_secret: HashSecret,
     /// What all counts come to, by [`By`]. Held while a desk is emptied, a part closed or a window shown.
-    windows: Mutex<[Windows; KINDS]>,
+    windows: Mutex<[SlidingWindows; DIMENSIONS]>,
 }
 
-impl Talkers {
+impl TopTalkers {
     /// Nobody has done anything yet. `seats_without_decision`: what a request takes that no priority level decided on; 1 where
     /// requests are only counted, 0 where there is fairness.
     #[must_use]
     pub fn new(now: Instant, seats_without_decision: u64) -> Arc<Self> {
-        let common = Common {
-            secret: RandomState::new(),
-            quick: Secret::default(),
-            windows: Mutex::new(By::ALL.map(|_| Windows::new(now))),
+        let common = SharedState {
+            name_hasher: RandomState::new(),
+            fingerprint_secret: HashSecret::default(),
+            windows: Mutex::new(Dimension::ALL.map(|_| SlidingWindows::new(now))),
         };
         Arc::new(Self {
-            common: Arc::new(common),
-            seats_without_decision,
-            desks: Mutex::default(),
+            shared: Arc::new(common),
+            default_seats: seats_without_decision,
+            shards: Mutex::default(),
         })
     }
 
     /// Where one worker counts.
     #[must_use]
-    pub fn desk(&self) -> Arc<Desk> {
-        let common = Arc::clone(&self.common);
-        let desk = Arc::new(Desk::new(common, self.seats_without_decision));
-        locked(&self.desks).push(Arc::clone(&desk));
+    pub fn new_shard(&self) -> Arc<WorkerShard> {
+        let common = Arc::clone(&self.shared);
+        let desk = Arc::new(WorkerShard::new(common, self.default_seats));
+        lock(&self.shards).push(Arc::clone(&desk));
         desk
     }
 
     /// Who did most.
     #[must_use]
-    pub fn top(&self, query: &Query) -> Top {
+    pub fn top(&self, query: &TopTalkersQuery) -> TopTalkersReport {
         self.top_at(query, Clock.now())
     }
 
-    fn top_at(&self, query: &Query, now: Instant) -> Top {
-        self.gather(now);
+    fn top_at(&self, query: &TopTalkersQuery, now: Instant) -> TopTalkersReport {
+        self.flush_shards(now);
         let view = {
-            let windows = locked(&self.common.windows);
-            let mut asked = windows.iter().zip(By::ALL);
+            let windows = lock(&self.shared.windows);
+            let mut asked = windows.iter().zip(Dimension::ALL);
             let asked = asked.find(|(_, by)| *by == query.by);
             asked.map(|(windows, _)| windows.view(query.window, now))
         };
-        top_of(query, view.unwrap_or_else(View::empty))
+        build_report(query, view.unwrap_or_else(WindowView::empty))
     }
 
     /// Carries together what lies on the desks, for ever.
@@ -120,61 +120,63 @@ impl Talkers {
     /// # Cancel safety
     /// Nothing is lost; who asks carries together as well.
     pub async fn run(self: Arc<Self>) {
-        let mut times = tokio::time::interval(EMPTIED_EVERY);
+        let mut times = tokio::time::interval(FLUSH_INTERVAL);
         times.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             times.tick().await;
-            self.gather(Clock.now());
+            self.flush_shards(Clock.now());
         }
     }
 
     /// Carries together what lies on the desks.
-    pub fn gather(&self, now: Instant) {
-        let desks = locked(&self.desks).clone();
+    pub fn flush_shards(&self, now: Instant) {
+        let desks = lock(&self.shards).clone();
         for desk in desks {
-            let sheets = desk.take();
-            let mut windows = locked(&self.common.windows);
+            let sheets = desk.drain();
+            let mut windows = lock(&self.shared.windows);
             for (mut sheet, windows) in sheets.into_iter().zip(windows.iter_mut()) {
-                sheet.give(windows);
+                sheet.flush_into(windows);
             }
         }
-        for windows in locked(&self.common.windows).iter_mut() {
+        for windows in lock(&self.shared.windows).iter_mut() {
             windows.advance(now);
         }
     }
 }
 
 /// The first rows of a view.
-fn top_of(query: &Query, view: View) -> Top {
-    let View { table, covered } = view;
-    let place = query.sort.place();
+fn build_report(query: &TopTalkersQuery, view: WindowView) -> TopTalkersReport {
+    let WindowView { table, covered } = view;
+    let place = query.sort.index();
     let mut entries: Vec<_> = table.entries().collect();
-    entries.retain(|entry| entry.seen.of(place) > 0);
+    entries.retain(|entry| entry.count.get(place) > 0);
     entries.sort_unstable_by(|a, b| {
-        let most_first = b.seen.of(place).cmp(&a.seen.of(place));
+        let most_first = b.count.get(place).cmp(&a.count.get(place));
         most_first.then_with(|| a.name.cmp(&b.name))
     });
-    let rows = entries.into_iter().take(query.limit.min(Query::MOST));
-    let rows = rows.map(|entry| Row {
+    let rows = entries
+        .into_iter()
+        .take(query.limit.min(TopTalkersQuery::MAX_LIMIT));
+    let rows = rows.map(|entry| TalkerRow {
         name: entry.name.to_string(),
-        amounts: entry.seen.into(),
+        usage: entry.count.into(),
         error: entry.error.into(),
     });
-    Top {
+    TopTalkersReport {
         query: *query,
         covered_seconds: covered.as_secs_f64(),
         total: table.total().into(),
-        max_error: table.floor().into(),
+        max_error: table.cutoff().into(),
         rows: rows.collect(),
     }
 }
 
 /// A count that was being written when somebody panicked is at worst too low by one request.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl fmt::Debug for Talkers {
+impl fmt::Debug for TopTalkers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Talkers").finish_non_exhaustive()
     }

@@ -27,7 +27,7 @@ pub enum Window {
 /// Who or what is told apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum By {
+pub enum Dimension {
     /// Flow schema and flow distinguisher: `SCHEMA/DISTINGUISHER`. Of what a priority level decided on.
     Flow,
     /// The namespace of what is asked.
@@ -46,7 +46,7 @@ pub enum By {
 /// Which of them are the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Sort {
+pub enum UsageMeasure {
     /// Bytes of the answers' bodies.
     Bytes,
     /// Time spent in queues.
@@ -66,7 +66,7 @@ impl Window {
 
     /// How far back it goes.
     #[must_use]
-    pub const fn length(self) -> Duration {
+    pub const fn duration(self) -> Duration {
         Duration::from_secs(match self {
             Self::OneMinute => 60,
             Self::FiveMinutes => 300,
@@ -85,7 +85,7 @@ impl Window {
     }
 }
 
-impl By {
+impl Dimension {
     /// All of them.
     pub const ALL: [Self; 6] = [
         Self::Flow,
@@ -97,7 +97,7 @@ impl By {
     ];
 
     /// All of them, in the order of the question "which client is it?".
-    pub const SHOWN: [Self; 6] = [
+    pub const DISPLAY_ORDER: [Self; 6] = [
         Self::User,
         Self::UserAgent,
         Self::SourceAddress,
@@ -120,7 +120,7 @@ impl By {
     }
 }
 
-impl Sort {
+impl UsageMeasure {
     /// All of them.
     pub const ALL: [Self; 5] = [
         Self::Bytes,
@@ -131,7 +131,7 @@ impl Sort {
     ];
 
     /// All of them, in the order of the columns that are shown.
-    pub const SHOWN: [Self; 5] = [
+    pub const DISPLAY_ORDER: [Self; 5] = [
         Self::Requests,
         Self::SeatSeconds,
         Self::QueueWait,
@@ -152,7 +152,7 @@ impl Sort {
     }
 
     /// Its place among the [`Weights`].
-    pub(super) fn place(self) -> usize {
+    pub(super) fn index(self) -> usize {
         Self::ALL.iter().take_while(|sort| **sort != self).count()
     }
 }
@@ -160,23 +160,23 @@ impl Sort {
 /// A question. By default: the ten users with the most requests of the last minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Query {
+pub struct TopTalkersQuery {
     /// How far back.
     pub window: Window,
     /// Who or what is told apart.
-    pub by: By,
+    pub by: Dimension,
     /// Which of them are the first.
-    pub sort: Sort,
+    pub sort: UsageMeasure,
     /// Most rows; 1 to [`Self::MOST`].
     pub limit: usize,
 }
 
-impl Default for Query {
+impl Default for TopTalkersQuery {
     fn default() -> Self {
         Self {
             window: Window::default(),
-            by: By::default(),
-            sort: Sort::default(),
+            by: Dimension::default(),
+            sort: UsageMeasure::default(),
             limit: 10,
         }
     }
@@ -184,55 +184,55 @@ impl Default for Query {
 
 /// Everything that is wrong with a question, a line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadQuery(String);
+pub struct QueryError(String);
 
-impl fmt::Display for BadQuery {
+impl fmt::Display for QueryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl Query {
+impl TopTalkersQuery {
     /// Most rows that can be asked for: so many of each are kept.
-    pub const MOST: usize = super::table::KEPT;
+    pub const MAX_LIMIT: usize = super::table::MIN_KEPT_PER_MEASURE;
 
     /// From the parameters of a URL.
     ///
     /// # Errors
     /// All that is wrong, with what would be right.
-    pub fn parse(parameters: request_info::Query<'_>) -> Result<Self, BadQuery> {
+    pub fn parse(parameters: request_info::Query<'_>) -> Result<Self, QueryError> {
         let mut faults = String::new();
         let mut query = Self::default();
-        for parameter in parameters.decoded() {
+        for parameter in parameters.parameters() {
             let Some((name, value)) = parameter else {
                 faults.push_str("a parameter cannot be decoded: must be NAME=VALUE, with %XX for what is special in a URL\n");
                 continue;
             };
             let value = String::from_utf8_lossy(&value);
             match &*name {
-                b"by" => choose(
+                b"by" => parse_choice(
                     &mut query.by,
-                    &By::ALL,
-                    By::name,
+                    &Dimension::ALL,
+                    Dimension::name,
                     ("by", &value),
                     &mut faults,
                 ),
                 b"limit" => match value.parse() {
-                    Ok(limit @ 1..=Self::MOST) => query.limit = limit,
-                    _ => faults.push_str(&fault(
+                    Ok(limit @ 1..=Self::MAX_LIMIT) => query.limit = limit,
+                    _ => faults.push_str(&invalid_parameter(
                         "limit",
                         &value,
-                        &format!("a number from 1 to {}", Self::MOST),
+                        &format!("a number from 1 to {}", Self::MAX_LIMIT),
                     )),
                 },
-                b"sort" => choose(
+                b"sort" => parse_choice(
                     &mut query.sort,
-                    &Sort::ALL,
-                    Sort::name,
+                    &UsageMeasure::ALL,
+                    UsageMeasure::name,
                     ("sort", &value),
                     &mut faults,
                 ),
-                b"window" => choose(
+                b"window" => parse_choice(
                     &mut query.window,
                     &Window::ALL,
                     Window::name,
@@ -243,7 +243,7 @@ impl Query {
                     let other = String::from_utf8_lossy(other);
                     faults.push_str(&format!(
                         "{}: unknown; there are by, limit, sort and window\n",
-                        shown(&other)
+                        excerpt(&other)
                     ));
                 }
             }
@@ -251,12 +251,12 @@ impl Query {
         if faults.is_empty() {
             Ok(query)
         } else {
-            Err(BadQuery(faults))
+            Err(QueryError(faults))
         }
     }
 }
 
-fn choose<T: Copy>(
+fn parse_choice<T: Copy>(
     chosen: &mut T,
     all: &[T],
     name: impl Fn(T) -> &'static str,
@@ -267,7 +267,7 @@ fn choose<T: Copy>(
         Some(one) => *chosen = *one,
         None => {
             let names: Vec<_> = all.iter().map(|one| name(*one)).collect();
-            faults.push_str(&fault(
+            faults.push_str(&invalid_parameter(
                 parameter,
                 value,
                 &format!("one of {}", names.join(", ")),
@@ -276,12 +276,12 @@ fn choose<T: Copy>(
     }
 }
 
-fn fault(parameter: &str, value: &str, right: &str) -> String {
-    format!("{parameter}={}: must be {right}\n", shown(value))
+fn invalid_parameter(parameter: &str, value: &str, right: &str) -> String {
+    format!("{parameter}={}: must be {right}\n", excerpt(value))
 }
 
 /// Nobody needs the whole of a long mistake.
-fn shown(value: &str) -> String {
+fn excerpt(value: &str) -> String {
     value
         .chars()
         .take(60)
@@ -292,7 +292,7 @@ fn shown(value: &str) -> String {
 /// What was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Amounts {
+pub struct Usage {
     /// All requests: when they have ended, long-running ones when their answer has begun.
     pub requests: u64,
     /// Seats × seconds that they were held.
@@ -305,7 +305,7 @@ pub struct Amounts {
     pub queue_wait_seconds: f64,
 }
 
-impl From<Weights> for Amounts {
+impl From<Weights> for Usage {
     fn from(weights: Weights) -> Self {
         let [bytes, queue_wait, rejections, requests, seats] = weights.0;
         Self {
@@ -320,29 +320,29 @@ impl From<Weights> for Amounts {
 
 /// One of those who did most.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct TalkerRow {
     /// Who or what; the beginning of it, if it is long.
     pub name: String,
     /// What was done at least.
     #[serde(flatten)]
-    pub amounts: Amounts,
+    pub usage: Usage,
     /// So much more may have been done, at most; mostly nothing.
-    pub error: Amounts,
+    pub error: Usage,
 }
 
 /// Those who did most.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Top {
+pub struct TopTalkersReport {
     /// What was asked.
     #[serde(flatten)]
-    pub query: Query,
+    pub query: TopTalkersQuery,
     /// How far back it goes in truth, in seconds: at most a tenth more than was asked for, or since weir started.
     pub covered_seconds: f64,
     /// What all have done together, whether they are shown or not. Exact.
-    pub total: Amounts,
+    pub total: Usage,
     /// What anybody who is not known any more can have done at most. By it, no count is too low by more than this.
-    pub max_error: Amounts,
+    pub max_error: Usage,
     /// Who did most, the first first.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TalkerRow>,
 }

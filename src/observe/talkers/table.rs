@@ -19,64 +19,64 @@ use std::sync::Arc;
 
 use super::weights::MEASURES;
 use super::weights::Weights;
-use crate::keyed::ByKey;
-use crate::keyed::Key;
+use crate::keyed::HashKey;
+use crate::keyed::HashKeyMap;
 
 /// So many of each measure are kept at least when there are too many: more than anyone reads, and an error of at most 2 %.
-pub(super) const KEPT: usize = 50;
+pub(super) const MIN_KEPT_PER_MEASURE: usize = 50;
 
 /// Most entries: what a hash table of 1024 places takes. Half of them are free again after each clearance, so that its cost is
 /// shared by at least 448 newcomers.
-pub(super) const MOST: usize = 896;
+pub(super) const MAX_ENTRIES: usize = 896;
 
 /// So many are kept of a table that is closed: each measure's share is [`KEPT`].
-const FEW: usize = MEASURES * KEPT;
+const COMPACT_ENTRIES: usize = MEASURES * MIN_KEPT_PER_MEASURE;
 
 /// Somebody, and what was done.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct HeavyHitter {
     /// Who.
     pub(super) name: Arc<str>,
     /// At least.
-    pub(super) seen: Weights,
+    pub(super) count: Weights,
     /// So much more at most.
     pub(super) error: Weights,
 }
 
-impl Entry {
-    fn at_most(&self) -> Weights {
-        self.seen.plus(self.error)
+impl HeavyHitter {
+    fn upper_bound(&self) -> Weights {
+        self.count.saturating_add(self.error)
     }
 }
 
 /// Some time's entries.
 #[derive(Clone, Debug)]
-pub(super) struct Table {
-    most: usize,
-    entries: ByKey<Entry>,
-    floor: Weights,
+pub(super) struct HeavyHitters {
+    max_entries: usize,
+    entries: HashKeyMap<HeavyHitter>,
+    cutoff: Weights,
     total: Weights,
 }
 
-impl Table {
+impl HeavyHitters {
     /// An empty one of at most `most` entries, which must have room for [`KEPT`] of each measure in its half.
     pub(super) fn new(most: usize) -> Self {
         Self {
-            most,
-            entries: ByKey::default(),
-            floor: Weights::ZERO,
+            max_entries: most,
+            entries: HashKeyMap::default(),
+            cutoff: Weights::ZERO,
             total: Weights::ZERO,
         }
     }
 
     /// All entries, in no order.
-    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn entries(&self) -> impl Iterator<Item = &HeavyHitter> {
         self.entries.values()
     }
 
     /// What anybody else has done at most.
-    pub(super) const fn floor(&self) -> Weights {
-        self.floor
+    pub(super) const fn cutoff(&self) -> Weights {
+        self.cutoff
     }
 
     /// What all have done together; exact.
@@ -85,98 +85,98 @@ impl Table {
     }
 
     /// More was done, by the one of that name.
-    pub(super) fn add(&mut self, key: Key, name: Arc<str>, more: Weights) {
+    pub(super) fn add(&mut self, key: HashKey, name: Arc<str>, more: Weights) {
         self.total.add(more);
-        let new = Entry {
+        let new = HeavyHitter {
             name,
-            seen: more,
+            count: more,
             error: Weights::ZERO,
         };
-        self.put(key, new, Weights::ZERO);
+        self.upsert(key, new, Weights::ZERO);
     }
 
     /// More was done, and it is not known by whom.
-    pub(super) fn add_unknown(&mut self, more: Weights) {
+    pub(super) fn add_unattributed(&mut self, more: Weights) {
         self.total.add(more);
-        self.raise(more);
+        self.raise_cutoff(more);
     }
 
     /// Everything that another table has.
     pub(super) fn merge(&mut self, other: &Self) {
         self.total.add(other.total);
         // Whoever is not in the other may have done as much as its floor there; who is, as much as is said there.
-        self.raise(other.floor);
+        self.raise_cutoff(other.cutoff);
         for (key, entry) in &other.entries {
-            self.put(*key, entry.clone(), other.floor);
+            self.upsert(*key, entry.clone(), other.cutoff);
         }
     }
 
     /// Empty again, for the next.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
-        self.floor = Weights::ZERO;
+        self.cutoff = Weights::ZERO;
         self.total = Weights::ZERO;
     }
 
     /// To be kept: without those who matter in no measure, unless they are few.
-    pub(super) fn closed(&self) -> Self {
-        let few = self.entries.len() <= FEW;
+    pub(super) fn compact(&self) -> Self {
+        let few = self.entries.len() <= COMPACT_ENTRIES;
         let floor = if few {
-            self.floor
+            self.cutoff
         } else {
-            self.next_floor(FEW)
+            self.next_cutoff(COMPACT_ENTRIES)
         };
         let staying = self
             .entries
             .iter()
-            .filter(|(_, entry)| few || entry.at_most().passes(floor));
+            .filter(|(_, entry)| few || entry.upper_bound().exceeds_any(floor));
         Self {
-            most: self.most,
+            max_entries: self.max_entries,
             entries: staying.map(|(key, entry)| (*key, entry.clone())).collect(),
-            floor,
+            cutoff: floor,
             total: self.total,
         }
     }
 
-    fn raise(&mut self, by: Weights) {
+    fn raise_cutoff(&mut self, by: Weights) {
         if by == Weights::ZERO {
             return;
         }
-        self.floor.add(by);
+        self.cutoff.add(by);
         for entry in self.entries.values_mut() {
             entry.error.add(by);
         }
     }
 
     /// `raised` of the floor and of all errors stands for what this very entry says.
-    fn put(&mut self, key: Key, new: Entry, raised: Weights) {
+    fn upsert(&mut self, key: HashKey, new: HeavyHitter, raised: Weights) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.seen.add(new.seen);
-            entry.error = entry.error.minus(raised).plus(new.error);
+            entry.count.add(new.count);
+            entry.error = entry.error.saturating_sub(raised).saturating_add(new.error);
             return;
         }
-        if self.entries.len() >= self.most {
-            self.make_room();
+        if self.entries.len() >= self.max_entries {
+            self.evict();
         }
-        let error = self.floor.minus(raised).plus(new.error);
-        self.entries.insert(key, Entry { error, ..new });
+        let error = self.cutoff.saturating_sub(raised).saturating_add(new.error);
+        self.entries.insert(key, HeavyHitter { error, ..new });
     }
 
-    fn make_room(&mut self) {
-        let floor = self.next_floor(self.most / 2);
-        self.floor = floor;
+    fn evict(&mut self) {
+        let floor = self.next_cutoff(self.max_entries / 2);
+        self.cutoff = floor;
         self.entries
-            .retain(|_, entry| entry.at_most().passes(floor));
+            .retain(|_, entry| entry.upper_bound().exceeds_any(floor));
     }
 
     /// The lowest floors found above which there are no more than `room` entries. The measures mostly have the same entries on
     /// top, so that there is room for more of each than its share.
-    fn next_floor(&self, room: usize) -> Weights {
+    fn next_cutoff(&self, room: usize) -> Weights {
         let share = room / MEASURES;
         let mut each = room;
         loop {
-            let floor = self.floor_of_the(each);
-            let above = |entry: &&Entry| entry.at_most().passes(floor);
+            let floor = self.nth_bounds(each);
+            let above = |entry: &&HeavyHitter| entry.upper_bound().exceeds_any(floor);
             if each <= share || self.entries.values().filter(above).count() <= room {
                 return floor;
             }
@@ -185,12 +185,12 @@ impl Table {
     }
 
     /// For each measure, what the `n`th may have done.
-    fn floor_of_the(&self, n: usize) -> Weights {
-        let mut floor = self.floor;
+    fn nth_bounds(&self, n: usize) -> Weights {
+        let mut floor = self.cutoff;
         let mut all = Vec::with_capacity(self.entries.len());
         for (measure, floor) in floor.0.iter_mut().enumerate() {
             all.clear();
-            let of = |entry: &Entry| entry.at_most().of(measure);
+            let of = |entry: &HeavyHitter| entry.upper_bound().get(measure);
             all.extend(self.entries.values().map(of));
             if (1..=all.len()).contains(&n) {
                 let (_, nth, _) = all.select_nth_unstable_by(n - 1, |a, b| b.cmp(a));

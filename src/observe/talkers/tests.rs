@@ -11,21 +11,21 @@ use std::sync::LazyLock;
 use std::time::Duration;
 use std::time::Instant;
 
-use super::table::KEPT;
-use super::table::Table;
+use super::table::HeavyHitters;
+use super::table::MIN_KEPT_PER_MEASURE;
 use super::weights::MEASURES;
 use super::*;
-use crate::keyed::Key;
+use crate::keyed::HashKey;
 use crate::request_info;
 
-fn seed() -> fastrand::Rng {
+fn seeded_rng() -> fastrand::Rng {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     fastrand::Rng::with_seed(seed)
 }
 
 /// Some names do much, in one measure or another; many do little.
-fn anybody(random: &mut fastrand::Rng, many: u64) -> (u64, Weights) {
+fn random_request(random: &mut fastrand::Rng, many: u64) -> (u64, Weights) {
     let who = match random.u8(0..4) {
         0 => random.u64(0..20),
         1 => random.u64(0..200),
@@ -52,12 +52,12 @@ fn anybody(random: &mut fastrand::Rng, many: u64) -> (u64, Weights) {
 
 /// Counts all, and forgets nobody.
 #[derive(Clone, Default)]
-struct Exact {
+struct ExactCounts {
     by_name: HashMap<u64, Weights>,
     total: Weights,
 }
 
-impl Exact {
+impl ExactCounts {
     fn add(&mut self, who: u64, weights: Weights) {
         self.by_name.entry(who).or_default().add(weights);
         self.total.add(weights);
@@ -70,18 +70,18 @@ impl Exact {
     }
 
     /// Everything that a table promises.
-    fn holds(&self, table: &Table, note: &str) {
+    fn assert_bounds(&self, table: &HeavyHitters, note: &str) {
         assert_eq!(table.total(), self.total, "{note}");
         let shown: HashMap<u64, _> = table
             .entries()
             .map(|e| (e.name.parse().unwrap(), e))
             .collect();
         for measure in 0..MEASURES {
-            let floor = table.floor().of(measure);
-            let bound = self.total.of(measure) / u64::try_from(KEPT).unwrap();
+            let floor = table.cutoff().get(measure);
+            let bound = self.total.get(measure) / u64::try_from(MIN_KEPT_PER_MEASURE).unwrap();
             assert!(floor <= bound, "{note}: the floor {floor} is above {bound}");
             for (who, done) in &self.by_name {
-                let done = done.of(measure);
+                let done = done.get(measure);
                 let Some(entry) = shown.get(who) else {
                     assert!(
                         done <= floor,
@@ -89,7 +89,7 @@ impl Exact {
                     );
                     continue;
                 };
-                let (seen, error) = (entry.seen.of(measure), entry.error.of(measure));
+                let (seen, error) = (entry.count.get(measure), entry.error.get(measure));
                 assert!(
                     seen <= done && done <= seen + error && error <= floor,
                     "{note}: {who} did {done}: {entry:?}"
@@ -99,74 +99,85 @@ impl Exact {
     }
 }
 
-fn add(table: &mut Table, who: u64, weights: Weights) {
+fn add_request(table: &mut HeavyHitters, who: u64, weights: Weights) {
     static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    table.add(Key::of(&*SECRET, who), who.to_string().into(), weights);
+    table.add(HashKey::of(&*SECRET, who), who.to_string().into(), weights);
 }
 
 #[test]
-fn a_count_is_never_too_high_and_too_low_by_no_more_than_it_says() {
-    let mut random = seed();
+fn a_count_is_never_too_high_and_too_low_by_at_most_its_error() {
+    let mut random = seeded_rng();
     for round in 0..30 {
         let many = 1 << random.u32(4..16);
-        let (mut table, mut exact) = (Table::new(random.usize(500..900)), Exact::default());
+        let (mut table, mut exact) = (
+            HeavyHitters::new(random.usize(500..900)),
+            ExactCounts::default(),
+        );
         for _ in 0..random.u32(1..40_000) {
-            let (who, weights) = anybody(&mut random, many);
+            let (who, weights) = random_request(&mut random, many);
             if random.u16(..) == 0 {
-                table.add_unknown(weights);
+                table.add_unattributed(weights);
                 exact.add(who, weights);
             } else {
-                add(&mut table, who, weights);
+                add_request(&mut table, who, weights);
                 exact.add(who, weights);
             }
         }
-        exact.holds(&table, &format!("round {round}"));
-        let closed = table.closed();
-        exact.holds(&closed, &format!("round {round}, closed"));
-        assert!(closed.entries().count() <= MEASURES * KEPT);
+        exact.assert_bounds(&table, &format!("round {round}"));
+        let closed = table.compact();
+        exact.assert_bounds(&closed, &format!("round {round}, closed"));
+        assert!(closed.entries().count() <= MEASURES * MIN_KEPT_PER_MEASURE);
     }
 }
 
 #[test]
-fn tables_that_are_added_up_promise_the_same() {
-    let mut random = seed();
+fn merged_tables_keep_the_error_bound() {
+    let mut random = seeded_rng();
     for round in 0..20 {
         let most = if random.bool() { usize::MAX } else { 500 };
-        let (mut all, mut exact_all) = (Table::new(most), Exact::default());
+        let (mut all, mut exact_all) = (HeavyHitters::new(most), ExactCounts::default());
         for _ in 0..random.u32(1..10) {
             let many = 1 << random.u32(4..16);
-            let (mut table, mut exact) = (Table::new(500), Exact::default());
+            let (mut table, mut exact) = (HeavyHitters::new(500), ExactCounts::default());
             for _ in 0..random.u32(1..10_000) {
-                let (who, weights) = anybody(&mut random, many);
-                add(&mut table, who, weights);
+                let (who, weights) = random_request(&mut random, many);
+                add_request(&mut table, who, weights);
                 exact.add(who, weights);
             }
             exact_all.merge(&exact);
-            all.merge(&if random.bool() { table.closed() } else { table });
-            exact_all.holds(&all, &format!("round {round}"));
+            all.merge(&if random.bool() {
+                table.compact()
+            } else {
+                table
+            });
+            exact_all.assert_bounds(&all, &format!("round {round}"));
         }
     }
 }
 
 #[test]
 fn few_names_are_counted_exactly() {
-    let (mut table, mut exact) = (Table::new(table::MOST), Exact::default());
-    let mut random = seed();
+    let (mut table, mut exact) = (
+        HeavyHitters::new(table::MAX_ENTRIES),
+        ExactCounts::default(),
+    );
+    let mut random = seeded_rng();
     for _ in 0..100_000 {
-        let (who, weights) = anybody(&mut random, u64::try_from(table::MOST).unwrap());
-        add(&mut table, who, weights);
+        let (who, weights) =
+            random_request(&mut random, u64::try_from(table::MAX_ENTRIES).unwrap());
+        add_request(&mut table, who, weights);
         exact.add(who, weights);
     }
-    exact.holds(&table, "few");
-    assert_eq!(table.floor(), Weights::ZERO);
+    exact.assert_bounds(&table, "few");
+    assert_eq!(table.cutoff(), Weights::ZERO);
 }
 
-fn name<'a>(parts: &'a [&'a [u8]]) -> Option<Name<'a>> {
-    Some(Name::new(parts))
+fn talker_name<'a>(parts: &'a [&'a [u8]]) -> Option<TalkerName<'a>> {
+    Some(TalkerName::new(parts))
 }
 
 fn one_request() -> Weights {
-    Weights::of_a_request(
+    Weights::from_request(
         100,
         Duration::from_millis(2),
         false,
@@ -174,54 +185,54 @@ fn one_request() -> Weights {
     )
 }
 
-fn asked(window: Window, sort: Sort) -> Query {
-    Query {
+fn user_query(window: Window, sort: UsageMeasure) -> TopTalkersQuery {
+    TopTalkersQuery {
         window,
-        by: By::User,
+        by: Dimension::User,
         sort,
         limit: 10,
     }
 }
 
-fn by_user(user: &[u8]) -> Vec<u8> {
+fn user_name(user: &[u8]) -> Vec<u8> {
     user.to_vec()
 }
 
-fn count(desk: &Desk, user: &str, weights: Weights) {
-    let user = by_user(user.as_bytes());
+fn count_user(desk: &WorkerShard, user: &str, weights: Weights) {
+    let user = user_name(user.as_bytes());
     desk.count(
         None,
-        [None, None, None, None, name(&[&user]), None],
+        [None, None, None, None, talker_name(&[&user]), None],
         weights,
     );
 }
 
 #[test]
-fn windows_show_what_they_cover_and_nothing_older() {
+fn windows_cover_their_duration_and_nothing_older() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin, 1);
-    let desk = talkers.desk();
-    let mut random = seed();
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
+    let mut random = seeded_rng();
     let mut done = Vec::new();
     let mut now = Duration::ZERO;
     for _ in 0..4000 {
         now += Duration::from_millis(random.u64(1..5000));
-        count(
+        count_user(
             &desk,
             if random.bool() { "alice" } else { "bob" },
             one_request(),
         );
         let at = begin + now;
-        talkers.gather(at);
+        talkers.flush_shards(at);
         // What is gathered at a new tick was done before it.
         done.push(now.as_secs() / 5);
         if random.u8(0..50) > 0 {
             continue;
         }
         for window in Window::ALL {
-            let top = talkers.top_at(&asked(window, Sort::Requests), at);
+            let top = talkers.top_at(&user_query(window, UsageMeasure::Requests), at);
             let covered = Duration::from_secs_f64(top.covered_seconds);
-            let length = window.length().min(now);
+            let length = window.duration().min(now);
             assert!(
                 covered >= length && covered <= length.mul_f64(1.1),
                 "{window:?} {covered:?} of {now:?}"
@@ -229,7 +240,7 @@ fn windows_show_what_they_cover_and_nothing_older() {
             // Parts begin at whole ticks; what was covered came as a fraction of a second.
             let least = (now.saturating_sub(covered) + Duration::from_millis(1)).as_secs() / 5;
             // A count lies in the tick before the one in which it was gathered, if that was the first of its tick.
-            let shown = top.rows.iter().map(|row| row.amounts.requests).sum::<u64>();
+            let shown = top.rows.iter().map(|row| row.usage.requests).sum::<u64>();
             let surely = done.iter().filter(|tick| **tick > least).count() as u64;
             let at_most = done.iter().filter(|tick| **tick >= least).count() as u64;
             assert!(
@@ -238,22 +249,22 @@ fn windows_show_what_they_cover_and_nothing_older() {
             );
             assert_eq!(
                 (top.total.requests, top.max_error),
-                (shown, Amounts::default())
+                (shown, Usage::default())
             );
         }
     }
 }
 
 #[test]
-fn a_long_silence_leaves_nothing_behind() {
+fn windows_are_empty_after_a_long_idle_time() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin, 1);
-    let desk = talkers.desk();
-    count(&desk, "alice", one_request());
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
+    count_user(&desk, "alice", one_request());
     let at = |seconds| begin + Duration::from_secs(seconds);
     let requests = |window, now| {
         talkers
-            .top_at(&asked(window, Sort::Requests), now)
+            .top_at(&user_query(window, UsageMeasure::Requests), now)
             .total
             .requests
     };
@@ -283,97 +294,100 @@ fn a_long_silence_leaves_nothing_behind() {
 }
 
 /// Everybody who does much does it in one measure only; noise is made by fifty thousand.
-fn noise_and_five(talkers: &Talkers, begin: Instant) -> [(Sort, &'static str, Weights); 5] {
+fn noise_and_five_leaders(
+    talkers: &TopTalkers,
+    begin: Instant,
+) -> [(UsageMeasure, &'static str, Weights); 5] {
     let short = Duration::from_millis(1);
     let long = Duration::from_secs(30);
     let none = Duration::ZERO;
     let five = [
         (
-            Sort::Bytes,
+            UsageMeasure::Bytes,
             "reader",
             5000,
-            Weights::of_a_request(1 << 30, none, false, (1, short)),
+            Weights::from_request(1 << 30, none, false, (1, short)),
         ),
         (
-            Sort::QueueWait,
+            UsageMeasure::QueueWait,
             "waiter",
             5000,
-            Weights::of_a_request(10, long, false, (1, short)),
+            Weights::from_request(10, long, false, (1, short)),
         ),
         (
-            Sort::Rejections,
+            UsageMeasure::Rejections,
             "refused",
             5000,
-            Weights::of_a_request(10, none, true, (0, none)),
+            Weights::from_request(10, none, true, (0, none)),
         ),
         (
-            Sort::Requests,
+            UsageMeasure::Requests,
             "asker",
             50,
-            Weights::of_a_request(10, none, false, (1, short)),
+            Weights::from_request(10, none, false, (1, short)),
         ),
         (
-            Sort::SeatSeconds,
+            UsageMeasure::SeatSeconds,
             "holder",
             5000,
-            Weights::of_a_request(10, none, false, (10, long)),
+            Weights::from_request(10, none, false, (10, long)),
         ),
     ];
-    let desk = talkers.desk();
-    let noise = Weights::of_a_request(10, none, false, (1, short));
+    let desk = talkers.new_shard();
+    let noise = Weights::from_request(10, none, false, (1, short));
     let mut done = five.map(|(sort, who, _, _)| (sort, who, Weights::ZERO));
     for n in 0..50_000_u32 {
-        count(&desk, &format!("noise-{n}"), noise);
+        count_user(&desk, &format!("noise-{n}"), noise);
         for ((_, who, every, weights), (_, _, done)) in five.iter().zip(&mut done) {
             if n % every == 0 {
-                count(&desk, who, *weights);
+                count_user(&desk, who, *weights);
                 done.add(*weights);
             }
         }
         if n % 1000 == 0 {
-            talkers.gather(begin + Duration::from_millis(n.into()));
+            talkers.flush_shards(begin + Duration::from_millis(n.into()));
         }
     }
     done
 }
 
 #[test]
-fn who_is_first_in_one_measure_is_not_lost_to_those_who_are_in_another() {
+fn the_first_name_of_each_measure_is_kept() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin, 1);
+    let talkers = TopTalkers::new(begin, 1);
     let now = begin + Duration::from_secs(50);
-    for (sort, who, done) in noise_and_five(&talkers, begin) {
-        let top = talkers.top_at(&asked(Window::OneMinute, sort), now);
+    for (sort, who, done) in noise_and_five_leaders(&talkers, begin) {
+        let top = talkers.top_at(&user_query(Window::OneMinute, sort), now);
         let first = &top.rows[0];
         assert_eq!(first.name, who, "{sort:?}: {top:?}");
-        let of = |amounts: Amounts| match sort {
-            Sort::Bytes => amounts.bytes as f64,
-            Sort::QueueWait => amounts.queue_wait_seconds,
-            Sort::Rejections => amounts.rejections as f64,
-            Sort::Requests => amounts.requests as f64,
-            Sort::SeatSeconds => amounts.seat_seconds,
+        let of = |amounts: Usage| match sort {
+            UsageMeasure::Bytes => amounts.bytes as f64,
+            UsageMeasure::QueueWait => amounts.queue_wait_seconds,
+            UsageMeasure::Rejections => amounts.rejections as f64,
+            UsageMeasure::Requests => amounts.requests as f64,
+            UsageMeasure::SeatSeconds => amounts.seat_seconds,
         };
         let done = of(done.into());
-        let (least, most) = (of(first.amounts), of(first.amounts) + of(first.error));
+        let (least, most) = (of(first.usage), of(first.usage) + of(first.error));
         assert!((least..=most).contains(&done), "{done}: {first:?}");
     }
 }
 
 #[test]
-fn desks_of_many_workers_come_together() {
+fn shards_of_many_workers_are_merged() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin, 1);
+    let talkers = TopTalkers::new(begin, 1);
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            let desk = talkers.desk();
+            let desk = talkers.new_shard();
             scope.spawn(move || {
                 for n in 0..20_000_u32 {
-                    count(
+                    count_user(
                         &desk,
                         if n % 4 == 0 { "alice" } else { "bob" },
                         one_request(),
                     );
-                    count(
+                    count_user(
                         &desk,
                         &format!("{:?} {n}", std::thread::current().id()),
                         one_request(),
@@ -382,16 +396,19 @@ fn desks_of_many_workers_come_together() {
             });
         }
         for _ in 0..100 {
-            talkers.gather(begin);
+            talkers.flush_shards(begin);
         }
     });
-    let top = talkers.top_at(&asked(Window::OneMinute, Sort::Requests), begin);
+    let top = talkers.top_at(
+        &user_query(Window::OneMinute, UsageMeasure::Requests),
+        begin,
+    );
     assert_eq!(top.total.requests, 160_000);
     let shown: Vec<_> = top
         .rows
         .iter()
         .take(2)
-        .map(|row| (&*row.name, row.amounts.requests, row.error.requests))
+        .map(|row| (&*row.name, row.usage.requests, row.error.requests))
         .collect();
     for ((name, seen, error), (who, done)) in
         shown.into_iter().zip([("bob", 60_000), ("alice", 20_000)])
@@ -404,26 +421,32 @@ fn desks_of_many_workers_come_together() {
 }
 
 #[test]
-fn what_a_desk_has_no_room_for_is_part_of_the_error() {
+fn usage_over_the_capacity_of_a_shard_is_part_of_the_error() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin, 1);
-    let desk = talkers.desk();
-    let busy = locked(&talkers.common.windows); // somebody looks at a window
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
+    let busy = lock(&talkers.shared.windows); // somebody looks at a window
     for n in 0..1000 {
-        count(&desk, &format!("user-{n}"), one_request());
+        count_user(&desk, &format!("user-{n}"), one_request());
     }
     drop(busy);
-    let top = talkers.top_at(&asked(Window::OneMinute, Sort::Requests), begin);
+    let top = talkers.top_at(
+        &user_query(Window::OneMinute, UsageMeasure::Requests),
+        begin,
+    );
     assert_eq!(
         (top.total.requests, top.max_error.requests),
         (1000, 1000 - 224)
     );
     assert_eq!(top.rows[0].error.requests, 1000 - 224);
 
-    let busy = locked(&desk.sheets); // somebody takes what lies here
-    count(&desk, "late", one_request());
+    let busy = lock(&desk.batches); // somebody takes what lies here
+    count_user(&desk, "late", one_request());
     drop(busy);
-    let top = talkers.top_at(&asked(Window::OneMinute, Sort::Requests), begin);
+    let top = talkers.top_at(
+        &user_query(Window::OneMinute, UsageMeasure::Requests),
+        begin,
+    );
     assert_eq!(
         (top.total.requests, top.max_error.requests),
         (1001, 1001 - 224)
@@ -431,10 +454,10 @@ fn what_a_desk_has_no_room_for_is_part_of_the_error() {
 }
 
 #[test]
-fn a_name_costs_no_more_than_its_beginning() {
+fn a_long_name_is_truncated() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin, 1);
-    let desk = talkers.desk();
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
     let long = |last: &str| format!("{}{last}", "é".repeat(1 << 18));
     for (times, user) in [
         (5, long("")),
@@ -444,25 +467,22 @@ fn a_name_costs_no_more_than_its_beginning() {
         (1, "\u{fffd}".repeat(90)),
     ] {
         for _ in 0..times {
-            count(&desk, &user, one_request());
+            count_user(&desk, &user, one_request());
         }
     }
     desk.count(
         None,
-        [None, None, None, None, name(&[&[0xff; 300]]), None],
+        [None, None, None, None, talker_name(&[&[0xff; 300]]), None],
         one_request(),
     );
-    let top = talkers.top_at(&asked(Window::OneMinute, Sort::Requests), begin);
+    let top = talkers.top_at(
+        &user_query(Window::OneMinute, UsageMeasure::Requests),
+        begin,
+    );
     let rows: Vec<_> = top
         .rows
         .iter()
-        .map(|row| {
-            (
-                row.amounts.requests,
-                row.name.len(),
-                row.name.ends_with('…'),
-            )
-        })
+        .map(|row| (row.usage.requests, row.name.len(), row.name.ends_with('…')))
         .collect();
     assert_eq!(
         rows,
@@ -478,32 +498,40 @@ fn a_name_costs_no_more_than_its_beginning() {
 }
 
 #[test]
-fn a_name_is_the_same_however_it_is_put_together() {
+fn a_name_does_not_depend_on_how_its_parts_are_split() {
     let secret = RandomState::new();
-    let key = |parts: &[&[u8]]| Name::new(parts).key(&secret);
+    let key = |parts: &[&[u8]]| TalkerName::new(parts).key(&secret);
     assert_eq!(key(&[b"list pods"]), key(&[b"list", b" ", b"pods"]));
     assert_ne!(key(&[b"list pods"]), key(&[b"list pod"]));
     assert_ne!(key(&[&[b'a'; 600]]), key(&[&[b'a'; 601]]), "by the length");
-    assert_eq!(&*Name::new(&[b"list", b" ", b"pods"]).shown(), "list pods");
+    assert_eq!(
+        &*TalkerName::new(&[b"list", b" ", b"pods"]).to_display(),
+        "list pods"
+    );
 }
 
 #[test]
-fn bad_parameters_are_told_what_would_be_right_all_at_once() {
-    let parse = |text: &str| Query::parse(request_info::Query::new(text.as_bytes()));
-    assert_eq!(parse(""), Ok(Query::default()));
+fn all_invalid_parameters_are_reported_at_once() {
+    let parse = |text: &str| TopTalkersQuery::parse(request_info::Query::new(text.as_bytes()));
+    assert_eq!(parse(""), Ok(TopTalkersQuery::default()));
     let all = parse("window=60m&by=userAgent&sort=queueWait&limit=50").unwrap();
     assert_eq!(
         (all.window, all.by, all.sort, all.limit),
-        (Window::SixtyMinutes, By::UserAgent, Sort::QueueWait, 50)
+        (
+            Window::SixtyMinutes,
+            Dimension::UserAgent,
+            UsageMeasure::QueueWait,
+            50
+        )
     );
-    for by in By::ALL {
+    for by in Dimension::ALL {
         assert_eq!(parse(&format!("by={}", by.name())).unwrap().by, by);
         assert_eq!(
             serde_json::to_string(&by).unwrap(),
             format!("\"{}\"", by.name())
         );
     }
-    for sort in Sort::ALL {
+    for sort in UsageMeasure::ALL {
         assert_eq!(parse(&format!("sort={}", sort.name())).unwrap().sort, sort);
         assert_eq!(
             serde_json::to_string(&sort).unwrap(),
@@ -538,12 +566,12 @@ fn bad_parameters_are_told_what_would_be_right_all_at_once() {
 }
 
 #[test]
-fn json_says_what_was_asked_and_how_exact_the_answer_is() {
+fn the_json_holds_the_query_and_the_error_bounds() {
     let begin = Instant::now();
-    let talkers = Talkers::new(begin, 1);
-    count(&talkers.desk(), "alice", one_request());
+    let talkers = TopTalkers::new(begin, 1);
+    count_user(&talkers.new_shard(), "alice", one_request());
     let top = talkers.top_at(
-        &asked(Window::FiveMinutes, Sort::SeatSeconds),
+        &user_query(Window::FiveMinutes, UsageMeasure::SeatSeconds),
         begin + Duration::from_secs(7),
     );
     let none = serde_json::json!({"requests": 0, "seatSeconds": 0.0, "bytes": 0, "rejections": 0, "queueWaitSeconds": 0.0});
@@ -556,5 +584,8 @@ fn json_says_what_was_asked_and_how_exact_the_answer_is() {
         "coveredSeconds": 7.0, "total": one, "maxError": none, "rows": [row],
     });
     assert_eq!(serde_json::to_value(&top).unwrap(), expected);
-    assert_eq!(serde_json::from_value::<Top>(expected).unwrap(), top);
+    assert_eq!(
+        serde_json::from_value::<TopTalkersReport>(expected).unwrap(),
+        top
+    );
 }

@@ -13,7 +13,7 @@ pub struct Weights(pub(super) [u64; MEASURES]);
 impl Weights {
     /// One request, and what it took: so many seats for so long.
     #[must_use]
-    pub fn of_a_request(
+    pub fn from_request(
         bytes: u64,
         queue_wait: Duration,
         rejected: bool,
@@ -26,7 +26,7 @@ impl Weights {
 
     /// More bytes of a request that was counted before.
     #[must_use]
-    pub const fn of_bytes(bytes: u64) -> Self {
+    pub const fn from_bytes(bytes: u64) -> Self {
         Self([bytes, 0, 0, 0, 0])
     }
 
@@ -34,7 +34,7 @@ impl Weights {
     pub const ZERO: Self = Self([0; MEASURES]);
 
     /// One of them.
-    pub(super) fn of(self, measure: usize) -> u64 {
+    pub(super) fn get(self, measure: usize) -> u64 {
         self.0.get(measure).copied().unwrap_or(0)
     }
 
@@ -46,13 +46,13 @@ impl Weights {
     }
 
     /// Both, each with its like.
-    pub(super) fn plus(mut self, other: Self) -> Self {
+    pub(super) fn saturating_add(mut self, other: Self) -> Self {
         self.add(other);
         self
     }
 
     /// What is left of each when its like is taken away.
-    pub(super) fn minus(mut self, other: Self) -> Self {
+    pub(super) fn saturating_sub(mut self, other: Self) -> Self {
         for (rest, less) in self.0.iter_mut().zip(other.0) {
             *rest = rest.saturating_sub(less);
         }
@@ -60,7 +60,7 @@ impl Weights {
     }
 
     /// Whether any is greater than its like.
-    pub(super) fn passes(self, other: Self) -> bool {
+    pub(super) fn exceeds_any(self, other: Self) -> bool {
         self.0.iter().zip(other.0).any(|(one, other)| *one > other)
     }
 }

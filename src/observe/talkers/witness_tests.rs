@@ -12,11 +12,11 @@ use http::uri::PathAndQuery;
 
 use super::*;
 use crate::api::UserInfo;
-use crate::pipeline::record::Outcome;
 use crate::pipeline::record::Record;
-use crate::pipeline::record::Witness;
+use crate::pipeline::record::RequestObserver;
+use crate::pipeline::record::RequestOutcome;
 
-const OK: Outcome = Outcome::Answered(StatusCode::OK);
+const OK: RequestOutcome = RequestOutcome::Responded(StatusCode::OK);
 
 fn record(target: &'static str, arrived: Instant) -> Record {
     let user = UserInfo {
@@ -33,44 +33,44 @@ fn record(target: &'static str, arrived: Instant) -> Record {
         arrived,
         arrived_wall: Clock.wall(),
         user: Some(Arc::new(user)),
-        counted: None,
+        counted_as: None,
         decision: None,
         rule: None,
-        audited: None,
-        written_down: false,
-        traced: None,
+        audit: None,
+        is_logged: false,
+        trace_context: None,
         outcome: OK,
-        sent: 100,
+        sent_bytes: 100,
     }
 }
 
-fn top(talkers: &Talkers, by: By, now: Instant) -> Vec<(String, Amounts)> {
-    let query = Query {
+fn top(talkers: &TopTalkers, by: Dimension, now: Instant) -> Vec<(String, Usage)> {
+    let query = TopTalkersQuery {
         by,
-        limit: Query::MOST,
-        ..Query::default()
+        limit: TopTalkersQuery::MAX_LIMIT,
+        ..TopTalkersQuery::default()
     };
     let top = talkers.top_at(&query, now);
     let rows = top.rows.into_iter();
-    rows.map(|row| (row.name, row.amounts)).collect()
+    rows.map(|row| (row.name, row.usage)).collect()
 }
 
 #[test]
-fn a_request_counts_for_everything_that_it_is_known_by() {
+fn a_request_counts_in_every_dimension() {
     let begin = Clock.now();
-    let talkers = Talkers::new(begin, 1);
-    let desk = talkers.desk();
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
     let now = begin + Duration::from_secs(2);
     for target in [
         "/apis/apps/v1/namespaces/shop/deployments?limit=5",
         "/api/v1/nodes/n1/status",
         "/version",
     ] {
-        desk.ended(&record(target, begin), now);
+        desk.on_ended(&record(target, begin), now);
     }
     let mut nameless = record("/api/v1/nodes/n1/status", begin);
     (nameless.user, nameless.user_agent) = (None, None);
-    desk.ended(&nameless, now);
+    desk.on_ended(&nameless, now);
 
     let names = |by| {
         let names = top(&talkers, by, now).into_iter();
@@ -78,43 +78,49 @@ fn a_request_counts_for_everything_that_it_is_known_by() {
             .map(|(name, did)| format!("{name} {}", did.requests))
             .collect::<Vec<_>>()
     };
-    assert_eq!(names(By::User), ["alice 3", "<unknown> 1"]);
-    assert_eq!(names(By::UserAgent), ["kubectl/v1.36.0 3", "<none> 1"]);
-    assert_eq!(names(By::Namespace), ["<none> 3", "shop 1"]);
+    assert_eq!(names(Dimension::User), ["alice 3", "<unknown> 1"]);
     assert_eq!(
-        names(By::Resource),
+        names(Dimension::UserAgent),
+        ["kubectl/v1.36.0 3", "<none> 1"]
+    );
+    assert_eq!(names(Dimension::Namespace), ["<none> 3", "shop 1"]);
+    assert_eq!(
+        names(Dimension::Resource),
         [
             "get nodes/status 2",
             "get /version 1",
             "list deployments.apps 1"
         ]
     );
-    assert_eq!(names(By::Flow), [""; 0], "no priority level decided");
-    let all = Amounts {
+    assert_eq!(names(Dimension::Flow), [""; 0], "no priority level decided");
+    let all = Usage {
         requests: 3,
         seat_seconds: 6.0,
         bytes: 300,
         rejections: 0,
         queue_wait_seconds: 0.0,
     };
-    assert_eq!(top(&talkers, By::User, now)[0], ("alice".to_owned(), all));
+    assert_eq!(
+        top(&talkers, Dimension::User, now)[0],
+        ("alice".to_owned(), all)
+    );
 }
 
 #[test]
-fn requests_that_are_alike_count_as_if_each_were_the_first() {
+fn requests_with_cached_keys_count_like_the_first_one() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let begin = Clock.now();
-    let talkers = Talkers::new(begin, 1);
-    let desk = talkers.desk();
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
     let targets = [
         "/api/v1/nodes",
         "/api/v1/namespaces/a/pods",
         "/api/v1/namespaces/b/pods",
     ];
     let agents = ["kubectl/v1.36.0", "flood/1.0"];
-    let mut exact: [BTreeMap<String, u64>; KINDS] = Default::default();
+    let mut exact: [BTreeMap<String, u64>; DIMENSIONS] = Default::default();
     for _ in 0..5000 {
         let target = random.usize(0..targets.len());
         let mut record = record(targets[target], begin);
@@ -130,7 +136,7 @@ fn requests_that_are_alike_count_as_if_each_were_the_first() {
         record.user_agent = Some(HeaderValue::from_static(agent));
         let address = format!("10.0.0.{}", random.u8(0..4));
         record.peer = SocketAddr::new(address.parse().unwrap(), random.u16(..));
-        desk.ended(&record, begin);
+        desk.on_ended(&record, begin);
         let verb = if deletes { "deletecollection" } else { "list" };
         let (namespace, resource) = [("<none>", "nodes"), ("a", "pods"), ("b", "pods")][target];
         let asked = format!("{verb} {resource}");
@@ -148,15 +154,15 @@ fn requests_that_are_alike_count_as_if_each_were_the_first() {
             }
         }
         if random.u8(..) == 0 {
-            talkers.gather(begin);
+            talkers.flush_shards(begin);
         }
     }
-    for (by, expected) in By::ALL.into_iter().zip(exact) {
+    for (by, expected) in Dimension::ALL.into_iter().zip(exact) {
         let shown = top(&talkers, by, begin).into_iter();
         let shown: BTreeMap<_, _> = shown.map(|(name, did)| (name, did.requests)).collect();
-        if by == By::User {
+        if by == Dimension::User {
             // More than are shown, of whom nobody counts for too much.
-            assert_eq!(shown.len(), Query::MOST);
+            assert_eq!(shown.len(), TopTalkersQuery::MAX_LIMIT);
             for (name, requests) in shown {
                 assert!(requests <= expected[&name], "{name}");
             }
@@ -167,22 +173,22 @@ fn requests_that_are_alike_count_as_if_each_were_the_first() {
 }
 
 #[test]
-fn who_impersonates_counts_for_whom_the_limits_saw() {
+fn an_impersonated_request_counts_for_the_user_that_the_limits_saw() {
     let begin = Clock.now();
-    let talkers = Talkers::new(begin, 1);
-    let desk = talkers.desk();
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
     let now = begin + Duration::from_secs(2);
     let mut impersonating = record("/version", begin);
     for name in ["bob", "carol"] {
-        impersonating.counted = Some(Arc::new(UserInfo {
+        impersonating.counted_as = Some(Arc::new(UserInfo {
             name: name.to_owned(),
             ..UserInfo::default()
         }));
-        desk.ended(&impersonating, now);
+        desk.on_ended(&impersonating, now);
     }
-    desk.ended(&record("/version", begin), now);
-    desk.ended(&impersonating, now);
-    let top = top(&talkers, By::User, now).into_iter();
+    desk.on_ended(&record("/version", begin), now);
+    desk.on_ended(&impersonating, now);
+    let top = top(&talkers, Dimension::User, now).into_iter();
     let names: Vec<_> = top.map(|(name, did)| (name, did.requests)).collect();
     let expected = [("carol", 2), ("alice", 1), ("bob", 1)];
     assert_eq!(names, expected.map(|(name, did)| (name.to_owned(), did)));
@@ -191,47 +197,47 @@ fn who_impersonates_counts_for_whom_the_limits_saw() {
 #[test]
 fn a_rejection_holds_no_seats() {
     let begin = Clock.now();
-    let talkers = Talkers::new(begin, 1);
+    let talkers = TopTalkers::new(begin, 1);
     let now = begin + Duration::from_secs(2);
     let mut rejected = record("/api/v1/pods", begin);
-    rejected.outcome = Outcome::Rejected("max-in-flight");
-    talkers.desk().ended(&rejected, now);
-    let expected = Amounts {
+    rejected.outcome = RequestOutcome::Rejected("max-in-flight");
+    talkers.new_shard().on_ended(&rejected, now);
+    let expected = Usage {
         requests: 1,
         rejections: 1,
         bytes: 100,
-        ..Amounts::default()
+        ..Usage::default()
     };
     assert_eq!(
-        top(&talkers, By::User, now),
+        top(&talkers, Dimension::User, now),
         [("alice".to_owned(), expected)]
     );
 }
 
 #[test]
-fn a_watch_counts_when_it_begins_and_its_bytes_when_it_ends() {
+fn a_watch_counts_when_it_starts_and_its_bytes_when_it_ends() {
     let begin = Clock.now();
-    let talkers = Talkers::new(begin, 1);
-    let desk = talkers.desk();
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
     let mut watch = record("/api/v1/pods?watch=1", begin);
     let did = |requests, bytes| {
-        let did = Amounts {
+        let did = Usage {
             requests,
             bytes,
-            ..Amounts::default()
+            ..Usage::default()
         };
         [("watch pods".to_owned(), did)]
     };
-    watch.sent = 0;
-    desk.answering(&watch);
+    watch.sent_bytes = 0;
+    desk.on_response_started(&watch);
     let now = begin + Duration::from_secs(50);
-    assert_eq!(top(&talkers, By::Resource, now), did(1, 0));
-    watch.sent = 7000;
-    desk.ended(&watch, now);
-    assert_eq!(top(&talkers, By::Resource, now), did(1, 7000));
+    assert_eq!(top(&talkers, Dimension::Resource, now), did(1, 0));
+    watch.sent_bytes = 7000;
+    desk.on_ended(&watch, now);
+    assert_eq!(top(&talkers, Dimension::Resource, now), did(1, 7000));
 
     // One that was refused has no beginning.
-    watch.outcome = Outcome::Refused(StatusCode::SERVICE_UNAVAILABLE);
-    desk.ended(&watch, now);
-    assert_eq!(top(&talkers, By::Resource, now), did(2, 14_000));
+    watch.outcome = RequestOutcome::Failed(StatusCode::SERVICE_UNAVAILABLE);
+    desk.on_ended(&watch, now);
+    assert_eq!(top(&talkers, Dimension::Resource, now), did(2, 14_000));
 }

@@ -2,7 +2,7 @@
 //! Watches are not.
 
 use crate::playground::answers::reply;
-use crate::playground::journal::PlainBody;
+use crate::playground::journal::PlaygroundBody;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -36,10 +36,10 @@ fn accepts_gzip(headers: &HeaderMap) -> bool {
 }
 
 /// The response, compressed if it is long and `headers` of its request accept that.
-pub(crate) async fn if_long(
-    response: Response<PlainBody>,
+pub(crate) async fn compress_if_long(
+    response: Response<PlaygroundBody>,
     headers: &HeaderMap,
-) -> Response<PlainBody> {
+) -> Response<PlaygroundBody> {
     let length = response.body().size_hint().exact();
     let short = length.is_some_and(|length| usize::try_from(length).is_ok_and(|l| l <= THRESHOLD));
     if short || !accepts_gzip(headers) {
@@ -48,11 +48,11 @@ pub(crate) async fn if_long(
     let (mut parts, mut body) = response.into_parts();
     let mut begun = Vec::new();
     while begun.len() <= THRESHOLD {
-        match chunk(&mut body).await {
+        match next_chunk(&mut body).await {
             Some(bytes) => begun.extend_from_slice(&bytes),
             None => {
                 let whole = std::iter::once(Bytes::from(begun));
-                return Response::from_parts(parts, reply::streamed(whole));
+                return Response::from_parts(parts, reply::chunked_body(whole));
             }
         }
     }
@@ -61,10 +61,10 @@ pub(crate) async fn if_long(
     parts.headers.insert(CONTENT_ENCODING, gzip);
     let accept_encoding = HeaderValue::from_static("Accept-Encoding");
     parts.headers.append(VARY, accept_encoding);
-    Response::from_parts(parts, compressed(begun, body))
+    Response::from_parts(parts, compress_body(begun, body))
 }
 
-async fn chunk(body: &mut PlainBody) -> Option<Bytes> {
+async fn next_chunk(body: &mut PlaygroundBody) -> Option<Bytes> {
     loop {
         let Ok(frame) = body.frame().await?;
         if let Ok(data) = frame.into_data() {
@@ -74,7 +74,7 @@ async fn chunk(body: &mut PlainBody) -> Option<Bytes> {
 }
 
 /// What was begun and what follows, compressed chunk by chunk.
-fn compressed(begun: Vec<u8>, body: PlainBody) -> PlainBody {
+fn compress_body(begun: Vec<u8>, body: PlaygroundBody) -> PlaygroundBody {
     let encoder = GzEncoder::new(Vec::new(), Compression::new(LEVEL));
     let rest = Some((encoder, Some(Bytes::from(begun)), body));
     let chunks = stream::unfold(rest, |rest| async {
@@ -82,10 +82,10 @@ fn compressed(begun: Vec<u8>, body: PlainBody) -> PlainBody {
         loop {
             let next = match begun.take() {
                 Some(bytes) => Some(bytes),
-                None => chunk(&mut body).await,
+                None => next_chunk(&mut body).await,
             };
             let Some(bytes) = next else {
-                return Some((done(encoder), None));
+                return Some((finish_encoder(encoder), None));
             };
             if encoder.write_all(&bytes).is_err() {
                 return None;
@@ -96,10 +96,10 @@ fn compressed(begun: Vec<u8>, body: PlainBody) -> PlainBody {
             }
         }
     });
-    reply::stream(chunks)
+    reply::stream_body(chunks)
 }
 
-fn done(encoder: GzEncoder<Vec<u8>>) -> Bytes {
+fn finish_encoder(encoder: GzEncoder<Vec<u8>>) -> Bytes {
     let made: io::Result<Vec<u8>> = encoder.finish();
     made.unwrap_or_default().into()
 }
@@ -107,7 +107,7 @@ fn done(encoder: GzEncoder<Vec<u8>>) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::THRESHOLD;
-    use super::if_long;
+    use super::compress_if_long;
     use crate::playground::answers::reply;
     use bytes::Bytes;
     use flate2::read::GzDecoder;
@@ -119,19 +119,19 @@ mod tests {
     use http_body_util::BodyExt;
     use std::io::Read;
 
-    async fn sent(length: usize, accepted: &'static str) -> (HeaderMap, Vec<u8>) {
+    async fn send(length: usize, accepted: &'static str) -> (HeaderMap, Vec<u8>) {
         // The list is `[]` around one item.
         let item = Bytes::from(vec![b'1'; length - 2]);
         let response = reply::list(b"[".to_vec(), std::iter::once(item), b"]");
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(accepted));
-        let (parts, body) = if_long(response, &headers).await.into_parts();
+        let (parts, body) = compress_if_long(response, &headers).await.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         (parts.headers, body.to_vec())
     }
 
     #[tokio::test]
-    async fn long_ones_are_compressed_for_clients_that_accept_it() {
+    async fn long_responses_are_compressed_for_clients_that_accept_it() {
         for (length, accepted, compressed) in [
             (100, "gzip", false),
             (THRESHOLD, "gzip", false),
@@ -140,7 +140,7 @@ mod tests {
             (10 * THRESHOLD, "br", false),
             (10 * THRESHOLD, "gzip;q=0", false),
         ] {
-            let (headers, body) = sent(length, accepted).await;
+            let (headers, body) = send(length, accepted).await;
             let encoding = headers.get(CONTENT_ENCODING);
             assert_eq!(encoding.is_some(), compressed, "{length} {accepted}");
             let plain = if compressed {

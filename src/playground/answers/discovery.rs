@@ -1,14 +1,14 @@
 //! Which groups, versions and resources there are, in both forms of discovery.
 
-use crate::playground::answers::Answer;
+use crate::playground::answers::HandlerResult;
 use crate::playground::answers::reply;
-use crate::playground::journal::PlainBody;
+use crate::playground::journal::PlaygroundBody;
+use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::GROUPS;
 use crate::playground::objects::resources::RESOURCES;
-use crate::playground::objects::resources::Resource;
 use crate::playground::objects::resources::group_version;
-use crate::playground::request::Form;
-use crate::playground::status::Status;
+use crate::playground::request::ResponseForm;
+use crate::playground::status::StatusError;
 use http::HeaderValue;
 use http::Response;
 use http::StatusCode;
@@ -18,16 +18,16 @@ use http::header::VARY;
 use serde_json::Value;
 use serde_json::json;
 
-fn ok(value: &Value) -> Response<PlainBody> {
+fn json_response(value: &Value) -> Response<PlaygroundBody> {
     reply::json(StatusCode::OK, value.to_string().into_bytes())
 }
 
 /// `/api`.
-pub(crate) fn versions(form: Form) -> Answer {
-    if form == Form::AggregatedDiscovery {
+pub(crate) fn versions(form: ResponseForm) -> HandlerResult {
+    if form == ResponseForm::AggregatedDiscovery {
         return Ok(aggregated(|group| group.is_empty()));
     }
-    Ok(ok(&json!({
+    Ok(json_response(&json!({
         "kind": "APIVersions",
         "versions": ["v1"],
         "serverAddressByClientCIDRs": [],
@@ -35,29 +35,29 @@ pub(crate) fn versions(form: Form) -> Answer {
 }
 
 /// `/apis`.
-pub(crate) fn groups(form: Form) -> Answer {
-    if form == Form::AggregatedDiscovery {
+pub(crate) fn groups(form: ResponseForm) -> HandlerResult {
+    if form == ResponseForm::AggregatedDiscovery {
         return Ok(aggregated(|group| !group.is_empty()));
     }
     let groups: Vec<Value> = named_groups()
         .map(|(group, version)| api_group(group, version))
         .collect();
-    Ok(ok(
+    Ok(json_response(
         &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}),
     ))
 }
 
 /// `/apis/<group>`.
-pub(crate) fn group(name: &str) -> Answer {
+pub(crate) fn group(name: &str) -> HandlerResult {
     let (group, version) = named_groups()
         .find(|(group, _)| *group == name)
-        .ok_or_else(Status::no_such_resource)?;
+        .ok_or_else(StatusError::no_such_resource)?;
     let mut value = api_group(group, version);
     if let Some(value) = value.as_object_mut() {
         value.insert("kind".to_owned(), "APIGroup".into());
         value.insert("apiVersion".to_owned(), "v1".into());
     }
-    Ok(ok(&value))
+    Ok(json_response(&value))
 }
 
 fn named_groups() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -72,14 +72,14 @@ fn api_group(group: &str, version: &str) -> Value {
     json!({"name": group, "versions": [version], "preferredVersion": version})
 }
 
-fn resources_of(group: &str) -> impl Iterator<Item = &'static Resource> {
+fn resources_of(group: &str) -> impl Iterator<Item = &'static ApiResource> {
     RESOURCES
         .iter()
         .filter(move |resource| resource.group == group)
 }
 
 /// `/api/v1` and `/apis/<group>/<version>`.
-pub(crate) fn resources(group: &str, version: &str) -> Answer {
+pub(crate) fn resources(group: &str, version: &str) -> HandlerResult {
     let mut list = Vec::new();
     for resource in resources_of(group) {
         let mut entry = json!({
@@ -99,14 +99,16 @@ pub(crate) fn resources(group: &str, version: &str) -> Answer {
                 "kind": part.kind,
                 "verbs": part.verbs,
             });
-            if let (Some((group, version)), Some(entry)) = (part.kind_of, entry.as_object_mut()) {
+            if let (Some((group, version)), Some(entry)) =
+                (part.kind_group_version, entry.as_object_mut())
+            {
                 entry.insert("group".to_owned(), group.into());
                 entry.insert("version".to_owned(), version.into());
             }
             list.push(entry);
         }
     }
-    Ok(ok(&json!({
+    Ok(json_response(&json!({
         "kind": "APIResourceList",
         "apiVersion": "v1",
         "groupVersion": group_version(group, version),
@@ -114,7 +116,7 @@ pub(crate) fn resources(group: &str, version: &str) -> Answer {
     })))
 }
 
-fn add_names(entry: &mut Value, resource: &Resource) {
+fn add_names(entry: &mut Value, resource: &ApiResource) {
     let Some(entry) = entry.as_object_mut() else {
         return;
     };
@@ -129,7 +131,7 @@ fn add_names(entry: &mut Value, resource: &Resource) {
 }
 
 /// Everything at once, as `apidiscovery.k8s.io/v2`.
-fn aggregated(wanted: impl Fn(&str) -> bool) -> Response<PlainBody> {
+fn aggregated(wanted: impl Fn(&str) -> bool) -> Response<PlaygroundBody> {
     let items: Vec<Value> = GROUPS
         .iter()
         .filter(|(group, _)| wanted(group))
@@ -148,7 +150,7 @@ fn aggregated(wanted: impl Fn(&str) -> bool) -> Response<PlainBody> {
             })
         })
         .collect();
-    let mut response = ok(&json!({
+    let mut response = json_response(&json!({
         "kind": "APIGroupDiscoveryList",
         "apiVersion": "apidiscovery.k8s.io/v2",
         "metadata": {},
@@ -162,7 +164,7 @@ fn aggregated(wanted: impl Fn(&str) -> bool) -> Response<PlainBody> {
     response
 }
 
-fn aggregated_resource(resource: &'static Resource) -> Value {
+fn aggregated_resource(resource: &'static ApiResource) -> Value {
     let own = (resource.group, resource.version);
     let kind = |(group, version): (&str, &str), kind: &str| json!({"group": group, "version": version, "kind": kind});
     let mut entry = json!({
@@ -179,7 +181,7 @@ fn aggregated_resource(resource: &'static Resource) -> Value {
         .map(|part| {
             json!({
                 "subresource": part.name,
-                "responseKind": kind(part.kind_of.unwrap_or(own), part.kind),
+                "responseKind": kind(part.kind_group_version.unwrap_or(own), part.kind),
                 "verbs": part.verbs,
             })
         })

@@ -12,25 +12,25 @@ mod view;
 mod watch;
 mod write;
 
-pub(crate) use reply::refused;
+pub(crate) use reply::status_error;
 pub(crate) use reply::too_many_requests;
 
-use crate::playground::answers::reply::Stored;
+use crate::playground::answers::reply::StoredResource;
 use crate::playground::authentication;
-use crate::playground::authentication::User;
+use crate::playground::authentication::ApiUser;
 use crate::playground::authorization;
-use crate::playground::journal::PlainBody;
-use crate::playground::objects::resources::Kind;
+use crate::playground::journal::PlaygroundBody;
+use crate::playground::objects::resources::ObjectKind;
 use crate::playground::objects::resources::RESOURCES;
-use crate::playground::objects::resources::Served;
+use crate::playground::objects::resources::ResourceBackend;
 use crate::playground::objects::store::Store;
-use crate::playground::request::Form;
-use crate::playground::request::Query;
-use crate::playground::request::Route;
-use crate::playground::request::Target;
-use crate::playground::state::State;
-use crate::playground::status::Details;
-use crate::playground::status::Status;
+use crate::playground::request::ApiRoute;
+use crate::playground::request::QueryParameters;
+use crate::playground::request::ResourceTarget;
+use crate::playground::request::ResponseForm;
+use crate::playground::state::ServerState;
+use crate::playground::status::StatusDetails;
+use crate::playground::status::StatusError;
 use http::Method;
 use http::Request;
 use http::Response;
@@ -40,26 +40,26 @@ use hyper::body::Incoming;
 use std::sync::Arc;
 
 /// What every question is answered with.
-pub(crate) type Answer = Result<Response<PlainBody>, Status>;
+pub(crate) type HandlerResult = Result<Response<PlaygroundBody>, StatusError>;
 
 /// One request about a stored kind, taken apart.
 #[derive(Debug)]
-pub(crate) struct Ask<'a> {
-    pub(crate) state: &'a Arc<State>,
-    pub(crate) target: &'a Target,
-    pub(crate) kind: Kind,
-    pub(crate) query: &'a Query,
-    pub(crate) form: Form,
+pub(crate) struct ResourceRequest<'a> {
+    pub(crate) state: &'a Arc<ServerState>,
+    pub(crate) target: &'a ResourceTarget,
+    pub(crate) kind: ObjectKind,
+    pub(crate) query: &'a QueryParameters,
+    pub(crate) form: ResponseForm,
 }
 
 /// Answers a request whose sender is known.
-pub(crate) async fn answer(
-    state: &Arc<State>,
-    user: &User,
-    route: &Route,
-    query: &Query,
+pub(crate) async fn handle(
+    state: &Arc<ServerState>,
+    user: &ApiUser,
+    route: &ApiRoute,
+    query: &QueryParameters,
     request: &mut Request<Incoming>,
-) -> Answer {
+) -> HandlerResult {
     let user = &effective_user(state, user, route, query, request)?;
     authorize(state, user, route, query, request)?;
     let accept = request
@@ -67,85 +67,87 @@ pub(crate) async fn answer(
         .get(ACCEPT)
         .and_then(|value| value.to_str().ok());
     match route {
-        Route::OpenApiV2 => return openapi::v2(accept),
-        Route::NotFound => {
-            let accounts = state.authenticator.service_accounts();
-            return Ok(match accounts.published(request.uri().path()) {
+        ApiRoute::OpenApiV2 => return openapi::v2(accept),
+        ApiRoute::NotFound => {
+            let accounts = state.authenticator.service_account_issuer();
+            return Ok(match accounts.discovery_document(request.uri().path()) {
                 Some(document) => reply::json(StatusCode::OK, document.to_string().into_bytes()),
                 None => reply::page_not_found(),
             });
         }
-        Route::UnknownResource => return Err(Status::no_such_resource()),
-        Route::Health(check) => {
-            read_only(request.method())?;
+        ApiRoute::UnknownResource => return Err(StatusError::no_such_resource()),
+        ApiRoute::Health(check) => {
+            require_read_method(request.method())?;
             return Ok(reply::health(check, query));
         }
-        Route::Metrics => {
-            read_only(request.method())?;
-            let stored = stored(&state.storage.read());
-            return Ok(reply::metrics(&state.journal.counters(), &stored));
+        ApiRoute::Metrics => {
+            require_read_method(request.method())?;
+            let stored = stored_resources(&state.storage.lock());
+            return Ok(reply::metrics(&state.request_log.counters(), &stored));
         }
-        Route::Resource(target) => return about(state, user, target, query, request).await,
-        Route::ApiGroups
-        | Route::ApiVersions
-        | Route::Group(_)
-        | Route::GroupVersion(..)
-        | Route::OpenApiV3
-        | Route::OpenApiV3Document(..)
-        | Route::Version => read_only(request.method())?,
+        ApiRoute::Resource(target) => {
+            return handle_resource(state, user, target, query, request).await;
+        }
+        ApiRoute::ApiGroups
+        | ApiRoute::ApiVersions
+        | ApiRoute::Group(_)
+        | ApiRoute::GroupVersion(..)
+        | ApiRoute::OpenApiV3
+        | ApiRoute::OpenApiV3Document(..)
+        | ApiRoute::Version => require_read_method(request.method())?,
     }
-    let form = Form::negotiate(accept).ok_or_else(Status::not_acceptable)?;
+    let form = ResponseForm::negotiate(accept).ok_or_else(StatusError::not_acceptable)?;
     match route {
-        Route::ApiGroups => discovery::groups(form),
-        Route::ApiVersions => discovery::versions(form),
-        Route::Group(group) => discovery::group(group),
-        Route::GroupVersion(group, version) => discovery::resources(group, version),
-        Route::OpenApiV3 => openapi::v3_index(),
-        Route::OpenApiV3Document(group, version) => openapi::v3_document(group, version),
-        Route::Version => Ok(reply::version()),
-        Route::Health(_)
-        | Route::Metrics
-        | Route::NotFound
-        | Route::OpenApiV2
-        | Route::Resource(_)
-        | Route::UnknownResource => Err(Status::no_such_resource()),
+        ApiRoute::ApiGroups => discovery::groups(form),
+        ApiRoute::ApiVersions => discovery::versions(form),
+        ApiRoute::Group(group) => discovery::group(group),
+        ApiRoute::GroupVersion(group, version) => discovery::resources(group, version),
+        ApiRoute::OpenApiV3 => openapi::v3_index(),
+        ApiRoute::OpenApiV3Document(group, version) => openapi::v3_document(group, version),
+        ApiRoute::Version => Ok(reply::version()),
+        ApiRoute::Health(_)
+        | ApiRoute::Metrics
+        | ApiRoute::NotFound
+        | ApiRoute::OpenApiV2
+        | ApiRoute::Resource(_)
+        | ApiRoute::UnknownResource => Err(StatusError::no_such_resource()),
     }
 }
 
 /// What is stored of each resource.
-fn stored(store: &Store) -> Vec<Stored> {
-    let resources = RESOURCES.iter().filter(|resource| !resource.converts());
+fn stored_resources(store: &Store) -> Vec<StoredResource> {
+    let resources = RESOURCES.iter().filter(|resource| !resource.is_converted());
     resources
-        .filter_map(|resource| match resource.served {
-            Served::Objects(kind) => Some(Stored {
+        .filter_map(|resource| match resource.backend {
+            ResourceBackend::Objects(kind) => Some(StoredResource {
                 group: resource.group,
                 resource: resource.plural,
                 objects: store.len(kind),
                 // Events have no watch cache, where sizes are taken.
-                bytes: (kind != Kind::Event).then(|| store.bytes(kind)),
+                bytes: (kind != ObjectKind::Event).then(|| store.bytes(kind)),
             }),
-            Served::Review(_) => None,
+            ResourceBackend::Review(_) => None,
         })
         .collect()
 }
 
-fn read_only(method: &Method) -> Result<(), Status> {
+fn require_read_method(method: &Method) -> Result<(), StatusError> {
     if matches!(*method, Method::GET | Method::HEAD) {
         Ok(())
     } else {
-        Err(Status::method_not_allowed())
+        Err(StatusError::method_not_allowed())
     }
 }
 
 /// Who the request is to be taken to come from: by the classic rules, a right for each thing that is impersonated.
 fn effective_user(
-    state: &State,
-    user: &User,
-    route: &Route,
-    query: &Query,
+    state: &ServerState,
+    user: &ApiUser,
+    route: &ApiRoute,
+    query: &QueryParameters,
     request: &Request<Incoming>,
-) -> Result<User, Status> {
-    let Some((other, rights)) = authentication::impersonated(request.headers())? else {
+) -> Result<ApiUser, StatusError> {
+    let Some((other, rights)) = authentication::impersonated_user(request.headers())? else {
         return Ok(user.clone());
     };
     if rights.iter().all(|right| state.allows(user, right)) {
@@ -154,57 +156,65 @@ fn effective_user(
     // kube-apiserver 1.36 names the constrained verb of the request itself.
     let attributes = route.attributes(request.method(), request.uri().path(), query);
     let attributes = attributes.with_verb_prefix("impersonate-on:user-info:");
-    Err(authorization::refusal(user, &attributes, details(route)))
+    Err(authorization::forbidden_status(
+        user,
+        &attributes,
+        status_details(route),
+    ))
 }
 
-fn details(route: &Route) -> Details {
-    if let Route::Resource(target) = route {
-        return Details {
+fn status_details(route: &ApiRoute) -> StatusDetails {
+    if let ApiRoute::Resource(target) = route {
+        return StatusDetails {
             name: target.name.clone(),
             group: target.resource.group,
             kind: target.resource.plural,
-            ..Details::default()
+            ..StatusDetails::default()
         };
     }
-    Details::default()
+    StatusDetails::default()
 }
 
 fn authorize(
-    state: &State,
-    user: &User,
-    route: &Route,
-    query: &Query,
+    state: &ServerState,
+    user: &ApiUser,
+    route: &ApiRoute,
+    query: &QueryParameters,
     request: &Request<Incoming>,
-) -> Result<(), Status> {
+) -> Result<(), StatusError> {
     let attributes = route.attributes(request.method(), request.uri().path(), query);
     if state.allows(user, &attributes) {
         Ok(())
     } else {
-        Err(authorization::refusal(user, &attributes, details(route)))
+        Err(authorization::forbidden_status(
+            user,
+            &attributes,
+            status_details(route),
+        ))
     }
 }
 
 /// A request about a resource.
-async fn about(
-    state: &Arc<State>,
-    user: &User,
-    target: &Target,
-    query: &Query,
+async fn handle_resource(
+    state: &Arc<ServerState>,
+    user: &ApiUser,
+    target: &ResourceTarget,
+    query: &QueryParameters,
     request: &mut Request<Incoming>,
-) -> Answer {
-    let kind = match target.resource.served {
-        Served::Review(review) if request.method() == Method::POST => {
-            return reviews::answer(state, user, target.resource, review, request).await;
+) -> HandlerResult {
+    let kind = match target.resource.backend {
+        ResourceBackend::Review(review) if request.method() == Method::POST => {
+            return reviews::handle(state, user, target.resource, review, request).await;
         }
-        Served::Review(_) => return Err(Status::method_not_allowed()),
-        Served::Objects(kind) => kind,
+        ResourceBackend::Review(_) => return Err(StatusError::method_not_allowed()),
+        ResourceBackend::Objects(kind) => kind,
     };
     match target.subresource.as_str() {
-        "attach" | "exec" => return tunnels::run(state, target, query, request),
+        "attach" | "exec" => return tunnels::exec_or_attach(state, target, query, request),
         "portforward" => return tunnels::port_forward(state, target, query, request),
         "log" => {
-            read_only(request.method())?;
-            return logs::answer(state, target, query);
+            require_read_method(request.method())?;
+            return logs::handle(state, target, query);
         }
         _ => {}
     }
@@ -212,29 +222,29 @@ async fn about(
         .headers()
         .get(ACCEPT)
         .and_then(|value| value.to_str().ok());
-    let ask = Ask {
+    let ask = ResourceRequest {
         state,
         target,
         kind,
         query,
-        form: Form::negotiate(accept).ok_or_else(Status::not_acceptable)?,
+        form: ResponseForm::negotiate(accept).ok_or_else(StatusError::not_acceptable)?,
     };
     let named = !target.name.is_empty();
     if target.subresource == "eviction" && request.method() != Method::POST {
-        return Err(Status::method_not_allowed());
+        return Err(StatusError::method_not_allowed());
     }
     match target.verb(request.method(), query) {
-        "get" => Ok(compress::if_long(read::get(&ask)?, request.headers()).await),
-        "list" => Ok(compress::if_long(read::list(&ask)?, request.headers()).await),
-        "watch" => watch::answer(&ask),
+        "get" => Ok(compress::compress_if_long(read::get(&ask)?, request.headers()).await),
+        "list" => Ok(compress::compress_if_long(read::list(&ask)?, request.headers()).await),
+        "watch" => watch::handle(&ask),
         "create" if target.subresource == "eviction" => write::evict(&ask, request).await,
         "create" if !named => write::create(&ask, request).await,
         "update" if named => write::update(&ask, request).await,
         "patch" if named => write::patch(&ask, request).await,
         "delete" if target.subresource.is_empty() => write::delete(&ask, request).await,
-        "deletecollection" if kind != Kind::Namespace => {
+        "deletecollection" if kind != ObjectKind::Namespace => {
             write::delete_collection(&ask, request).await
         }
-        _ => Err(Status::method_not_allowed()),
+        _ => Err(StatusError::method_not_allowed()),
     }
 }

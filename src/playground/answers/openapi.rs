@@ -4,12 +4,12 @@
 //! what it has built in. Version 3 says of every kind that its PATCH knows `fieldValidation` and
 //! `dryRun`, which is what newer ones look for, and describes no fields.
 
-use crate::playground::answers::Answer;
+use crate::playground::answers::HandlerResult;
 use crate::playground::answers::reply;
+use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::GROUPS;
 use crate::playground::objects::resources::RESOURCES;
-use crate::playground::objects::resources::Resource;
-use crate::playground::objects::resources::Served;
+use crate::playground::objects::resources::ResourceBackend;
 use crate::playground::objects::resources::group_version;
 use http::StatusCode;
 use serde_json::Map;
@@ -22,7 +22,7 @@ const TITLE: &str = "Kubernetes";
 const VERSION: &str = "v1.36.2";
 
 /// `/openapi/v2`, in JSON or in protobuf.
-pub(crate) fn v2(accept: Option<&str>) -> Answer {
+pub(crate) fn v2(accept: Option<&str>) -> HandlerResult {
     const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
     if accept.is_some_and(|accept| accept.contains("proto-openapi.spec.v2")) {
         return Ok(reply::full(StatusCode::OK, PROTOBUF, v2_protobuf()));
@@ -43,25 +43,25 @@ pub(crate) fn v2(accept: Option<&str>) -> Answer {
 /// `definitions` 9; all are of wire type 2, and short.
 fn v2_protobuf() -> Vec<u8> {
     let mut info = Vec::new();
-    field(&mut info, 1, TITLE.as_bytes());
-    field(&mut info, 2, VERSION.as_bytes());
+    push_field(&mut info, 1, TITLE.as_bytes());
+    push_field(&mut info, 2, VERSION.as_bytes());
     let mut document = Vec::new();
-    field(&mut document, 1, b"2.0");
-    field(&mut document, 2, &info);
-    field(&mut document, 8, b"");
-    field(&mut document, 9, b"");
+    push_field(&mut document, 1, b"2.0");
+    push_field(&mut document, 2, &info);
+    push_field(&mut document, 8, b"");
+    push_field(&mut document, 9, b"");
     document
 }
 
 /// A length-delimited field of fewer than 128 bytes.
-fn field(message: &mut Vec<u8>, number: u8, content: &[u8]) {
+fn push_field(message: &mut Vec<u8>, number: u8, content: &[u8]) {
     message.push(number << 3 | 2);
     message.push(u8::try_from(content.len()).unwrap_or(0));
     message.extend_from_slice(content);
 }
 
 /// `/openapi/v3`.
-pub(crate) fn v3_index() -> Answer {
+pub(crate) fn v3_index() -> HandlerResult {
     let paths: Map<String, Value> = GROUPS
         .iter()
         .map(|(group, version)| {
@@ -79,7 +79,7 @@ pub(crate) fn v3_index() -> Answer {
 }
 
 /// `/openapi/v3/api/v1`, `/openapi/v3/apis/<group>/<version>`.
-pub(crate) fn v3_document(group: &str, version: &str) -> Answer {
+pub(crate) fn v3_document(group: &str, version: &str) -> HandlerResult {
     let document = document(group, version).to_string();
     Ok(reply::json(StatusCode::OK, document.into_bytes()))
 }
@@ -93,7 +93,7 @@ fn document(group: &str, version: &str) -> Value {
     let mut paths = Map::new();
     let mut schemas = Map::new();
     let resources = RESOURCES.iter().filter(|resource| resource.group == group);
-    for resource in resources.filter(|r| matches!(r.served, Served::Objects(_))) {
+    for resource in resources.filter(|r| matches!(r.backend, ResourceBackend::Objects(_))) {
         let gvk = json!({"group": group, "version": version, "kind": resource.kind});
         paths.insert(path(resource), json!({"patch": patch_operation(&gvk)}));
         let name = if group.is_empty() { "core" } else { group };
@@ -110,7 +110,7 @@ fn document(group: &str, version: &str) -> Value {
     })
 }
 
-fn path(resource: &Resource) -> String {
+fn path(resource: &ApiResource) -> String {
     let prefix = prefix(resource.group, resource.version);
     let namespace = if resource.namespaced {
         "namespaces/{namespace}/"
@@ -139,13 +139,13 @@ mod tests {
     use super::v2_protobuf;
 
     #[test]
-    fn the_protobuf_document_reads_field_by_field() {
+    fn the_protobuf_document_is_encoded_field_by_field() {
         let expected = b"\x0a\x032.0\x12\x15\x0a\x0aKubernetes\x12\x07v1.36.2\x42\x00\x4a\x00";
         assert_eq!(v2_protobuf(), expected);
     }
 
     #[test]
-    fn every_kind_says_that_its_patch_validates() {
+    fn every_patch_operation_has_field_validation() {
         let core = document("", "v1");
         let patch = &core["paths"]["/api/v1/namespaces/{namespace}/pods/{name}"]["patch"];
         assert_eq!(patch["x-kubernetes-group-version-kind"]["kind"], "Pod");

@@ -1,19 +1,19 @@
 //! Get and list.
 
-use crate::playground::answers::Answer;
-use crate::playground::answers::Ask;
+use crate::playground::answers::HandlerResult;
+use crate::playground::answers::ResourceRequest;
 use crate::playground::answers::reply;
-use crate::playground::answers::view::View;
+use crate::playground::answers::view::Representation;
 use crate::playground::objects::selectors::Selection;
-use crate::playground::objects::store::Expired;
-use crate::playground::objects::store::Object;
-use crate::playground::objects::store::Page;
-use crate::playground::objects::store::Scope;
+use crate::playground::objects::store::ListPage;
+use crate::playground::objects::store::ListScope;
 use crate::playground::objects::store::Store;
-use crate::playground::request::Form;
-use crate::playground::status::Cause;
-use crate::playground::status::Status;
-use crate::playground::status::Subject;
+use crate::playground::objects::store::StoredObject;
+use crate::playground::objects::store::VersionExpired;
+use crate::playground::request::ResponseForm;
+use crate::playground::status::ResourceRef;
+use crate::playground::status::StatusCause;
+use crate::playground::status::StatusError;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::StatusCode;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 ///
 /// The form is kube-apiserver's, down to the `\0` that makes the start exclusive.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Continue {
+struct ContinueToken {
     v: String,
     rv: i64,
     start: String,
@@ -35,72 +35,75 @@ struct Continue {
 
 const CONTINUE_VERSION: &str = "meta.k8s.io/v1";
 /// Stands for the newest version in a token that no longer promises one.
-const INCONSISTENT: i64 = -1;
+const INCONSISTENT_VERSION: i64 = -1;
 
-impl Ask<'_> {
+impl ResourceRequest<'_> {
     /// Which objects a list, a watch or a collection's deletion is about.
-    pub(crate) fn scope(&self) -> Result<Scope, Status> {
+    pub(crate) fn scope(&self) -> Result<ListScope, StatusError> {
         let selection = Selection::parse(
             self.kind,
             self.query.first("labelSelector"),
             self.query.first("fieldSelector"),
         )
-        .map_err(Status::bad_request)?;
-        Ok(Scope {
+        .map_err(StatusError::bad_request)?;
+        Ok(ListScope {
             kind: self.kind,
             namespace: Some(self.target.namespace.clone()).filter(|n| !n.is_empty()),
             selection,
         })
     }
 
-    pub(crate) fn view(&self) -> View {
-        View::new(self.target.resource, self.kind, self.form, self.query)
+    pub(crate) fn representation(&self) -> Representation {
+        Representation::new(self.target.resource, self.kind, self.form, self.query)
     }
 
-    pub(crate) fn subject(&self) -> Subject<'_> {
-        self.target.resource.subject(&self.target.name)
+    pub(crate) fn resource_ref(&self) -> ResourceRef<'_> {
+        self.target.resource.resource_ref(&self.target.name)
     }
 
     /// The stored object that the path names.
-    pub(crate) fn stored(&self, store: &Store) -> Result<Arc<Object>, Status> {
+    pub(crate) fn stored_object(&self, store: &Store) -> Result<Arc<StoredObject>, StatusError> {
         store
             .get(self.kind, &self.target.namespace, &self.target.name)
             .cloned()
-            .ok_or_else(|| Status::not_found(self.subject()))
+            .ok_or_else(|| StatusError::not_found(self.resource_ref()))
     }
 
-    pub(crate) fn shown(&self, code: StatusCode, object: &Object) -> Answer {
-        Ok(reply::json(code, self.view().object(object, true)))
+    pub(crate) fn object_response(&self, code: StatusCode, object: &StoredObject) -> HandlerResult {
+        Ok(reply::json(
+            code,
+            self.representation().object(object, true),
+        ))
     }
 
     /// A refusal of the options in the query.
-    pub(crate) fn bad_option(&self, options: &'static str, cause: Cause) -> Status {
-        let subject = Subject {
+    pub(crate) fn invalid_option(&self, options: &'static str, cause: StatusCause) -> StatusError {
+        let subject = ResourceRef {
             group: "meta.k8s.io",
             resource: "",
             kind: options,
             name: "",
         };
-        Status::invalid(subject, cause)
+        StatusError::invalid(subject, cause)
     }
 }
 
-pub(crate) fn get(ask: &Ask<'_>) -> Answer {
-    let object = ask.stored(&ask.state.storage.read())?;
-    ask.shown(StatusCode::OK, &object)
+pub(crate) fn get(ask: &ResourceRequest<'_>) -> HandlerResult {
+    let object = ask.stored_object(&ask.state.storage.lock())?;
+    ask.object_response(StatusCode::OK, &object)
 }
 
-pub(crate) fn list(ask: &Ask<'_>) -> Answer {
+pub(crate) fn list(ask: &ResourceRequest<'_>) -> HandlerResult {
     let scope = ask.scope()?;
     let limit = ask.query.number("limit")?.unwrap_or(0);
     let limit = if ignores_limit(ask) { 0 } else { limit };
-    let (page, version) = page(ask, &scope, limit)?;
+    let (page, version) = list_page(ask, &scope, limit)?;
     let mut metadata = json!({"resourceVersion": version.to_string()});
-    if let (true, Some(last)) = (page.more, page.objects.last()) {
-        let token = Continue {
+    if let (true, Some(last)) = (page.has_more, page.objects.last()) {
+        let token = ContinueToken {
             v: CONTINUE_VERSION.to_owned(),
             rv: i64::try_from(version).unwrap_or(i64::MAX),
-            start: format!("/{}\0", Store::key_of(last)),
+            start: format!("/{}\0", Store::continue_key(last)),
         };
         if let Some(metadata) = metadata.as_object_mut() {
             metadata.insert("continue".to_owned(), token.encode().into());
@@ -109,7 +112,7 @@ pub(crate) fn list(ask: &Ask<'_>) -> Answer {
             }
         }
     }
-    let view = ask.view();
+    let view = ask.representation();
     let head = view.list_head(&metadata);
     let items = page
         .objects
@@ -119,7 +122,7 @@ pub(crate) fn list(ask: &Ask<'_>) -> Answer {
 }
 
 /// kube-apiserver's watch cache takes no limit at version 0 (`computeListLimit`).
-fn ignores_limit(ask: &Ask<'_>) -> bool {
+fn ignores_limit(ask: &ResourceRequest<'_>) -> bool {
     let is = |key, values: &[Option<&str>]| values.contains(&ask.query.first(key));
     is("resourceVersion", &[Some("0")])
         && is(
@@ -130,49 +133,56 @@ fn ignores_limit(ask: &Ask<'_>) -> bool {
 }
 
 /// The objects that are asked for and the version at which they are shown.
-fn page(ask: &Ask<'_>, scope: &Scope, limit: usize) -> Result<(Page, u64), Status> {
-    let store = ask.state.storage.read();
+fn list_page(
+    ask: &ResourceRequest<'_>,
+    scope: &ListScope,
+    limit: usize,
+) -> Result<(ListPage, u64), StatusError> {
+    let store = ask.state.storage.lock();
     let asked: Option<u64> = ask.query.number("resourceVersion")?;
     let current = store.version();
     if let Some(token) = ask.query.first("continue") {
-        let token = Continue::decode(token)?;
+        let token = ContinueToken::decode(token)?;
         let at = u64::try_from(token.rv).ok();
         let after = token.start.trim_start_matches('/').trim_end_matches('\0');
         let page = store
             .list(scope, at, Some(after), limit)
-            .map_err(|Expired| token.expired())?;
+            .map_err(|VersionExpired| token.expired_status())?;
         return Ok((page, at.unwrap_or(current)));
     }
     if let Some(asked) = asked.filter(|asked| *asked > current) {
-        return Err(Status::too_large_version(asked, current));
+        return Err(StatusError::too_large_version(asked, current));
     }
     let exact = match ask.query.first("resourceVersionMatch") {
         Some("Exact") => true,
         Some("NotOlderThan") | None => false,
         Some(other) => {
-            let cause = Cause::unsupported("resourceVersionMatch", other, "Exact, NotOlderThan");
-            return Err(ask.bad_option("ListOptions", cause));
+            let cause =
+                StatusCause::unsupported("resourceVersionMatch", other, "Exact, NotOlderThan");
+            return Err(ask.invalid_option("ListOptions", cause));
         }
     };
     let at = asked.filter(|_| exact);
-    let page = store.list(scope, at, None, limit).map_err(|Expired| {
-        let asked = at.unwrap_or_default();
-        Status::expired(format!(
-            "The resourceVersion for the provided list is too old: {asked}"
-        ))
-    })?;
+    let page = store
+        .list(scope, at, None, limit)
+        .map_err(|VersionExpired| {
+            let asked = at.unwrap_or_default();
+            StatusError::expired(format!(
+                "The resourceVersion for the provided list is too old: {asked}"
+            ))
+        })?;
     Ok((page, at.unwrap_or(current)))
 }
 
-impl Continue {
+impl ContinueToken {
     fn encode(&self) -> String {
         BASE64_URL_SAFE_NO_PAD.encode(serde_json::to_vec(self).unwrap_or_default())
     }
 
-    fn decode(token: &str) -> Result<Self, Status> {
+    fn decode(token: &str) -> Result<Self, StatusError> {
         let invalid = |why: &dyn std::fmt::Display| {
             let message = format!("invalid continue token: continue key is not valid: {why}");
-            Status::bad_request(message)
+            StatusError::bad_request(message)
         };
         let json = BASE64_URL_SAFE_NO_PAD
             .decode(token)
@@ -188,15 +198,15 @@ impl Continue {
     }
 
     /// The refusal of a token whose version is forgotten, with one that does without.
-    fn expired(&self) -> Status {
+    fn expired_status(&self) -> StatusError {
         let resume = Self {
             v: CONTINUE_VERSION.to_owned(),
-            rv: INCONSISTENT,
+            rv: INCONSISTENT_VERSION,
             start: self.start.clone(),
         };
-        Status {
-            resume: Some(resume.encode()),
-            ..Status::expired(
+        StatusError {
+            continue_token: Some(resume.encode()),
+            ..StatusError::expired(
                 "The provided continue parameter is too old to display a consistent list result. \
                  Start a new list without it, or go on inconsistently with the token in this \
                  response.",
@@ -206,25 +216,30 @@ impl Continue {
 }
 
 /// The JSON of an object as the resource spells it, type included, to be patched.
-pub(crate) fn typed_value(ask: &Ask<'_>, object: &Object) -> Value {
-    let whole = View::new(ask.target.resource, ask.kind, Form::Object, ask.query);
+pub(crate) fn typed_json(ask: &ResourceRequest<'_>, object: &StoredObject) -> Value {
+    let whole = Representation::new(
+        ask.target.resource,
+        ask.kind,
+        ResponseForm::Object,
+        ask.query,
+    );
     serde_json::from_slice(&whole.object(object, false)).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Continue;
+    use super::ContinueToken;
 
     #[test]
-    fn a_continue_token_reads_as_kube_apiserver_writes_it() {
-        let token = Continue::decode(
+    fn a_continue_token_of_kube_apiserver_is_decoded() {
+        let token = ContinueToken::decode(
             "eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MTQ1MCwic3RhcnQiOiIvdGVhbS1hL3dlYi0wMS0yYzdkNTQ5\
              MGUtNjA1MDhcdTAwMDAifQ",
         )
         .unwrap();
         assert_eq!(token.rv, 1450);
         assert_eq!(token.start, "/team-a/web-01-2c7d5490e-60508\0");
-        assert_eq!(Continue::decode(&token.encode()), Ok(token));
-        assert_eq!(Continue::decode("garbage").unwrap_err().code, 400);
+        assert_eq!(ContinueToken::decode(&token.encode()), Ok(token));
+        assert_eq!(ContinueToken::decode("garbage").unwrap_err().code, 400);
     }
 }

@@ -1,9 +1,9 @@
 //! Responses: their bodies and the headers that say what the bodies are.
 
-use crate::playground::journal::Counters;
-use crate::playground::journal::PlainBody;
-use crate::playground::request::Query;
-use crate::playground::status::Status;
+use crate::playground::journal::PlaygroundBody;
+use crate::playground::journal::ServerCounters;
+use crate::playground::request::QueryParameters;
+use crate::playground::status::StatusError;
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::StreamExt;
@@ -21,9 +21,9 @@ use http_body_util::StreamBody;
 use std::convert::Infallible;
 
 /// Up to here Go's HTTP/2 server knows an answer's length before it must send.
-const LONGEST_MEASURED: usize = 4096;
+const MAX_MEASURED_LENGTH: usize = 4096;
 /// How much of a long answer is put together at once.
-const CHUNK: usize = 32 * 1024;
+const CHUNK_SIZE: usize = 32 * 1024;
 
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -34,7 +34,7 @@ pub(crate) fn full(
     code: StatusCode,
     content_type: &'static str,
     body: Vec<u8>,
-) -> Response<PlainBody> {
+) -> Response<PlaygroundBody> {
     with_body(
         code,
         content_type,
@@ -42,7 +42,11 @@ pub(crate) fn full(
     )
 }
 
-fn with_body(code: StatusCode, content_type: &'static str, body: PlainBody) -> Response<PlainBody> {
+fn with_body(
+    code: StatusCode,
+    content_type: &'static str,
+    body: PlaygroundBody,
+) -> Response<PlaygroundBody> {
     let mut response = Response::new(body);
     *response.status_mut() = code;
     let content_type = HeaderValue::from_static(content_type);
@@ -51,23 +55,23 @@ fn with_body(code: StatusCode, content_type: &'static str, body: PlainBody) -> R
 }
 
 /// An object, complete; Go's encoder ends it with a newline.
-pub(crate) fn json(code: StatusCode, mut body: Vec<u8>) -> Response<PlainBody> {
+pub(crate) fn json(code: StatusCode, mut body: Vec<u8>) -> Response<PlaygroundBody> {
     body.push(b'\n');
-    if body.len() <= LONGEST_MEASURED {
+    if body.len() <= MAX_MEASURED_LENGTH {
         return full(code, JSON, body);
     }
     let body = Bytes::from(body);
-    with_body(code, JSON, streamed(std::iter::once(body)))
+    with_body(code, JSON, chunked_body(std::iter::once(body)))
 }
 
 /// Text, as Go's `http.Error` and the health checks send it.
-pub(crate) fn text(code: StatusCode, body: &str) -> Response<PlainBody> {
+pub(crate) fn text(code: StatusCode, body: &str) -> Response<PlaygroundBody> {
     let mut response = full(code, TEXT, body.as_bytes().to_vec());
-    nosniff(&mut response);
+    set_nosniff(&mut response);
     response
 }
 
-fn nosniff(response: &mut Response<PlainBody>) {
+fn set_nosniff(response: &mut Response<PlaygroundBody>) {
     let nosniff = HeaderValue::from_static("nosniff");
     response
         .headers_mut()
@@ -75,12 +79,12 @@ fn nosniff(response: &mut Response<PlainBody>) {
 }
 
 /// A body that comes chunk by chunk, and does not say how long it is.
-pub(crate) fn streamed(chunks: impl Iterator<Item = Bytes> + Send + 'static) -> PlainBody {
-    stream(stream::iter(chunks))
+pub(crate) fn chunked_body(chunks: impl Iterator<Item = Bytes> + Send + 'static) -> PlaygroundBody {
+    stream_body(stream::iter(chunks))
 }
 
 /// Likewise, of chunks that may have to be waited for.
-pub(crate) fn stream(chunks: impl Stream<Item = Bytes> + Send + 'static) -> PlainBody {
+pub(crate) fn stream_body(chunks: impl Stream<Item = Bytes> + Send + 'static) -> PlaygroundBody {
     let frames = chunks.map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
     StreamBody::new(frames).boxed_unsync()
 }
@@ -90,47 +94,49 @@ pub(crate) fn list(
     head: Vec<u8>,
     items: impl Iterator<Item = Bytes> + Send + 'static,
     tail: &'static [u8],
-) -> Response<PlainBody> {
-    let mut chunks = Chunks {
+) -> Response<PlaygroundBody> {
+    let mut chunks = ListChunks {
         head: Some(head),
         items,
         first: true,
         tail: Some(tail),
     };
     let body = match (chunks.next(), chunks.next()) {
-        (Some(only), None) if only.len() <= LONGEST_MEASURED => Full::new(only).boxed_unsync(),
-        (first, second) => streamed(first.into_iter().chain(second).chain(chunks)),
+        (Some(only), None) if only.len() <= MAX_MEASURED_LENGTH => Full::new(only).boxed_unsync(),
+        (first, second) => chunked_body(first.into_iter().chain(second).chain(chunks)),
     };
     with_body(StatusCode::OK, JSON, body)
 }
 
 /// A body that goes on until it ends: a watch, a log.
-pub(crate) fn endless(
+pub(crate) fn streaming(
     content_type: &'static str,
     chunks: impl Stream<Item = Bytes> + Send + 'static,
-) -> Response<PlainBody> {
-    with_body(StatusCode::OK, content_type, stream(chunks))
+) -> Response<PlaygroundBody> {
+    with_body(StatusCode::OK, content_type, stream_body(chunks))
 }
 
 /// A watch's events.
-pub(crate) fn events(chunks: impl Stream<Item = Bytes> + Send + 'static) -> Response<PlainBody> {
-    endless(JSON, chunks)
+pub(crate) fn watch_events(
+    chunks: impl Stream<Item = Bytes> + Send + 'static,
+) -> Response<PlaygroundBody> {
+    streaming(JSON, chunks)
 }
 
-struct Chunks<I> {
+struct ListChunks<I> {
     head: Option<Vec<u8>>,
     items: I,
     first: bool,
     tail: Option<&'static [u8]>,
 }
 
-impl<I: Iterator<Item = Bytes>> Iterator for Chunks<I> {
+impl<I: Iterator<Item = Bytes>> Iterator for ListChunks<I> {
     type Item = Bytes;
 
     fn next(&mut self) -> Option<Bytes> {
         self.tail?;
         let mut chunk = self.head.take().unwrap_or_default();
-        while chunk.len() < CHUNK {
+        while chunk.len() < CHUNK_SIZE {
             let Some(item) = self.items.next() else {
                 chunk.extend_from_slice(self.tail.take()?);
                 break;
@@ -146,11 +152,11 @@ impl<I: Iterator<Item = Bytes>> Iterator for Chunks<I> {
 }
 
 /// A Status that says no.
-pub(crate) fn refused(status: &Status) -> Response<PlainBody> {
+pub(crate) fn status_error(status: &StatusError) -> Response<PlaygroundBody> {
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json(code, status.to_json());
     if code == StatusCode::FORBIDDEN {
-        nosniff(&mut response);
+        set_nosniff(&mut response);
     }
     if let Some(seconds) = status.retry_after() {
         response
@@ -162,7 +168,7 @@ pub(crate) fn refused(status: &Status) -> Response<PlainBody> {
 
 /// What kube-apiserver's filters answer that limit requests (`tooManyRequests` of `server/filters/maxinflight.go`), with this
 /// `Retry-After` in seconds.
-pub(crate) fn too_many_requests(retry_after: u32) -> Response<PlainBody> {
+pub(crate) fn too_many_requests(retry_after: u32) -> Response<PlaygroundBody> {
     let message = "Too many requests, please try again later.\n";
     let mut response = text(StatusCode::TOO_MANY_REQUESTS, message);
     response
@@ -172,12 +178,12 @@ pub(crate) fn too_many_requests(retry_after: u32) -> Response<PlainBody> {
 }
 
 /// What a path that names nothing is answered with.
-pub(crate) fn page_not_found() -> Response<PlainBody> {
+pub(crate) fn page_not_found() -> Response<PlaygroundBody> {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
 /// Always well.
-pub(crate) fn health(check: &str, query: &Query) -> Response<PlainBody> {
+pub(crate) fn health(check: &str, query: &QueryParameters) -> Response<PlaygroundBody> {
     if !query.flag("verbose") {
         return text(StatusCode::OK, "ok");
     }
@@ -186,7 +192,7 @@ pub(crate) fn health(check: &str, query: &Query) -> Response<PlainBody> {
 }
 
 /// What is stored of a resource.
-pub(crate) struct Stored {
+pub(crate) struct StoredResource {
     pub(crate) group: &'static str,
     pub(crate) resource: &'static str,
     pub(crate) objects: usize,
@@ -195,12 +201,15 @@ pub(crate) struct Stored {
 }
 
 /// The counters, and kube-apiserver's own metrics of what is stored, as Prometheus reads them.
-pub(crate) fn metrics(counters: &Counters, stored: &[Stored]) -> Response<PlainBody> {
+pub(crate) fn metrics(
+    counters: &ServerCounters,
+    stored: &[StoredResource],
+) -> Response<PlaygroundBody> {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let families = [
         ("connections_total", "counter", counters.connections),
         ("requests_total", "counter", counters.requests),
-        ("rejected_requests_total", "counter", counters.refused),
+        ("rejected_requests_total", "counter", counters.rejected),
         ("inflight_requests", "gauge", number(counters.in_flight)),
         (
             "inflight_requests_max",
@@ -236,8 +245,8 @@ pub(crate) fn metrics(counters: &Counters, stored: &[Stored]) -> Response<PlainB
             "playground_responses_total{{code=\"{code}\"}} {count}\n"
         ));
     }
-    let objects = |of: &Stored| of.objects.to_string();
-    let size = |of: &Stored| {
+    let objects = |of: &StoredResource| of.objects.to_string();
+    let size = |of: &StoredResource| {
         of.bytes
             .map_or_else(|| "-1".to_owned(), |bytes| bytes.to_string())
     };
@@ -250,8 +259,8 @@ pub(crate) fn metrics(counters: &Counters, stored: &[Stored]) -> Response<PlainB
 fn push_family(
     text: &mut String,
     name: &str,
-    stored: &[Stored],
-    value: impl Fn(&Stored) -> String,
+    stored: &[StoredResource],
+    value: impl Fn(&StoredResource) -> String,
 ) {
     text.push_str(&format!("# TYPE apiserver_resource_{name} gauge\n"));
     for of in stored {
@@ -263,7 +272,7 @@ fn push_family(
 }
 
 /// The version of the server that is played.
-pub(crate) fn version() -> Response<PlainBody> {
+pub(crate) fn version() -> Response<PlaygroundBody> {
     let version = r#"{
   "major": "1",
   "minor": "36",
@@ -290,7 +299,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     #[tokio::test]
-    async fn a_short_list_says_how_long_it_is_and_a_long_one_comes_in_pieces() {
+    async fn a_short_list_has_a_length_and_a_long_one_is_chunked() {
         let items = |count: usize| (0..count).map(|n| Bytes::from(n.to_string()));
         let short = list(b"[".to_vec(), items(3), b"]");
         assert_eq!(short.body().size_hint().exact(), Some(7));

@@ -1,16 +1,16 @@
 //! TokenReview, SubjectAccessReview and their relatives: what the server itself would decide.
 
-use crate::playground::answers::Answer;
+use crate::playground::answers::HandlerResult;
 use crate::playground::answers::reply;
 use crate::playground::answers::write;
-use crate::playground::authentication::User;
-use crate::playground::authorization::Attributes;
-use crate::playground::objects::resources::Resource;
-use crate::playground::objects::resources::Review;
-use crate::playground::objects::store::text_at;
-use crate::playground::state::State;
-use crate::playground::status::Cause;
-use crate::playground::status::Status;
+use crate::playground::authentication::ApiUser;
+use crate::playground::authorization::AccessAttributes;
+use crate::playground::objects::resources::ApiResource;
+use crate::playground::objects::resources::ReviewKind;
+use crate::playground::objects::store::string_at;
+use crate::playground::state::ServerState;
+use crate::playground::status::StatusCause;
+use crate::playground::status::StatusError;
 use http::Request;
 use http::StatusCode;
 use hyper::body::Incoming;
@@ -20,21 +20,21 @@ use serde_json::json;
 /// The audience that tokens are for.
 const AUDIENCE: &str = crate::playground::service_accounts::ISSUER;
 
-pub(crate) async fn answer(
-    state: &State,
-    user: &User,
-    resource: &'static Resource,
-    review: Review,
+pub(crate) async fn handle(
+    state: &ServerState,
+    user: &ApiUser,
+    resource: &'static ApiResource,
+    review: ReviewKind,
     request: &mut Request<Incoming>,
-) -> Answer {
-    let body = write::object(request, resource.kind).await?;
+) -> HandlerResult {
+    let body = write::read_object(request, resource.kind).await?;
     let spec = body.get("spec").cloned().unwrap_or_default();
-    state.journal.reviewed(resource.kind, spec.clone());
+    state.request_log.record_review(resource.kind, spec.clone());
     let status = match review {
-        Review::SelfSubject => json!({"userInfo": user_info(user)}),
-        Review::SelfSubjectAccess => access(state, user, &spec, resource)?,
-        Review::SubjectAccess => access(state, &subject(&spec), &spec, resource)?,
-        Review::Token => token(state, &spec),
+        ReviewKind::SelfSubject => json!({"userInfo": user_info(user)}),
+        ReviewKind::SelfSubjectAccess => review_access(state, user, &spec, resource)?,
+        ReviewKind::SubjectAccess => review_access(state, &reviewed_user(&spec), &spec, resource)?,
+        ReviewKind::Token => review_token(state, &spec),
     };
     let mut review = json!({
         "kind": resource.kind,
@@ -51,8 +51,8 @@ pub(crate) async fn answer(
     ))
 }
 
-fn user_info(user: &User) -> Value {
-    let User {
+fn user_info(user: &ApiUser) -> Value {
+    let ApiUser {
         name,
         uid,
         groups,
@@ -70,7 +70,7 @@ fn user_info(user: &User) -> Value {
     info
 }
 
-fn texts(value: &Value, key: &str) -> Vec<String> {
+fn string_list(value: &Value, key: &str) -> Vec<String> {
     let list = value.get(key).and_then(Value::as_array);
     list.into_iter()
         .flatten()
@@ -78,9 +78,11 @@ fn texts(value: &Value, key: &str) -> Vec<String> {
         .collect()
 }
 
-fn token(state: &State, spec: &Value) -> Value {
-    let audiences = texts(spec, "audiences");
-    let known = state.authenticator.token(text_at(spec, &["token"]));
+fn review_token(state: &ServerState, spec: &Value) -> Value {
+    let audiences = string_list(spec, "audiences");
+    let known = state
+        .authenticator
+        .verify_token(string_at(spec, &["token"]));
     let meant = audiences.is_empty() || audiences.iter().any(|audience| audience == AUDIENCE);
     match known.filter(|_| meant) {
         Some(user) => json!({
@@ -91,26 +93,26 @@ fn token(state: &State, spec: &Value) -> Value {
 }
 
 /// The user that a SubjectAccessReview is about.
-fn subject(spec: &Value) -> User {
-    User {
-        name: text_at(spec, &["user"]).to_owned(),
-        uid: text_at(spec, &["uid"]).to_owned(),
-        groups: texts(spec, "groups"),
-        ..User::default()
+fn reviewed_user(spec: &Value) -> ApiUser {
+    ApiUser {
+        name: string_at(spec, &["user"]).to_owned(),
+        uid: string_at(spec, &["uid"]).to_owned(),
+        groups: string_list(spec, "groups"),
+        ..ApiUser::default()
     }
 }
 
-fn access(
-    state: &State,
-    user: &User,
+fn review_access(
+    state: &ServerState,
+    user: &ApiUser,
     spec: &Value,
-    resource: &'static Resource,
-) -> Result<Value, Status> {
-    let text = |section: &str, key: &str| text_at(spec, &[section, key]).to_owned();
+    resource: &'static ApiResource,
+) -> Result<Value, StatusError> {
+    let text = |section: &str, key: &str| string_at(spec, &[section, key]).to_owned();
     let attributes = if spec.get("resourceAttributes").is_some() {
         let text = |key| text("resourceAttributes", key);
         let part = text("subresource");
-        Attributes::Resource {
+        AccessAttributes::Resource {
             verb: text("verb"),
             group: text("group"),
             resource: if part.is_empty() {
@@ -122,14 +124,14 @@ fn access(
             name: text("name"),
         }
     } else if spec.get("nonResourceAttributes").is_some() {
-        Attributes::Path {
+        AccessAttributes::Path {
             verb: text("nonResourceAttributes", "verb"),
             path: text("nonResourceAttributes", "path"),
         }
     } else {
         let why = "exactly one of nonResourceAttributes or resourceAttributes must be specified";
-        let cause = Cause::invalid("spec.resourceAttributes", "null", why);
-        return Err(Status::invalid(resource.subject(""), cause));
+        let cause = StatusCause::invalid("spec.resourceAttributes", "null", why);
+        return Err(StatusError::invalid(resource.resource_ref(""), cause));
     };
     Ok(json!({"allowed": state.allows(user, &attributes)}))
 }

@@ -5,16 +5,16 @@
 //! channel. SPDY is not spoken: whoever asks for it, as `kubectl port-forward` always does in the end,
 //! is told so.
 
-use crate::playground::answers::Answer;
+use crate::playground::answers::HandlerResult;
 use crate::playground::answers::logs;
-use crate::playground::journal::Occupied;
-use crate::playground::journal::PlainBody;
-use crate::playground::request::Query;
-use crate::playground::request::Target;
-use crate::playground::state::State;
+use crate::playground::journal::ServingClass;
+use crate::playground::journal::PlaygroundBody;
+use crate::playground::request::QueryParameters;
+use crate::playground::request::ResourceTarget;
+use crate::playground::state::ServerState;
 use crate::playground::status;
-use crate::playground::status::Details;
-use crate::playground::status::Status;
+use crate::playground::status::StatusDetails;
+use crate::playground::status::StatusError;
 use bytes::Bytes;
 use futures_util::SinkExt;
 use futures_util::StreamExt;
@@ -45,14 +45,14 @@ use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
-type Socket = WebSocketStream<TokioIo<Upgraded>>;
+type WebSocket = WebSocketStream<TokioIo<Upgraded>>;
 
-const STDIN: u8 = 0;
-const STDOUT: u8 = 1;
+const STDIN_CHANNEL: u8 = 0;
+const STDOUT_CHANNEL: u8 = 1;
 /// The channel of the final Status.
-const ERROR: u8 = 3;
+const ERROR_CHANNEL: u8 = 3;
 /// In version 5: the channel named by the next byte is closed by the sender.
-const CLOSE: u8 = 255;
+const CLOSE_CHANNEL: u8 = 255;
 /// What a terminal sends for the end of its input (Ctrl-D).
 const END_OF_TRANSMISSION: u8 = 4;
 
@@ -60,14 +60,14 @@ const END_OF_TRANSMISSION: u8 = 4;
 const PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
 
 /// How long the other side may take to answer the closing of a tunnel.
-const CLOSING_LIMIT: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The channels and port numbers of a port-forward are bytes; there is room for so many.
-const MOST_PORTS: usize = 127;
+const MAX_PORTS: usize = 127;
 
 /// What stands at the far end of a tunnel.
 #[derive(Debug)]
-enum FarEnd {
+enum TunnelBackend {
     /// A command that repeats its input.
     Echo { tty: bool },
     /// A command without input: one line, and done.
@@ -77,17 +77,17 @@ enum FarEnd {
 }
 
 /// `exec` and `attach`.
-pub(crate) fn run(
-    state: &Arc<State>,
-    target: &Target,
-    query: &Query,
+pub(crate) fn exec_or_attach(
+    state: &Arc<ServerState>,
+    target: &ResourceTarget,
+    query: &QueryParameters,
     request: &mut Request<Incoming>,
-) -> Answer {
-    let pod = logs::pod(state, target)?;
-    let container = logs::container(&pod, query)?;
+) -> HandlerResult {
+    let pod = logs::find_pod(state, target)?;
+    let container = logs::find_container(&pod, query)?;
     let command: Vec<&str> = query.all("command").collect();
     if target.subresource == "exec" && command.is_empty() {
-        return Err(Status::bad_request(
+        return Err(StatusError::bad_request(
             "you must specify at least 1 command for the container",
         ));
     }
@@ -101,34 +101,34 @@ pub(crate) fn run(
         format!("{}/{container}: nothing runs here\n", pod.name)
     };
     let far = if query.flag("stdin") {
-        FarEnd::Echo {
+        TunnelBackend::Echo {
             tty: query.flag("tty"),
         }
     } else {
-        FarEnd::Line(greeting)
+        TunnelBackend::Line(greeting)
     };
-    tunnel(state, request, far)
+    open_tunnel(state, request, far)
 }
 
 /// `portforward`, as client libraries speak it over WebSocket: the ports are in the query, and each has
 /// a channel for data and one for errors.
 pub(crate) fn port_forward(
-    state: &Arc<State>,
-    target: &Target,
-    query: &Query,
+    state: &Arc<ServerState>,
+    target: &ResourceTarget,
+    query: &QueryParameters,
     request: &mut Request<Incoming>,
-) -> Answer {
-    logs::pod(state, target)?;
+) -> HandlerResult {
+    logs::find_pod(state, target)?;
     let ports: Option<Vec<u16>> = query
         .all("ports")
         .flat_map(|list| list.split(','))
         .map(|port| port.parse().ok())
         .collect();
     let websocket = upgrades_to(request.headers(), "websocket");
-    let ports = ports.filter(|ports| !websocket || (1..=MOST_PORTS).contains(&ports.len()));
+    let ports = ports.filter(|ports| !websocket || (1..=MAX_PORTS).contains(&ports.len()));
     let ports =
-        ports.ok_or_else(|| Status::bad_request("query parameter \"ports\" is required"))?;
-    tunnel(state, request, FarEnd::Ports(ports))
+        ports.ok_or_else(|| StatusError::bad_request("query parameter \"ports\" is required"))?;
+    open_tunnel(state, request, TunnelBackend::Ports(ports))
 }
 
 fn upgrades_to(headers: &HeaderMap, protocol: &str) -> bool {
@@ -137,10 +137,14 @@ fn upgrades_to(headers: &HeaderMap, protocol: &str) -> bool {
 }
 
 /// Takes the connection over and lets `far` have it, until the server stops.
-fn tunnel(state: &Arc<State>, request: &mut Request<Incoming>, far: FarEnd) -> Answer {
+fn open_tunnel(
+    state: &Arc<ServerState>,
+    request: &mut Request<Incoming>,
+    far: TunnelBackend,
+) -> HandlerResult {
     let response = handshake(request.headers())?;
     let upgrade = hyper::upgrade::on(request);
-    let place = state.journal.begin(Occupied::LongRunning, None);
+    let place = state.request_log.begin_request(ServingClass::LongRunning, None);
     let mut stopping = state.stopping.subscribe();
     tokio::spawn(async move {
         let _place = place;
@@ -153,23 +157,23 @@ fn tunnel(state: &Arc<State>, request: &mut Request<Incoming>, far: FarEnd) -> A
             _ = far.serve(&mut socket) => {}
             _ = stopping.wait_for(|stopping| *stopping) => {}
         }
-        let _ = tokio::time::timeout(CLOSING_LIMIT, close(socket)).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, close(socket)).await;
     });
     Ok(response)
 }
 
 /// The 101, or why not.
-fn handshake(headers: &HeaderMap) -> Result<Response<PlainBody>, Status> {
+fn handshake(headers: &HeaderMap) -> Result<Response<PlaygroundBody>, StatusError> {
     if !upgrades_to(headers, "websocket") {
         let asked = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
-        return Err(Status::bad_request(match asked {
+        return Err(StatusError::bad_request(match asked {
             Some(other) => format!("unable to upgrade to {other}: only websocket is spoken here"),
             None => "Upgrade request required".to_owned(),
         }));
     }
     let key = headers
         .get(SEC_WEBSOCKET_KEY)
-        .ok_or_else(|| Status::bad_request("Sec-WebSocket-Key is missing"))?;
+        .ok_or_else(|| StatusError::bad_request("Sec-WebSocket-Key is missing"))?;
     let offered: Vec<&str> = headers
         .get_all(SEC_WEBSOCKET_PROTOCOL)
         .iter()
@@ -179,7 +183,7 @@ fn handshake(headers: &HeaderMap) -> Result<Response<PlainBody>, Status> {
         .collect();
     let protocol = PROTOCOLS.iter().find(|protocol| offered.contains(protocol));
     if protocol.is_none() && !offered.is_empty() {
-        return Err(Status::bad_request(format!(
+        return Err(StatusError::bad_request(format!(
             "unable to upgrade: none of the protocols [{}] is spoken here, only [{}]",
             offered.join(" "),
             PROTOCOLS.join(" ")
@@ -188,7 +192,7 @@ fn handshake(headers: &HeaderMap) -> Result<Response<PlainBody>, Status> {
     let mut response = Response::new(Empty::new().boxed_unsync());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let accept = HeaderValue::try_from(derive_accept_key(key.as_bytes()))
-        .map_err(|_| Status::bad_request("Sec-WebSocket-Key is malformed"))?;
+        .map_err(|_| StatusError::bad_request("Sec-WebSocket-Key is malformed"))?;
     let headers = response.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
@@ -199,7 +203,7 @@ fn handshake(headers: &HeaderMap) -> Result<Response<PlainBody>, Status> {
     Ok(response)
 }
 
-fn message(channel: u8, content: &[u8]) -> Message {
+fn channel_message(channel: u8, content: &[u8]) -> Message {
     let mut bytes = Vec::with_capacity(content.len() + 1);
     bytes.push(channel);
     bytes.extend_from_slice(content);
@@ -207,7 +211,7 @@ fn message(channel: u8, content: &[u8]) -> Message {
 }
 
 /// The next message's channel and content; `None` when there will be none.
-async fn receive(socket: &mut Socket) -> Option<(u8, Bytes)> {
+async fn receive(socket: &mut WebSocket) -> Option<(u8, Bytes)> {
     loop {
         match socket.next().await?.ok()? {
             Message::Binary(mut bytes) if !bytes.is_empty() => {
@@ -225,7 +229,7 @@ async fn receive(socket: &mut Socket) -> Option<(u8, Bytes)> {
 }
 
 /// Closes in good order: the WebSocket, when the other side agrees, and then TLS.
-async fn close(mut socket: Socket) {
+async fn close(mut socket: WebSocket) {
     let frame = CloseFrame {
         code: CloseCode::Normal,
         reason: Utf8Bytes::default(),
@@ -236,14 +240,16 @@ async fn close(mut socket: Socket) {
     let _ = socket.get_mut().shutdown().await;
 }
 
-impl FarEnd {
+impl TunnelBackend {
     /// Until one side has enough.
-    async fn serve(self, socket: &mut Socket) -> Result<(), WsError> {
+    async fn serve(self, socket: &mut WebSocket) -> Result<(), WsError> {
         match self {
             Self::Echo { tty } => echo_input(socket, tty).await,
             Self::Line(line) => {
-                socket.send(message(STDOUT, line.as_bytes())).await?;
-                succeed(socket).await
+                socket
+                    .send(channel_message(STDOUT_CHANNEL, line.as_bytes()))
+                    .await?;
+                send_success(socket).await
             }
             Self::Ports(ports) => echo_ports(socket, &ports).await,
         }
@@ -251,41 +257,45 @@ impl FarEnd {
 }
 
 /// Says that the command went well.
-async fn succeed(socket: &mut Socket) -> Result<(), WsError> {
-    let success = status::success(&Details::default());
-    socket.send(message(ERROR, &success)).await
+async fn send_success(socket: &mut WebSocket) -> Result<(), WsError> {
+    let success = status::success_json(&StatusDetails::default());
+    socket.send(channel_message(ERROR_CHANNEL, &success)).await
 }
 
 /// Sends the input back until it ends.
-async fn echo_input(socket: &mut Socket, tty: bool) -> Result<(), WsError> {
+async fn echo_input(socket: &mut WebSocket, tty: bool) -> Result<(), WsError> {
     while let Some((channel, content)) = receive(socket).await {
         let ended = match channel {
-            STDIN if content.is_empty() => false,
-            STDIN => {
-                socket.send(message(STDOUT, &content)).await?;
+            STDIN_CHANNEL if content.is_empty() => false,
+            STDIN_CHANNEL => {
+                socket
+                    .send(channel_message(STDOUT_CHANNEL, &content))
+                    .await?;
                 tty && content.contains(&END_OF_TRANSMISSION)
             }
-            CLOSE => content.first() == Some(&STDIN),
+            CLOSE_CHANNEL => content.first() == Some(&STDIN_CHANNEL),
             _ => false,
         };
         if ended {
-            return succeed(socket).await;
+            return send_success(socket).await;
         }
     }
     Ok(())
 }
 
 /// Sends back what comes for each port, until the client closes.
-async fn echo_ports(socket: &mut Socket, ports: &[u16]) -> Result<(), WsError> {
+async fn echo_ports(socket: &mut WebSocket, ports: &[u16]) -> Result<(), WsError> {
     for (channel, port) in (0_u8..).step_by(2).zip(ports) {
         for channel in [channel, channel + 1] {
-            socket.send(message(channel, &port.to_le_bytes())).await?;
+            socket
+                .send(channel_message(channel, &port.to_le_bytes()))
+                .await?;
         }
     }
     while let Some((channel, content)) = receive(socket).await {
         let data = channel % 2 == 0 && usize::from(channel / 2) < ports.len();
         if data && !content.is_empty() {
-            socket.send(message(channel, &content)).await?;
+            socket.send(channel_message(channel, &content)).await?;
         }
     }
     Ok(())

@@ -1,12 +1,12 @@
 //! How an object is shown: whole, as its metadata alone, or as a row of a table.
 
 use crate::playground::objects::events;
-use crate::playground::objects::resources::Kind;
-use crate::playground::objects::resources::Resource;
-use crate::playground::objects::store::Object;
+use crate::playground::objects::resources::ApiResource;
+use crate::playground::objects::resources::ObjectKind;
+use crate::playground::objects::store::StoredObject;
 use crate::playground::objects::table;
-use crate::playground::request::Form;
-use crate::playground::request::Query;
+use crate::playground::request::QueryParameters;
+use crate::playground::request::ResponseForm;
 use crate::playground::time;
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -15,49 +15,54 @@ use serde_json::json;
 
 /// What a row of a table carries beside its cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Include {
+enum IncludeObject {
     Metadata,
-    Nothing,
+    Omitted,
     Object,
 }
 
 /// A form of the objects of one resource.
 #[derive(Clone, Debug)]
-pub(crate) struct View {
-    resource: &'static Resource,
-    kind: Kind,
-    form: Form,
-    include: Include,
+pub(crate) struct Representation {
+    resource: &'static ApiResource,
+    kind: ObjectKind,
+    form: ResponseForm,
+    include: IncludeObject,
     now: Timestamp,
 }
 
-impl View {
-    pub(crate) fn new(resource: &'static Resource, kind: Kind, form: Form, query: &Query) -> Self {
+impl Representation {
+    pub(crate) fn new(
+        resource: &'static ApiResource,
+        kind: ObjectKind,
+        form: ResponseForm,
+        query: &QueryParameters,
+    ) -> Self {
         let include = match query.first("includeObject") {
-            Some("None") => Include::Nothing,
-            Some("Object") => Include::Object,
-            Some(_) | None => Include::Metadata,
+            Some("None") => IncludeObject::Omitted,
+            Some("Object") => IncludeObject::Object,
+            Some(_) | None => IncludeObject::Metadata,
         };
         Self {
             resource,
             kind,
             form,
             include,
-            now: time::wall(),
+            now: time::wall_time(),
         }
     }
 
     /// Ages are counted to now.
-    pub(crate) fn at_present(&mut self) {
-        self.now = time::wall();
+    pub(crate) fn refresh_now(&mut self) {
+        self.now = time::wall_time();
     }
 
     /// One object, complete with its type. `columns` says whether a table names its columns.
-    pub(crate) fn object(&self, object: &Object, columns: bool) -> Vec<u8> {
+    pub(crate) fn object(&self, object: &StoredObject, columns: bool) -> Vec<u8> {
         match self.form {
-            Form::Object | Form::AggregatedDiscovery => self.typed(object),
-            Form::Partial => partial(object, "v1"),
-            Form::Table(version) => {
+            ResponseForm::Object | ResponseForm::AggregatedDiscovery => self.typed(object),
+            ResponseForm::PartialMetadata => partial_metadata(object, "v1"),
+            ResponseForm::Table(version) => {
                 let metadata = json!({"resourceVersion": object.version.to_string()});
                 let mut bytes = self.table_head(version, &metadata, columns);
                 bytes.extend_from_slice(&self.row(object, version));
@@ -70,26 +75,26 @@ impl View {
     /// The beginning of a list, up to its first item.
     pub(crate) fn list_head(&self, metadata: &Value) -> Vec<u8> {
         let (kind, api_version) = match self.form {
-            Form::Object | Form::AggregatedDiscovery => (
+            ResponseForm::Object | ResponseForm::AggregatedDiscovery => (
                 format!("{}List", self.resource.kind),
                 self.resource.group_version(),
             ),
-            Form::Partial => (
+            ResponseForm::PartialMetadata => (
                 "PartialObjectMetadataList".to_owned(),
                 "meta.k8s.io/v1".to_owned(),
             ),
-            Form::Table(version) => return self.table_head(version, metadata, true),
+            ResponseForm::Table(version) => return self.table_head(version, metadata, true),
         };
         format!(r#"{{"kind":"{kind}","apiVersion":"{api_version}","metadata":{metadata},"items":["#)
             .into_bytes()
     }
 
     /// One item of a list.
-    pub(crate) fn item(&self, object: &Object) -> Bytes {
+    pub(crate) fn item(&self, object: &StoredObject) -> Bytes {
         match self.form {
-            Form::Object | Form::AggregatedDiscovery => self.stored(object),
-            Form::Partial => partial(object, "v1").into(),
-            Form::Table(version) => self.row(object, version).into(),
+            ResponseForm::Object | ResponseForm::AggregatedDiscovery => self.untyped(object),
+            ResponseForm::PartialMetadata => partial_metadata(object, "v1").into(),
+            ResponseForm::Table(version) => self.row(object, version).into(),
         }
     }
 
@@ -105,21 +110,21 @@ impl View {
         .into_bytes()
     }
 
-    fn row(&self, object: &Object, version: &str) -> Vec<u8> {
+    fn row(&self, object: &StoredObject, version: &str) -> Vec<u8> {
         let cells = Value::from(table::cells(self.kind, &object.value(), self.now));
         let mut row = format!(r#"{{"cells":{cells},"object":"#).into_bytes();
         match self.include {
-            Include::Metadata => row.extend_from_slice(&partial(object, version)),
-            Include::Nothing => row.extend_from_slice(b"null"),
-            Include::Object => row.extend_from_slice(&self.typed(object)),
+            IncludeObject::Metadata => row.extend_from_slice(&partial_metadata(object, version)),
+            IncludeObject::Omitted => row.extend_from_slice(b"null"),
+            IncludeObject::Object => row.extend_from_slice(&self.typed(object)),
         }
         row.push(b'}');
         row
     }
 
     /// The object in the resource's spelling, without its type.
-    fn stored(&self, object: &Object) -> Bytes {
-        if !self.resource.converts() {
+    fn untyped(&self, object: &StoredObject) -> Bytes {
+        if !self.resource.is_converted() {
             return object.json().clone();
         }
         let mut value = object.value();
@@ -129,8 +134,8 @@ impl View {
         serde_json::to_vec(&value).unwrap_or_default().into()
     }
 
-    fn typed(&self, object: &Object) -> Vec<u8> {
-        let stored = self.stored(object);
+    fn typed(&self, object: &StoredObject) -> Vec<u8> {
+        let stored = self.untyped(object);
         let mut bytes = format!(
             r#"{{"kind":"{}","apiVersion":"{}","#,
             self.resource.kind,
@@ -142,7 +147,7 @@ impl View {
     }
 }
 
-fn partial(object: &Object, version: &str) -> Vec<u8> {
+fn partial_metadata(object: &StoredObject, version: &str) -> Vec<u8> {
     let mut bytes = format!(
         r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/{version}","metadata":"#
     )
@@ -154,31 +159,36 @@ fn partial(object: &Object, version: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::View;
-    use crate::playground::objects::resources::Kind;
-    use crate::playground::objects::resources::Resource;
-    use crate::playground::objects::store::Object;
-    use crate::playground::request::Form;
-    use crate::playground::request::Query;
+    use super::Representation;
+    use crate::playground::objects::resources::ApiResource;
+    use crate::playground::objects::resources::ObjectKind;
+    use crate::playground::objects::store::StoredObject;
+    use crate::playground::request::QueryParameters;
+    use crate::playground::request::ResponseForm;
     use serde_json::Value;
     use serde_json::json;
 
-    fn shown(group: &str, form: Form, query: &str) -> Value {
+    fn render(group: &str, form: ResponseForm, query: &str) -> Value {
         let event = json!({"metadata": {"name": "e"}, "message": "m", "reason": "R"});
-        let event = Object::new(Kind::Event, event, 7).unwrap();
-        let resource = Resource::find(group, "v1", "events").unwrap();
-        let view = View::new(resource, Kind::Event, form, &Query::parse(Some(query)));
+        let event = StoredObject::new(ObjectKind::Event, event, 7).unwrap();
+        let resource = ApiResource::find(group, "v1", "events").unwrap();
+        let view = Representation::new(
+            resource,
+            ObjectKind::Event,
+            form,
+            &QueryParameters::parse(Some(query)),
+        );
         serde_json::from_slice(&view.object(&event, true)).unwrap()
     }
 
     #[test]
-    fn one_event_has_two_spellings() {
-        let core = shown("", Form::Object, "");
+    fn an_event_is_represented_in_both_api_groups() {
+        let core = render("", ResponseForm::Object, "");
         assert_eq!(
             (&core["apiVersion"], &core["message"]),
             (&json!("v1"), &json!("m"))
         );
-        let events = shown("events.k8s.io", Form::Object, "");
+        let events = render("events.k8s.io", ResponseForm::Object, "");
         assert_eq!(events["apiVersion"], "events.k8s.io/v1");
         assert_eq!(
             (&events["note"], events.get("message")),
@@ -187,16 +197,19 @@ mod tests {
     }
 
     #[test]
-    fn a_row_carries_what_was_asked_for() {
+    fn a_table_row_includes_the_object_as_requested() {
         let metadata = json!({"name": "e", "resourceVersion": "7"});
-        let table = shown("", Form::Table("v1beta1"), "");
+        let table = render("", ResponseForm::Table("v1beta1"), "");
         assert_eq!(table["apiVersion"], "meta.k8s.io/v1beta1");
         assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
         assert_eq!(table["rows"][0]["object"]["metadata"], metadata);
-        let table = shown("", Form::Table("v1"), "includeObject=Object");
+        let table = render("", ResponseForm::Table("v1"), "includeObject=Object");
         assert_eq!(table["rows"][0]["object"]["reason"], "R");
-        let table = shown("", Form::Table("v1"), "includeObject=None");
+        let table = render("", ResponseForm::Table("v1"), "includeObject=None");
         assert_eq!(table["rows"][0]["object"], Value::Null);
-        assert_eq!(shown("", Form::Partial, "")["metadata"], metadata);
+        assert_eq!(
+            render("", ResponseForm::PartialMetadata, "")["metadata"],
+            metadata
+        );
     }
 }

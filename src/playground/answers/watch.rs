@@ -4,17 +4,17 @@
 //! is; with `sendInitialEvents` the same, closed by a bookmark that says so; with a version every
 //! change since. A version that is forgotten is answered within the stream, by an ERROR event.
 
-use crate::playground::answers::Answer;
-use crate::playground::answers::Ask;
+use crate::playground::answers::HandlerResult;
+use crate::playground::answers::ResourceRequest;
 use crate::playground::answers::reply;
-use crate::playground::answers::view::View;
-use crate::playground::objects::store::Change;
-use crate::playground::objects::store::Expired;
-use crate::playground::objects::store::Object;
-use crate::playground::objects::store::Scope;
-use crate::playground::state::State;
-use crate::playground::status::Cause;
-use crate::playground::status::Status;
+use crate::playground::answers::view::Representation;
+use crate::playground::objects::store::ChangeType;
+use crate::playground::objects::store::ListScope;
+use crate::playground::objects::store::StoredObject;
+use crate::playground::objects::store::VersionExpired;
+use crate::playground::state::ServerState;
+use crate::playground::status::StatusCause;
+use crate::playground::status::StatusError;
 use crate::playground::time;
 use bytes::Bytes;
 use futures_util::stream;
@@ -25,38 +25,38 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 /// How much is put together before it is sent.
-const CHUNK: usize = 32 * 1024;
+const CHUNK_SIZE: usize = 32 * 1024;
 /// How many changes are taken from the log at once.
-const BATCH: usize = 512;
+const MAX_BATCH: usize = 512;
 /// kube-apiserver sends a bookmark about this often, and one shortly before the end.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// `--min-request-timeout`: a watch that sets no limit lasts this long, up to twice that.
-const SHORTEST_UNLIMITED: u64 = 1800;
+const MIN_REQUEST_TIMEOUT: u64 = 1800;
 
 /// One watch.
 #[derive(Debug)]
 struct Watcher {
-    state: Arc<State>,
-    scope: Scope,
-    view: View,
+    state: Arc<ServerState>,
+    scope: ListScope,
+    view: Representation,
     /// What is shown before the changes.
-    initial: std::vec::IntoIter<Arc<Object>>,
+    initial_objects: std::vec::IntoIter<Arc<StoredObject>>,
     /// Whether the end of `initial` is to be marked.
-    mark_end: bool,
+    send_end_bookmark: bool,
     /// Everything up to this version has been told.
-    position: u64,
-    bell: watch::Receiver<u64>,
+    sent_version: u64,
+    changes: watch::Receiver<u64>,
     stopping: watch::Receiver<bool>,
-    end: Instant,
+    deadline: Instant,
     next_bookmark: Option<Instant>,
     /// A table names its columns once.
-    columns: bool,
+    send_columns: bool,
     ended: bool,
 }
 
-pub(crate) fn answer(ask: &Ask<'_>) -> Answer {
-    let start = Start::parse(ask)?;
+pub(crate) fn handle(ask: &ResourceRequest<'_>) -> HandlerResult {
+    let start = WatchStart::parse(ask)?;
     let mut scope = ask.scope()?;
     if !ask.target.name.is_empty() {
         scope.selection = scope.selection.with_name(&ask.target.name);
@@ -65,46 +65,46 @@ pub(crate) fn answer(ask: &Ask<'_>) -> Answer {
         .query
         .number("timeoutSeconds")?
         .filter(|seconds| *seconds > 0)
-        .unwrap_or_else(|| SHORTEST_UNLIMITED + fastrand::u64(..SHORTEST_UNLIMITED));
+        .unwrap_or_else(|| MIN_REQUEST_TIMEOUT + fastrand::u64(..MIN_REQUEST_TIMEOUT));
     let now = time::now();
     let end = now
         .checked_add(Duration::from_secs(seconds))
-        .unwrap_or(now + Duration::from_secs(SHORTEST_UNLIMITED));
+        .unwrap_or(now + Duration::from_secs(MIN_REQUEST_TIMEOUT));
     let bookmarks = ask.query.flag("allowWatchBookmarks");
     let bell = ask
         .state
         .storage
-        .bell(ask.kind)
-        .ok_or_else(Status::no_such_resource)?;
-    let store = ask.state.storage.read();
+        .subscribe(ask.kind)
+        .ok_or_else(StatusError::no_such_resource)?;
+    let store = ask.state.storage.lock();
     let (initial, position) = match start {
-        Start::WithObjects => {
+        WatchStart::WithObjects => {
             let page = store.list(&scope, None, None, 0);
             let objects = page.map(|page| page.objects).unwrap_or_default();
             (objects, store.version())
         }
-        Start::Now => (Vec::new(), store.version()),
-        Start::After(version) => (Vec::new(), version),
+        WatchStart::Now => (Vec::new(), store.version()),
+        WatchStart::After(version) => (Vec::new(), version),
     };
     drop(store);
     let watcher = Watcher {
         state: Arc::clone(ask.state),
         scope,
-        view: ask.view(),
-        initial: initial.into_iter(),
-        mark_end: bookmarks && ask.query.flag("sendInitialEvents"),
-        position,
-        bell,
+        view: ask.representation(),
+        initial_objects: initial.into_iter(),
+        send_end_bookmark: bookmarks && ask.query.flag("sendInitialEvents"),
+        sent_version: position,
+        changes: bell,
         stopping: ask.state.stopping.subscribe(),
-        end,
+        deadline: end,
         next_bookmark: bookmarks.then(|| next_bookmark(now, end)).flatten(),
-        columns: true,
+        send_columns: true,
         ended: false,
     };
-    Ok(reply::events(stream::unfold(
+    Ok(reply::watch_events(stream::unfold(
         watcher,
         |mut watcher| async {
-            let chunk = watcher.next().await?;
+            let chunk = watcher.next_chunk().await?;
             Some((chunk, watcher))
         },
     )))
@@ -112,7 +112,7 @@ pub(crate) fn answer(ask: &Ask<'_>) -> Answer {
 
 /// Why a watch that waited goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Woken {
+enum WakeReason {
     BookmarkDue,
     Changed,
     Ended,
@@ -120,18 +120,18 @@ enum Woken {
 
 /// Where a watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Start {
+enum WatchStart {
     After(u64),
     Now,
     WithObjects,
 }
 
-impl Start {
-    fn parse(ask: &Ask<'_>) -> Result<Self, Status> {
+impl WatchStart {
+    fn parse(ask: &ResourceRequest<'_>) -> Result<Self, StatusError> {
         let query = ask.query;
         let refused = |why| {
-            let cause = Cause::forbidden("resourceVersionMatch", why);
-            ask.bad_option("ListOptions", cause)
+            let cause = StatusCause::forbidden("resourceVersionMatch", why);
+            ask.invalid_option("ListOptions", cause)
         };
         let matching = query.first("resourceVersionMatch");
         let initial = query
@@ -172,19 +172,19 @@ impl Watcher {
     /// The next events, as much as there is at once; `None` at the end.
     ///
     /// Cancel safety: nothing is taken before it is returned.
-    async fn next(&mut self) -> Option<Bytes> {
+    async fn next_chunk(&mut self) -> Option<Bytes> {
         loop {
             if self.ended {
                 return None;
             }
-            self.view.at_present();
+            self.view.refresh_now();
             let mut chunk = Vec::new();
-            self.show_initial(&mut chunk);
+            self.push_initial(&mut chunk);
             if !chunk.is_empty() {
                 return Some(chunk.into());
             }
-            self.bell.borrow_and_update();
-            let moved = self.show_changes(&mut chunk);
+            self.changes.borrow_and_update();
+            let moved = self.push_changes(&mut chunk);
             if !chunk.is_empty() {
                 return Some(chunk.into());
             }
@@ -192,70 +192,71 @@ impl Watcher {
                 continue;
             }
             match self.wait().await {
-                Woken::Changed => {}
-                Woken::Ended => return None,
-                Woken::BookmarkDue => {
+                WakeReason::Changed => {}
+                WakeReason::Ended => return None,
+                WakeReason::BookmarkDue => {
                     let due = self.next_bookmark.take();
-                    self.next_bookmark = due.and_then(|due| next_bookmark(due, self.end));
-                    self.bookmark(false, &mut chunk);
+                    self.next_bookmark = due.and_then(|due| next_bookmark(due, self.deadline));
+                    self.push_bookmark(false, &mut chunk);
                     return Some(chunk.into());
                 }
             }
         }
     }
 
-    fn show_initial(&mut self, chunk: &mut Vec<u8>) {
-        while chunk.len() < CHUNK {
-            let Some(object) = self.initial.next() else {
-                if self.mark_end {
-                    self.mark_end = false;
-                    self.bookmark(true, chunk);
+    fn push_initial(&mut self, chunk: &mut Vec<u8>) {
+        while chunk.len() < CHUNK_SIZE {
+            let Some(object) = self.initial_objects.next() else {
+                if self.send_end_bookmark {
+                    self.send_end_bookmark = false;
+                    self.push_bookmark(true, chunk);
                 }
                 return;
             };
-            self.event("ADDED", &object, chunk);
+            self.push_event("ADDED", &object, chunk);
         }
     }
 
     /// Whether there was anything in the log, seen or not.
-    fn show_changes(&mut self, chunk: &mut Vec<u8>) -> bool {
+    fn push_changes(&mut self, chunk: &mut Vec<u8>) -> bool {
         let (entries, newest) = {
-            let store = self.state.storage.read();
-            let entries = store.since(self.scope.kind, self.position, BATCH);
+            let store = self.state.storage.lock();
+            let entries = store.changes_since(self.scope.kind, self.sent_version, MAX_BATCH);
             (entries, store.version())
         };
         let entries = match entries {
             Ok(entries) => entries,
-            Err(Expired) => {
-                let position = self.position;
-                let status =
-                    Status::expired(format!("too old resource version: {position} ({newest})"));
-                wrap("ERROR", &status.to_json(), chunk);
+            Err(VersionExpired) => {
+                let position = self.sent_version;
+                let status = StatusError::expired(format!(
+                    "too old resource version: {position} ({newest})"
+                ));
+                push_watch_event("ERROR", &status.to_json(), chunk);
                 self.ended = true;
                 return true;
             }
         };
         for entry in &entries {
-            self.position = entry.version;
-            if let Some((change, object)) = self.scope.sees(entry) {
+            self.sent_version = entry.version;
+            if let Some((change, object)) = self.scope.filter_change(entry) {
                 let change = match change {
-                    Change::Added => "ADDED",
-                    Change::Deleted => "DELETED",
-                    Change::Modified => "MODIFIED",
+                    ChangeType::Added => "ADDED",
+                    ChangeType::Deleted => "DELETED",
+                    ChangeType::Modified => "MODIFIED",
                 };
-                self.event(change, &object, chunk);
+                self.push_event(change, &object, chunk);
             }
         }
         if entries.is_empty() {
             // Nothing of this kind up to here: changes of other kinds need not be looked through.
-            self.position = self.position.max(newest);
+            self.sent_version = self.sent_version.max(newest);
         }
         !entries.is_empty()
     }
 
     /// Until something changes or a bookmark is due.
-    async fn wait(&mut self) -> Woken {
-        let end = tokio::time::sleep_until(self.end.into());
+    async fn wait(&mut self) -> WakeReason {
+        let end = tokio::time::sleep_until(self.deadline.into());
         let due = self.next_bookmark;
         let bookmark = async {
             match due {
@@ -264,20 +265,20 @@ impl Watcher {
             }
         };
         tokio::select! {
-            changed = self.bell.changed() => changed.map_or(Woken::Ended, |()| Woken::Changed),
-            _ = self.stopping.wait_for(|stopping| *stopping) => Woken::Ended,
-            () = end => Woken::Ended,
-            () = bookmark => Woken::BookmarkDue,
+            changed = self.changes.changed() => changed.map_or(WakeReason::Ended, |()| WakeReason::Changed),
+            _ = self.stopping.wait_for(|stopping| *stopping) => WakeReason::Ended,
+            () = end => WakeReason::Ended,
+            () = bookmark => WakeReason::BookmarkDue,
         }
     }
 
-    fn event(&mut self, change: &str, object: &Object, chunk: &mut Vec<u8>) {
-        let shown = self.view.object(object, self.columns);
-        self.columns = false;
-        wrap(change, &shown, chunk);
+    fn push_event(&mut self, change: &str, object: &StoredObject, chunk: &mut Vec<u8>) {
+        let shown = self.view.object(object, self.send_columns);
+        self.send_columns = false;
+        push_watch_event(change, &shown, chunk);
     }
 
-    fn bookmark(&mut self, initial_end: bool, chunk: &mut Vec<u8>) {
+    fn push_bookmark(&mut self, initial_end: bool, chunk: &mut Vec<u8>) {
         let mut value = json!({"metadata": {"creationTimestamp": null}});
         if initial_end && let Some(metadata) = value.get_mut("metadata") {
             *metadata = json!({
@@ -285,13 +286,13 @@ impl Watcher {
                 "creationTimestamp": null,
             });
         }
-        if let Some(object) = Object::new(self.scope.kind, value, self.position) {
-            self.event("BOOKMARK", &object, chunk);
+        if let Some(object) = StoredObject::new(self.scope.kind, value, self.sent_version) {
+            self.push_event("BOOKMARK", &object, chunk);
         }
     }
 }
 
-fn wrap(change: &str, object: &[u8], chunk: &mut Vec<u8>) {
+fn push_watch_event(change: &str, object: &[u8], chunk: &mut Vec<u8>) {
     chunk.extend_from_slice(format!(r#"{{"type":"{change}","object":"#).as_bytes());
     chunk.extend_from_slice(object);
     chunk.extend_from_slice(b"}\n");
@@ -304,7 +305,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn bookmarks_come_every_minute_and_shortly_before_the_end() {
+    fn bookmarks_are_sent_every_minute_and_shortly_before_the_end() {
         let start = time::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(next_bookmark(start, at(300)), Some(at(60)));

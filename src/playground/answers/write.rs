@@ -2,31 +2,31 @@
 //!
 //! Everything that decides happens in one go under the store's lock: read, change, check, write.
 
-use crate::playground::answers::Answer;
-use crate::playground::answers::Ask;
-use crate::playground::answers::read::typed_value;
+use crate::playground::answers::HandlerResult;
+use crate::playground::answers::ResourceRequest;
+use crate::playground::answers::read::typed_json;
 use crate::playground::answers::reply;
 use crate::playground::fill;
 use crate::playground::objects::events;
-use crate::playground::objects::patch::Fault;
+use crate::playground::objects::patch::PatchError;
 use crate::playground::objects::patch::PatchType;
 use crate::playground::objects::protobuf;
-use crate::playground::objects::resources::Kind;
-use crate::playground::objects::resources::Resource;
+use crate::playground::objects::resources::ApiResource;
+use crate::playground::objects::resources::ObjectKind;
 use crate::playground::objects::selectors::Selection;
-use crate::playground::objects::store::Object;
-use crate::playground::objects::store::Scope;
+use crate::playground::objects::store::ListScope;
 use crate::playground::objects::store::Store;
-use crate::playground::objects::store::text_at;
+use crate::playground::objects::store::StoredObject;
+use crate::playground::objects::store::string_at;
 use crate::playground::objects::strategy;
-use crate::playground::objects::strategy::Facts;
+use crate::playground::objects::strategy::AssignedValues;
 use crate::playground::objects::yaml;
 use crate::playground::status;
-use crate::playground::status::Cause;
-use crate::playground::status::Details;
-use crate::playground::status::Status;
+use crate::playground::status::StatusCause;
+use crate::playground::status::StatusDetails;
+use crate::playground::status::StatusError;
 use crate::playground::time;
-use crate::playground::unread::ReadToEnd;
+use crate::playground::unread::BodyReadToEnd;
 use bytes::Bytes;
 use http::HeaderMap;
 use http::Request;
@@ -43,26 +43,26 @@ use serde_json::json;
 use std::sync::Arc;
 
 /// kube-apiserver's limit on request bodies, in bytes.
-const LARGEST_BODY: usize = 3 * 1024 * 1024;
+const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// Namespaces that may not be deleted.
-const ETERNAL: [&str; 3] = ["default", "kube-public", "kube-system"];
+const IMMORTAL_NAMESPACES: [&str; 3] = ["default", "kube-public", "kube-system"];
 
 /// The body, whole. Cancel safety: what was read is lost.
-pub(crate) async fn body(request: &mut Request<Incoming>) -> Result<Bytes, Status> {
-    let collected = Limited::new(request.body_mut(), LARGEST_BODY)
+pub(crate) async fn read_body(request: &mut Request<Incoming>) -> Result<Bytes, StatusError> {
+    let collected = Limited::new(request.body_mut(), MAX_BODY_BYTES)
         .collect()
         .await;
     let body = collected.map_err(|error| {
         if error.is::<LengthLimitError>() {
-            Status::too_large(LARGEST_BODY)
+            StatusError::too_large(MAX_BODY_BYTES)
         } else {
-            Status::bad_request(format!("unable to read the body: {error}"))
+            StatusError::bad_request(format!("unable to read the body: {error}"))
         }
     })?;
-    request.extensions_mut().insert(ReadToEnd);
+    request.extensions_mut().insert(BodyReadToEnd);
     Ok(body.to_bytes())
 }
 
@@ -83,13 +83,19 @@ fn media_type(headers: &HeaderMap) -> String {
 }
 
 /// The object in a body; an empty body is null. `kind` is what it should be, for the refusal.
-pub(crate) async fn object(request: &mut Request<Incoming>, kind: &str) -> Result<Value, Status> {
+pub(crate) async fn read_object(
+    request: &mut Request<Incoming>,
+    kind: &str,
+) -> Result<Value, StatusError> {
     let media = media_type(request.headers());
-    let body = body(request).await?;
+    let body = read_body(request).await?;
     let unrecognized = |why: &str| {
-        const SHOWN: usize = 256;
-        let shown: String = String::from_utf8_lossy(&body).chars().take(SHOWN).collect();
-        Status::bad_request(format!(
+        const MAX_SHOWN: usize = 256;
+        let shown: String = String::from_utf8_lossy(&body)
+            .chars()
+            .take(MAX_SHOWN)
+            .collect();
+        StatusError::bad_request(format!(
             "the object provided is unrecognized (must be of type {kind}): couldn't get \
              version/kind; json parse error: {why} ({shown})"
         ))
@@ -106,49 +112,53 @@ pub(crate) async fn object(request: &mut Request<Incoming>, kind: &str) -> Resul
             yaml::parse(text).map_err(|error| unrecognized(&error))
         }
         PROTOBUF => protobuf::decode(&body).map_err(|fault| match fault {
-            protobuf::Fault::Malformed(why) => unrecognized(why),
-            protobuf::Fault::UnknownKind => unsupported(),
+            protobuf::ProtobufBodyError::Malformed(why) => unrecognized(why),
+            protobuf::ProtobufBodyError::UnknownKind => unsupported_media_type(),
         }),
-        _ => Err(unsupported()),
+        _ => Err(unsupported_media_type()),
     }
 }
 
-fn unsupported() -> Status {
-    Status::unsupported_media_type("application/json, application/yaml")
+fn unsupported_media_type() -> StatusError {
+    StatusError::unsupported_media_type("application/json, application/yaml")
 }
 
-impl Ask<'_> {
+impl ResourceRequest<'_> {
     /// Whether the write is only to be tried.
-    fn is_dry_run(&self, options: &'static str) -> Result<bool, Status> {
+    fn is_dry_run(&self, options: &'static str) -> Result<bool, StatusError> {
         if let Some(other) = self.query.all("dryRun").find(|v| !matches!(*v, "" | "All")) {
-            return Err(self.bad_option(options, Cause::unsupported("dryRun", other, "All")));
+            return Err(
+                self.invalid_option(options, StatusCause::unsupported("dryRun", other, "All"))
+            );
         }
         Ok(self.query.first("dryRun").is_some())
     }
 
-    const fn resource(&self) -> &'static Resource {
+    const fn resource(&self) -> &'static ApiResource {
         self.target.resource
     }
 
-    fn accepted(&self, verb: &'static str) {
-        self.state.journal.accepted(verb, self.resource().plural);
+    fn record_write(&self, verb: &'static str) {
+        self.state
+            .request_log
+            .record_write(verb, self.resource().plural);
     }
 }
 
 /// What the server adds to a new object.
-fn facts(ask: &Ask<'_>, store: &Store) -> Facts {
+fn assign_values(ask: &ResourceRequest<'_>, store: &Store) -> AssignedValues {
     let mut rng = fastrand::Rng::new();
     let node = fill::node_name(rng.usize(..ask.state.settings.nodes.max(1)));
     let (third, fourth) = (rng.u8(..), rng.u8(1..255));
-    Facts {
-        now: time::wall().to_string(),
+    AssignedValues {
+        now: time::wall_time().to_string(),
         uid: fill::uuid(&mut rng),
-        suffix: fill::suffix(&mut rng, 5),
+        suffix: fill::name_suffix(&mut rng, 5),
         node: store
-            .get(Kind::Node, "", &node)
+            .get(ObjectKind::Node, "", &node)
             .map(|_| node)
             .unwrap_or_default(),
-        address: if ask.kind == Kind::Service {
+        address: if ask.kind == ObjectKind::Service {
             format!("10.96.{third}.{fourth}")
         } else {
             format!("10.99.{third}.{fourth}")
@@ -157,89 +167,105 @@ fn facts(ask: &Ask<'_>, store: &Store) -> Facts {
 }
 
 /// From the spelling of the path to the stored one.
-fn to_stored(resource: &'static Resource, mut value: Value) -> Value {
-    if let (true, Some(value)) = (resource.converts(), value.as_object_mut()) {
+fn to_stored_form(resource: &'static ApiResource, mut value: Value) -> Value {
+    if let (true, Some(value)) = (resource.is_converted(), value.as_object_mut()) {
         events::to_core(value);
     }
     value
 }
 
-pub(crate) async fn create(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
+pub(crate) async fn create(
+    ask: &ResourceRequest<'_>,
+    request: &mut Request<Incoming>,
+) -> HandlerResult {
     let dry = ask.is_dry_run("CreateOptions")?;
     if ask.resource().namespaced && ask.target.namespace.is_empty() {
-        return Err(Status::method_not_allowed());
+        return Err(StatusError::method_not_allowed());
     }
-    let value = object(request, ask.resource().kind).await?;
+    let value = read_object(request, ask.resource().kind).await?;
     let object = ask
         .state
         .storage
         .write(ask.kind, |store| create_in(ask, store, value, dry))?;
-    ask.accepted("create");
-    ask.shown(StatusCode::CREATED, &object)
+    ask.record_write("create");
+    ask.object_response(StatusCode::CREATED, &object)
 }
 
 /// Creates an object in the store, or shows what it would be.
 fn create_in(
-    ask: &Ask<'_>,
+    ask: &ResourceRequest<'_>,
     store: &mut Store,
     value: Value,
     dry: bool,
-) -> Result<Arc<Object>, Status> {
+) -> Result<Arc<StoredObject>, StatusError> {
     let namespace = &ask.target.namespace;
     let mut value = value;
-    let facts = facts(ask, store);
+    let facts = assign_values(ask, store);
     strategy::prepare_create(ask.resource(), ask.kind, &mut value, namespace, &facts)?;
-    let value = to_stored(ask.resource(), value);
-    if !namespace.is_empty() && store.get(Kind::Namespace, "", namespace).is_none() {
-        let subject = Resource::find("", "v1", "namespaces").map(|r| r.subject(namespace));
-        return Err(subject.map_or_else(Status::no_such_resource, Status::not_found));
+    let value = to_stored_form(ask.resource(), value);
+    if !namespace.is_empty() && store.get(ObjectKind::Namespace, "", namespace).is_none() {
+        let subject = ApiResource::find("", "v1", "namespaces").map(|r| r.resource_ref(namespace));
+        return Err(subject.map_or_else(StatusError::no_such_resource, StatusError::not_found));
     }
-    let name = text_at(&value, &["metadata", "name"]);
+    let name = string_at(&value, &["metadata", "name"]);
     if store.get(ask.kind, namespace, name).is_some() {
-        return Err(Status::already_exists(ask.resource().subject(name)));
+        return Err(StatusError::already_exists(
+            ask.resource().resource_ref(name),
+        ));
     }
-    put(ask, store, value, dry)
+    store_object(ask, store, value, dry)
 }
 
 /// Stores, or for a dry run only shows, what a write has made.
-fn put(ask: &Ask<'_>, store: &mut Store, value: Value, dry: bool) -> Result<Arc<Object>, Status> {
+fn store_object(
+    ask: &ResourceRequest<'_>,
+    store: &mut Store,
+    value: Value,
+    dry: bool,
+) -> Result<Arc<StoredObject>, StatusError> {
     let stored = if dry {
-        let version = text_at(&value, &["metadata", "resourceVersion"]).parse();
-        Object::new(ask.kind, value, version.unwrap_or(0)).map(Arc::new)
+        let version = string_at(&value, &["metadata", "resourceVersion"]).parse();
+        StoredObject::new(ask.kind, value, version.unwrap_or(0)).map(Arc::new)
     } else {
         store.put(ask.kind, value)
     };
-    stored.ok_or_else(|| Status::bad_request("the object provided has no metadata"))
+    stored.ok_or_else(|| StatusError::bad_request("the object provided has no metadata"))
 }
 
-pub(crate) async fn update(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
+pub(crate) async fn update(
+    ask: &ResourceRequest<'_>,
+    request: &mut Request<Incoming>,
+) -> HandlerResult {
     let dry = ask.is_dry_run("UpdateOptions")?;
-    let value = object(request, ask.resource().kind).await?;
-    let (object, code) = ask
-        .state
-        .storage
-        .write(ask.kind, |store| match ask.stored(store) {
-            Ok(old) => Ok((replace(ask, store, &old, value, dry)?, StatusCode::OK)),
-            Err(_) if ask.kind.created_by_update() => {
-                Ok((create_named(ask, store, value, dry)?, StatusCode::CREATED))
-            }
-            Err(status) => Err(status),
-        })?;
-    ask.accepted("update");
-    ask.shown(code, &object)
+    let value = read_object(request, ask.resource().kind).await?;
+    let (object, code) =
+        ask.state
+            .storage
+            .write(ask.kind, |store| match ask.stored_object(store) {
+                Ok(old) => Ok((
+                    replace_object(ask, store, &old, value, dry)?,
+                    StatusCode::OK,
+                )),
+                Err(_) if ask.kind.allows_create_on_update() => {
+                    Ok((create_named(ask, store, value, dry)?, StatusCode::CREATED))
+                }
+                Err(status) => Err(status),
+            })?;
+    ask.record_write("update");
+    ask.object_response(code, &object)
 }
 
 /// Creates the object that the path names from a body that need not name it.
 fn create_named(
-    ask: &Ask<'_>,
+    ask: &ResourceRequest<'_>,
     store: &mut Store,
     mut value: Value,
     dry: bool,
-) -> Result<Arc<Object>, Status> {
+) -> Result<Arc<StoredObject>, StatusError> {
     let name = &ask.target.name;
-    let said = text_at(&value, &["metadata", "name"]);
+    let said = string_at(&value, &["metadata", "name"]);
     if !said.is_empty() && said != name {
-        return Err(Status::bad_request(format!(
+        return Err(StatusError::bad_request(format!(
             "the name of the object ({said}) does not match the name on the URL ({name})"
         )));
     }
@@ -253,18 +279,18 @@ fn create_named(
 }
 
 /// Puts `value` in the place of `old`; nothing is written if nothing would change.
-fn replace(
-    ask: &Ask<'_>,
+fn replace_object(
+    ask: &ResourceRequest<'_>,
     store: &mut Store,
-    old: &Arc<Object>,
+    old: &Arc<StoredObject>,
     value: Value,
     dry: bool,
-) -> Result<Arc<Object>, Status> {
+) -> Result<Arc<StoredObject>, StatusError> {
     let before = old.value();
     let status = ask.target.subresource == "status";
     let mut value = value;
     strategy::prepare_update(ask.resource(), ask.kind, &mut value, &before, status)?;
-    let mut value = to_stored(ask.resource(), value);
+    let mut value = to_stored_form(ask.resource(), value);
     if let Some(object) = value.as_object_mut() {
         object.remove("apiVersion");
         object.remove("kind");
@@ -272,42 +298,48 @@ fn replace(
     if value == before {
         return Ok(Arc::clone(old));
     }
-    put(ask, store, value, dry)
+    store_object(ask, store, value, dry)
 }
 
-pub(crate) async fn patch(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
+pub(crate) async fn patch(
+    ask: &ResourceRequest<'_>,
+    request: &mut Request<Incoming>,
+) -> HandlerResult {
     let dry = ask.is_dry_run("PatchOptions")?;
     let media = media_type(request.headers());
-    let kind = PatchType::named(&media)
-        .ok_or_else(|| Status::unsupported_media_type(PatchType::ACCEPTED))?;
+    let kind = PatchType::from_content_type(&media)
+        .ok_or_else(|| StatusError::unsupported_media_type(PatchType::ACCEPTED))?;
     if kind == PatchType::Apply && ask.query.first("fieldManager").is_none() {
-        let cause = Cause::required("fieldManager", "is required for apply patch");
-        return Err(ask.bad_option("PatchOptions", cause));
+        let cause = StatusCause::required("fieldManager", "is required for apply patch");
+        return Err(ask.invalid_option("PatchOptions", cause));
     }
-    let body = body(request).await?;
+    let body = read_body(request).await?;
     let patch = parse_patch(kind, &body)?;
-    let (object, code) = ask
-        .state
-        .storage
-        .write(ask.kind, |store| match ask.stored(store) {
-            Ok(old) => {
-                let mut value = typed_value(ask, &old);
-                kind.apply(&mut value, &patch).map_err(refused)?;
-                Ok((replace(ask, store, &old, value, dry)?, StatusCode::OK))
-            }
-            Err(_) if kind == PatchType::Apply => {
-                let mut value = Value::Object(Map::new());
-                kind.apply(&mut value, &patch).map_err(refused)?;
-                Ok((create_named(ask, store, value, dry)?, StatusCode::CREATED))
-            }
-            Err(status) => Err(status),
-        })?;
-    ask.accepted("patch");
-    ask.shown(code, &object)
+    let (object, code) =
+        ask.state
+            .storage
+            .write(ask.kind, |store| match ask.stored_object(store) {
+                Ok(old) => {
+                    let mut value = typed_json(ask, &old);
+                    kind.apply(&mut value, &patch).map_err(patch_status)?;
+                    Ok((
+                        replace_object(ask, store, &old, value, dry)?,
+                        StatusCode::OK,
+                    ))
+                }
+                Err(_) if kind == PatchType::Apply => {
+                    let mut value = Value::Object(Map::new());
+                    kind.apply(&mut value, &patch).map_err(patch_status)?;
+                    Ok((create_named(ask, store, value, dry)?, StatusCode::CREATED))
+                }
+                Err(status) => Err(status),
+            })?;
+    ask.record_write("patch");
+    ask.object_response(code, &object)
 }
 
-fn parse_patch(kind: PatchType, body: &[u8]) -> Result<Value, Status> {
-    let malformed = |why: String| Status::bad_request(format!("error decoding patch: {why}"));
+fn parse_patch(kind: PatchType, body: &[u8]) -> Result<Value, StatusError> {
+    let malformed = |why: String| StatusError::bad_request(format!("error decoding patch: {why}"));
     if kind == PatchType::Apply {
         let text = std::str::from_utf8(body).map_err(|error| malformed(error.to_string()))?;
         return yaml::parse(text).map_err(malformed);
@@ -315,49 +347,52 @@ fn parse_patch(kind: PatchType, body: &[u8]) -> Result<Value, Status> {
     serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))
 }
 
-fn refused(fault: Fault) -> Status {
+fn patch_status(fault: PatchError) -> StatusError {
     match fault {
-        Fault::Malformed(why) => Status::bad_request(why),
-        Fault::Unprocessable => Status::unprocessable(),
+        PatchError::Malformed(why) => StatusError::bad_request(why),
+        PatchError::Unprocessable => StatusError::unprocessable(),
     }
 }
 
 /// What `metav1.DeleteOptions` says, as far as it matters here.
 #[derive(Debug, Default)]
 struct DeleteOptions {
-    dry: bool,
+    dry_run: bool,
     uid: Option<String>,
-    version: Option<String>,
+    resource_version: Option<String>,
 }
 
 impl DeleteOptions {
-    async fn parse(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Result<Self, Status> {
+    async fn parse(
+        ask: &ResourceRequest<'_>,
+        request: &mut Request<Incoming>,
+    ) -> Result<Self, StatusError> {
         let dry = ask.is_dry_run("DeleteOptions")?;
         if request.body().is_end_stream() {
             return Ok(Self {
-                dry,
+                dry_run: dry,
                 ..Self::default()
             });
         }
-        let options = object(request, "DeleteOptions").await?;
+        let options = read_object(request, "DeleteOptions").await?;
         let precondition = |key: &str| {
-            let text = text_at(&options, &["preconditions", key]);
+            let text = string_at(&options, &["preconditions", key]);
             (!text.is_empty()).then(|| text.to_owned())
         };
         Ok(Self {
-            dry: dry || asks_dry_run(&options),
+            dry_run: dry || requests_dry_run(&options),
             uid: precondition("uid"),
-            version: precondition("resourceVersion"),
+            resource_version: precondition("resourceVersion"),
         })
     }
 
-    fn check(&self, ask: &Ask<'_>, object: &Object) -> Result<(), Status> {
+    fn check(&self, ask: &ResourceRequest<'_>, object: &StoredObject) -> Result<(), StatusError> {
         let value = object.value();
         for (wanted, key, what) in [
             (&self.uid, "uid", "UID"),
-            (&self.version, "resourceVersion", "ResourceVersion"),
+            (&self.resource_version, "resourceVersion", "ResourceVersion"),
         ] {
-            let found = text_at(&value, &["metadata", key]);
+            let found = string_at(&value, &["metadata", key]);
             if let Some(wanted) = wanted
                 && wanted != found
             {
@@ -365,7 +400,7 @@ impl DeleteOptions {
                     "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: \
                      {found}"
                 );
-                return Err(Status::conflict_because(ask.subject(), &why));
+                return Err(StatusError::conflict_with_reason(ask.resource_ref(), &why));
             }
         }
         Ok(())
@@ -373,54 +408,57 @@ impl DeleteOptions {
 }
 
 /// Whether delete options in a body ask to try only.
-fn asks_dry_run(options: &Value) -> bool {
+fn requests_dry_run(options: &Value) -> bool {
     let asked = options.get("dryRun").and_then(Value::as_array);
     asked.is_some_and(|asked| !asked.is_empty())
 }
 
 /// Deletes at once: there is nobody to be graceful to.
-pub(crate) async fn delete(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
+pub(crate) async fn delete(
+    ask: &ResourceRequest<'_>,
+    request: &mut Request<Incoming>,
+) -> HandlerResult {
     let options = DeleteOptions::parse(ask, request).await?;
     let name = &ask.target.name;
-    if ask.kind == Kind::Namespace && ETERNAL.contains(&name.as_str()) {
+    if ask.kind == ObjectKind::Namespace && IMMORTAL_NAMESPACES.contains(&name.as_str()) {
         let message =
             format!("namespaces {name:?} is forbidden: this namespace may not be deleted");
-        return Err(Status::forbidden(message, deleted(ask, "")));
+        return Err(StatusError::forbidden(message, deletion_details(ask, "")));
     }
     let object = ask.state.storage.write(ask.kind, |store| {
-        let object = ask.stored(store)?;
+        let object = ask.stored_object(store)?;
         options.check(ask, &object)?;
-        if !options.dry {
-            if ask.kind == Kind::Namespace {
-                empty_namespace(store, name);
+        if !options.dry_run {
+            if ask.kind == ObjectKind::Namespace {
+                delete_namespace_contents(store, name);
             }
             store.remove(ask.kind, &ask.target.namespace, name);
         }
         Ok(object)
     })?;
-    if ask.kind == Kind::Namespace {
-        ask.state.storage.ring_all();
+    if ask.kind == ObjectKind::Namespace {
+        ask.state.storage.notify_all();
     }
-    ask.accepted("delete");
+    ask.record_write("delete");
     let uid = object.value();
-    let details = deleted(ask, text_at(&uid, &["metadata", "uid"]));
-    Ok(reply::json(StatusCode::OK, status::success(&details)))
+    let details = deletion_details(ask, string_at(&uid, &["metadata", "uid"]));
+    Ok(reply::json(StatusCode::OK, status::success_json(&details)))
 }
 
-fn deleted(ask: &Ask<'_>, uid: &str) -> Details {
-    Details {
+fn deletion_details(ask: &ResourceRequest<'_>, uid: &str) -> StatusDetails {
+    StatusDetails {
         name: ask.target.name.clone(),
         group: ask.resource().group,
         kind: ask.resource().plural,
         uid: uid.to_owned(),
-        ..Details::default()
+        ..StatusDetails::default()
     }
 }
 
 /// Removes everything within a namespace.
-fn empty_namespace(store: &mut Store, namespace: &str) {
-    for kind in Kind::ALL {
-        let scope = Scope {
+fn delete_namespace_contents(store: &mut Store, namespace: &str) {
+    for kind in ObjectKind::ALL {
+        let scope = ListScope {
             kind,
             namespace: Some(namespace.to_owned()),
             selection: Selection::default(),
@@ -436,41 +474,47 @@ fn empty_namespace(store: &mut Store, namespace: &str) {
 }
 
 /// Deletes what is selected and answers with the list of it.
-pub(crate) async fn delete_collection(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
+pub(crate) async fn delete_collection(
+    ask: &ResourceRequest<'_>,
+    request: &mut Request<Incoming>,
+) -> HandlerResult {
     let options = DeleteOptions::parse(ask, request).await?;
     let scope = ask.scope()?;
     let (objects, version) = ask.state.storage.write(ask.kind, |store| {
         let page = store.list(&scope, None, None, 0);
         let objects = page.map(|page| page.objects).unwrap_or_default();
-        if !options.dry {
+        if !options.dry_run {
             for object in &objects {
                 store.remove(ask.kind, &object.namespace, &object.name);
             }
         }
         (objects, store.version())
     });
-    ask.accepted("deletecollection");
-    let view = ask.view();
+    ask.record_write("deletecollection");
+    let view = ask.representation();
     let head = view.list_head(&json!({"resourceVersion": version.to_string()}));
     let items = objects.into_iter().map(move |object| view.item(&object));
     Ok(reply::list(head, items, b"]}\n"))
 }
 
 /// An eviction always succeeds: there are no disruption budgets.
-pub(crate) async fn evict(ask: &Ask<'_>, request: &mut Request<Incoming>) -> Answer {
+pub(crate) async fn evict(
+    ask: &ResourceRequest<'_>,
+    request: &mut Request<Incoming>,
+) -> HandlerResult {
     let dry = ask.is_dry_run("CreateOptions")?;
-    let eviction = object(request, "Eviction").await?;
-    let dry = dry || eviction.get("deleteOptions").is_some_and(asks_dry_run);
+    let eviction = read_object(request, "Eviction").await?;
+    let dry = dry || eviction.get("deleteOptions").is_some_and(requests_dry_run);
     ask.state.storage.write(ask.kind, |store| {
-        ask.stored(store)?;
+        ask.stored_object(store)?;
         if !dry {
             store.remove(ask.kind, &ask.target.namespace, &ask.target.name);
         }
-        Ok::<_, Status>(())
+        Ok::<_, StatusError>(())
     })?;
-    ask.accepted("create");
+    ask.record_write("create");
     Ok(reply::json(
         StatusCode::CREATED,
-        status::success(&Details::default()),
+        status::success_json(&StatusDetails::default()),
     ))
 }

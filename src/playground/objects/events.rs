@@ -7,7 +7,7 @@ use serde_json::Map;
 use serde_json::Value;
 
 /// `v1` name, `events.k8s.io/v1` name.
-const RENAMED: &[(&str, &str)] = &[
+const RENAMED_FIELDS: &[(&str, &str)] = &[
     ("count", "deprecatedCount"),
     ("firstTimestamp", "deprecatedFirstTimestamp"),
     ("involvedObject", "regarding"),
@@ -19,7 +19,7 @@ const RENAMED: &[(&str, &str)] = &[
 
 /// From the stored spelling to that of `events.k8s.io/v1`.
 pub(crate) fn to_events_v1(object: &mut Map<String, Value>) {
-    for (core, events) in RENAMED {
+    for (core, events) in RENAMED_FIELDS {
         if let Some(value) = object.remove(*core) {
             object.insert((*events).to_owned(), value);
         }
@@ -28,7 +28,7 @@ pub(crate) fn to_events_v1(object: &mut Map<String, Value>) {
 
 /// From `events.k8s.io/v1` to the stored spelling.
 pub(crate) fn to_core(object: &mut Map<String, Value>) {
-    for (core, events) in RENAMED {
+    for (core, events) in RENAMED_FIELDS {
         if let Some(value) = object.remove(*events) {
             object.insert((*core).to_owned(), value);
         }
@@ -42,7 +42,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_event_survives_both_spellings() {
+    fn an_event_round_trips_through_both_api_groups() {
         let event = json!({"message": "m", "involvedObject": {"kind": "Pod"}, "count": 2});
         let stored = event.as_object().cloned().unwrap_or_default();
         let mut shown = stored.clone();

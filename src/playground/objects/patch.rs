@@ -10,18 +10,18 @@ use json_patch::PatchOperation;
 use serde_json::Map;
 use serde_json::Value;
 
-type Object = Map<String, Value>;
+type JsonObject = Map<String, Value>;
 
 /// How many bytes a JSON patch may copy, as kube-apiserver limits it: copies of copies grow quickly.
-const MOST_COPIED: usize = 3 * 1024 * 1024;
+const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
 
 /// How deep an object may nest after a JSON patch: what is stored must be readable again, and
 /// `serde_json` reads 127 levels. (Other patches are no deeper than they or the object are.)
-const DEEPEST: usize = 100;
+const MAX_DEPTH: usize = 100;
 
 /// Why a patch was not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum PatchError {
     /// The patch itself cannot be read; the message is for a 400.
     Malformed(String),
     /// It can be read and does not fit the object, or its test failed: a 422.
@@ -43,7 +43,7 @@ impl PatchType {
          application/strategic-merge-patch+json, application/apply-patch+yaml";
 
     /// The type that a content type (without its parameters) names.
-    pub(crate) fn named(content_type: &str) -> Option<Self> {
+    pub(crate) fn from_content_type(content_type: &str) -> Option<Self> {
         match content_type {
             "application/apply-patch+yaml" => Some(Self::Apply),
             "application/json-patch+json" => Some(Self::Json),
@@ -54,17 +54,17 @@ impl PatchType {
     }
 
     /// Changes `target` as `patch` says. After a failure `target` is as before.
-    pub(crate) fn apply(self, target: &mut Value, patch: &Value) -> Result<(), Fault> {
+    pub(crate) fn apply(self, target: &mut Value, patch: &Value) -> Result<(), PatchError> {
         match self {
-            Self::Json => json(target, patch),
+            Self::Json => apply_json_patch(target, patch),
             Self::Merge => {
-                object(patch)?;
+                as_object(patch)?;
                 json_patch::merge(target, patch);
                 Ok(())
             }
             Self::Apply | Self::Strategic => {
-                let patch = object(patch)?;
-                let target = target.as_object_mut().ok_or(Fault::Unprocessable)?;
+                let patch = as_object(patch)?;
+                let target = target.as_object_mut().ok_or(PatchError::Unprocessable)?;
                 merge_object(target, patch);
                 Ok(())
             }
@@ -72,15 +72,15 @@ impl PatchType {
     }
 }
 
-fn object(patch: &Value) -> Result<&Object, Fault> {
+fn as_object(patch: &Value) -> Result<&JsonObject, PatchError> {
     patch
         .as_object()
-        .ok_or_else(|| Fault::Malformed("a patch of this type must be an object".to_owned()))
+        .ok_or_else(|| PatchError::Malformed("a patch of this type must be an object".to_owned()))
 }
 
-fn json(target: &mut Value, patch: &Value) -> Result<(), Fault> {
+fn apply_json_patch(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     let patch: json_patch::Patch = serde_json::from_value(patch.clone())
-        .map_err(|error| Fault::Malformed(format!("error decoding patch: {error}")))?;
+        .map_err(|error| PatchError::Malformed(format!("error decoding patch: {error}")))?;
     let mut patched = target.clone();
     let mut copied = 0_usize;
     for operation in &patch.0 {
@@ -88,24 +88,24 @@ fn json(target: &mut Value, patch: &Value) -> Result<(), Fault> {
             let source = patched.pointer(copy.from.as_str());
             copied = copied.saturating_add(source.map_or(0, |source| source.to_string().len()));
         }
-        if copied > MOST_COPIED {
-            return Err(Fault::Unprocessable);
+        if copied > MAX_COPIED_BYTES {
+            return Err(PatchError::Unprocessable);
         }
         json_patch::patch(&mut patched, std::slice::from_ref(operation))
-            .map_err(|_| Fault::Unprocessable)?;
-        if deeper_than(&patched, DEEPEST) {
-            return Err(Fault::Unprocessable);
+            .map_err(|_| PatchError::Unprocessable)?;
+        if is_deeper_than(&patched, MAX_DEPTH) {
+            return Err(PatchError::Unprocessable);
         }
     }
     *target = patched;
     Ok(())
 }
 
-fn deeper_than(value: &Value, levels: usize) -> bool {
+fn is_deeper_than(value: &Value, levels: usize) -> bool {
     match (value, levels.checked_sub(1)) {
         (Value::Array(_) | Value::Object(_), None) => true,
-        (Value::Array(list), Some(levels)) => list.iter().any(|item| deeper_than(item, levels)),
-        (Value::Object(map), Some(levels)) => map.values().any(|item| deeper_than(item, levels)),
+        (Value::Array(list), Some(levels)) => list.iter().any(|item| is_deeper_than(item, levels)),
+        (Value::Object(map), Some(levels)) => map.values().any(|item| is_deeper_than(item, levels)),
         (Value::Bool(_) | Value::Null | Value::Number(_) | Value::String(_), _) => false,
     }
 }
@@ -135,7 +135,7 @@ fn merge_keys(field: &str) -> &'static [&'static str] {
 }
 
 /// Lists of plain values that are united rather than replaced.
-fn is_united(field: &str) -> bool {
+fn is_merged_set(field: &str) -> bool {
     field == "finalizers"
 }
 
@@ -143,10 +143,10 @@ fn is_directive(key: &str) -> bool {
     key.starts_with('$')
 }
 
-fn merge_object(target: &mut Object, patch: &Object) {
+fn merge_object(target: &mut JsonObject, patch: &JsonObject) {
     match patch.get("$patch").and_then(Value::as_str) {
         Some("replace") => {
-            *target = cleaned_object(patch);
+            *target = strip_object_directives(patch);
             return;
         }
         Some("delete") => {
@@ -172,22 +172,22 @@ fn merge_object(target: &mut Object, patch: &Object) {
     }
 }
 
-fn merge_field(target: &mut Object, key: &str, value: &Value) {
+fn merge_field(target: &mut JsonObject, key: &str, value: &Value) {
     match (value, target.get_mut(key)) {
         (Value::Null, _) => {
             target.remove(key);
         }
         (Value::Object(patch), Some(Value::Object(old))) => merge_object(old, patch),
         (Value::Array(patch), Some(Value::Array(old))) => merge_list(old, patch, key),
-        (_, Some(old)) => *old = cleaned(value),
+        (_, Some(old)) => *old = strip_directives(value),
         (_, None) => {
-            target.insert(key.to_owned(), cleaned(value));
+            target.insert(key.to_owned(), strip_directives(value));
         }
     }
 }
 
 fn merge_list(old: &mut Vec<Value>, patch: &[Value], field: &str) {
-    if is_united(field) {
+    if is_merged_set(field) {
         for value in patch {
             if !old.contains(value) {
                 old.push(value.clone());
@@ -196,13 +196,13 @@ fn merge_list(old: &mut Vec<Value>, patch: &[Value], field: &str) {
         return;
     }
     let replaces = patch.iter().any(|item| directive(item) == Some("replace"));
-    match shared_key(patch, merge_keys(field)) {
+    match common_merge_key(patch, merge_keys(field)) {
         Some(key) if !replaces => {
             for item in patch {
                 merge_item(old, item, key);
             }
         }
-        Some(_) | None => *old = cleaned_list(patch),
+        Some(_) | None => *old = strip_list_directives(patch),
     }
 }
 
@@ -218,7 +218,7 @@ fn merge_item(old: &mut Vec<Value>, item: &Value, key: &str) {
                 merge_object(old, item);
             }
         }
-        (None, _) => old.push(cleaned(item)),
+        (None, _) => old.push(strip_directives(item)),
     }
 }
 
@@ -227,7 +227,7 @@ fn directive(item: &Value) -> Option<&str> {
 }
 
 /// The first merge key that every item has.
-fn shared_key(items: &[Value], keys: &[&'static str]) -> Option<&'static str> {
+fn common_merge_key(items: &[Value], keys: &[&'static str]) -> Option<&'static str> {
     keys.iter()
         .copied()
         .find(|key| items.iter().all(|item| item.get(*key).is_some()))
@@ -244,7 +244,7 @@ fn set_order(target: Option<&mut Value>, order: &Value, keys: &[&'static str]) {
     let (Some(Value::Array(list)), Value::Array(order)) = (target, order) else {
         return;
     };
-    let key = shared_key(order, keys);
+    let key = common_merge_key(order, keys);
     let rank = |item: &Value| {
         order.iter().position(|o| match key {
             Some(key) => o.get(key) == item.get(key),
@@ -265,44 +265,44 @@ fn set_order(target: Option<&mut Value>, order: &Value, keys: &[&'static str]) {
 }
 
 /// What a patch adds where nothing stood: without directives and without nulls.
-fn cleaned(value: &Value) -> Value {
+fn strip_directives(value: &Value) -> Value {
     match value {
-        Value::Object(object) => Value::Object(cleaned_object(object)),
-        Value::Array(list) => Value::Array(cleaned_list(list)),
+        Value::Object(object) => Value::Object(strip_object_directives(object)),
+        Value::Array(list) => Value::Array(strip_list_directives(list)),
         Value::Bool(_) | Value::Null | Value::Number(_) | Value::String(_) => value.clone(),
     }
 }
 
-fn cleaned_object(object: &Object) -> Object {
+fn strip_object_directives(object: &JsonObject) -> JsonObject {
     object
         .iter()
         .filter(|(key, value)| !is_directive(key) && !value.is_null())
-        .map(|(key, value)| (key.clone(), cleaned(value)))
+        .map(|(key, value)| (key.clone(), strip_directives(value)))
         .collect()
 }
 
-fn cleaned_list(list: &[Value]) -> Vec<Value> {
+fn strip_list_directives(list: &[Value]) -> Vec<Value> {
     list.iter()
         .filter(|item| directive(item).is_none())
-        .map(cleaned)
+        .map(strip_directives)
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::DEEPEST;
-    use super::Fault;
+    use super::MAX_DEPTH;
+    use super::PatchError;
     use super::PatchType;
     use serde_json::Value;
     use serde_json::json;
 
-    fn patched(kind: PatchType, mut target: Value, patch: &Value) -> Result<Value, Fault> {
+    fn apply_patch(kind: PatchType, mut target: Value, patch: &Value) -> Result<Value, PatchError> {
         kind.apply(&mut target, patch)?;
         Ok(target)
     }
 
-    fn strategic(target: Value, patch: &Value) -> Value {
-        patched(PatchType::Strategic, target, patch).unwrap()
+    fn apply_strategic(target: Value, patch: &Value) -> Value {
+        apply_patch(PatchType::Strategic, target, patch).unwrap()
     }
 
     #[test]
@@ -310,7 +310,7 @@ mod tests {
         let target = json!({"data": {"a": "b", "c": "d"}, "list": [1, 2]});
         let patch = json!({"data": {"a": null, "e": "f"}, "list": [3]});
         assert_eq!(
-            patched(PatchType::Merge, target, &patch),
+            apply_patch(PatchType::Merge, target, &patch),
             Ok(json!({"data": {"c": "d", "e": "f"}, "list": [3]}))
         );
     }
@@ -323,10 +323,10 @@ mod tests {
             {"op": "test", "path": "/data/a", "value": "x"},
         ]);
         let result = PatchType::Json.apply(&mut target, &patch);
-        assert_eq!(result, Err(Fault::Unprocessable));
+        assert_eq!(result, Err(PatchError::Unprocessable));
         assert_eq!(target, json!({"data": {"a": "b"}}));
         let malformed = PatchType::Json.apply(&mut target, &json!({"op": "add"}));
-        assert!(matches!(malformed, Err(Fault::Malformed(_))));
+        assert!(matches!(malformed, Err(PatchError::Malformed(_))));
     }
 
     #[test]
@@ -335,12 +335,12 @@ mod tests {
         let deep = |n: usize| json!({"op": "add", "path": "/a".repeat(n + 1), "value": {}});
         let patches = [
             (0..64).map(wide).collect::<Value>(),
-            (0..DEEPEST).map(deep).collect(),
+            (0..MAX_DEPTH).map(deep).collect(),
         ];
         for patch in patches {
             let mut target = json!({"data": {}});
             let result = PatchType::Json.apply(&mut target, &patch);
-            assert_eq!(result, Err(Fault::Unprocessable));
+            assert_eq!(result, Err(PatchError::Unprocessable));
             assert_eq!(target, json!({"data": {}}));
         }
     }
@@ -357,7 +357,7 @@ mod tests {
             {"name": "c", "image": "c:1"},
         ]}});
         assert_eq!(
-            strategic(pod, &patch),
+            apply_strategic(pod, &patch),
             json!({"spec": {"containers": [
                 {"name": "a", "image": "a:1", "env": [
                     {"name": "X", "value": "1"}, {"name": "Y", "value": "2"},
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn directives_delete_replace_retain_and_order() {
+    fn directives_delete_replace_retain_and_order_items() {
         let pod = json!({
             "metadata": {"finalizers": ["x", "y"]},
             "containers": [{"name": "a"}, {"name": "b"}, {"name": "c"}],
@@ -386,7 +386,7 @@ mod tests {
             "args": [3],
         });
         assert_eq!(
-            strategic(pod, &patch),
+            apply_strategic(pod, &patch),
             json!({
                 "metadata": {"finalizers": ["y", "z"]},
                 "containers": [{"name": "c"}, {"name": "a"}],
@@ -402,28 +402,28 @@ mod tests {
         let service = json!({"ports": [{"port": 80, "name": "http"}]});
         let patch = json!({"ports": [{"port": 80, "targetPort": 8080}, {"port": 443}]});
         assert_eq!(
-            strategic(service, &patch),
+            apply_strategic(service, &patch),
             json!({"ports": [{"port": 80, "name": "http", "targetPort": 8080}, {"port": 443}]})
         );
         let container = json!({"ports": [{"containerPort": 80}]});
         let patch = json!({"ports": [{"containerPort": 80, "name": "http"}]});
         assert_eq!(
-            strategic(container, &patch),
+            apply_strategic(container, &patch),
             json!({"ports": [{"containerPort": 80, "name": "http"}]})
         );
     }
 
     #[test]
-    fn an_applied_object_is_merged_into_what_stands_there() {
+    fn an_applied_object_is_merged_into_the_stored_one() {
         let target = json!({"data": {"a": "b"}, "metadata": {"name": "x"}});
         let patch = json!({"data": {"c": "d"}, "kind": "ConfigMap"});
         assert_eq!(
-            patched(PatchType::Apply, target, &patch),
+            apply_patch(PatchType::Apply, target, &patch),
             Ok(json!({
                 "data": {"a": "b", "c": "d"}, "metadata": {"name": "x"}, "kind": "ConfigMap",
             }))
         );
-        let list = patched(PatchType::Apply, json!({}), &json!([1]));
-        assert!(matches!(list, Err(Fault::Malformed(_))));
+        let list = apply_patch(PatchType::Apply, json!({}), &json!([1]));
+        assert!(matches!(list, Err(PatchError::Malformed(_))));
     }
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// Why a body could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum ProtobufBodyError {
     Malformed(&'static str),
     /// A kind that is not known in protobuf: answered like a media type that is not.
     UnknownKind,
@@ -25,16 +25,16 @@ const MAGIC: &[u8] = b"k8s\0";
 const MAX_DEPTH: u8 = 16;
 
 /// A field: its number, its name in JSON and what it holds.
-type Field = (u64, &'static str, Type);
-type Message = &'static [Field];
+type FieldSpec = (u64, &'static str, FieldType);
+type MessageSpec = &'static [FieldSpec];
 
 #[derive(Clone, Copy)]
-enum Type {
-    Flag,
+enum FieldType {
+    Bool,
     /// `IntOrString`.
-    Either,
-    Item(Message),
-    Items(Message),
+    IntOrString,
+    Item(MessageSpec),
+    Items(MessageSpec),
     /// `metav1.MicroTime`.
     MicroTime,
     Number,
@@ -49,20 +49,20 @@ enum Type {
     DataMap,
 }
 
-use Type::DataMap;
-use Type::Either;
-use Type::Flag;
-use Type::Item;
-use Type::Items;
-use Type::MicroTime;
-use Type::Number;
-use Type::Skip;
-use Type::Text;
-use Type::TextMap;
-use Type::Texts;
-use Type::Time;
+use FieldType::Bool;
+use FieldType::DataMap;
+use FieldType::IntOrString;
+use FieldType::Item;
+use FieldType::Items;
+use FieldType::MicroTime;
+use FieldType::Number;
+use FieldType::Skip;
+use FieldType::Text;
+use FieldType::TextMap;
+use FieldType::Texts;
+use FieldType::Time;
 
-const OBJECT_META: Message = &[
+const OBJECT_META: MessageSpec = &[
     (1, "name", Text),
     (2, "generateName", Text),
     (3, "namespace", Text),
@@ -80,16 +80,16 @@ const OBJECT_META: Message = &[
     (17, "managedFields", Skip),
 ];
 
-const OWNER_REFERENCE: Message = &[
+const OWNER_REFERENCE: MessageSpec = &[
     (1, "kind", Text),
     (3, "name", Text),
     (4, "uid", Text),
     (5, "apiVersion", Text),
-    (6, "controller", Flag),
-    (7, "blockOwnerDeletion", Flag),
+    (6, "controller", Bool),
+    (7, "blockOwnerDeletion", Bool),
 ];
 
-const OBJECT_REFERENCE: Message = &[
+const OBJECT_REFERENCE: MessageSpec = &[
     (1, "kind", Text),
     (2, "namespace", Text),
     (3, "name", Text),
@@ -99,39 +99,39 @@ const OBJECT_REFERENCE: Message = &[
     (7, "fieldPath", Text),
 ];
 
-const META: Field = (1, "metadata", Item(OBJECT_META));
+const META: FieldSpec = (1, "metadata", Item(OBJECT_META));
 
-const CONFIG_MAP: Message = &[
+const CONFIG_MAP: MessageSpec = &[
     META,
     (2, "data", TextMap),
     (3, "binaryData", DataMap),
-    (4, "immutable", Flag),
+    (4, "immutable", Bool),
 ];
 
-const SECRET: Message = &[
+const SECRET: MessageSpec = &[
     META,
     (2, "data", DataMap),
     (3, "type", Text),
     (4, "stringData", TextMap),
-    (5, "immutable", Flag),
+    (5, "immutable", Bool),
 ];
 
-const NAMESPACE: Message = &[
+const NAMESPACE: MessageSpec = &[
     META,
     (2, "spec", Item(&[(1, "finalizers", Texts)])),
     (3, "status", Skip),
 ];
 
-const SERVICE_ACCOUNT: Message = &[
+const SERVICE_ACCOUNT: MessageSpec = &[
     META,
     (2, "secrets", Items(OBJECT_REFERENCE)),
     (3, "imagePullSecrets", Items(&[(1, "name", Text)])),
-    (4, "automountServiceAccountToken", Flag),
+    (4, "automountServiceAccountToken", Bool),
 ];
 
-const SERVICE: Message = &[META, (2, "spec", Item(SERVICE_SPEC)), (3, "status", Skip)];
+const SERVICE: MessageSpec = &[META, (2, "spec", Item(SERVICE_SPEC)), (3, "status", Skip)];
 
-const SERVICE_SPEC: Message = &[
+const SERVICE_SPEC: MessageSpec = &[
     (1, "ports", Items(SERVICE_PORT)),
     (2, "selector", TextMap),
     (3, "clusterIP", Text),
@@ -143,31 +143,31 @@ const SERVICE_SPEC: Message = &[
     (10, "externalName", Text),
     (11, "externalTrafficPolicy", Text),
     (12, "healthCheckNodePort", Number),
-    (13, "publishNotReadyAddresses", Flag),
+    (13, "publishNotReadyAddresses", Bool),
     (14, "sessionAffinityConfig", Item(SESSION_AFFINITY)),
     (17, "ipFamilyPolicy", Text),
     (18, "clusterIPs", Texts),
     (19, "ipFamilies", Texts),
-    (20, "allocateLoadBalancerNodePorts", Flag),
+    (20, "allocateLoadBalancerNodePorts", Bool),
     (21, "loadBalancerClass", Text),
     (22, "internalTrafficPolicy", Text),
     (23, "trafficDistribution", Text),
 ];
 
-const SESSION_AFFINITY: Message = &[(1, "clientIP", Item(&[(1, "timeoutSeconds", Number)]))];
+const SESSION_AFFINITY: MessageSpec = &[(1, "clientIP", Item(&[(1, "timeoutSeconds", Number)]))];
 
-const SERVICE_PORT: Message = &[
+const SERVICE_PORT: MessageSpec = &[
     (1, "name", Text),
     (2, "protocol", Text),
     (3, "port", Number),
-    (4, "targetPort", Either),
+    (4, "targetPort", IntOrString),
     (5, "nodePort", Number),
     (6, "appProtocol", Text),
 ];
 
-const LEASE: Message = &[META, (2, "spec", Item(LEASE_SPEC))];
+const LEASE: MessageSpec = &[META, (2, "spec", Item(LEASE_SPEC))];
 
-const LEASE_SPEC: Message = &[
+const LEASE_SPEC: MessageSpec = &[
     (1, "holderIdentity", Text),
     (2, "leaseDurationSeconds", Number),
     (3, "acquireTime", MicroTime),
@@ -177,10 +177,10 @@ const LEASE_SPEC: Message = &[
     (7, "preferredHolder", Text),
 ];
 
-const EVENT_SOURCE: Message = &[(1, "component", Text), (2, "host", Text)];
-const EVENT_SERIES: Message = &[(1, "count", Number), (2, "lastObservedTime", MicroTime)];
+const EVENT_SOURCE: MessageSpec = &[(1, "component", Text), (2, "host", Text)];
+const EVENT_SERIES: MessageSpec = &[(1, "count", Number), (2, "lastObservedTime", MicroTime)];
 
-const CORE_EVENT: Message = &[
+const CORE_EVENT: MessageSpec = &[
     META,
     (2, "involvedObject", Item(OBJECT_REFERENCE)),
     (3, "reason", Text),
@@ -198,7 +198,7 @@ const CORE_EVENT: Message = &[
     (15, "reportingInstance", Text),
 ];
 
-const EVENTS_EVENT: Message = &[
+const EVENTS_EVENT: MessageSpec = &[
     META,
     (2, "eventTime", MicroTime),
     (3, "series", Item(EVENT_SERIES)),
@@ -216,7 +216,7 @@ const EVENTS_EVENT: Message = &[
     (15, "deprecatedCount", Number),
 ];
 
-const RESOURCE_ATTRIBUTES: Message = &[
+const RESOURCE_ATTRIBUTES: MessageSpec = &[
     (1, "namespace", Text),
     (2, "verb", Text),
     (3, "group", Text),
@@ -227,9 +227,9 @@ const RESOURCE_ATTRIBUTES: Message = &[
     (8, "fieldSelector", Skip),
     (9, "labelSelector", Skip),
 ];
-const PATH_ATTRIBUTES: Message = &[(1, "path", Text), (2, "verb", Text)];
+const PATH_ATTRIBUTES: MessageSpec = &[(1, "path", Text), (2, "verb", Text)];
 
-const SUBJECT_ACCESS: Message = &[
+const SUBJECT_ACCESS: MessageSpec = &[
     (1, "resourceAttributes", Item(RESOURCE_ATTRIBUTES)),
     (2, "nonResourceAttributes", Item(PATH_ATTRIBUTES)),
     (3, "user", Text),
@@ -238,9 +238,9 @@ const SUBJECT_ACCESS: Message = &[
     (6, "uid", Text),
 ];
 /// Serves both access reviews: that of oneself has the first two fields only.
-const ACCESS_REVIEW: Message = &[META, (2, "spec", Item(SUBJECT_ACCESS)), (3, "status", Skip)];
+const ACCESS_REVIEW: MessageSpec = &[META, (2, "spec", Item(SUBJECT_ACCESS)), (3, "status", Skip)];
 
-const TOKEN_REVIEW: Message = &[
+const TOKEN_REVIEW: MessageSpec = &[
     META,
     (
         2,
@@ -250,21 +250,21 @@ const TOKEN_REVIEW: Message = &[
     (3, "status", Skip),
 ];
 
-const SELF_REVIEW: Message = &[META, (2, "status", Skip)];
+const SELF_REVIEW: MessageSpec = &[META, (2, "status", Skip)];
 
-const PRECONDITIONS: Message = &[(1, "uid", Text), (2, "resourceVersion", Text)];
-const DELETE_OPTIONS: Message = &[
+const PRECONDITIONS: MessageSpec = &[(1, "uid", Text), (2, "resourceVersion", Text)];
+const DELETE_OPTIONS: MessageSpec = &[
     (1, "gracePeriodSeconds", Number),
     (2, "preconditions", Item(PRECONDITIONS)),
-    (3, "orphanDependents", Flag),
+    (3, "orphanDependents", Bool),
     (4, "propagationPolicy", Text),
     (5, "dryRun", Texts),
-    (6, "ignoreStoreReadErrorWithClusterBreakingPotential", Flag),
+    (6, "ignoreStoreReadErrorWithClusterBreakingPotential", Bool),
 ];
 
-const EVICTION: Message = &[META, (2, "deleteOptions", Item(DELETE_OPTIONS))];
+const EVICTION: MessageSpec = &[META, (2, "deleteOptions", Item(DELETE_OPTIONS))];
 
-fn message_of(api_version: &str, kind: &str) -> Option<Message> {
+fn message_spec(api_version: &str, kind: &str) -> Option<MessageSpec> {
     match (api_version, kind) {
         ("v1", "ConfigMap") => Some(CONFIG_MAP),
         ("v1", "Event") => Some(CORE_EVENT),
@@ -287,82 +287,104 @@ fn message_of(api_version: &str, kind: &str) -> Option<Message> {
 }
 
 /// Reads one body: the magic, then `runtime.Unknown` around the object.
-pub(crate) fn decode(body: &[u8]) -> Result<Value, Fault> {
+pub(crate) fn decode(body: &[u8]) -> Result<Value, ProtobufBodyError> {
     let unknown = body
         .strip_prefix(MAGIC)
-        .ok_or(Fault::Malformed("no magic"))?;
+        .ok_or(ProtobufBodyError::Malformed("no magic"))?;
     let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
-    for field in Fields(unknown) {
+    for field in FieldReader(unknown) {
         match field? {
-            (1, Wire::Bytes(meta)) => {
-                for field in Fields(meta) {
+            (1, WireValue::Bytes(meta)) => {
+                for field in FieldReader(meta) {
                     match field? {
-                        (1, Wire::Bytes(bytes)) => api_version = text(bytes)?,
-                        (2, Wire::Bytes(bytes)) => kind = text(bytes)?,
-                        _ => return Err(Fault::Malformed("unknown field of the type")),
+                        (1, WireValue::Bytes(bytes)) => api_version = decode_text(bytes)?,
+                        (2, WireValue::Bytes(bytes)) => kind = decode_text(bytes)?,
+                        _ => return Err(ProtobufBodyError::Malformed("unknown field of the type")),
                     }
                 }
             }
-            (2, Wire::Bytes(bytes)) => raw = bytes,
-            (3 | 4, Wire::Bytes([])) => {}
-            _ => return Err(Fault::Malformed("unknown field of the envelope")),
+            (2, WireValue::Bytes(bytes)) => raw = bytes,
+            (3 | 4, WireValue::Bytes([])) => {}
+            _ => {
+                return Err(ProtobufBodyError::Malformed(
+                    "unknown field of the envelope",
+                ));
+            }
         }
     }
-    let message = message_of(&api_version, &kind).ok_or(Fault::UnknownKind)?;
-    let mut object = read(message, raw, MAX_DEPTH)?;
+    let message = message_spec(&api_version, &kind).ok_or(ProtobufBodyError::UnknownKind)?;
+    let mut object = decode_message(message, raw, MAX_DEPTH)?;
     object.insert("apiVersion".to_owned(), api_version.into());
     object.insert("kind".to_owned(), kind.into());
     Ok(Value::Object(object))
 }
 
-fn read(message: Message, bytes: &[u8], depth: u8) -> Result<Map<String, Value>, Fault> {
+fn decode_message(
+    message: MessageSpec,
+    bytes: &[u8],
+    depth: u8,
+) -> Result<Map<String, Value>, ProtobufBodyError> {
     let depth = depth
         .checked_sub(1)
-        .ok_or(Fault::Malformed("nested too deeply"))?;
+        .ok_or(ProtobufBodyError::Malformed("nested too deeply"))?;
     let mut object = Map::new();
-    for field in Fields(bytes) {
+    for field in FieldReader(bytes) {
         let (number, wire) = field?;
         let (_, name, kind) = message
             .iter()
             .find(|(known, ..)| *known == number)
-            .ok_or(Fault::Malformed("unknown field"))?;
+            .ok_or(ProtobufBodyError::Malformed("unknown field"))?;
         match (kind, wire) {
             (Skip, _) => {}
-            (Flag, Wire::Varint(flag)) => set(&mut object, name, (flag != 0).into()),
-            (Number, Wire::Varint(0)) | (Text, Wire::Bytes([])) => {}
-            (Number, Wire::Varint(number)) => set(&mut object, name, number.cast_signed().into()),
-            (Text, Wire::Bytes(bytes)) => set(&mut object, name, text(bytes)?.into()),
-            (Texts, Wire::Bytes(bytes)) => push(&mut object, name, text(bytes)?.into()),
-            (TextMap, Wire::Bytes(bytes)) => {
-                let (key, value) = pair(bytes)?;
-                put(&mut object, name, key, text(value)?);
+            (Bool, WireValue::Varint(flag)) => set_field(&mut object, name, (flag != 0).into()),
+            (Number, WireValue::Varint(0)) | (Text, WireValue::Bytes([])) => {}
+            (Number, WireValue::Varint(number)) => {
+                set_field(&mut object, name, number.cast_signed().into())
             }
-            (DataMap, Wire::Bytes(bytes)) => {
-                let (key, value) = pair(bytes)?;
-                put(&mut object, name, key, BASE64_STANDARD.encode(value));
+            (Text, WireValue::Bytes(bytes)) => {
+                set_field(&mut object, name, decode_text(bytes)?.into())
             }
-            (Time, Wire::Bytes(bytes)) => time(&mut object, name, bytes, 0)?,
-            (MicroTime, Wire::Bytes(bytes)) => time(&mut object, name, bytes, 6)?,
-            (Either, Wire::Bytes(bytes)) => either(&mut object, name, bytes)?,
-            (Item(message), Wire::Bytes(bytes)) => {
-                set(&mut object, name, read(message, bytes, depth)?.into());
+            (Texts, WireValue::Bytes(bytes)) => {
+                push_item(&mut object, name, decode_text(bytes)?.into())
             }
-            (Items(message), Wire::Bytes(bytes)) => {
-                push(&mut object, name, read(message, bytes, depth)?.into());
+            (TextMap, WireValue::Bytes(bytes)) => {
+                let (key, value) = decode_entry(bytes)?;
+                put_entry(&mut object, name, key, decode_text(value)?);
             }
-            (_, Wire::Varint(_) | Wire::Bytes(_)) => {
-                return Err(Fault::Malformed("a field of the wrong type"));
+            (DataMap, WireValue::Bytes(bytes)) => {
+                let (key, value) = decode_entry(bytes)?;
+                put_entry(&mut object, name, key, BASE64_STANDARD.encode(value));
+            }
+            (Time, WireValue::Bytes(bytes)) => set_time(&mut object, name, bytes, 0)?,
+            (MicroTime, WireValue::Bytes(bytes)) => set_time(&mut object, name, bytes, 6)?,
+            (IntOrString, WireValue::Bytes(bytes)) => set_int_or_string(&mut object, name, bytes)?,
+            (Item(message), WireValue::Bytes(bytes)) => {
+                set_field(
+                    &mut object,
+                    name,
+                    decode_message(message, bytes, depth)?.into(),
+                );
+            }
+            (Items(message), WireValue::Bytes(bytes)) => {
+                push_item(
+                    &mut object,
+                    name,
+                    decode_message(message, bytes, depth)?.into(),
+                );
+            }
+            (_, WireValue::Varint(_) | WireValue::Bytes(_)) => {
+                return Err(ProtobufBodyError::Malformed("a field of the wrong type"));
             }
         }
     }
     Ok(object)
 }
 
-fn set(object: &mut Map<String, Value>, name: &str, value: Value) {
+fn set_field(object: &mut Map<String, Value>, name: &str, value: Value) {
     object.insert(name.to_owned(), value);
 }
 
-fn push(object: &mut Map<String, Value>, name: &str, value: Value) {
+fn push_item(object: &mut Map<String, Value>, name: &str, value: Value) {
     let list = object
         .entry(name)
         .or_insert_with(|| Value::Array(Vec::new()));
@@ -371,7 +393,7 @@ fn push(object: &mut Map<String, Value>, name: &str, value: Value) {
     }
 }
 
-fn put(object: &mut Map<String, Value>, name: &str, key: String, value: String) {
+fn put_entry(object: &mut Map<String, Value>, name: &str, key: String, value: String) {
     let map = object
         .entry(name)
         .or_insert_with(|| Value::Object(Map::new()));
@@ -380,86 +402,94 @@ fn put(object: &mut Map<String, Value>, name: &str, key: String, value: String) 
     }
 }
 
-fn text(bytes: &[u8]) -> Result<String, Fault> {
-    let text = std::str::from_utf8(bytes).map_err(|_| Fault::Malformed("not UTF-8"))?;
+fn decode_text(bytes: &[u8]) -> Result<String, ProtobufBodyError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| ProtobufBodyError::Malformed("not UTF-8"))?;
     Ok(text.to_owned())
 }
 
 /// A map's entry: its key and the bytes of its value.
-fn pair(bytes: &[u8]) -> Result<(String, &[u8]), Fault> {
+fn decode_entry(bytes: &[u8]) -> Result<(String, &[u8]), ProtobufBodyError> {
     let (mut key, mut value) = (String::new(), &[][..]);
-    for field in Fields(bytes) {
+    for field in FieldReader(bytes) {
         match field? {
-            (1, Wire::Bytes(bytes)) => key = text(bytes)?,
-            (2, Wire::Bytes(bytes)) => value = bytes,
-            _ => return Err(Fault::Malformed("unknown field of a map")),
+            (1, WireValue::Bytes(bytes)) => key = decode_text(bytes)?,
+            (2, WireValue::Bytes(bytes)) => value = bytes,
+            _ => return Err(ProtobufBodyError::Malformed("unknown field of a map")),
         }
     }
     Ok((key, value))
 }
 
 /// The varints of a message of two, such as a time's seconds and nanoseconds.
-fn varints(bytes: &[u8]) -> Result<(i64, i64), Fault> {
+fn decode_varint_pair(bytes: &[u8]) -> Result<(i64, i64), ProtobufBodyError> {
     let (mut first, mut second) = (0, 0);
-    for field in Fields(bytes) {
+    for field in FieldReader(bytes) {
         match field? {
-            (1, Wire::Varint(number)) => first = number.cast_signed(),
-            (2, Wire::Varint(number)) => second = number.cast_signed(),
-            _ => return Err(Fault::Malformed("unknown field of a time")),
+            (1, WireValue::Varint(number)) => first = number.cast_signed(),
+            (2, WireValue::Varint(number)) => second = number.cast_signed(),
+            _ => return Err(ProtobufBodyError::Malformed("unknown field of a time")),
         }
     }
     Ok((first, second))
 }
 
 /// A time with so many digits of a second; one that was not set is empty.
-fn time(
+fn set_time(
     object: &mut Map<String, Value>,
     name: &str,
     bytes: &[u8],
     digits: usize,
-) -> Result<(), Fault> {
+) -> Result<(), ProtobufBodyError> {
     if bytes.is_empty() {
         return Ok(());
     }
-    let (seconds, nanos) = varints(bytes)?;
+    let (seconds, nanos) = decode_varint_pair(bytes)?;
     let time = i32::try_from(nanos)
         .ok()
         .and_then(|nanos| Timestamp::new(seconds, nanos).ok())
-        .ok_or(Fault::Malformed("no such time"))?;
-    set(object, name, format!("{time:.digits$}").into());
+        .ok_or(ProtobufBodyError::Malformed("no such time"))?;
+    set_field(object, name, format!("{time:.digits$}").into());
     Ok(())
 }
 
-fn either(object: &mut Map<String, Value>, name: &str, bytes: &[u8]) -> Result<(), Fault> {
+fn set_int_or_string(
+    object: &mut Map<String, Value>,
+    name: &str,
+    bytes: &[u8],
+) -> Result<(), ProtobufBodyError> {
     let (mut is_text, mut number, mut words) = (false, 0, String::new());
-    for field in Fields(bytes) {
+    for field in FieldReader(bytes) {
         match field? {
-            (1, Wire::Varint(kind)) => is_text = kind == 1,
-            (2, Wire::Varint(value)) => number = value.cast_signed(),
-            (3, Wire::Bytes(bytes)) => words = text(bytes)?,
-            _ => return Err(Fault::Malformed("unknown field of a number or text")),
+            (1, WireValue::Varint(kind)) => is_text = kind == 1,
+            (2, WireValue::Varint(value)) => number = value.cast_signed(),
+            (3, WireValue::Bytes(bytes)) => words = decode_text(bytes)?,
+            _ => {
+                return Err(ProtobufBodyError::Malformed(
+                    "unknown field of a number or text",
+                ));
+            }
         }
     }
     if is_text {
-        set(object, name, words.into());
+        set_field(object, name, words.into());
     } else if number != 0 {
-        set(object, name, number.into());
+        set_field(object, name, number.into());
     }
     Ok(())
 }
 
 /// A field's content; the wire types that Kubernetes uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wire<'b> {
+enum WireValue<'b> {
     Bytes(&'b [u8]),
     Varint(u64),
 }
 
 /// The fields of a message, one after the other. After an error there is nothing.
-struct Fields<'b>(&'b [u8]);
+struct FieldReader<'b>(&'b [u8]);
 
-impl<'b> Fields<'b> {
-    fn varint(&mut self) -> Option<u64> {
+impl<'b> FieldReader<'b> {
+    fn read_varint(&mut self) -> Option<u64> {
         let mut value = 0_u64;
         for shift in (0..64).step_by(7) {
             let (byte, rest) = self.0.split_first()?;
@@ -472,17 +502,17 @@ impl<'b> Fields<'b> {
         None
     }
 
-    fn field(&mut self) -> Option<(u64, Wire<'b>)> {
+    fn read_field(&mut self) -> Option<(u64, WireValue<'b>)> {
         const VARINT: u64 = 0;
         const LENGTH_DELIMITED: u64 = 2;
-        let tag = self.varint()?;
+        let tag = self.read_varint()?;
         let wire = match tag & 7 {
-            VARINT => Wire::Varint(self.varint()?),
+            VARINT => WireValue::Varint(self.read_varint()?),
             LENGTH_DELIMITED => {
-                let length = usize::try_from(self.varint()?).ok()?;
+                let length = usize::try_from(self.read_varint()?).ok()?;
                 let (bytes, rest) = self.0.split_at_checked(length)?;
                 self.0 = rest;
-                Wire::Bytes(bytes)
+                WireValue::Bytes(bytes)
             }
             _ => return None,
         };
@@ -490,25 +520,25 @@ impl<'b> Fields<'b> {
     }
 }
 
-impl<'b> Iterator for Fields<'b> {
-    type Item = Result<(u64, Wire<'b>), Fault>;
+impl<'b> Iterator for FieldReader<'b> {
+    type Item = Result<(u64, WireValue<'b>), ProtobufBodyError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
             return None;
         }
-        let field = self.field();
+        let field = self.read_field();
         if field.is_none() {
             self.0 = &[];
         }
-        Some(field.ok_or(Fault::Malformed("cut short")))
+        Some(field.ok_or(ProtobufBodyError::Malformed("cut short")))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Fault;
     use super::MAGIC;
+    use super::ProtobufBodyError;
     use super::decode;
     use serde_json::json;
 
@@ -525,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_reads_as_its_json() {
+    fn a_secret_is_decoded_to_json() {
         let meta = [
             bytes(1, b"s"),
             bytes(2, b""),
@@ -545,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_has_times_and_numbers() {
+    fn the_times_and_numbers_of_an_event_are_decoded() {
         // 2026-11-21T00:00:00Z is 1795219200 seconds.
         let time = vec![8, 0x80, 0xbe, 0x83, 0xd8, 0x06, 16, 0x80, 0xc2, 0xd7, 0x2f];
         let raw = [bytes(6, &time), vec![8 << 3, 3], bytes(10, &time)].concat();
@@ -556,10 +586,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused() {
-        assert_eq!(decode(&body("v1", "Pod", b"")), Err(Fault::UnknownKind));
+    fn unknown_kinds_and_fields_are_rejected() {
+        assert_eq!(
+            decode(&body("v1", "Pod", b"")),
+            Err(ProtobufBodyError::UnknownKind)
+        );
         let unknown = decode(&body("v1", "ConfigMap", &bytes(9, b"x")));
-        assert!(matches!(unknown, Err(Fault::Malformed(_))));
+        assert!(matches!(unknown, Err(ProtobufBodyError::Malformed(_))));
         let whole = body("v1", "ConfigMap", &bytes(2, &bytes(1, b"key")));
         for end in 0..whole.len() {
             // Cut anywhere, it is an error or a smaller object, and no panic.

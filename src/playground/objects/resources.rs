@@ -3,11 +3,11 @@
 //! One kind may be served by two resources: events stand under `v1` and `events.k8s.io/v1`, and are
 //! one set of objects. Reviews are served and never stored.
 
-use crate::playground::status::Subject;
+use crate::playground::status::ResourceRef;
 
 /// A kind of object that is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ObjectKind {
     ConfigMap,
     Event,
     Lease,
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
 
 /// A question about identity or rights, asked by POST and answered at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Review {
+pub(crate) enum ReviewKind {
     SelfSubject,
     SelfSubjectAccess,
     SubjectAccess,
@@ -30,14 +30,14 @@ pub(crate) enum Review {
 
 /// What a resource's requests are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Served {
-    Objects(Kind),
-    Review(Review),
+pub(crate) enum ResourceBackend {
+    Objects(ObjectKind),
+    Review(ReviewKind),
 }
 
 /// One line of discovery.
 #[derive(Debug)]
-pub(crate) struct Resource {
+pub(crate) struct ApiResource {
     pub(crate) group: &'static str,
     pub(crate) version: &'static str,
     pub(crate) plural: &'static str,
@@ -46,7 +46,7 @@ pub(crate) struct Resource {
     pub(crate) short_names: &'static [&'static str],
     pub(crate) categories: &'static [&'static str],
     pub(crate) namespaced: bool,
-    pub(crate) served: Served,
+    pub(crate) backend: ResourceBackend,
 }
 
 /// A part of an object with a path of its own.
@@ -54,19 +54,19 @@ pub(crate) struct Resource {
 pub(crate) struct Subresource {
     pub(crate) name: &'static str,
     /// The group and version of its kind, where they are not the resource's own.
-    pub(crate) kind_of: Option<(&'static str, &'static str)>,
+    pub(crate) kind_group_version: Option<(&'static str, &'static str)>,
     pub(crate) kind: &'static str,
     pub(crate) verbs: &'static [&'static str],
 }
 
-const fn part(
+const fn subresource(
     name: &'static str,
     kind: &'static str,
     verbs: &'static [&'static str],
 ) -> Subresource {
     Subresource {
         name,
-        kind_of: None,
+        kind_group_version: None,
         kind,
         verbs,
     }
@@ -103,38 +103,38 @@ pub(crate) const GROUPS: &[(&str, &str)] = &[
     ("policy", "v1"),
 ];
 
-const fn core(
+const fn core_resource(
     plural: &'static str,
     singular: &'static str,
     name: &'static str,
     short_names: &'static [&'static str],
-    kind: Kind,
-) -> Resource {
-    Resource {
+    kind: ObjectKind,
+) -> ApiResource {
+    ApiResource {
         group: "",
         version: "v1",
         plural,
         singular,
         kind: name,
         short_names,
-        categories: if matches!(kind, Kind::Pod | Kind::Service) {
+        categories: if matches!(kind, ObjectKind::Pod | ObjectKind::Service) {
             &["all"]
         } else {
             &[]
         },
-        namespaced: !matches!(kind, Kind::Namespace | Kind::Node),
-        served: Served::Objects(kind),
+        namespaced: !matches!(kind, ObjectKind::Namespace | ObjectKind::Node),
+        backend: ResourceBackend::Objects(kind),
     }
 }
 
-const fn review(
+const fn review_resource(
     group: &'static str,
     plural: &'static str,
     singular: &'static str,
     name: &'static str,
-    review: Review,
-) -> Resource {
-    Resource {
+    review: ReviewKind,
+) -> ApiResource {
+    ApiResource {
         group,
         version: "v1",
         plural,
@@ -143,77 +143,83 @@ const fn review(
         short_names: &[],
         categories: &[],
         namespaced: false,
-        served: Served::Review(review),
+        backend: ResourceBackend::Review(review),
     }
 }
 
 /// Everything that is served, as discovery lists it.
-pub(crate) static RESOURCES: &[Resource] = &[
-    core(
+pub(crate) static RESOURCES: &[ApiResource] = &[
+    core_resource(
         "configmaps",
         "configmap",
         "ConfigMap",
         &["cm"],
-        Kind::ConfigMap,
+        ObjectKind::ConfigMap,
     ),
-    core("events", "event", "Event", &["ev"], Kind::Event),
-    core(
+    core_resource("events", "event", "Event", &["ev"], ObjectKind::Event),
+    core_resource(
         "namespaces",
         "namespace",
         "Namespace",
         &["ns"],
-        Kind::Namespace,
+        ObjectKind::Namespace,
     ),
-    core("nodes", "node", "Node", &["no"], Kind::Node),
-    core("pods", "pod", "Pod", &["po"], Kind::Pod),
-    core("secrets", "secret", "Secret", &[], Kind::Secret),
-    core(
+    core_resource("nodes", "node", "Node", &["no"], ObjectKind::Node),
+    core_resource("pods", "pod", "Pod", &["po"], ObjectKind::Pod),
+    core_resource("secrets", "secret", "Secret", &[], ObjectKind::Secret),
+    core_resource(
         "serviceaccounts",
         "serviceaccount",
         "ServiceAccount",
         &["sa"],
-        Kind::ServiceAccount,
+        ObjectKind::ServiceAccount,
     ),
-    core("services", "service", "Service", &["svc"], Kind::Service),
-    Resource {
+    core_resource(
+        "services",
+        "service",
+        "Service",
+        &["svc"],
+        ObjectKind::Service,
+    ),
+    ApiResource {
         group: "events.k8s.io",
-        ..core("events", "event", "Event", &["ev"], Kind::Event)
+        ..core_resource("events", "event", "Event", &["ev"], ObjectKind::Event)
     },
-    review(
+    review_resource(
         "authentication.k8s.io",
         "selfsubjectreviews",
         "selfsubjectreview",
         "SelfSubjectReview",
-        Review::SelfSubject,
+        ReviewKind::SelfSubject,
     ),
-    review(
+    review_resource(
         "authentication.k8s.io",
         "tokenreviews",
         "tokenreview",
         "TokenReview",
-        Review::Token,
+        ReviewKind::Token,
     ),
-    review(
+    review_resource(
         "authorization.k8s.io",
         "selfsubjectaccessreviews",
         "selfsubjectaccessreview",
         "SelfSubjectAccessReview",
-        Review::SelfSubjectAccess,
+        ReviewKind::SelfSubjectAccess,
     ),
-    review(
+    review_resource(
         "authorization.k8s.io",
         "subjectaccessreviews",
         "subjectaccessreview",
         "SubjectAccessReview",
-        Review::SubjectAccess,
+        ReviewKind::SubjectAccess,
     ),
-    Resource {
+    ApiResource {
         group: "coordination.k8s.io",
-        ..core("leases", "lease", "Lease", &[], Kind::Lease)
+        ..core_resource("leases", "lease", "Lease", &[], ObjectKind::Lease)
     },
 ];
 
-impl Kind {
+impl ObjectKind {
     /// Every kind, in the order of [`Kind::index`].
     pub(crate) const ALL: [Self; 9] = [
         Self::ConfigMap,
@@ -243,7 +249,7 @@ impl Kind {
     }
 
     /// Whether a PUT of an absent object makes it, as upstream allows for these two.
-    pub(crate) const fn created_by_update(self) -> bool {
+    pub(crate) const fn allows_create_on_update(self) -> bool {
         matches!(self, Self::Event | Self::Lease)
     }
 
@@ -261,30 +267,30 @@ impl Kind {
             Self::ConfigMap | Self::Event | Self::Lease | Self::Secret | Self::ServiceAccount => {
                 &[]
             }
-            Self::Namespace => NAMESPACE_PARTS,
-            Self::Node => NODE_PARTS,
-            Self::Pod => POD_PARTS,
-            Self::Service => SERVICE_PARTS,
+            Self::Namespace => NAMESPACE_SUBRESOURCES,
+            Self::Node => NODE_SUBRESOURCES,
+            Self::Pod => POD_SUBRESOURCES,
+            Self::Service => SERVICE_SUBRESOURCES,
         }
     }
 }
 
-const NAMESPACE_PARTS: &[Subresource] = &[part("status", "Namespace", STATUS_VERBS)];
-const NODE_PARTS: &[Subresource] = &[part("status", "Node", STATUS_VERBS)];
-const SERVICE_PARTS: &[Subresource] = &[part("status", "Service", STATUS_VERBS)];
-const POD_PARTS: &[Subresource] = &[
-    part("attach", "PodAttachOptions", STREAM_VERBS),
+const NAMESPACE_SUBRESOURCES: &[Subresource] = &[subresource("status", "Namespace", STATUS_VERBS)];
+const NODE_SUBRESOURCES: &[Subresource] = &[subresource("status", "Node", STATUS_VERBS)];
+const SERVICE_SUBRESOURCES: &[Subresource] = &[subresource("status", "Service", STATUS_VERBS)];
+const POD_SUBRESOURCES: &[Subresource] = &[
+    subresource("attach", "PodAttachOptions", STREAM_VERBS),
     Subresource {
-        kind_of: Some(("policy", "v1")),
-        ..part("eviction", "Eviction", &["create"])
+        kind_group_version: Some(("policy", "v1")),
+        ..subresource("eviction", "Eviction", &["create"])
     },
-    part("exec", "PodExecOptions", STREAM_VERBS),
-    part("log", "Pod", &["get"]),
-    part("portforward", "PodPortForwardOptions", STREAM_VERBS),
-    part("status", "Pod", STATUS_VERBS),
+    subresource("exec", "PodExecOptions", STREAM_VERBS),
+    subresource("log", "Pod", &["get"]),
+    subresource("portforward", "PodPortForwardOptions", STREAM_VERBS),
+    subresource("status", "Pod", STATUS_VERBS),
 ];
 
-impl Resource {
+impl ApiResource {
     /// The resource that a path names.
     pub(crate) fn find(group: &str, version: &str, plural: &str) -> Option<&'static Self> {
         RESOURCES
@@ -298,28 +304,28 @@ impl Resource {
     }
 
     pub(crate) const fn verbs(&self) -> &'static [&'static str] {
-        match self.served {
-            Served::Objects(Kind::Namespace) => NAMESPACE_VERBS,
-            Served::Objects(_) => ALL_VERBS,
-            Served::Review(_) => &["create"],
+        match self.backend {
+            ResourceBackend::Objects(ObjectKind::Namespace) => NAMESPACE_VERBS,
+            ResourceBackend::Objects(_) => ALL_VERBS,
+            ResourceBackend::Review(_) => &["create"],
         }
     }
 
     pub(crate) const fn subresources(&self) -> &'static [Subresource] {
-        match self.served {
-            Served::Objects(kind) => kind.subresources(),
-            Served::Review(_) => &[],
+        match self.backend {
+            ResourceBackend::Objects(kind) => kind.subresources(),
+            ResourceBackend::Review(_) => &[],
         }
     }
 
     /// Whether objects of this resource are spelled differently from how they are stored.
-    pub(crate) fn converts(&self) -> bool {
+    pub(crate) fn is_converted(&self) -> bool {
         self.group == "events.k8s.io"
     }
 
     /// What a refusal about the object `name` is about.
-    pub(crate) const fn subject<'a>(&self, name: &'a str) -> Subject<'a> {
-        Subject {
+    pub(crate) const fn resource_ref<'a>(&self, name: &'a str) -> ResourceRef<'a> {
+        ResourceRef {
             group: self.group,
             resource: self.plural,
             kind: self.kind,
@@ -340,12 +346,12 @@ pub(crate) fn group_version(group: &str, version: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::GROUPS;
-    use super::Kind;
+    use super::ObjectKind;
     use super::RESOURCES;
 
     #[test]
-    fn a_kind_stands_where_its_index_says() {
-        for (place, kind) in Kind::ALL.into_iter().enumerate() {
+    fn the_index_of_a_kind_is_its_position() {
+        for (place, kind) in ObjectKind::ALL.into_iter().enumerate() {
             assert_eq!(kind.index(), place);
         }
     }

@@ -4,8 +4,8 @@
 //! Field selectors know only the fields that kube-apiserver supports for the kind; asking for
 //! another is an error, not an empty answer.
 
-use crate::playground::objects::resources::Kind;
-use crate::playground::objects::store::Object;
+use crate::playground::objects::resources::ObjectKind;
+use crate::playground::objects::store::StoredObject;
 
 /// What a list, a watch or a collection's deletion is narrowed to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ struct LabelRequirement {
 enum Operator {
     Exists,
     In(Vec<String>),
-    Missing,
+    DoesNotExist,
     NotIn(Vec<String>),
 }
 
@@ -38,13 +38,13 @@ struct FieldRequirement {
 impl Selection {
     /// Reads both selectors. The error is the message of a 400.
     pub(crate) fn parse(
-        kind: Kind,
+        kind: ObjectKind,
         labels: Option<&str>,
         fields: Option<&str>,
     ) -> Result<Self, String> {
-        let labels = label_requirements(labels.unwrap_or_default())?;
-        let fields = field_requirements(fields.unwrap_or_default())?;
-        if let Some(unknown) = fields.iter().find(|f| !supported(kind, &f.field)) {
+        let labels = parse_label_requirements(labels.unwrap_or_default())?;
+        let fields = parse_field_requirements(fields.unwrap_or_default())?;
+        if let Some(unknown) = fields.iter().find(|f| !is_selectable(kind, &f.field)) {
             return Err(format!("field label not supported: {}", unknown.field));
         }
         Ok(Self { labels, fields })
@@ -65,19 +65,19 @@ impl Selection {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    pub(crate) fn matches(&self, object: &Object) -> bool {
+    pub(crate) fn matches(&self, object: &StoredObject) -> bool {
         self.labels.iter().all(|r| r.matches(object))
             && self.fields.iter().all(|r| r.matches(object))
     }
 }
 
 impl LabelRequirement {
-    fn matches(&self, object: &Object) -> bool {
+    fn matches(&self, object: &StoredObject) -> bool {
         let value = object.label(&self.key);
         match &self.operator {
             Operator::Exists => value.is_some(),
             Operator::In(values) => value.is_some_and(|v| values.iter().any(|w| w == v)),
-            Operator::Missing => value.is_none(),
+            Operator::DoesNotExist => value.is_none(),
             // An absent label differs from every value, as upstream has it.
             Operator::NotIn(values) => value.is_none_or(|v| values.iter().all(|w| w != v)),
         }
@@ -85,16 +85,16 @@ impl LabelRequirement {
 }
 
 impl FieldRequirement {
-    fn matches(&self, object: &Object) -> bool {
+    fn matches(&self, object: &StoredObject) -> bool {
         (object.field(&self.field) == self.value) == self.equal
     }
 }
 
 /// The fields of a kind that may be selected by, beside the name and the namespace.
-pub(crate) const fn selectable(kind: Kind) -> &'static [&'static str] {
+pub(crate) const fn selectable_fields(kind: ObjectKind) -> &'static [&'static str] {
     match kind {
-        Kind::ConfigMap | Kind::Lease | Kind::ServiceAccount => &[],
-        Kind::Event => &[
+        ObjectKind::ConfigMap | ObjectKind::Lease | ObjectKind::ServiceAccount => &[],
+        ObjectKind::Event => &[
             "involvedObject.apiVersion",
             "involvedObject.fieldPath",
             "involvedObject.kind",
@@ -107,9 +107,9 @@ pub(crate) const fn selectable(kind: Kind) -> &'static [&'static str] {
             "source",
             "type",
         ],
-        Kind::Namespace => &["status.phase"],
-        Kind::Node => &["spec.unschedulable"],
-        Kind::Pod => &[
+        ObjectKind::Namespace => &["status.phase"],
+        ObjectKind::Node => &["spec.unschedulable"],
+        ObjectKind::Pod => &[
             "spec.nodeName",
             "spec.restartPolicy",
             "spec.schedulerName",
@@ -118,17 +118,18 @@ pub(crate) const fn selectable(kind: Kind) -> &'static [&'static str] {
             "status.phase",
             "status.podIP",
         ],
-        Kind::Secret => &["type"],
-        Kind::Service => &["spec.clusterIP", "spec.type"],
+        ObjectKind::Secret => &["type"],
+        ObjectKind::Service => &["spec.clusterIP", "spec.type"],
     }
 }
 
-fn supported(kind: Kind, field: &str) -> bool {
-    matches!(field, "metadata.name" | "metadata.namespace") || selectable(kind).contains(&field)
+fn is_selectable(kind: ObjectKind, field: &str) -> bool {
+    matches!(field, "metadata.name" | "metadata.namespace")
+        || selectable_fields(kind).contains(&field)
 }
 
 /// `a=b,c!=d,e in (f,g),!h`: commas within brackets do not separate.
-fn label_requirements(text: &str) -> Result<Vec<LabelRequirement>, String> {
+fn parse_label_requirements(text: &str) -> Result<Vec<LabelRequirement>, String> {
     let mut depth = 0_u32;
     let mut parts = vec![String::new()];
     for character in text.chars() {
@@ -149,42 +150,42 @@ fn label_requirements(text: &str) -> Result<Vec<LabelRequirement>, String> {
         .iter()
         .map(|part| part.trim())
         .filter(|part| !part.is_empty())
-        .map(label_requirement)
+        .map(parse_label_requirement)
         .collect()
 }
 
-fn label_requirement(text: &str) -> Result<LabelRequirement, String> {
+fn parse_label_requirement(text: &str) -> Result<LabelRequirement, String> {
     if let Some(key) = text.strip_prefix('!') {
-        return label(key, Operator::Missing);
+        return new_label_requirement(key, Operator::DoesNotExist);
     }
     if let Some((key, value)) = text.split_once("!=") {
-        return label(key, Operator::NotIn(vec![value.trim().to_owned()]));
+        return new_label_requirement(key, Operator::NotIn(vec![value.trim().to_owned()]));
     }
     if let Some((key, value)) = text.split_once('=') {
         let value = value.strip_prefix('=').unwrap_or(value);
-        return label(key, Operator::In(vec![value.trim().to_owned()]));
+        return new_label_requirement(key, Operator::In(vec![value.trim().to_owned()]));
     }
     if let Some((head, values)) = text.split_once('(') {
         let values = values
             .strip_suffix(')')
-            .ok_or_else(|| unparsable(text))?
+            .ok_or_else(|| parse_error(text))?
             .split(',')
             .map(|value| value.trim().to_owned())
             .collect();
         return match head.trim().rsplit_once(char::is_whitespace) {
-            Some((key, "in")) => label(key, Operator::In(values)),
-            Some((key, "notin")) => label(key, Operator::NotIn(values)),
-            Some(_) | None => Err(unparsable(text)),
+            Some((key, "in")) => new_label_requirement(key, Operator::In(values)),
+            Some((key, "notin")) => new_label_requirement(key, Operator::NotIn(values)),
+            Some(_) | None => Err(parse_error(text)),
         };
     }
-    label(text, Operator::Exists)
+    new_label_requirement(text, Operator::Exists)
 }
 
-fn label(key: &str, operator: Operator) -> Result<LabelRequirement, String> {
+fn new_label_requirement(key: &str, operator: Operator) -> Result<LabelRequirement, String> {
     let key = key.trim();
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     if key.is_empty() || !key.chars().all(legal) {
-        return Err(unparsable(key));
+        return Err(parse_error(key));
     }
     Ok(LabelRequirement {
         key: key.to_owned(),
@@ -192,12 +193,12 @@ fn label(key: &str, operator: Operator) -> Result<LabelRequirement, String> {
     })
 }
 
-fn unparsable(text: &str) -> String {
+fn parse_error(text: &str) -> String {
     format!("unable to parse requirement: {text:?}")
 }
 
 /// `a=b,c!=d`, with `\` before `\`, `,` and `=` in values.
-fn field_requirements(text: &str) -> Result<Vec<FieldRequirement>, String> {
+fn parse_field_requirements(text: &str) -> Result<Vec<FieldRequirement>, String> {
     let mut parts = vec![String::new()];
     let mut escaped = false;
     for character in text.chars() {
@@ -213,11 +214,11 @@ fn field_requirements(text: &str) -> Result<Vec<FieldRequirement>, String> {
     parts
         .iter()
         .filter(|part| !part.is_empty())
-        .map(|part| field_requirement(part))
+        .map(|part| parse_field_requirement(part))
         .collect()
 }
 
-fn field_requirement(text: &str) -> Result<FieldRequirement, String> {
+fn parse_field_requirement(text: &str) -> Result<FieldRequirement, String> {
     let (field, equal, value) = if let Some((field, value)) = text.split_once("!=") {
         (field, false, value)
     } else if let Some((field, value)) = text.split_once('=') {
@@ -230,11 +231,11 @@ fn field_requirement(text: &str) -> Result<FieldRequirement, String> {
     Ok(FieldRequirement {
         field: field.trim().to_owned(),
         equal,
-        value: unescaped(value.trim()),
+        value: unescape(value.trim()),
     })
 }
 
-fn unescaped(text: &str) -> String {
+fn unescape(text: &str) -> String {
     let mut characters = text.chars();
     let mut out = String::with_capacity(text.len());
     while let Some(character) = characters.next() {
@@ -249,27 +250,27 @@ fn unescaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::Selection;
-    use crate::playground::objects::resources::Kind;
-    use crate::playground::objects::store::Object;
+    use crate::playground::objects::resources::ObjectKind;
+    use crate::playground::objects::store::StoredObject;
     use serde_json::json;
 
-    fn pod() -> Object {
+    fn pod() -> StoredObject {
         let value = json!({
             "metadata": {"name": "web-1", "namespace": "team-a", "labels": {"app": "web", "tier": "1"}},
             "spec": {"nodeName": "node-1"},
             "status": {"phase": "Running"},
         });
-        Object::new(Kind::Pod, value, 1).unwrap()
+        StoredObject::new(ObjectKind::Pod, value, 1).unwrap()
     }
 
     fn matches(labels: &str, fields: &str) -> bool {
-        Selection::parse(Kind::Pod, Some(labels), Some(fields))
+        Selection::parse(ObjectKind::Pod, Some(labels), Some(fields))
             .unwrap()
             .matches(&pod())
     }
 
     #[test]
-    fn labels_select() {
+    fn label_selectors_match() {
         for selector in [
             "",
             "app=web",
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_select() {
+    fn field_selectors_match() {
         for selector in [
             "metadata.name=web-1",
             "spec.nodeName=node-1,status.phase!=Failed",
@@ -313,15 +314,15 @@ mod tests {
     #[test]
     fn unknown_fields_and_broken_selectors_are_errors() {
         assert_eq!(
-            Selection::parse(Kind::Pod, None, Some("spec.hostname=x")),
+            Selection::parse(ObjectKind::Pod, None, Some("spec.hostname=x")),
             Err("field label not supported: spec.hostname".to_owned())
         );
         for broken in ["a in x,", "a in (x", "a b", "=x", "a has (x)"] {
             assert!(
-                Selection::parse(Kind::Pod, Some(broken), None).is_err(),
+                Selection::parse(ObjectKind::Pod, Some(broken), None).is_err(),
                 "{broken}"
             );
         }
-        assert!(Selection::parse(Kind::Pod, None, Some("metadata.name")).is_err());
+        assert!(Selection::parse(ObjectKind::Pod, None, Some("metadata.name")).is_err());
     }
 }

@@ -7,9 +7,9 @@
 //! Pure, and strict about one thing only: versions grow. Whether a write may happen is
 //! `strategy`'s question.
 
-use crate::playground::objects::resources::Kind;
+use crate::playground::objects::resources::ObjectKind;
 use crate::playground::objects::selectors::Selection;
-use crate::playground::objects::selectors::selectable;
+use crate::playground::objects::selectors::selectable_fields;
 use bytes::Bytes;
 use serde_json::Map;
 use serde_json::Value;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// One object at one version, serialized once.
 #[derive(Debug)]
-pub(crate) struct Object {
+pub(crate) struct StoredObject {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) version: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Object {
 
 /// What happened to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum ChangeType {
     Added,
     Deleted,
     Modified,
@@ -42,33 +42,33 @@ pub(crate) enum Change {
 
 /// One change, as the log keeps it.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ChangeEntry {
     pub(crate) version: u64,
-    pub(crate) change: Change,
+    pub(crate) change: ChangeType,
     /// The object after the change; for a deletion the last state, at the deletion's version.
-    pub(crate) object: Arc<Object>,
+    pub(crate) object: Arc<StoredObject>,
     /// The object before the change.
-    pub(crate) previous: Option<Arc<Object>>,
+    pub(crate) previous: Option<Arc<StoredObject>>,
 }
 
 /// The version asked for is older than the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Expired;
+pub(crate) struct VersionExpired;
 
 /// Objects as a list shows them: in the order of their keys.
 #[derive(Debug)]
-pub(crate) struct Page {
-    pub(crate) objects: Vec<Arc<Object>>,
+pub(crate) struct ListPage {
+    pub(crate) objects: Vec<Arc<StoredObject>>,
     /// How many objects of the namespace follow the page, selected or not.
     pub(crate) remaining: usize,
     /// Whether a selected one is among them.
-    pub(crate) more: bool,
+    pub(crate) has_more: bool,
 }
 
 /// Which objects a list or a watch is about.
 #[derive(Clone, Debug)]
-pub(crate) struct Scope {
-    pub(crate) kind: Kind,
+pub(crate) struct ListScope {
+    pub(crate) kind: ObjectKind,
     /// `None` is every namespace, and cluster-scoped objects.
     pub(crate) namespace: Option<String>,
     pub(crate) selection: Selection,
@@ -79,20 +79,20 @@ pub(crate) struct Scope {
 pub(crate) struct Store {
     version: u64,
     /// How many changes of a kind are remembered.
-    history: usize,
+    max_history: usize,
     collections: Vec<Collection>,
 }
 
 #[derive(Debug, Default)]
 struct Collection {
-    objects: BTreeMap<String, Arc<Object>>,
-    log: VecDeque<Entry>,
+    objects: BTreeMap<String, Arc<StoredObject>>,
+    log: VecDeque<ChangeEntry>,
     /// The newest version that is no longer in the log.
-    forgotten: u64,
+    evicted_version: u64,
 }
 
 /// `namespace/name`, or `name`: sorts as etcd's keys do.
-fn key(namespace: &str, name: &str) -> String {
+fn object_key(namespace: &str, name: &str) -> String {
     if namespace.is_empty() {
         name.to_owned()
     } else {
@@ -101,30 +101,30 @@ fn key(namespace: &str, name: &str) -> String {
 }
 
 /// The string at a path of keys, or the empty one.
-pub(crate) fn text_at<'v>(value: &'v Value, path: &[&str]) -> &'v str {
+pub(crate) fn string_at<'v>(value: &'v Value, path: &[&str]) -> &'v str {
     path.iter()
         .try_fold(value, |value, key| value.get(*key))
         .and_then(Value::as_str)
         .unwrap_or_default()
 }
 
-impl Object {
+impl StoredObject {
     /// Gives `value` a version and serializes it. `None` unless it is an object with metadata.
-    pub(crate) fn new(kind: Kind, mut value: Value, version: u64) -> Option<Self> {
+    pub(crate) fn new(kind: ObjectKind, mut value: Value, version: u64) -> Option<Self> {
         let object = value.as_object_mut()?;
         object.remove("apiVersion");
         object.remove("kind");
         let metadata = object.get_mut("metadata")?.as_object_mut()?;
         metadata.insert("resourceVersion".to_owned(), version.to_string().into());
-        let labels = pairs(metadata.get("labels"));
-        let fields = selectable(kind)
+        let labels = label_pairs(metadata.get("labels"));
+        let fields = selectable_fields(kind)
             .iter()
-            .map(|path| (*path, field(kind, &value, path)))
+            .map(|path| (*path, field_value(kind, &value, path)))
             .collect();
         let (json, metadata) = serialize(value.as_object()?)?;
         Some(Self {
-            namespace: text_at(&value, &["metadata", "namespace"]).to_owned(),
-            name: text_at(&value, &["metadata", "name"]).to_owned(),
+            namespace: string_at(&value, &["metadata", "namespace"]).to_owned(),
+            name: string_at(&value, &["metadata", "name"]).to_owned(),
             version,
             labels,
             fields,
@@ -167,11 +167,11 @@ impl Object {
     }
 
     fn key(&self) -> String {
-        key(&self.namespace, &self.name)
+        object_key(&self.namespace, &self.name)
     }
 }
 
-fn pairs(labels: Option<&Value>) -> Vec<(String, String)> {
+fn label_pairs(labels: Option<&Value>) -> Vec<(String, String)> {
     labels
         .and_then(Value::as_object)
         .into_iter()
@@ -180,10 +180,10 @@ fn pairs(labels: Option<&Value>) -> Vec<(String, String)> {
         .collect()
 }
 
-fn field(kind: Kind, value: &Value, path: &str) -> String {
-    if kind == Kind::Event && path == "source" {
-        let source = text_at(value, &["source", "component"]);
-        let reporter = text_at(value, &["reportingComponent"]);
+fn field_value(kind: ObjectKind, value: &Value, path: &str) -> String {
+    if kind == ObjectKind::Event && path == "source" {
+        let source = string_at(value, &["source", "component"]);
+        let reporter = string_at(value, &["reportingComponent"]);
         return if source.is_empty() { reporter } else { source }.to_owned();
     }
     let found = path.split('.').try_fold(value, |value, key| value.get(key));
@@ -219,8 +219,8 @@ fn serialize(object: &Map<String, Value>) -> Option<(Bytes, Bytes)> {
     Some((json, metadata))
 }
 
-impl Scope {
-    fn holds(&self, object: &Object) -> bool {
+impl ListScope {
+    fn contains(&self, object: &StoredObject) -> bool {
         self.namespace
             .as_ref()
             .is_none_or(|namespace| *namespace == object.namespace)
@@ -229,21 +229,24 @@ impl Scope {
 
     /// How a watch with this scope sees a change, as `watchCache` filters: an object that begins to
     /// match was added, one that no longer does was deleted.
-    pub(crate) fn sees(&self, entry: &Entry) -> Option<(Change, Arc<Object>)> {
-        let before = entry.previous.as_deref().is_some_and(|o| self.holds(o));
-        let after = entry.change != Change::Deleted && self.holds(&entry.object);
+    pub(crate) fn filter_change(
+        &self,
+        entry: &ChangeEntry,
+    ) -> Option<(ChangeType, Arc<StoredObject>)> {
+        let before = entry.previous.as_deref().is_some_and(|o| self.contains(o));
+        let after = entry.change != ChangeType::Deleted && self.contains(&entry.object);
         match (before, after) {
             (false, false) => None,
-            (false, true) => Some((Change::Added, Arc::clone(&entry.object))),
-            (true, true) => Some((Change::Modified, Arc::clone(&entry.object))),
-            (true, false) if entry.change == Change::Deleted => {
-                Some((Change::Deleted, Arc::clone(&entry.object)))
+            (false, true) => Some((ChangeType::Added, Arc::clone(&entry.object))),
+            (true, true) => Some((ChangeType::Modified, Arc::clone(&entry.object))),
+            (true, false) if entry.change == ChangeType::Deleted => {
+                Some((ChangeType::Deleted, Arc::clone(&entry.object)))
             }
             (true, false) => {
                 // What the watcher knew, at the version at which it went out of sight.
                 let last = entry.previous.as_deref()?;
-                let last = Object::new(self.kind, last.value(), entry.version)?;
-                Some((Change::Deleted, Arc::new(last)))
+                let last = StoredObject::new(self.kind, last.value(), entry.version)?;
+                Some((ChangeType::Deleted, Arc::new(last)))
             }
         }
     }
@@ -254,8 +257,8 @@ impl Store {
     pub(crate) fn new(history: usize) -> Self {
         Self {
             version: 1,
-            history,
-            collections: Kind::ALL.map(|_| Collection::default()).into(),
+            max_history: history,
+            collections: ObjectKind::ALL.map(|_| Collection::default()).into(),
         }
     }
 
@@ -268,7 +271,7 @@ impl Store {
         clippy::indexing_slicing,
         reason = "one collection a kind, made in `new`"
     )]
-    fn collection(&self, kind: Kind) -> &Collection {
+    fn collection(&self, kind: ObjectKind) -> &Collection {
         &self.collections[kind.index()]
     }
 
@@ -276,39 +279,46 @@ impl Store {
         clippy::indexing_slicing,
         reason = "one collection a kind, made in `new`"
     )]
-    fn collection_mut(&mut self, kind: Kind) -> &mut Collection {
+    fn collection_mut(&mut self, kind: ObjectKind) -> &mut Collection {
         &mut self.collections[kind.index()]
     }
 
-    pub(crate) fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<&Arc<Object>> {
-        self.collection(kind).objects.get(&key(namespace, name))
+    pub(crate) fn get(
+        &self,
+        kind: ObjectKind,
+        namespace: &str,
+        name: &str,
+    ) -> Option<&Arc<StoredObject>> {
+        self.collection(kind)
+            .objects
+            .get(&object_key(namespace, name))
     }
 
-    pub(crate) fn len(&self, kind: Kind) -> usize {
+    pub(crate) fn len(&self, kind: ObjectKind) -> usize {
         self.collection(kind).objects.len()
     }
 
     /// The length of all objects of a kind together, as they are stored.
-    pub(crate) fn bytes(&self, kind: Kind) -> usize {
+    pub(crate) fn bytes(&self, kind: ObjectKind) -> usize {
         let objects = self.collection(kind).objects.values();
         objects.map(|object| object.json().len()).sum()
     }
 
     /// Stores `value` at the next version, whether or not something stood there. `None` (and no
     /// change) unless it is an object with metadata.
-    pub(crate) fn put(&mut self, kind: Kind, value: Value) -> Option<Arc<Object>> {
+    pub(crate) fn put(&mut self, kind: ObjectKind, value: Value) -> Option<Arc<StoredObject>> {
         let version = self.version + 1;
-        let object = Arc::new(Object::new(kind, value, version)?);
+        let object = Arc::new(StoredObject::new(kind, value, version)?);
         let collection = self.collection_mut(kind);
         let previous = collection.objects.insert(object.key(), Arc::clone(&object));
         let change = if previous.is_some() {
-            Change::Modified
+            ChangeType::Modified
         } else {
-            Change::Added
+            ChangeType::Added
         };
         self.record(
             kind,
-            Entry {
+            ChangeEntry {
                 version,
                 change,
                 object: Arc::clone(&object),
@@ -321,19 +331,19 @@ impl Store {
     /// Takes an object out; what is returned stands at the version of its deletion.
     pub(crate) fn remove(
         &mut self,
-        kind: Kind,
+        kind: ObjectKind,
         namespace: &str,
         name: &str,
-    ) -> Option<Arc<Object>> {
+    ) -> Option<Arc<StoredObject>> {
         let version = self.version + 1;
         let collection = self.collection_mut(kind);
-        let previous = collection.objects.remove(&key(namespace, name))?;
-        let object = Arc::new(Object::new(kind, previous.value(), version)?);
+        let previous = collection.objects.remove(&object_key(namespace, name))?;
+        let object = Arc::new(StoredObject::new(kind, previous.value(), version)?);
         self.record(
             kind,
-            Entry {
+            ChangeEntry {
                 version,
-                change: Change::Deleted,
+                change: ChangeType::Deleted,
                 object: Arc::clone(&object),
                 previous: Some(previous),
             },
@@ -341,37 +351,37 @@ impl Store {
         Some(object)
     }
 
-    fn record(&mut self, kind: Kind, entry: Entry) {
+    fn record(&mut self, kind: ObjectKind, entry: ChangeEntry) {
         self.version = entry.version;
-        let history = self.history;
+        let history = self.max_history;
         let collection = self.collection_mut(kind);
         collection.log.push_back(entry);
         while collection.log.len() > history {
             if let Some(oldest) = collection.log.pop_front() {
-                collection.forgotten = oldest.version;
+                collection.evicted_version = oldest.version;
             }
         }
     }
 
     /// Forgets all changes so far: a watch may start here, and no earlier.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn clear_history(&mut self) {
         let version = self.version;
         for collection in &mut self.collections {
             collection.log.clear();
-            collection.forgotten = version;
+            collection.evicted_version = version;
         }
     }
 
     /// The changes of a kind after `version`, oldest first, at most `max`.
-    pub(crate) fn since(
+    pub(crate) fn changes_since(
         &self,
-        kind: Kind,
+        kind: ObjectKind,
         version: u64,
         max: usize,
-    ) -> Result<Vec<Entry>, Expired> {
+    ) -> Result<Vec<ChangeEntry>, VersionExpired> {
         let collection = self.collection(kind);
-        if version < collection.forgotten {
-            return Err(Expired);
+        if version < collection.evicted_version {
+            return Err(VersionExpired);
         }
         let start = collection.log.partition_point(|e| e.version <= version);
         Ok(collection
@@ -387,29 +397,37 @@ impl Store {
     /// at version `at` (`None`: now).
     pub(crate) fn list(
         &self,
-        scope: &Scope,
+        scope: &ListScope,
         at: Option<u64>,
         after: Option<&str>,
         limit: usize,
-    ) -> Result<Page, Expired> {
+    ) -> Result<ListPage, VersionExpired> {
         let collection = self.collection(scope.kind);
         match at.filter(|at| *at < self.version) {
-            None => Ok(page(&collection.objects, scope, after, limit)),
-            Some(at) => Ok(page(&collection.at(at)?, scope, after, limit)),
+            None => Ok(build_page(&collection.objects, scope, after, limit)),
+            Some(at) => Ok(build_page(
+                &collection.snapshot_at(at)?,
+                scope,
+                after,
+                limit,
+            )),
         }
     }
 
     /// The key of an object in continue tokens.
-    pub(crate) fn key_of(object: &Object) -> String {
+    pub(crate) fn continue_key(object: &StoredObject) -> String {
         object.key()
     }
 }
 
 impl Collection {
     /// The objects as they stood at `version`: the changes since then, undone.
-    fn at(&self, version: u64) -> Result<BTreeMap<String, Arc<Object>>, Expired> {
-        if version < self.forgotten {
-            return Err(Expired);
+    fn snapshot_at(
+        &self,
+        version: u64,
+    ) -> Result<BTreeMap<String, Arc<StoredObject>>, VersionExpired> {
+        if version < self.evicted_version {
+            return Err(VersionExpired);
         }
         let mut objects = self.objects.clone();
         for entry in self.log.iter().rev().take_while(|e| e.version > version) {
@@ -423,12 +441,12 @@ impl Collection {
     }
 }
 
-fn page(
-    objects: &BTreeMap<String, Arc<Object>>,
-    scope: &Scope,
+fn build_page(
+    objects: &BTreeMap<String, Arc<StoredObject>>,
+    scope: &ListScope,
     after: Option<&str>,
     limit: usize,
-) -> Page {
+) -> ListPage {
     let prefix = scope
         .namespace
         .as_ref()
@@ -438,10 +456,10 @@ fn page(
         (None, Some(prefix)) => Bound::Included(prefix),
         (None, None) => Bound::Unbounded,
     };
-    let mut page = Page {
+    let mut page = ListPage {
         objects: Vec::new(),
         remaining: 0,
-        more: false,
+        has_more: false,
     };
     for (key, object) in objects.range::<str, _>((start, Bound::Unbounded)) {
         if prefix
@@ -453,7 +471,7 @@ fn page(
         let full = limit > 0 && page.objects.len() >= limit;
         if full {
             page.remaining += 1;
-            page.more = page.more || scope.selection.matches(object);
+            page.has_more = page.has_more || scope.selection.matches(object);
         } else if scope.selection.matches(object) {
             page.objects.push(Arc::clone(object));
         }

@@ -5,11 +5,11 @@
 //! that a reader would miss. There is no kubelet and no scheduler: a created pod is put on a node and
 //! is running at once.
 
-use crate::playground::objects::resources::Kind;
-use crate::playground::objects::resources::Resource;
-use crate::playground::objects::store::text_at;
-use crate::playground::status::Cause;
-use crate::playground::status::Status;
+use crate::playground::objects::resources::ApiResource;
+use crate::playground::objects::resources::ObjectKind;
+use crate::playground::objects::store::string_at;
+use crate::playground::status::StatusCause;
+use crate::playground::status::StatusError;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::Map;
@@ -18,7 +18,7 @@ use serde_json::json;
 
 /// What the server knows and an object does not say.
 #[derive(Clone, Debug)]
-pub(crate) struct Facts {
+pub(crate) struct AssignedValues {
     /// The time, as `metadata.creationTimestamp` has it.
     pub(crate) now: String,
     pub(crate) uid: String,
@@ -31,20 +31,20 @@ pub(crate) struct Facts {
 }
 
 /// The longest name that `generateName` may make.
-const LONGEST_GENERATED_PREFIX: usize = 58;
+const MAX_GENERATED_PREFIX: usize = 58;
 
 /// Makes `value` fit to be stored as a new object of `namespace`.
 pub(crate) fn prepare_create(
-    resource: &'static Resource,
-    kind: Kind,
+    resource: &'static ApiResource,
+    kind: ObjectKind,
     value: &mut Value,
     namespace: &str,
-    facts: &Facts,
-) -> Result<(), Status> {
+    facts: &AssignedValues,
+) -> Result<(), StatusError> {
     let object = typed_object(resource, value)?;
-    let metadata = metadata_of(object)?;
-    complete_name(resource, metadata, &facts.suffix)?;
-    place(metadata, namespace)?;
+    let metadata = metadata_mut(object)?;
+    resolve_name(resource, metadata, &facts.suffix)?;
+    set_namespace(metadata, namespace)?;
     for key in ["deletionTimestamp", "resourceVersion", "selfLink"] {
         metadata.remove(key);
     }
@@ -57,26 +57,26 @@ pub(crate) fn prepare_create(
 /// Makes `value` fit to take the place of `old`. `status` says whether the status's path was used:
 /// then nothing else changes, and otherwise the status does not.
 pub(crate) fn prepare_update(
-    resource: &'static Resource,
-    kind: Kind,
+    resource: &'static ApiResource,
+    kind: ObjectKind,
     value: &mut Value,
     old: &Value,
     status: bool,
-) -> Result<(), Status> {
-    let old_name = text_at(old, &["metadata", "name"]);
+) -> Result<(), StatusError> {
+    let old_name = string_at(old, &["metadata", "name"]);
     let object = typed_object(resource, value)?;
-    let metadata = metadata_of(object)?;
+    let metadata = metadata_mut(object)?;
     let name = metadata
         .get("name")
         .and_then(Value::as_str)
         .unwrap_or_default();
     if name != old_name {
-        return Err(Status::bad_request(format!(
+        return Err(StatusError::bad_request(format!(
             "the name of the object ({name}) does not match the name on the URL ({old_name})"
         )));
     }
-    place(metadata, text_at(old, &["metadata", "namespace"]))?;
-    check_version(resource, metadata, old)?;
+    set_namespace(metadata, string_at(old, &["metadata", "namespace"]))?;
+    check_resource_version(resource, metadata, old)?;
     let old_metadata = old.get("metadata").and_then(Value::as_object);
     for key in [
         "creationTimestamp",
@@ -106,46 +106,46 @@ pub(crate) fn prepare_update(
 }
 
 /// A version in the written object must be the stored one: nobody wrote in between.
-fn check_version(
-    resource: &'static Resource,
+fn check_resource_version(
+    resource: &'static ApiResource,
     metadata: &Map<String, Value>,
     old: &Value,
-) -> Result<(), Status> {
+) -> Result<(), StatusError> {
     let asked = metadata.get("resourceVersion").and_then(Value::as_str);
-    let current = text_at(old, &["metadata", "resourceVersion"]);
+    let current = string_at(old, &["metadata", "resourceVersion"]);
     if asked.is_some_and(|asked| !asked.is_empty() && asked != current) {
-        let name = text_at(old, &["metadata", "name"]);
-        return Err(Status::conflict(resource.subject(name)));
+        let name = string_at(old, &["metadata", "name"]);
+        return Err(StatusError::conflict(resource.resource_ref(name)));
     }
     Ok(())
 }
 
 /// The object within `value`, whose type is the resource's, or left out.
 fn typed_object<'v>(
-    resource: &'static Resource,
+    resource: &'static ApiResource,
     value: &'v mut Value,
-) -> Result<&'v mut Map<String, Value>, Status> {
-    let api_version = text_at(value, &["apiVersion"]);
+) -> Result<&'v mut Map<String, Value>, StatusError> {
+    let api_version = string_at(value, &["apiVersion"]);
     let expected = resource.group_version();
     if !api_version.is_empty() && api_version != expected {
-        return Err(Status::bad_request(format!(
+        return Err(StatusError::bad_request(format!(
             "the API version in the data ({api_version}) does not match the expected API version \
              ({expected})"
         )));
     }
-    let kind = text_at(value, &["kind"]);
+    let kind = string_at(value, &["kind"]);
     if !kind.is_empty() && kind != resource.kind {
-        return Err(Status::bad_request(format!(
+        return Err(StatusError::bad_request(format!(
             "{kind} in version {expected:?} cannot be handled as a {}",
             resource.kind
         )));
     }
     value
         .as_object_mut()
-        .ok_or_else(|| Status::bad_request("the object provided is not a JSON object"))
+        .ok_or_else(|| StatusError::bad_request("the object provided is not a JSON object"))
 }
 
-fn metadata_of(object: &mut Map<String, Value>) -> Result<&mut Map<String, Value>, Status> {
+fn metadata_mut(object: &mut Map<String, Value>) -> Result<&mut Map<String, Value>, StatusError> {
     let metadata = object
         .entry("metadata")
         .and_modify(|value| {
@@ -156,15 +156,15 @@ fn metadata_of(object: &mut Map<String, Value>) -> Result<&mut Map<String, Value
         .or_insert_with(|| json!({}));
     metadata
         .as_object_mut()
-        .ok_or_else(|| Status::bad_request("metadata is not a JSON object"))
+        .ok_or_else(|| StatusError::bad_request("metadata is not a JSON object"))
 }
 
 /// Generates the name if asked to, and checks it.
-fn complete_name(
-    resource: &'static Resource,
+fn resolve_name(
+    resource: &'static ApiResource,
     metadata: &mut Map<String, Value>,
     suffix: &str,
-) -> Result<(), Status> {
+) -> Result<(), StatusError> {
     let text = |key: &str| {
         metadata
             .get(key)
@@ -173,14 +173,14 @@ fn complete_name(
     };
     let (name, prefix) = (text("name").to_owned(), text("generateName").to_owned());
     let name = if name.is_empty() && !prefix.is_empty() {
-        let prefix: String = prefix.chars().take(LONGEST_GENERATED_PREFIX).collect();
+        let prefix: String = prefix.chars().take(MAX_GENERATED_PREFIX).collect();
         format!("{prefix}{suffix}")
     } else {
         name
     };
     if name.is_empty() {
-        let cause = Cause::required("metadata.name", "name or generateName is required");
-        return Err(Status::invalid(resource.subject(&name), cause));
+        let cause = StatusCause::required("metadata.name", "name or generateName is required");
+        return Err(StatusError::invalid(resource.resource_ref(&name), cause));
     }
     check_name(resource, &name)?;
     metadata.insert("name".to_owned(), name.into());
@@ -188,37 +188,37 @@ fn complete_name(
 }
 
 /// `IsDNS1123Subdomain`, which holds for every kind here; upstream asks more of some.
-pub(crate) fn check_name(resource: &'static Resource, name: &str) -> Result<(), Status> {
-    const WHY: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
+pub(crate) fn check_name(resource: &'static ApiResource, name: &str) -> Result<(), StatusError> {
+    const FORMAT_RULE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
         characters, '-' or '.', and must start and end with an alphanumeric character (e.g. \
         'example.com', regex used for validation is \
         '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
-    const LONGEST: usize = 253;
+    const MAX_LENGTH: usize = 253;
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let label = |label: &str| {
         label.starts_with(plain)
             && label.ends_with(plain)
             && label.chars().all(|c| plain(c) || c == '-')
     };
-    let why = if name.len() > LONGEST {
+    let why = if name.len() > MAX_LENGTH {
         "must be no more than 253 characters"
     } else if name.split('.').all(label) {
         return Ok(());
     } else {
-        WHY
+        FORMAT_RULE
     };
-    let cause = Cause::invalid("metadata.name", name, why);
-    Err(Status::invalid(resource.subject(name), cause))
+    let cause = StatusCause::invalid("metadata.name", name, why);
+    Err(StatusError::invalid(resource.resource_ref(name), cause))
 }
 
 /// The namespace of the path, which the object may repeat and not contradict.
-fn place(metadata: &mut Map<String, Value>, namespace: &str) -> Result<(), Status> {
+fn set_namespace(metadata: &mut Map<String, Value>, namespace: &str) -> Result<(), StatusError> {
     let said = metadata
         .get("namespace")
         .and_then(Value::as_str)
         .unwrap_or_default();
     if !said.is_empty() && said != namespace {
-        return Err(Status::bad_request(
+        return Err(StatusError::bad_request(
             "the namespace of the provided object does not match the namespace sent on the request",
         ));
     }
@@ -230,56 +230,60 @@ fn place(metadata: &mut Map<String, Value>, namespace: &str) -> Result<(), Statu
     Ok(())
 }
 
-fn default(object: &mut Map<String, Value>, key: &str, value: Value) {
+fn set_default(object: &mut Map<String, Value>, key: &str, value: Value) {
     if object.get(key).is_none_or(Value::is_null) {
         object.insert(key.to_owned(), value);
     }
 }
 
 /// The object under `key`, made if need be.
-fn section<'o>(
+fn object_entry<'o>(
     object: &'o mut Map<String, Value>,
     key: &str,
 ) -> Option<&'o mut Map<String, Value>> {
-    default(object, key, json!({}));
+    set_default(object, key, json!({}));
     object.get_mut(key)?.as_object_mut()
 }
 
-fn add_defaults(kind: Kind, object: &mut Map<String, Value>, facts: &Facts) {
+fn add_defaults(kind: ObjectKind, object: &mut Map<String, Value>, facts: &AssignedValues) {
     match kind {
-        Kind::ConfigMap | Kind::Event | Kind::Lease | Kind::Node | Kind::ServiceAccount => {}
-        Kind::Namespace => namespace_defaults(object),
-        Kind::Pod => pod_defaults(object, facts),
-        Kind::Secret => {
+        ObjectKind::ConfigMap
+        | ObjectKind::Event
+        | ObjectKind::Lease
+        | ObjectKind::Node
+        | ObjectKind::ServiceAccount => {}
+        ObjectKind::Namespace => default_namespace(object),
+        ObjectKind::Pod => default_pod(object, facts),
+        ObjectKind::Secret => {
             decode_string_data(kind, object);
-            default(object, "type", "Opaque".into());
+            set_default(object, "type", "Opaque".into());
         }
-        Kind::Service => service_defaults(object, facts),
+        ObjectKind::Service => default_service(object, facts),
     }
 }
 
-fn namespace_defaults(object: &mut Map<String, Value>) {
-    if let Some(metadata) = section(object, "metadata") {
+fn default_namespace(object: &mut Map<String, Value>) {
+    if let Some(metadata) = object_entry(object, "metadata") {
         let name = metadata.get("name").cloned().unwrap_or_default();
-        if let Some(labels) = section(metadata, "labels") {
+        if let Some(labels) = object_entry(metadata, "labels") {
             labels.insert("kubernetes.io/metadata.name".to_owned(), name);
         }
     }
-    if let Some(spec) = section(object, "spec") {
-        default(spec, "finalizers", json!(["kubernetes"]));
+    if let Some(spec) = object_entry(object, "spec") {
+        set_default(spec, "finalizers", json!(["kubernetes"]));
     }
     object.insert("status".to_owned(), json!({"phase": "Active"}));
 }
 
 /// `stringData` is a Secret's write-only convenience.
-fn decode_string_data(kind: Kind, object: &mut Map<String, Value>) {
-    if kind != Kind::Secret {
+fn decode_string_data(kind: ObjectKind, object: &mut Map<String, Value>) {
+    if kind != ObjectKind::Secret {
         return;
     }
     let Some(Value::Object(plain)) = object.remove("stringData") else {
         return;
     };
-    if let Some(data) = section(object, "data") {
+    if let Some(data) = object_entry(object, "data") {
         for (key, value) in plain {
             let encoded = BASE64_STANDARD.encode(value.as_str().unwrap_or_default());
             data.insert(key, encoded.into());
@@ -287,15 +291,15 @@ fn decode_string_data(kind: Kind, object: &mut Map<String, Value>) {
     }
 }
 
-fn pod_defaults(object: &mut Map<String, Value>, facts: &Facts) {
-    let Some(spec) = section(object, "spec") else {
+fn default_pod(object: &mut Map<String, Value>, facts: &AssignedValues) {
+    let Some(spec) = object_entry(object, "spec") else {
         return;
     };
-    default(spec, "nodeName", facts.node.clone().into());
-    default(spec, "restartPolicy", "Always".into());
-    default(spec, "schedulerName", "default-scheduler".into());
-    default(spec, "serviceAccountName", "default".into());
-    default(spec, "terminationGracePeriodSeconds", 30.into());
+    set_default(spec, "nodeName", facts.node.clone().into());
+    set_default(spec, "restartPolicy", "Always".into());
+    set_default(spec, "schedulerName", "default-scheduler".into());
+    set_default(spec, "serviceAccountName", "default".into());
+    set_default(spec, "terminationGracePeriodSeconds", 30.into());
     let containers = spec.get("containers").and_then(Value::as_array);
     let statuses: Vec<Value> = containers
         .into_iter()
@@ -329,13 +333,13 @@ fn pod_defaults(object: &mut Map<String, Value>, facts: &Facts) {
     );
 }
 
-fn service_defaults(object: &mut Map<String, Value>, facts: &Facts) {
-    let Some(spec) = section(object, "spec") else {
+fn default_service(object: &mut Map<String, Value>, facts: &AssignedValues) {
+    let Some(spec) = object_entry(object, "spec") else {
         return;
     };
-    default(spec, "type", "ClusterIP".into());
-    default(spec, "clusterIP", facts.address.clone().into());
-    default(spec, "sessionAffinity", "None".into());
+    set_default(spec, "type", "ClusterIP".into());
+    set_default(spec, "clusterIP", facts.address.clone().into());
+    set_default(spec, "sessionAffinity", "None".into());
     for port in spec
         .get_mut("ports")
         .and_then(Value::as_array_mut)
@@ -343,9 +347,9 @@ fn service_defaults(object: &mut Map<String, Value>, facts: &Facts) {
         .flatten()
     {
         if let Some(port) = port.as_object_mut() {
-            default(port, "protocol", "TCP".into());
+            set_default(port, "protocol", "TCP".into());
             let number = port.get("port").cloned().unwrap_or_default();
-            default(port, "targetPort", number);
+            set_default(port, "targetPort", number);
         }
     }
     object.insert("status".to_owned(), json!({"loadBalancer": {}}));
@@ -353,17 +357,17 @@ fn service_defaults(object: &mut Map<String, Value>, facts: &Facts) {
 
 #[cfg(test)]
 mod tests {
-    use super::Facts;
+    use super::AssignedValues;
     use super::prepare_create;
     use super::prepare_update;
-    use crate::playground::objects::resources::Kind;
-    use crate::playground::objects::resources::Resource;
-    use crate::playground::status::Status;
+    use crate::playground::objects::resources::ApiResource;
+    use crate::playground::objects::resources::ObjectKind;
+    use crate::playground::status::StatusError;
     use serde_json::Value;
     use serde_json::json;
 
-    fn facts() -> Facts {
-        Facts {
+    fn assigned_values() -> AssignedValues {
+        AssignedValues {
             now: "2026-11-21T03:44:00Z".into(),
             uid: "u-1".into(),
             suffix: "x7k2p".into(),
@@ -372,10 +376,10 @@ mod tests {
         }
     }
 
-    fn created(plural: &str, kind: Kind, mut value: Value) -> Result<Value, Status> {
-        let resource = Resource::find("", "v1", plural).unwrap();
+    fn create(plural: &str, kind: ObjectKind, mut value: Value) -> Result<Value, StatusError> {
+        let resource = ApiResource::find("", "v1", plural).unwrap();
         let namespace = if resource.namespaced { "team-a" } else { "" };
-        prepare_create(resource, kind, &mut value, namespace, &facts())?;
+        prepare_create(resource, kind, &mut value, namespace, &assigned_values())?;
         Ok(value)
     }
 
@@ -387,7 +391,7 @@ mod tests {
             "data": {"a": "b"},
         });
         assert_eq!(
-            created("configmaps", Kind::ConfigMap, value).unwrap(),
+            create("configmaps", ObjectKind::ConfigMap, value).unwrap(),
             json!({
                 "kind": "ConfigMap", "apiVersion": "v1",
                 "metadata": {
@@ -400,8 +404,8 @@ mod tests {
     }
 
     #[test]
-    fn bad_names_types_and_namespaces_are_refused() {
-        let code = |value| created("configmaps", Kind::ConfigMap, value).map_err(|s| s.code);
+    fn bad_names_types_and_namespaces_are_rejected() {
+        let code = |value| create("configmaps", ObjectKind::ConfigMap, value).map_err(|s| s.code);
         for name in ["Bad_Name", "", "-a", "a-", "a..b"] {
             assert_eq!(
                 code(json!({"metadata": {"name": name}})),
@@ -426,12 +430,12 @@ mod tests {
     #[test]
     fn a_pod_runs_at_once_and_a_secret_is_encoded() {
         let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
-        let pod = created("pods", Kind::Pod, pod).unwrap();
+        let pod = create("pods", ObjectKind::Pod, pod).unwrap();
         assert_eq!(pod["spec"]["nodeName"], "node-0");
         assert_eq!(pod["status"]["phase"], "Running");
         assert_eq!(pod["status"]["containerStatuses"][0]["name"], "c");
         let secret = json!({"metadata": {"name": "s"}, "stringData": {"k": "v"}});
-        let secret = created("secrets", Kind::Secret, secret).unwrap();
+        let secret = create("secrets", ObjectKind::Secret, secret).unwrap();
         assert_eq!(
             (&secret["data"]["k"], &secret["type"]),
             (&json!("dg=="), &json!("Opaque"))
@@ -440,8 +444,8 @@ mod tests {
     }
 
     #[test]
-    fn an_update_keeps_what_is_not_its_business() {
-        let pods = Resource::find("", "v1", "pods").unwrap();
+    fn an_update_keeps_metadata_and_the_other_part() {
+        let pods = ApiResource::find("", "v1", "pods").unwrap();
         let old = json!({
             "metadata": {"name": "p", "namespace": "team-a", "uid": "u-1", "resourceVersion": "5"},
             "spec": {"a": 1}, "status": {"phase": "Running"},
@@ -451,17 +455,17 @@ mod tests {
             "spec": {"a": 2}, "status": {"phase": "Failed"},
         });
         let mut plain = new.clone();
-        prepare_update(pods, Kind::Pod, &mut plain, &old, false).unwrap();
+        prepare_update(pods, ObjectKind::Pod, &mut plain, &old, false).unwrap();
         assert_eq!(plain["spec"]["a"], 2);
         assert_eq!(plain["status"]["phase"], "Running");
         assert_eq!(plain["metadata"]["uid"], "u-1");
         let mut status = new.clone();
-        prepare_update(pods, Kind::Pod, &mut status, &old, true).unwrap();
+        prepare_update(pods, ObjectKind::Pod, &mut status, &old, true).unwrap();
         assert_eq!(status["spec"]["a"], 1);
         assert_eq!(status["status"]["phase"], "Failed");
         let mut late = new;
         late["metadata"]["resourceVersion"] = json!("4");
-        let refused = prepare_update(pods, Kind::Pod, &mut late, &old, false).unwrap_err();
+        let refused = prepare_update(pods, ObjectKind::Pod, &mut late, &old, false).unwrap_err();
         assert_eq!((refused.code, refused.reason), (409, "Conflict"));
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Pure: the time for ages is an argument.
 
-use crate::playground::objects::resources::Kind;
-use crate::playground::objects::store::text_at;
+use crate::playground::objects::resources::ObjectKind;
+use crate::playground::objects::store::string_at;
 use jiff::Timestamp;
 use serde_json::Value;
 use serde_json::json;
@@ -15,10 +15,10 @@ const NONE: &str = "<none>";
 const UNKNOWN: &str = "<unknown>";
 
 /// The columns of a kind.
-pub(crate) const fn columns(kind: Kind) -> &'static [Column] {
+pub(crate) const fn columns(kind: ObjectKind) -> &'static [Column] {
     match kind {
-        Kind::ConfigMap => &[("Name", false), ("Data", false), ("Age", false)],
-        Kind::Event => &[
+        ObjectKind::ConfigMap => &[("Name", false), ("Data", false), ("Age", false)],
+        ObjectKind::Event => &[
             ("Last Seen", false),
             ("Type", false),
             ("Reason", false),
@@ -30,9 +30,9 @@ pub(crate) const fn columns(kind: Kind) -> &'static [Column] {
             ("Count", true),
             ("Name", true),
         ],
-        Kind::Lease => &[("Name", false), ("Holder", false), ("Age", false)],
-        Kind::Namespace => &[("Name", false), ("Status", false), ("Age", false)],
-        Kind::Node => &[
+        ObjectKind::Lease => &[("Name", false), ("Holder", false), ("Age", false)],
+        ObjectKind::Namespace => &[("Name", false), ("Status", false), ("Age", false)],
+        ObjectKind::Node => &[
             ("Name", false),
             ("Status", false),
             ("Roles", false),
@@ -44,7 +44,7 @@ pub(crate) const fn columns(kind: Kind) -> &'static [Column] {
             ("Kernel-Version", true),
             ("Container-Runtime", true),
         ],
-        Kind::Pod => &[
+        ObjectKind::Pod => &[
             ("Name", false),
             ("Ready", false),
             ("Status", false),
@@ -55,13 +55,13 @@ pub(crate) const fn columns(kind: Kind) -> &'static [Column] {
             ("Nominated Node", true),
             ("Readiness Gates", true),
         ],
-        Kind::Secret => &[
+        ObjectKind::Secret => &[
             ("Name", false),
             ("Type", false),
             ("Data", false),
             ("Age", false),
         ],
-        Kind::Service => &[
+        ObjectKind::Service => &[
             ("Name", false),
             ("Type", false),
             ("Cluster-IP", false),
@@ -70,12 +70,12 @@ pub(crate) const fn columns(kind: Kind) -> &'static [Column] {
             ("Age", false),
             ("Selector", true),
         ],
-        Kind::ServiceAccount => &[("Name", false), ("Age", false)],
+        ObjectKind::ServiceAccount => &[("Name", false), ("Age", false)],
     }
 }
 
 /// `metav1.TableColumnDefinition`s of a kind.
-pub(crate) fn column_definitions(kind: Kind) -> Value {
+pub(crate) fn column_definitions(kind: ObjectKind) -> Value {
     columns(kind)
         .iter()
         .map(|(name, wide)| {
@@ -91,40 +91,40 @@ pub(crate) fn column_definitions(kind: Kind) -> Value {
 }
 
 /// The cells of one object, one a column.
-pub(crate) fn cells(kind: Kind, object: &Value, now: Timestamp) -> Vec<Value> {
-    let name = text_at(object, &["metadata", "name"]);
-    let age = since(text_at(object, &["metadata", "creationTimestamp"]), now);
+pub(crate) fn cells(kind: ObjectKind, object: &Value, now: Timestamp) -> Vec<Value> {
+    let name = string_at(object, &["metadata", "name"]);
+    let age = format_age(string_at(object, &["metadata", "creationTimestamp"]), now);
     match kind {
-        Kind::ConfigMap => {
-            let count = len(object, "data") + len(object, "binaryData");
+        ObjectKind::ConfigMap => {
+            let count = map_length(object, "data") + map_length(object, "binaryData");
             vec![name.into(), count.into(), age.into()]
         }
-        Kind::Event => event(object, now),
-        Kind::Lease => {
-            let holder = text_at(object, &["spec", "holderIdentity"]);
+        ObjectKind::Event => event_cells(object, now),
+        ObjectKind::Lease => {
+            let holder = string_at(object, &["spec", "holderIdentity"]);
             vec![name.into(), holder.into(), age.into()]
         }
-        Kind::Namespace => {
-            let phase = text_at(object, &["status", "phase"]);
+        ObjectKind::Namespace => {
+            let phase = string_at(object, &["status", "phase"]);
             vec![name.into(), phase.into(), age.into()]
         }
-        Kind::Node => node(object, name, age),
-        Kind::Pod => pod(object, name, age),
-        Kind::Secret => {
-            let kind = text_at(object, &["type"]);
+        ObjectKind::Node => node_cells(object, name, age),
+        ObjectKind::Pod => pod_cells(object, name, age),
+        ObjectKind::Secret => {
+            let kind = string_at(object, &["type"]);
             vec![
                 name.into(),
                 kind.into(),
-                len(object, "data").into(),
+                map_length(object, "data").into(),
                 age.into(),
             ]
         }
-        Kind::Service => service(object, name, age),
-        Kind::ServiceAccount => vec![name.into(), age.into()],
+        ObjectKind::Service => service_cells(object, name, age),
+        ObjectKind::ServiceAccount => vec![name.into(), age.into()],
     }
 }
 
-fn len(object: &Value, key: &str) -> usize {
+fn map_length(object: &Value, key: &str) -> usize {
     let map = object.get(key).and_then(Value::as_object);
     map.map_or(0, serde_json::Map::len)
 }
@@ -133,7 +133,7 @@ fn or_none(text: &str) -> Value {
     if text.is_empty() { NONE } else { text }.into()
 }
 
-fn items<'v>(object: &'v Value, path: &[&str]) -> impl Iterator<Item = &'v Value> {
+fn list_at<'v>(object: &'v Value, path: &[&str]) -> impl Iterator<Item = &'v Value> {
     path.iter()
         .try_fold(object, |value, key| value.get(*key))
         .and_then(Value::as_array)
@@ -141,40 +141,44 @@ fn items<'v>(object: &'v Value, path: &[&str]) -> impl Iterator<Item = &'v Value
         .flatten()
 }
 
-fn pod(object: &Value, name: &str, age: String) -> Vec<Value> {
-    let statuses = || items(object, &["status", "containerStatuses"]);
+fn pod_cells(object: &Value, name: &str, age: String) -> Vec<Value> {
+    let statuses = || list_at(object, &["status", "containerStatuses"]);
     let ready = statuses()
         .filter(|status| status.get("ready") == Some(&Value::Bool(true)))
         .count();
     let restarts: u64 = statuses()
         .filter_map(|status| status.get("restartCount")?.as_u64())
         .sum();
-    let reason = text_at(object, &["status", "reason"]);
+    let reason = string_at(object, &["status", "reason"]);
     let status = if object.pointer("/metadata/deletionTimestamp").is_some() {
         "Terminating"
     } else if reason.is_empty() {
-        text_at(object, &["status", "phase"])
+        string_at(object, &["status", "phase"])
     } else {
         reason
     };
     vec![
         name.into(),
-        format!("{ready}/{}", items(object, &["spec", "containers"]).count()).into(),
+        format!(
+            "{ready}/{}",
+            list_at(object, &["spec", "containers"]).count()
+        )
+        .into(),
         status.into(),
         restarts.to_string().into(),
         age.into(),
-        or_none(text_at(object, &["status", "podIP"])),
-        or_none(text_at(object, &["spec", "nodeName"])),
-        or_none(text_at(object, &["status", "nominatedNodeName"])),
+        or_none(string_at(object, &["status", "podIP"])),
+        or_none(string_at(object, &["spec", "nodeName"])),
+        or_none(string_at(object, &["status", "nominatedNodeName"])),
         NONE.into(),
     ]
 }
 
-fn node(object: &Value, name: &str, age: String) -> Vec<Value> {
-    let ready = items(object, &["status", "conditions"])
-        .find(|condition| text_at(condition, &["type"]) == "Ready")
+fn node_cells(object: &Value, name: &str, age: String) -> Vec<Value> {
+    let ready = list_at(object, &["status", "conditions"])
+        .find(|condition| string_at(condition, &["type"]) == "Ready")
         .map_or("Unknown", |condition| {
-            match text_at(condition, &["status"]) {
+            match string_at(condition, &["status"]) {
                 "True" => "Ready",
                 _ => "NotReady",
             }
@@ -194,11 +198,11 @@ fn node(object: &Value, name: &str, age: String) -> Vec<Value> {
         .filter_map(|(key, _)| key.strip_prefix("node-role.kubernetes.io/"))
         .collect();
     let address = |kind: &str| {
-        let found = items(object, &["status", "addresses"])
-            .find(|address| text_at(address, &["type"]) == kind);
-        or_none(found.map_or("", |address| text_at(address, &["address"])))
+        let found = list_at(object, &["status", "addresses"])
+            .find(|address| string_at(address, &["type"]) == kind);
+        or_none(found.map_or("", |address| string_at(address, &["address"])))
     };
-    let info = |key: &str| text_at(object, &["status", "nodeInfo", key]).to_owned();
+    let info = |key: &str| string_at(object, &["status", "nodeInfo", key]).to_owned();
     let kernel = match (info("kernelVersion"), info("architecture")) {
         (kernel, arch) if !kernel.is_empty() && !arch.is_empty() => format!("{kernel} ({arch})"),
         (kernel, _) => kernel,
@@ -217,11 +221,11 @@ fn node(object: &Value, name: &str, age: String) -> Vec<Value> {
     ]
 }
 
-fn service(object: &Value, name: &str, age: String) -> Vec<Value> {
-    let ports: Vec<String> = items(object, &["spec", "ports"])
+fn service_cells(object: &Value, name: &str, age: String) -> Vec<Value> {
+    let ports: Vec<String> = list_at(object, &["spec", "ports"])
         .map(|port| {
             let number = port.get("port").map(Value::to_string).unwrap_or_default();
-            format!("{number}/{}", text_at(port, &["protocol"]))
+            format!("{number}/{}", string_at(port, &["protocol"]))
         })
         .collect();
     let selector: Vec<String> = object
@@ -233,8 +237,8 @@ fn service(object: &Value, name: &str, age: String) -> Vec<Value> {
         .collect();
     vec![
         name.into(),
-        text_at(object, &["spec", "type"]).into(),
-        or_none(text_at(object, &["spec", "clusterIP"])),
+        string_at(object, &["spec", "type"]).into(),
+        or_none(string_at(object, &["spec", "clusterIP"])),
         NONE.into(),
         or_none(&ports.join(",")),
         age.into(),
@@ -242,9 +246,9 @@ fn service(object: &Value, name: &str, age: String) -> Vec<Value> {
     ]
 }
 
-fn event(object: &Value, now: Timestamp) -> Vec<Value> {
+fn event_cells(object: &Value, now: Timestamp) -> Vec<Value> {
     let first_of = |paths: &[&[&str]]| {
-        let mut texts = paths.iter().map(|path| text_at(object, path));
+        let mut texts = paths.iter().map(|path| string_at(object, path));
         texts.find(|text| !text.is_empty()).unwrap_or_default()
     };
     let created: &[&str] = &["metadata", "creationTimestamp"];
@@ -255,27 +259,27 @@ fn event(object: &Value, now: Timestamp) -> Vec<Value> {
         created,
     ]);
     let first = first_of(&[&["firstTimestamp"], &["eventTime"], created]);
-    let about = |key: &str| text_at(object, &["involvedObject", key]);
+    let about = |key: &str| string_at(object, &["involvedObject", key]);
     let count = object
         .pointer("/series/count")
         .or_else(|| object.get("count"))
         .and_then(Value::as_u64)
         .unwrap_or(1);
     vec![
-        since(last, now).into(),
-        text_at(object, &["type"]).into(),
-        text_at(object, &["reason"]).into(),
+        format_age(last, now).into(),
+        string_at(object, &["type"]).into(),
+        string_at(object, &["reason"]).into(),
         format!("{}/{}", about("kind").to_lowercase(), about("name")).into(),
         about("fieldPath").into(),
         first_of(&[&["reportingComponent"], &["source", "component"]]).into(),
-        text_at(object, &["message"]).trim().into(),
-        since(first, now).into(),
+        string_at(object, &["message"]).trim().into(),
+        format_age(first, now).into(),
         count.into(),
-        text_at(object, &["metadata", "name"]).into(),
+        string_at(object, &["metadata", "name"]).into(),
     ]
 }
 
-fn since(then: &str, now: Timestamp) -> String {
+fn format_age(then: &str, now: Timestamp) -> String {
     then.parse::<Timestamp>().map_or_else(
         |_| UNKNOWN.to_owned(),
         |then| human_duration(now.as_second() - then.as_second()),
@@ -313,7 +317,7 @@ fn human_duration(seconds: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Kind;
+    use super::ObjectKind;
     use super::cells;
     use super::columns;
     use super::human_duration;
@@ -326,14 +330,14 @@ mod tests {
 
     #[test]
     fn every_kind_has_as_many_cells_as_columns() {
-        for kind in Kind::ALL {
+        for kind in ObjectKind::ALL {
             let cells = cells(kind, &json!({}), at("2026-11-21T00:00:00Z"));
             assert_eq!(cells.len(), columns(kind).len(), "{kind:?}");
         }
     }
 
     #[test]
-    fn a_pod_shows_its_containers_and_its_age() {
+    fn the_row_of_a_pod_has_its_containers_and_its_age() {
         let pod = json!({
             "metadata": {"name": "web", "creationTimestamp": "2026-11-21T03:43:51Z"},
             "spec": {"nodeName": "node-0101", "containers": [{}, {}]},
@@ -342,7 +346,7 @@ mod tests {
             ]},
         });
         assert_eq!(
-            cells(Kind::Pod, &pod, at("2026-11-21T03:43:54Z")),
+            cells(ObjectKind::Pod, &pod, at("2026-11-21T03:43:54Z")),
             [
                 "web",
                 "1/2",

@@ -14,7 +14,7 @@ use serde_json::Value;
 const MAX_DEPTH: usize = 100;
 
 /// A collection that is not finished yet.
-enum Open {
+enum YamlCollection {
     List(Vec<Value>),
     /// The key that waits for its value, if any.
     Map(Map<String, Value>, Option<String>),
@@ -23,7 +23,7 @@ enum Open {
 /// Reads one document. Errors are for the reader of a 400.
 pub(crate) fn parse(text: &str) -> Result<Value, String> {
     let mut parser = Parser::new_from_str(text);
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<YamlCollection> = Vec::new();
     let mut document = None;
     while let Some(event) = parser.next_event() {
         let (event, _) = event.map_err(|error| error.to_string())?;
@@ -33,17 +33,17 @@ pub(crate) fn parse(text: &str) -> Result<Value, String> {
                 return Err("more than one document".to_owned());
             }
             Event::SequenceStart(..) => {
-                open.push(Open::List(Vec::new()));
+                open.push(YamlCollection::List(Vec::new()));
                 None
             }
             Event::MappingStart(..) => {
-                open.push(Open::Map(Map::new(), None));
+                open.push(YamlCollection::Map(Map::new(), None));
                 None
             }
             Event::Scalar(text, style, ..) => Some(scalar(&text, style)),
             Event::SequenceEnd | Event::MappingEnd => open.pop().map(|open| match open {
-                Open::List(list) => Value::Array(list),
-                Open::Map(map, _) => Value::Object(map),
+                YamlCollection::List(list) => Value::Array(list),
+                YamlCollection::Map(map, _) => Value::Object(map),
             }),
             Event::Nothing
             | Event::StreamStart
@@ -56,7 +56,7 @@ pub(crate) fn parse(text: &str) -> Result<Value, String> {
         }
         if let Some(value) = finished {
             match open.last_mut() {
-                Some(parent) => add(parent, value)?,
+                Some(parent) => add_value(parent, value)?,
                 None => document = Some(value),
             }
         }
@@ -64,23 +64,23 @@ pub(crate) fn parse(text: &str) -> Result<Value, String> {
     document.ok_or_else(|| "no document".to_owned())
 }
 
-fn add(parent: &mut Open, value: Value) -> Result<(), String> {
+fn add_value(parent: &mut YamlCollection, value: Value) -> Result<(), String> {
     match parent {
-        Open::List(list) => list.push(value),
-        Open::Map(map, key) => match key.take() {
+        YamlCollection::List(list) => list.push(value),
+        YamlCollection::Map(map, key) => match key.take() {
             Some(key) => {
                 if map.insert(key.clone(), value).is_some() {
                     return Err(format!("key {key:?} already set in map"));
                 }
             }
-            None => *key = Some(key_of(value)?),
+            None => *key = Some(map_key(value)?),
         },
     }
     Ok(())
 }
 
 /// A key as JSON has it: a string, whatever it looked like.
-fn key_of(value: Value) -> Result<String, String> {
+fn map_key(value: Value) -> Result<String, String> {
     match value {
         Value::String(key) => Ok(key),
         Value::Bool(_) | Value::Number(_) => Ok(value.to_string()),
@@ -125,7 +125,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_manifest_reads_as_its_json() {
+    fn a_manifest_is_parsed_to_json() {
         let text = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: cap\n  labels: {}\ndata:\n  \
                     a: b\n  port: \"80\"\n  text: |\n    one\n    two\n  on: true\n  n: 12\n  f: 1.5\n  \
                     ip: 10.0.0.1\n  list: [1, x]\n  empty:\n";
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_documents_are_refused() {
+    fn hostile_documents_are_rejected() {
         assert!(parse("a: &x [1]\nb: *x").is_err());
         assert!(parse(&"[".repeat(10_000)).is_err());
         assert!(parse("a: 1\na: 2").is_err());

@@ -19,7 +19,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::io::ReadBuf;
 
 /// GOAWAY with the error code ENHANCE_YOUR_CALM. All streams may have been processed, as Go's server says.
-const ENHANCE_YOUR_CALM: [u8; 17] = [
+const ENHANCE_YOUR_CALM_FRAME: [u8; 17] = [
     0, 0, 8, 7, 0, 0, 0, 0, 0, // head: length 8, type GOAWAY, no flags, stream 0
     0x7f, 0xff, 0xff, 0xff, // last stream
     0, 0, 0, 11, // error code
@@ -29,76 +29,76 @@ const ENHANCE_YOUR_CALM: [u8; 17] = [
 const GO_AWAY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Length of a frame's head, in bytes.
-const HEAD: usize = 9;
+const FRAME_HEAD_LENGTH: usize = 9;
 
 /// Where in its frames a direction of a connection is. Pure.
 #[derive(Debug, Default)]
-struct Position {
+struct FramePosition {
     /// How much of the head has passed.
-    head: usize,
+    head_read: usize,
     /// What is left of the payload, in bytes; while the head passes, what is known of it.
-    payload: usize,
+    payload_left: usize,
 }
 
-impl Position {
+impl FramePosition {
     fn advance(&mut self, mut bytes: &[u8]) {
         while let Some((first, rest)) = bytes.split_first() {
-            if self.head == 0 && self.payload > 0 {
-                let passed = self.payload.min(bytes.len());
-                self.payload -= passed;
+            if self.head_read == 0 && self.payload_left > 0 {
+                let passed = self.payload_left.min(bytes.len());
+                self.payload_left -= passed;
                 bytes = bytes.get(passed..).unwrap_or_default();
                 continue;
             }
             // The length is the first three bytes.
-            if self.head < 3 {
-                self.payload = self.payload << 8 | usize::from(*first);
+            if self.head_read < 3 {
+                self.payload_left = self.payload_left << 8 | usize::from(*first);
             }
-            self.head = (self.head + 1) % HEAD;
+            self.head_read = (self.head_read + 1) % FRAME_HEAD_LENGTH;
             bytes = rest;
         }
     }
 
     const fn is_between_frames(&self) -> bool {
-        self.head == 0 && self.payload == 0
+        self.head_read == 0 && self.payload_left == 0
     }
 }
 
 #[derive(Debug)]
-struct Inner<S> {
+struct FramedStreamInner<S> {
     stream: S,
-    written: Position,
+    write_position: FramePosition,
 }
 
 /// A stream that hyper's server has, and that can still be written to when hyper's is gone. Clones are the same stream.
 #[derive(Debug)]
-pub(super) struct Frames<S>(Arc<Mutex<Inner<S>>>);
+pub(super) struct FramedStream<S>(Arc<Mutex<FramedStreamInner<S>>>);
 
-impl<S> Clone for Frames<S> {
+impl<S> Clone for FramedStream<S> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> FramedStream<S> {
     pub(super) fn new(stream: S) -> Self {
-        Self(Arc::new(Mutex::new(Inner {
+        Self(Arc::new(Mutex::new(FramedStreamInner {
             stream,
-            written: Position::default(),
+            write_position: FramePosition::default(),
         })))
     }
 
     /// Only one task has the stream at a time: hyper's, then the one that ends it.
-    fn inner(&self) -> MutexGuard<'_, Inner<S>> {
+    fn inner(&self) -> MutexGuard<'_, FramedStreamInner<S>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the connection with ENHANCE_YOUR_CALM, when hyper has let it go. In the middle of a frame it can only be closed.
     pub(super) async fn enhance_your_calm(mut self) {
-        if !self.inner().written.is_between_frames() {
+        if !self.inner().write_position.is_between_frames() {
             return;
         }
         let said = async {
-            self.write_all(&ENHANCE_YOUR_CALM).await?;
+            self.write_all(&ENHANCE_YOUR_CALM_FRAME).await?;
             self.flush().await?;
             let mut rest = [0; 4096];
             while self.read(&mut rest).await? > 0 {}
@@ -109,7 +109,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Frames<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Frames<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for FramedStream<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -119,7 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Frames<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Frames<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for FramedStream<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -139,7 +139,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Frames<S> {
             for slice in slices {
                 let passed = written.min(slice.len());
                 inner
-                    .written
+                    .write_position
                     .advance(slice.get(..passed).unwrap_or_default());
                 written -= passed;
             }
@@ -162,17 +162,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Frames<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::ENHANCE_YOUR_CALM;
-    use super::Position;
+    use super::ENHANCE_YOUR_CALM_FRAME;
+    use super::FramePosition;
 
     #[test]
-    fn a_frame_may_be_written_in_any_pieces() {
-        let mut frames = ENHANCE_YOUR_CALM.to_vec();
+    fn frame_boundaries_are_found_in_any_chunking() {
+        let mut frames = ENHANCE_YOUR_CALM_FRAME.to_vec();
         frames.extend_from_slice(&[0, 0, 0, 4, 1, 0, 0, 0, 0]); // SETTINGS, empty
-        frames.extend_from_slice(&ENHANCE_YOUR_CALM);
+        frames.extend_from_slice(&ENHANCE_YOUR_CALM_FRAME);
         let ends = [0, 17, 26, 43];
         for size in 1..=frames.len() {
-            let mut position = Position::default();
+            let mut position = FramePosition::default();
             let mut passed = 0;
             for piece in frames.chunks(size) {
                 position.advance(piece);

@@ -1,7 +1,7 @@
 //! A request's handler, which its client cannot stop.
 
-use crate::playground::journal::Counted;
-use crate::playground::state::State;
+use crate::playground::journal::TrackedBody;
+use crate::playground::state::ServerState;
 use http::Response;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use tokio::runtime::Handle;
 
 /// A handler's work, which goes on in a task of its own when the future is dropped: a Go handler is a goroutine, and learns
 /// from its context or from a failed write that its client is gone.
-pub(super) struct Handler<F>
+pub(super) struct HandlerFuture<F>
 where
-    F: Future<Output = Response<Counted>> + Send + 'static,
+    F: Future<Output = Response<TrackedBody>> + Send + 'static,
 {
-    state: Arc<State>,
+    state: Arc<ServerState>,
     work: Option<Pin<Box<F>>>,
 }
 
-impl<F> Handler<F>
+impl<F> HandlerFuture<F>
 where
-    F: Future<Output = Response<Counted>> + Send + 'static,
+    F: Future<Output = Response<TrackedBody>> + Send + 'static,
 {
-    pub(super) fn new(state: Arc<State>, work: F) -> Self {
+    pub(super) fn new(state: Arc<ServerState>, work: F) -> Self {
         Self {
             state,
             work: Some(Box::pin(work)),
@@ -31,13 +31,13 @@ where
     }
 }
 
-impl<F> Future for Handler<F>
+impl<F> Future for HandlerFuture<F>
 where
-    F: Future<Output = Response<Counted>> + Send + 'static,
+    F: Future<Output = Response<TrackedBody>> + Send + 'static,
 {
-    type Output = Response<Counted>;
+    type Output = Response<TrackedBody>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Response<Counted>> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Response<TrackedBody>> {
         let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
@@ -49,15 +49,15 @@ where
     }
 }
 
-impl<F> Drop for Handler<F>
+impl<F> Drop for HandlerFuture<F>
 where
-    F: Future<Output = Response<Counted>> + Send + 'static,
+    F: Future<Output = Response<TrackedBody>> + Send + 'static,
 {
     fn drop(&mut self) {
         let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current()) else {
             return;
         };
-        let abandoned = self.state.journal.abandoned();
+        let abandoned = self.state.request_log.track_abandoned();
         let mut stopping = self.state.stopping.subscribe();
         runtime.spawn(async move {
             tokio::select! {

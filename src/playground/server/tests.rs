@@ -4,12 +4,12 @@ mod abandoned;
 mod fairness;
 mod stored;
 
-use super::ApiServer;
+use super::PlaygroundServer;
 use crate::playground::Fairness;
-use crate::playground::journal::Counters;
+use crate::playground::journal::ServerCounters;
+use crate::playground::pki::CertificateAndKey;
 use crate::playground::pki::Certificates;
-use crate::playground::pki::Credential;
-use crate::playground::settings::Settings;
+use crate::playground::settings::PlaygroundSettings;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::SinkExt;
@@ -53,23 +53,26 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 /// Far longer than anything here takes; a test that waits for it has failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-struct Running {
-    server: ApiServer,
+struct TestServer {
+    server: PlaygroundServer,
     certificates: Certificates,
     address: SocketAddr,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
 
-async fn start(settings: Settings) -> Running {
+async fn start(settings: PlaygroundSettings) -> TestServer {
     start_with(settings, None).await
 }
 
-async fn start_with(settings: Settings, fairness: Option<Arc<dyn Fairness>>) -> Running {
+async fn start_with(
+    settings: PlaygroundSettings,
+    fairness: Option<Arc<dyn Fairness>>,
+) -> TestServer {
     let certificates = Certificates::generate().unwrap();
-    let server = ApiServer::with_fairness(settings, &certificates, fairness).unwrap();
+    let server = PlaygroundServer::with_fairness(settings, &certificates, fairness).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
@@ -80,7 +83,7 @@ async fn start_with(settings: Settings, fairness: Option<Arc<dyn Fairness>>) -> 
             server.run(listener, stopped).await;
         }
     });
-    Running {
+    TestServer {
         server,
         certificates,
         address,
@@ -89,18 +92,22 @@ async fn start_with(settings: Settings, fairness: Option<Arc<dyn Fairness>>) -> 
     }
 }
 
-impl Running {
-    fn user(&self, name: &str) -> (Option<Credential>, String) {
+impl TestServer {
+    fn user(&self, name: &str) -> (Option<CertificateAndKey>, String) {
         let user = self
             .certificates
             .users
             .iter()
             .find(|user| user.name == name)
             .unwrap();
-        (Some(user.credential.clone()), user.token.clone())
+        (Some(user.client_certificate.clone()), user.token.clone())
     }
 
-    async fn tls(&self, credential: Option<&Credential>, protocol: &[u8]) -> TlsStream<TcpStream> {
+    async fn tls(
+        &self,
+        credential: Option<&CertificateAndKey>,
+        protocol: &[u8],
+    ) -> TlsStream<TcpStream> {
         let mut roots = RootCertStore::empty();
         let ca = CertificateDer::from_pem_slice(self.certificates.ca.as_bytes()).unwrap();
         roots.add(ca).unwrap();
@@ -110,7 +117,7 @@ impl Running {
             .unwrap()
             .with_root_certificates(roots);
         let mut config = match credential {
-            Some(Credential { certificate, key }) => {
+            Some(CertificateAndKey { certificate, key }) => {
                 let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
                 config
@@ -126,7 +133,10 @@ impl Running {
         connector.connect(name, stream).await.unwrap()
     }
 
-    async fn http1(&self, credential: Option<&Credential>) -> http1::SendRequest<Full<Bytes>> {
+    async fn http1(
+        &self,
+        credential: Option<&CertificateAndKey>,
+    ) -> http1::SendRequest<Full<Bytes>> {
         let io = TokioIo::new(self.tls(credential, b"http/1.1").await);
         let (sender, connection) = http1::handshake(io).await.unwrap();
         tokio::spawn(connection.with_upgrades());
@@ -134,7 +144,7 @@ impl Running {
     }
 
     /// Asks as `user`, over HTTP/1.1 and a connection of its own.
-    async fn ask(
+    async fn send(
         &self,
         user: &str,
         method: Method,
@@ -147,7 +157,7 @@ impl Running {
             .send_request(request(method, path, body))
             .await
             .unwrap();
-        read(response).await
+        read_response(response).await
     }
 
     async fn websocket(&self, path: &str, protocol: &str) -> WebSocketStream<TlsStream<TcpStream>> {
@@ -182,7 +192,7 @@ fn request(method: Method, path: &str, body: &Value) -> Request<Full<Bytes>> {
         .unwrap()
 }
 
-async fn read(response: Response<Incoming>) -> (StatusCode, Value) {
+async fn read_response(response: Response<Incoming>) -> (StatusCode, Value) {
     let status = response.status();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     let text = String::from_utf8_lossy(&body).into_owned();
@@ -193,13 +203,13 @@ async fn read(response: Response<Incoming>) -> (StatusCode, Value) {
 }
 
 /// The next line of a watch or a log.
-async fn line(body: &mut Incoming, rest: &mut Vec<u8>) -> Option<String> {
+async fn read_line(body: &mut Incoming, rest: &mut Vec<u8>) -> Option<String> {
     loop {
         if let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = rest.drain(..=end).collect();
             return Some(String::from_utf8(line).unwrap());
         }
-        let frame = tokio::time::timeout(PATIENCE, body.frame())
+        let frame = tokio::time::timeout(TEST_TIMEOUT, body.frame())
             .await
             .unwrap()?;
         if let Ok(data) = frame.unwrap().into_data() {
@@ -208,9 +218,9 @@ async fn line(body: &mut Incoming, rest: &mut Vec<u8>) -> Option<String> {
     }
 }
 
-async fn pod_of(running: &Running) -> String {
+async fn first_pod(running: &TestServer) -> String {
     let path = "/api/v1/namespaces/default/pods?limit=1";
-    let (_, pods) = running.ask("alice", Method::GET, path, &Value::Null).await;
+    let (_, pods) = running.send("alice", Method::GET, path, &Value::Null).await;
     pods["items"][0]["metadata"]["name"]
         .as_str()
         .unwrap()
@@ -218,8 +228,8 @@ async fn pod_of(running: &Running) -> String {
 }
 
 #[tokio::test]
-async fn a_proxy_speaks_for_others_over_http2() {
-    let running = start(Settings::default()).await;
+async fn a_front_proxy_asserts_users_over_http2() {
+    let running = start(PlaygroundSettings::default()).await;
     let front = running.certificates.front_proxy_client.clone();
     let io = TokioIo::new(running.tls(Some(&front), b"h2").await);
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
@@ -234,7 +244,7 @@ async fn a_proxy_speaks_for_others_over_http2() {
     let asserted = [("x-remote-user", "alice"), ("audit-id", "a-1")];
     let response = sender.send_request(ask(&asserted)).await.unwrap();
     assert_eq!(response.headers()["audit-id"], "a-1");
-    let (status, body) = read(response).await;
+    let (status, body) = read_response(response).await;
     assert_eq!(
         (status, &body["reason"]),
         (StatusCode::FORBIDDEN, &json!("Forbidden"))
@@ -243,7 +253,7 @@ async fn a_proxy_speaks_for_others_over_http2() {
         .send_request(ask(&[("x-remote-user", "carol")]))
         .await
         .unwrap();
-    assert_eq!(read(response).await.1["kind"], "PodList");
+    assert_eq!(read_response(response).await.1["kind"], "PodList");
     let records = running.server.requests();
     let users: Vec<_> = records.iter().map(|r| r.user.clone().unwrap()).collect();
     assert_eq!(
@@ -266,7 +276,7 @@ async fn a_proxy_speaks_for_others_over_http2() {
 
 #[tokio::test]
 async fn an_anonymous_request_closes_its_http2_connection() {
-    let running = start(Settings::default()).await;
+    let running = start(PlaygroundSettings::default()).await;
     let io = TokioIo::new(running.tls(None, b"h2").await);
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
     let connection = tokio::spawn(connection);
@@ -275,10 +285,10 @@ async fn an_anonymous_request_closes_its_http2_connection() {
         .unwrap();
     let response = sender.send_request(request).await.unwrap();
     assert_eq!(
-        read(response).await,
+        read_response(response).await,
         (StatusCode::OK, Value::String("ok".into()))
     );
-    tokio::time::timeout(PATIENCE, connection)
+    tokio::time::timeout(TEST_TIMEOUT, connection)
         .await
         .unwrap()
         .unwrap()
@@ -286,8 +296,8 @@ async fn an_anonymous_request_closes_its_http2_connection() {
 }
 
 #[tokio::test]
-async fn a_refused_token_closes_its_http2_connection() {
-    let running = start(Settings::default()).await;
+async fn a_rejected_token_closes_its_http2_connection() {
+    let running = start(PlaygroundSettings::default()).await;
     let io = TokioIo::new(running.tls(None, b"h2").await);
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
     let connection = tokio::spawn(connection);
@@ -296,8 +306,8 @@ async fn a_refused_token_closes_its_http2_connection() {
         .body(Full::<Bytes>::default())
         .unwrap();
     let response = sender.send_request(request).await.unwrap();
-    assert_eq!(read(response).await.0, StatusCode::UNAUTHORIZED);
-    tokio::time::timeout(PATIENCE, connection)
+    assert_eq!(read_response(response).await.0, StatusCode::UNAUTHORIZED);
+    tokio::time::timeout(TEST_TIMEOUT, connection)
         .await
         .unwrap()
         .unwrap()
@@ -305,17 +315,17 @@ async fn a_refused_token_closes_its_http2_connection() {
 }
 
 /// Until the counters are as they are expected.
-async fn counted(server: &ApiServer, expected: impl Fn(&Counters) -> bool) {
+async fn wait_for_counters(server: &PlaygroundServer, expected: impl Fn(&ServerCounters) -> bool) {
     let counted = async {
         while !expected(&server.counters()) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(PATIENCE, counted).await.unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, counted).await.unwrap();
 }
 
 /// A response's head, as far as there is one.
-async fn head(stream: &mut TlsStream<TcpStream>) -> String {
+async fn read_head(stream: &mut TlsStream<TcpStream>) -> String {
     let mut head = Vec::new();
     let reading = async {
         while !head.ends_with(b"\r\n\r\n") {
@@ -325,11 +335,13 @@ async fn head(stream: &mut TlsStream<TcpStream>) -> String {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, reading).await.unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, reading).await.unwrap();
     String::from_utf8(head).unwrap().to_ascii_lowercase()
 }
 
-async fn h2_client(running: &Running) -> (h2::client::SendRequest<Bytes>, h2::PingPong, Ending) {
+async fn h2_client(
+    running: &TestServer,
+) -> (h2::client::SendRequest<Bytes>, h2::PingPong, ConnectionTask) {
     let (credential, _) = running.user("alice");
     let stream = running.tls(credential.as_ref(), b"h2").await;
     let (client, mut connection) = h2::client::handshake(stream).await.unwrap();
@@ -337,11 +349,11 @@ async fn h2_client(running: &Running) -> (h2::client::SendRequest<Bytes>, h2::Pi
     (client, ping, tokio::spawn(connection))
 }
 
-type Ending = JoinHandle<Result<(), h2::Error>>;
+type ConnectionTask = JoinHandle<Result<(), h2::Error>>;
 
 #[tokio::test]
-async fn an_answer_to_head_over_http2_ends_with_its_headers() {
-    let running = start(Settings::default()).await;
+async fn a_head_response_over_http2_ends_with_its_headers() {
+    let running = start(PlaygroundSettings::default()).await;
     let (credential, _) = running.user("alice");
     let io = TokioIo::new(running.tls(credential.as_ref(), b"h2").await);
     let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
@@ -382,8 +394,8 @@ async fn an_answer_to_head_over_http2_ends_with_its_headers() {
 }
 
 #[tokio::test]
-async fn a_watch_tells_of_what_others_do_and_ends_with_the_server() {
-    let running = start(Settings::default()).await;
+async fn a_watch_receives_the_changes_of_others_and_ends_with_the_server() {
+    let running = start(PlaygroundSettings::default()).await;
     let (credential, _) = running.user("alice");
     let mut sender = running.http1(credential.as_ref()).await;
     let path = "/api/v1/namespaces/team-a/configmaps";
@@ -396,28 +408,30 @@ async fn a_watch_tells_of_what_others_do_and_ends_with_the_server() {
     let mut rest = Vec::new();
     let mine = json!({"metadata": {"name": "mine"}, "data": {"a": "b"}});
     let other = json!({"metadata": {"name": "other"}});
-    running.ask("alice", Method::POST, path, &other).await;
-    let (status, made) = running.ask("alice", Method::POST, path, &mine).await;
+    running.send("alice", Method::POST, path, &other).await;
+    let (status, made) = running.send("alice", Method::POST, path, &mine).await;
     assert_eq!(status, StatusCode::CREATED);
-    let event: Value = serde_json::from_str(&line(&mut body, &mut rest).await.unwrap()).unwrap();
+    let event: Value =
+        serde_json::from_str(&read_line(&mut body, &mut rest).await.unwrap()).unwrap();
     assert_eq!(event, json!({"type": "ADDED", "object": made}));
     assert_eq!(running.server.counters().long_running, 1);
     running
-        .ask(
+        .send(
             "alice",
             Method::DELETE,
             &format!("{path}/mine"),
             &Value::Null,
         )
         .await;
-    let event: Value = serde_json::from_str(&line(&mut body, &mut rest).await.unwrap()).unwrap();
+    let event: Value =
+        serde_json::from_str(&read_line(&mut body, &mut rest).await.unwrap()).unwrap();
     assert_eq!(
         (&event["type"], &event["object"]["data"]),
         (&json!("DELETED"), &mine["data"])
     );
     running.stop.send(()).unwrap();
-    assert_eq!(line(&mut body, &mut rest).await, None);
-    tokio::time::timeout(PATIENCE, running.task)
+    assert_eq!(read_line(&mut body, &mut rest).await, None);
+    tokio::time::timeout(TEST_TIMEOUT, running.task)
         .await
         .unwrap()
         .unwrap();
@@ -426,35 +440,35 @@ async fn a_watch_tells_of_what_others_do_and_ends_with_the_server() {
 
 #[tokio::test]
 async fn events_are_stored_as_accepted_and_counted() {
-    let running = start(Settings::default()).await;
+    let running = start(PlaygroundSettings::default()).await;
     let event = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event",
         "metadata": {"generateName": "e-"},
         "note": "m", "reason": "Test", "regarding": {"kind": "Pod", "name": "x"},
     });
     let path = "/apis/events.k8s.io/v1/namespaces/default/events";
-    let (status, made) = running.ask("bob", Method::POST, path, &event).await;
+    let (status, made) = running.send("bob", Method::POST, path, &event).await;
     assert_eq!((status, &made["note"]), (StatusCode::CREATED, &json!("m")));
     let name = made["metadata"]["name"].as_str().unwrap();
     let stored = running.server.object("events", "default", name).unwrap();
     assert_eq!(stored["message"], "m");
     assert_eq!(stored["involvedObject"], event["regarding"]);
     let core = format!("/api/v1/namespaces/default/events/{name}");
-    let (_, shown) = running.ask("bob", Method::GET, &core, &Value::Null).await;
+    let (_, shown) = running.send("bob", Method::GET, &core, &Value::Null).await;
     assert_eq!(
         (&shown["message"], &shown["apiVersion"]),
         (&json!("m"), &json!("v1"))
     );
     let counters = running.server.counters();
-    assert_eq!(counters.accepted[&("create", "events")], 1);
-    assert_eq!(running.server.count("events"), Some(1));
+    assert_eq!(counters.accepted_writes[&("create", "events")], 1);
+    assert_eq!(running.server.object_count("events"), Some(1));
 }
 
 #[tokio::test]
-async fn more_than_the_limit_are_refused_at_once() {
-    let settings = Settings {
+async fn requests_over_the_limit_are_rejected_at_once() {
+    let settings = PlaygroundSettings {
         max_in_flight: Some(0),
-        ..Settings::default()
+        ..PlaygroundSettings::default()
     };
     let running = start(settings).await;
     let (credential, _) = running.user("admin");
@@ -464,13 +478,13 @@ async fn more_than_the_limit_are_refused_at_once() {
         .await
         .unwrap();
     let retry_after = response.headers()["retry-after"].clone();
-    let (status, body) = read(response).await;
+    let (status, body) = read_response(response).await;
     assert_eq!(
         (status, retry_after),
         (StatusCode::TOO_MANY_REQUESTS, "1".parse().unwrap())
     );
     assert_eq!(body, "Too many requests, please try again later.\n");
-    assert_eq!(running.server.counters().refused, 1);
+    assert_eq!(running.server.counters().rejected, 1);
     let watch = request(Method::GET, "/api/v1/nodes?watch=1", &Value::Null);
     let response = sender.send_request(watch).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
@@ -478,11 +492,11 @@ async fn more_than_the_limit_are_refused_at_once() {
 
 #[tokio::test]
 async fn writes_are_checked() {
-    let running = start(Settings::default()).await;
+    let running = start(PlaygroundSettings::default()).await;
     let path = "/api/v1/namespaces/team-a/configmaps";
     let one = json!({"metadata": {"name": "one"}, "data": {"a": "b"}});
-    let (_, made) = running.ask("alice", Method::POST, path, &one).await;
-    let again = running.ask("alice", Method::POST, path, &one).await;
+    let (_, made) = running.send("alice", Method::POST, path, &one).await;
+    let again = running.send("alice", Method::POST, path, &one).await;
     assert_eq!(
         (again.0, &again.1["reason"]),
         (StatusCode::CONFLICT, &json!("AlreadyExists"))
@@ -490,15 +504,15 @@ async fn writes_are_checked() {
     let named = format!("{path}/one");
     let mut changed = made.clone();
     changed["data"]["a"] = json!("c");
-    let (status, _) = running.ask("alice", Method::PUT, &named, &changed).await;
+    let (status, _) = running.send("alice", Method::PUT, &named, &changed).await;
     assert_eq!(status, StatusCode::OK);
-    let late = running.ask("alice", Method::PUT, &named, &changed).await;
+    let late = running.send("alice", Method::PUT, &named, &changed).await;
     assert_eq!(
         (late.0, &late.1["reason"]),
         (StatusCode::CONFLICT, &json!("Conflict"))
     );
     let tried = running
-        .ask(
+        .send(
             "alice",
             Method::DELETE,
             &format!("{named}?dryRun=All"),
@@ -516,21 +530,21 @@ async fn writes_are_checked() {
             .is_some()
     );
     let large = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(3 << 20)}});
-    let (status, refused) = running.ask("alice", Method::POST, path, &large).await;
+    let (status, refused) = running.send("alice", Method::POST, path, &large).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(
         refused["message"],
         "Request entity too large: limit is 3145728"
     );
     let elsewhere = "/api/v1/namespaces/nowhere/configmaps";
-    let (status, _) = running.ask("alice", Method::POST, elsewhere, &one).await;
+    let (status, _) = running.send("alice", Method::POST, elsewhere, &one).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]
 async fn an_exec_echoes_until_its_input_ends() {
-    let running = start(Settings::default()).await;
-    let pod = pod_of(&running).await;
+    let running = start(PlaygroundSettings::default()).await;
+    let pod = first_pod(&running).await;
     let path =
         format!("/api/v1/namespaces/default/pods/{pod}/exec?command=cat&stdin=true&stdout=true");
     let mut socket = running.websocket(&path, "v5.channel.k8s.io").await;
@@ -539,7 +553,10 @@ async fn an_exec_echoes_until_its_input_ends() {
         socket.send(Message::binary(sent.to_vec())).await.unwrap();
     }
     let mut heard = Vec::new();
-    while let Some(Ok(message)) = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap() {
+    while let Some(Ok(message)) = tokio::time::timeout(TEST_TIMEOUT, socket.next())
+        .await
+        .unwrap()
+    {
         if let Message::Binary(bytes) = message {
             heard.push(bytes);
         }
@@ -551,9 +568,9 @@ async fn an_exec_echoes_until_its_input_ends() {
 }
 
 #[tokio::test]
-async fn a_port_forward_names_its_ports_and_echoes() {
-    let running = start(Settings::default()).await;
-    let pod = pod_of(&running).await;
+async fn a_port_forward_sends_its_port_numbers_and_echoes() {
+    let running = start(PlaygroundSettings::default()).await;
+    let pod = first_pod(&running).await;
     let path = format!("/api/v1/namespaces/default/pods/{pod}/portforward?ports=80%2C8080");
     let mut socket = running.websocket(&path, "v4.channel.k8s.io").await;
     socket
@@ -562,7 +579,9 @@ async fn a_port_forward_names_its_ports_and_echoes() {
         .unwrap();
     let mut heard = Vec::new();
     while heard.len() < 5 {
-        let next = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
+        let next = tokio::time::timeout(TEST_TIMEOUT, socket.next())
+            .await
+            .unwrap();
         heard.push(next.unwrap().unwrap().into_data());
     }
     let expected: [&[u8]; 5] = [
@@ -576,9 +595,9 @@ async fn a_port_forward_names_its_ports_and_echoes() {
 }
 
 #[tokio::test]
-async fn spdy_is_refused_in_words() {
-    let running = start(Settings::default()).await;
-    let pod = pod_of(&running).await;
+async fn spdy_is_rejected_with_a_message() {
+    let running = start(PlaygroundSettings::default()).await;
+    let pod = first_pod(&running).await;
     let path = format!("/api/v1/namespaces/default/pods/{pod}/exec?command=ls");
     let mut request = request(Method::POST, &path, &Value::Null);
     let spdy: HeaderMap = [("connection", "Upgrade"), ("upgrade", "SPDY/3.1")]
@@ -588,7 +607,7 @@ async fn spdy_is_refused_in_words() {
     request.headers_mut().extend(spdy);
     let (credential, _) = running.user("alice");
     let mut sender = running.http1(credential.as_ref()).await;
-    let (status, body) = read(sender.send_request(request).await.unwrap()).await;
+    let (status, body) = read_response(sender.send_request(request).await.unwrap()).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     let message = "unable to upgrade to SPDY/3.1: only websocket is spoken here";
     assert_eq!(body["message"], message);

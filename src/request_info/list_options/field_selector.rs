@@ -6,11 +6,11 @@
 
 use std::borrow::Cow;
 
-use crate::request_info::path::Span;
+use crate::request_info::path::ByteSpan;
 
 /// The selector is none: kube-apiserver would not understand it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unparsable;
+pub(super) struct InvalidFieldSelector;
 
 /// The value that `field` must have in everything `selector` selects, still escaped, if it demands one.
 ///
@@ -18,19 +18,22 @@ pub(super) struct Unparsable;
 ///
 /// # Errors
 /// Any term of the selector is malformed.
-pub(super) fn exact_match(selector: &[u8], field: &[u8]) -> Result<Option<Span>, Unparsable> {
-    let mut found: Option<(&[u8], Span)> = None;
+pub(super) fn exact_match(
+    selector: &[u8],
+    field: &[u8],
+) -> Result<Option<ByteSpan>, InvalidFieldSelector> {
+    let mut found: Option<(&[u8], ByteSpan)> = None;
     let mut start = 0;
     while start < selector.len() {
         let term = term_at(selector, start);
-        let text = term.of(selector);
+        let text = term.slice(selector);
         if !text.is_empty() {
-            let (name, exact, value) = split_term(text).ok_or(Unparsable)?;
-            if !is_escaped_value(value) {
-                return Err(Unparsable);
+            let (name, exact, value) = split_term(text).ok_or(InvalidFieldSelector)?;
+            if !is_valid_value(value) {
+                return Err(InvalidFieldSelector);
             }
             if exact && name == field && found.is_none_or(|(first, _)| text < first) {
-                found = Some((text, Span::new(term.end() - value.len(), term.end())));
+                found = Some((text, ByteSpan::new(term.end() - value.len(), term.end())));
             }
         }
         start = term.end() + 1;
@@ -39,17 +42,17 @@ pub(super) fn exact_match(selector: &[u8], field: &[u8]) -> Result<Option<Span>,
 }
 
 /// From `start` to the next comma that is not escaped.
-fn term_at(selector: &[u8], start: usize) -> Span {
+fn term_at(selector: &[u8], start: usize) -> ByteSpan {
     let mut escaped = false;
     for (at, &byte) in selector.iter().enumerate().skip(start) {
         match byte {
             _ if escaped => escaped = false,
             b'\\' => escaped = true,
-            b',' => return Span::new(start, at),
+            b',' => return ByteSpan::new(start, at),
             _ => {}
         }
     }
-    Span::new(start, selector.len())
+    ByteSpan::new(start, selector.len())
 }
 
 /// A term's field, whether it must equal the value (`=`, `==`) or not (`!=`), and the value.
@@ -66,7 +69,7 @@ fn split_term(term: &[u8]) -> Option<(&[u8], bool, &[u8])> {
 }
 
 /// Whether `=`, `,` and `\` are escaped by a backslash, and nothing else is.
-fn is_escaped_value(value: &[u8]) -> bool {
+fn is_valid_value(value: &[u8]) -> bool {
     let mut bytes = value.iter();
     while let Some(byte) = bytes.next() {
         let fine = match byte {
@@ -104,14 +107,14 @@ pub(in crate::request_info) fn unescape(value: &[u8]) -> Cow<'_, [u8]> {
 mod tests {
     use super::*;
 
-    fn name(selector: &str) -> Result<Option<String>, Unparsable> {
+    fn required_name(selector: &str) -> Result<Option<String>, InvalidFieldSelector> {
         let found = exact_match(selector.as_bytes(), b"metadata.name")?;
-        let value = found.map(|span| unescape(span.of(selector.as_bytes())));
+        let value = found.map(|span| unescape(span.slice(selector.as_bytes())));
         Ok(value.map(|value| String::from_utf8(value.into_owned()).unwrap()))
     }
 
     #[test]
-    fn a_name_is_demanded_by_one_or_two_equals_signs() {
+    fn a_name_is_required_by_one_or_two_equals_signs() {
         let cases = [
             ("", None),
             (",,", None),
@@ -128,7 +131,7 @@ mod tests {
         ];
         for (selector, demanded) in cases {
             assert_eq!(
-                name(selector),
+                required_name(selector),
                 Ok(demanded.map(str::to_owned)),
                 "{selector}"
             );
@@ -136,17 +139,17 @@ mod tests {
     }
 
     #[test]
-    fn of_several_names_the_term_that_sorts_first_decides() {
+    fn the_term_that_sorts_first_decides_among_several_names() {
         assert_eq!(
-            name("metadata.name=b,metadata.name=a"),
+            required_name("metadata.name=b,metadata.name=a"),
             Ok(Some("a".to_owned()))
         );
         assert_eq!(
-            name("metadata.name=a,metadata.name==b"),
+            required_name("metadata.name=a,metadata.name==b"),
             Ok(Some("b".to_owned()))
         );
         assert_eq!(
-            name("metadata.name=a,metadata.name="),
+            required_name("metadata.name=a,metadata.name="),
             Ok(Some(String::new()))
         );
     }
@@ -154,10 +157,13 @@ mod tests {
     #[test]
     fn escapes_are_resolved_and_keep_commas_together() {
         assert_eq!(
-            name(r"metadata.name=a\,b\=c\\d"),
+            required_name(r"metadata.name=a\,b\=c\\d"),
             Ok(Some(r"a,b=c\d".to_owned()))
         );
-        assert_eq!(name(r"x\,y=1,metadata.name=a"), Ok(Some("a".to_owned())));
+        assert_eq!(
+            required_name(r"x\,y=1,metadata.name=a"),
+            Ok(Some("a".to_owned()))
+        );
         assert_eq!(
             unescape(b"\xff\\=\xe2\x82"),
             "\u{fffd}=\u{fffd}\u{fffd}".as_bytes()
@@ -166,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn one_malformed_term_spoils_the_selector() {
+    fn one_malformed_term_makes_the_selector_invalid() {
         let faulty = [
             "metadata.name",
             "metadata.name=a,foo",
@@ -180,7 +186,11 @@ mod tests {
             " ",
         ];
         for selector in faulty {
-            assert_eq!(name(selector), Err(Unparsable), "{selector}");
+            assert_eq!(
+                required_name(selector),
+                Err(InvalidFieldSelector),
+                "{selector}"
+            );
         }
     }
 }

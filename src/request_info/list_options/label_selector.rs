@@ -4,18 +4,18 @@
 //! `NewRequirement` makes. Only whether a selector is one matters here, not what it selects.
 
 /// The longest prefix of a key, in bytes (`DNS1123SubdomainMaxLength`).
-const MAX_PREFIX: usize = 253;
+const MAX_PREFIX_LENGTH: usize = 253;
 /// The longest name of a key, and the longest value, in bytes.
-const MAX_NAME: usize = 63;
+const MAX_NAME_LENGTH: usize = 63;
 
 /// Whether `text` is a selector that kube-apiserver understands. An empty one is.
 pub(super) fn is_valid(text: &[u8]) -> bool {
-    let mut parser = Parser::new(text);
-    parser.current == Token::End || parser.terms().is_some()
+    let mut parser = SelectorParser::new(text);
+    parser.current == SelectorToken::End || parser.parse_requirements().is_some()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token<'a> {
+enum SelectorToken<'a> {
     CloseParenthesis,
     Comma,
     /// `>` or `<`.
@@ -26,49 +26,52 @@ enum Token<'a> {
     Not,
     OpenParenthesis,
     /// A key, a value, or `in` and `notin`, which may be those as well.
-    Word(&'a [u8]),
+    Identifier(&'a [u8]),
 }
 
 /// Methods return `None` where the text is not a selector.
-struct Parser<'a> {
+struct SelectorParser<'a> {
     /// What follows `current`.
     rest: &'a [u8],
-    current: Token<'a>,
+    current: SelectorToken<'a>,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> SelectorParser<'a> {
     fn new(text: &'a [u8]) -> Self {
         let mut parser = Self {
             rest: text,
-            current: Token::End,
+            current: SelectorToken::End,
         };
         parser.advance();
         parser
     }
 
     /// Takes the current token.
-    fn advance(&mut self) -> Token<'a> {
-        let next = self.scan();
+    fn advance(&mut self) -> SelectorToken<'a> {
+        let next = self.lex();
         std::mem::replace(&mut self.current, next)
     }
 
-    fn scan(&mut self) -> Token<'a> {
+    fn lex(&mut self) -> SelectorToken<'a> {
         let space = |b: &u8| !matches!(b, b' ' | b'\t' | b'\r' | b'\n');
         let start = self.rest.iter().position(space).unwrap_or(self.rest.len());
         let text = self.rest.get(start..).unwrap_or_default();
         let (token, length) = match text {
             // Go's scanner reads a NUL where the text is over, and so takes one for its end.
-            [] | [0, ..] => return Token::End,
-            [b'=', b'=', ..] | [b'!', b'=', ..] => (Token::Equality, 2),
-            [b'=', ..] => (Token::Equality, 1),
-            [b'!', ..] => (Token::Not, 1),
-            [b'(', ..] => (Token::OpenParenthesis, 1),
-            [b')', ..] => (Token::CloseParenthesis, 1),
-            [b',', ..] => (Token::Comma, 1),
-            [b'>' | b'<', ..] => (Token::Compare, 1),
+            [] | [0, ..] => return SelectorToken::End,
+            [b'=', b'=', ..] | [b'!', b'=', ..] => (SelectorToken::Equality, 2),
+            [b'=', ..] => (SelectorToken::Equality, 1),
+            [b'!', ..] => (SelectorToken::Not, 1),
+            [b'(', ..] => (SelectorToken::OpenParenthesis, 1),
+            [b')', ..] => (SelectorToken::CloseParenthesis, 1),
+            [b',', ..] => (SelectorToken::Comma, 1),
+            [b'>' | b'<', ..] => (SelectorToken::Compare, 1),
             _ => {
-                let length = text.iter().position(ends_word).unwrap_or(text.len());
-                (Token::Word(text.get(..length).unwrap_or_default()), length)
+                let length = text.iter().position(ends_identifier).unwrap_or(text.len());
+                (
+                    SelectorToken::Identifier(text.get(..length).unwrap_or_default()),
+                    length,
+                )
             }
         };
         self.rest = text.get(length..).unwrap_or_default();
@@ -77,40 +80,45 @@ impl<'a> Parser<'a> {
         token
     }
 
-    fn terms(&mut self) -> Option<()> {
+    fn parse_requirements(&mut self) -> Option<()> {
         loop {
-            self.term()?;
+            self.parse_requirement()?;
             let separator = self.advance();
-            if separator == Token::End {
+            if separator == SelectorToken::End {
                 return Some(());
             }
-            (separator == Token::Comma).then_some(())?;
+            (separator == SelectorToken::Comma).then_some(())?;
         }
     }
 
-    fn term(&mut self) -> Option<()> {
-        let negated = self.current == Token::Not;
+    fn parse_requirement(&mut self) -> Option<()> {
+        let negated = self.current == SelectorToken::Not;
         if negated {
             self.advance();
         }
-        self.word().filter(|key| is_key(key))?;
-        if negated || matches!(self.current, Token::Comma | Token::End) {
+        self.parse_identifier()
+            .filter(|key| is_qualified_name(key))?;
+        if negated || matches!(self.current, SelectorToken::Comma | SelectorToken::End) {
             return Some(());
         }
         let operator = self.advance();
-        if let Token::Word(b"in" | b"notin") = operator {
-            self.list()
-        } else if operator == Token::Equality {
-            self.value().filter(|value| is_value(value)).map(drop)
-        } else if operator == Token::Compare {
-            self.value().filter(|value| is_number(value)).map(drop)
+        if let SelectorToken::Identifier(b"in" | b"notin") = operator {
+            self.parse_values()
+        } else if operator == SelectorToken::Equality {
+            self.parse_exact_value()
+                .filter(|value| is_value(value))
+                .map(drop)
+        } else if operator == SelectorToken::Compare {
+            self.parse_exact_value()
+                .filter(|value| is_number(value))
+                .map(drop)
         } else {
             None
         }
     }
 
-    fn word(&mut self) -> Option<&'a [u8]> {
-        if let Token::Word(word) = self.advance() {
+    fn parse_identifier(&mut self) -> Option<&'a [u8]> {
+        if let SelectorToken::Identifier(word) = self.advance() {
             Some(word)
         } else {
             None
@@ -118,27 +126,34 @@ impl<'a> Parser<'a> {
     }
 
     /// What an operator is followed by; nothing is the empty value.
-    fn value(&mut self) -> Option<&'a [u8]> {
-        if matches!(self.current, Token::Comma | Token::End) {
+    fn parse_exact_value(&mut self) -> Option<&'a [u8]> {
+        if matches!(self.current, SelectorToken::Comma | SelectorToken::End) {
             Some(b"")
         } else {
-            self.word()
+            self.parse_identifier()
         }
     }
 
     /// Values between parentheses. Each may be empty; but of two commas in a row Go takes the second without asking what
     /// follows, so that `(a,,b)` is a list and `(a,,)` is none.
-    fn list(&mut self) -> Option<()> {
-        (self.advance() == Token::OpenParenthesis).then_some(())?;
-        while self.current != Token::CloseParenthesis {
+    fn parse_values(&mut self) -> Option<()> {
+        (self.advance() == SelectorToken::OpenParenthesis).then_some(())?;
+        while self.current != SelectorToken::CloseParenthesis {
             let token = self.advance();
-            let fine = if let Token::Word(value) = token {
-                is_value(value) && matches!(self.current, Token::CloseParenthesis | Token::Comma)
-            } else if token == Token::Comma && self.current == Token::Comma {
+            let fine = if let SelectorToken::Identifier(value) = token {
+                is_value(value)
+                    && matches!(
+                        self.current,
+                        SelectorToken::CloseParenthesis | SelectorToken::Comma
+                    )
+            } else if token == SelectorToken::Comma && self.current == SelectorToken::Comma {
                 self.advance();
-                matches!(self.current, Token::Comma | Token::Word(_))
+                matches!(
+                    self.current,
+                    SelectorToken::Comma | SelectorToken::Identifier(_)
+                )
             } else {
-                token == Token::Comma
+                token == SelectorToken::Comma
             };
             fine.then_some(())?;
         }
@@ -147,7 +162,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-const fn ends_word(byte: &u8) -> bool {
+const fn ends_identifier(byte: &u8) -> bool {
     matches!(
         byte,
         0 | b' ' | b'\t' | b'\r' | b'\n' | b'=' | b'!' | b'(' | b')' | b',' | b'>' | b'<'
@@ -155,7 +170,7 @@ const fn ends_word(byte: &u8) -> bool {
 }
 
 /// `IsQualifiedName`: `[prefix/]name`.
-fn is_key(key: &[u8]) -> bool {
+fn is_qualified_name(key: &[u8]) -> bool {
     let mut parts = key.split(|&b| b == b'/');
     match (parts.next(), parts.next(), parts.next()) {
         (Some(name), None, _) => is_name(name),
@@ -171,11 +186,11 @@ fn is_subdomain(prefix: &[u8]) -> bool {
             && label.last().is_some_and(is_alphanumeric)
             && label.iter().all(|b| is_alphanumeric(b) || *b == b'-')
     };
-    prefix.len() <= MAX_PREFIX && prefix.split(|&b| b == b'.').all(is_label)
+    prefix.len() <= MAX_PREFIX_LENGTH && prefix.split(|&b| b == b'.').all(is_label)
 }
 
 fn is_name(name: &[u8]) -> bool {
-    name.len() <= MAX_NAME
+    name.len() <= MAX_NAME_LENGTH
         && name.first().is_some_and(u8::is_ascii_alphanumeric)
         && name.last().is_some_and(u8::is_ascii_alphanumeric)
         && name
@@ -198,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selectors_are_recognized() {
+    fn valid_selectors_are_accepted() {
         let selectors = [
             "",
             " \t\r\n",
@@ -247,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_selector_is_refused() {
+    fn invalid_selectors_are_rejected() {
         let faulty = [
             ",",
             "a,",
@@ -308,15 +323,17 @@ mod tests {
 
     #[test]
     fn lengths_are_limited() {
-        let name = "x".repeat(MAX_NAME);
-        let prefix = format!("{}x", "x.".repeat(MAX_PREFIX / 2));
+        let name = "x".repeat(MAX_NAME_LENGTH);
+        let prefix = format!("{}x", "x.".repeat(MAX_PREFIX_LENGTH / 2));
         assert!(is_valid(format!("{prefix}/{name}={name}").as_bytes()));
         assert!(!is_valid(format!("{name}x").as_bytes()));
         assert!(!is_valid(format!("a={name}x").as_bytes()));
         assert!(!is_valid(format!("{prefix}x/a").as_bytes()));
         assert!(is_valid(
-            format!("a>{}1", "0".repeat(MAX_NAME - 1)).as_bytes()
+            format!("a>{}1", "0".repeat(MAX_NAME_LENGTH - 1)).as_bytes()
         ));
-        assert!(!is_valid(format!("a>{}1", "0".repeat(MAX_NAME)).as_bytes()));
+        assert!(!is_valid(
+            format!("a>{}1", "0".repeat(MAX_NAME_LENGTH)).as_bytes()
+        ));
     }
 }

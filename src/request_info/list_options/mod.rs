@@ -9,7 +9,7 @@ mod label_selector;
 
 use std::borrow::Cow;
 
-use super::path::Span;
+use super::path::ByteSpan;
 use super::query::Query;
 
 /// First values, not yet taken for numbers or selectors.
@@ -24,11 +24,11 @@ pub(super) struct ListOptions<'a> {
 
 /// A name that a field selector demands: where it stands in the selector, escapes and all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DemandedName(pub(super) Span);
+pub(super) struct SelectorNameSpan(pub(super) ByteSpan);
 
 /// One of the options is malformed, and kube-apiserver knows none of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Undecodable;
+pub(super) struct InvalidListOptions;
 
 impl<'a> ListOptions<'a> {
     /// Reads the query once, from front to end.
@@ -51,18 +51,20 @@ impl<'a> ListOptions<'a> {
     }
 
     /// Whether a watch is asked for, and the name that the field selector demands.
-    pub(super) fn decode(&self) -> (bool, Option<DemandedName>) {
+    pub(super) fn decode(&self) -> (bool, Option<SelectorNameSpan>) {
         match self.exact_match(b"metadata.name") {
             Ok(name) => (
                 self.watch.as_deref().is_some_and(is_true),
-                name.map(DemandedName),
+                name.map(SelectorNameSpan),
             ),
-            Err(Undecodable) => (self.watch.as_deref().is_some_and(is_true_lower_cased), None),
+            Err(InvalidListOptions) => {
+                (self.watch.as_deref().is_some_and(is_true_lower_cased), None)
+            }
         }
     }
 
     /// Where in the field selector the value stands that it demands of `field`.
-    pub(super) fn exact_match(&self, field: &[u8]) -> Result<Option<Span>, Undecodable> {
+    pub(super) fn exact_match(&self, field: &[u8]) -> Result<Option<ByteSpan>, InvalidListOptions> {
         let integers = [&self.limit, &self.timeout_seconds];
         let decodable = integers
             .into_iter()
@@ -73,10 +75,10 @@ impl<'a> ListOptions<'a> {
                 .as_deref()
                 .is_none_or(label_selector::is_valid);
         if !decodable {
-            return Err(Undecodable);
+            return Err(InvalidListOptions);
         }
         let selector = self.field_selector.as_deref().unwrap_or_default();
-        field_selector::exact_match(selector, field).map_err(|_| Undecodable)
+        field_selector::exact_match(selector, field).map_err(|_| InvalidListOptions)
     }
 }
 
@@ -104,12 +106,13 @@ mod tests {
         let options = ListOptions::read(Query::new(query.as_bytes()));
         let (watch, name) = options.decode();
         let selector = options.field_selector.as_deref().unwrap_or_default();
-        let name = name.map(|DemandedName(span)| String::from_utf8(span.of(selector).to_vec()));
+        let name =
+            name.map(|SelectorNameSpan(span)| String::from_utf8(span.slice(selector).to_vec()));
         (watch, name.map(Result::unwrap))
     }
 
     #[test]
-    fn only_zero_and_false_are_no_watch() {
+    fn only_zero_and_false_disable_a_watch() {
         for no in [
             "",
             "watch=0",
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_decode_leave_the_name() {
+    fn options_that_decode_keep_the_name() {
         let fine = [
             "limit=-5",
             "limit=%2B5",

@@ -9,23 +9,23 @@ use http::HeaderValue;
 
 /// A token that cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnspeakableToken;
+pub struct UnencodableToken;
 
-impl fmt::Display for UnspeakableToken {
+impl fmt::Display for UnencodableToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a token with characters that no HTTP header can have")
     }
 }
 
-impl std::error::Error for UnspeakableToken {}
+impl std::error::Error for UnencodableToken {}
 
 /// The header's value.
 ///
 /// # Errors
 /// The token cannot stand in a header.
-pub fn bearer(token: &str) -> Result<HeaderValue, UnspeakableToken> {
+pub fn bearer_header(token: &str) -> Result<HeaderValue, UnencodableToken> {
     let mut value =
-        HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| UnspeakableToken)?;
+        HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| UnencodableToken)?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -35,10 +35,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_sent_as_it_is_and_not_shown() {
-        let value = bearer("abc.def").unwrap();
+    fn a_token_is_sent_unchanged_and_hidden_from_debug() {
+        let value = bearer_header("abc.def").unwrap();
         assert_eq!(value, "Bearer abc.def");
         assert_eq!(format!("{value:?}"), "Sensitive");
-        assert_eq!(bearer("abc\ndef"), Err(UnspeakableToken));
+        assert_eq!(bearer_header("abc\ndef"), Err(UnencodableToken));
     }
 }

@@ -22,37 +22,37 @@ use tokio::process::Child;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::upstream::credentials::exec_credential::AnswerFault;
-use crate::upstream::credentials::exec_credential::ApiVersion;
 use crate::upstream::credentials::exec_credential::ClusterInfo;
-use crate::upstream::credentials::exec_credential::Obtained;
-use crate::upstream::credentials::exec_credential::read_answer;
-use crate::upstream::credentials::exec_credential::request;
-use crate::upstream::tls::PemFault;
+use crate::upstream::credentials::exec_credential::ExecApiVersion;
+use crate::upstream::credentials::exec_credential::ExecCredentialError;
+use crate::upstream::credentials::exec_credential::PluginCredential;
+use crate::upstream::credentials::exec_credential::encode_exec_info;
+use crate::upstream::credentials::exec_credential::parse_output;
+use crate::upstream::tls::PemError;
 
 /// The variable in which the plugin finds what is asked of it.
-const EXEC_INFO: &str = "KUBERNETES_EXEC_INFO";
+const EXEC_INFO_VARIABLE: &str = "KUBERNETES_EXEC_INFO";
 
 /// Longest that a plugin may take: enough for a slow identity service, and for somebody to follow a login link.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Most that a plugin may print: tokens and certificates with their chains are a few KiB.
-const MOST_OUTPUT: usize = 1 << 20;
+const MAX_OUTPUT: usize = 1 << 20;
 
 /// Most of its stderr that goes to the log for one run, in bytes.
-const MOST_LOGGED: usize = 64 << 10;
+const MAX_LOGGED: usize = 64 << 10;
 
 /// Longest line of its stderr, in bytes; the rest of the line is left out.
-const LONGEST_LINE: usize = 1 << 10;
+const MAX_LINE: usize = 1 << 10;
 
 /// How long the end of stderr is waited for when the plugin has ended: whatever it left running may hold it open.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A program that gives credentials. Its `Debug` shows neither arguments nor environment, which can hold secrets.
 #[derive(Clone, PartialEq)]
-pub struct Plugin {
+pub struct ExecPlugin {
     /// The version that it is asked in.
-    pub api_version: ApiVersion,
+    pub api_version: ExecApiVersion,
     /// The program: a path, or a name to look for in `PATH`.
     pub command: PathBuf,
     /// Its arguments.
@@ -65,7 +65,7 @@ pub struct Plugin {
     pub cluster: Option<ClusterInfo>,
 }
 
-impl fmt::Debug for Plugin {
+impl fmt::Debug for ExecPlugin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -84,16 +84,16 @@ pub struct PluginError {
     /// What its installation needs, as the kubeconfig says.
     pub install_hint: Option<String>,
     /// What went wrong.
-    pub cause: Cause,
+    pub cause: PluginFailure,
 }
 
 /// Why a plugin gave no credential.
 #[derive(Clone, Debug)]
-pub enum Cause {
+pub enum PluginFailure {
     /// It answered with something else than a credential.
-    Answer(AnswerFault),
+    InvalidOutput(ExecCredentialError),
     /// The cluster's CA, which it wants to be told, cannot be read.
-    Ca(PemFault),
+    ClusterCa(PemError),
     /// It gave a credential that was over when it came.
     Expired(SystemTime),
     /// It failed.
@@ -104,14 +104,14 @@ pub enum Cause {
         said: String,
     },
     /// It cannot be run.
-    NotRun(Arc<io::Error>),
+    Io(Arc<io::Error>),
     /// It did not end within the time limit.
     TimedOut {
         /// The last that it said on stderr.
         said: String,
     },
     /// It printed more than a credential can be.
-    TooLong,
+    OutputTooLarge,
 }
 
 impl fmt::Display for PluginError {
@@ -125,9 +125,11 @@ impl fmt::Display for PluginError {
             }
         };
         match &self.cause {
-            Cause::Answer(fault) => write!(f, "{fault}")?,
-            Cause::Ca(fault) => write!(f, "cannot be told the cluster's CA: {fault}")?,
-            Cause::Expired(at) => match Timestamp::try_from(*at) {
+            PluginFailure::InvalidOutput(fault) => write!(f, "{fault}")?,
+            PluginFailure::ClusterCa(fault) => {
+                write!(f, "cannot be told the cluster's CA: {fault}")?
+            }
+            PluginFailure::Expired(at) => match Timestamp::try_from(*at) {
                 Ok(at) => write!(
                     f,
                     "gave a credential that was over at {at}; is the clock right?"
@@ -137,22 +139,24 @@ impl fmt::Display for PluginError {
                     "gave a credential that is long over; is the clock right?"
                 )?,
             },
-            Cause::Failed { status, said: last } => {
+            PluginFailure::Failed { status, said: last } => {
                 write!(f, "failed ({status})")?;
                 said(f, last)?;
             }
-            Cause::NotRun(why) if why.kind() == io::ErrorKind::NotFound => {
+            PluginFailure::Io(why) if why.kind() == io::ErrorKind::NotFound => {
                 write!(
                     f,
                     "is not to be found; install it, or give its full path as command"
                 )?;
             }
-            Cause::NotRun(why) => write!(f, "cannot be run: {why}")?,
-            Cause::TimedOut { said: last } => {
+            PluginFailure::Io(why) => write!(f, "cannot be run: {why}")?,
+            PluginFailure::TimedOut { said: last } => {
                 write!(f, "did not end within {}s", TIME_LIMIT.as_secs())?;
                 said(f, last)?;
             }
-            Cause::TooLong => write!(f, "printed more than {} KiB", MOST_OUTPUT >> 10)?,
+            PluginFailure::OutputTooLarge => {
+                write!(f, "printed more than {} KiB", MAX_OUTPUT >> 10)?
+            }
         }
         match &self.install_hint {
             Some(hint) => write!(f, "; its installHint: {}", hint.trim()),
@@ -163,17 +167,17 @@ impl fmt::Display for PluginError {
 
 impl std::error::Error for PluginError {}
 
-impl Plugin {
+impl ExecPlugin {
     /// Runs the program once and reads its answer.
     ///
     /// # Cancel safety
     /// Dropping the future kills the program.
-    pub(super) async fn run(&self) -> Result<Obtained, PluginError> {
+    pub(super) async fn run(&self) -> Result<PluginCredential, PluginError> {
         self.try_run().await.map_err(|cause| self.error(cause))
     }
 
     /// An error that names this plugin.
-    pub(super) fn error(&self, cause: Cause) -> PluginError {
+    pub(super) fn error(&self, cause: PluginFailure) -> PluginError {
         let (command, install_hint) = (self.command.clone(), self.install_hint.clone());
         PluginError {
             command,
@@ -182,54 +186,55 @@ impl Plugin {
         }
     }
 
-    async fn try_run(&self) -> Result<Obtained, Cause> {
-        let request = self.request().await.map_err(Cause::Ca)?;
+    async fn try_run(&self) -> Result<PluginCredential, PluginFailure> {
+        let request = self.exec_info().await.map_err(PluginFailure::ClusterCa)?;
         let child = Command::new(&self.command)
             .args(&self.args)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
-            .env(EXEC_INFO, request)
+            .env(EXEC_INFO_VARIABLE, request)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .map_err(|why| Cause::NotRun(Arc::new(why)))?;
-        let mut stderr = Said::default();
-        let (output, status) = match timeout(TIME_LIMIT, self.attend(child, &mut stderr)).await {
-            Ok(ended) => ended?,
-            Err(_) => {
-                return Err(Cause::TimedOut {
-                    said: stderr.last(),
-                });
-            }
-        };
+            .map_err(|why| PluginFailure::Io(Arc::new(why)))?;
+        let mut stderr = StderrLog::default();
+        let (output, status) =
+            match timeout(TIME_LIMIT, self.collect_output(child, &mut stderr)).await {
+                Ok(ended) => ended?,
+                Err(_) => {
+                    return Err(PluginFailure::TimedOut {
+                        said: stderr.tail(),
+                    });
+                }
+            };
         if !status.success() {
-            return Err(Cause::Failed {
+            return Err(PluginFailure::Failed {
                 status,
-                said: stderr.last(),
+                said: stderr.tail(),
             });
         }
-        read_answer(&output, self.api_version).map_err(Cause::Answer)
+        parse_output(&output, self.api_version).map_err(PluginFailure::InvalidOutput)
     }
 
     /// Reads all that the program says, until it has ended.
-    async fn attend(
+    async fn collect_output(
         &self,
         mut child: Child,
-        said: &mut Said,
-    ) -> Result<(Vec<u8>, ExitStatus), Cause> {
-        let not_read = |why| Cause::NotRun(Arc::new(why));
+        said: &mut StderrLog,
+    ) -> Result<(Vec<u8>, ExitStatus), PluginFailure> {
+        let not_read = |why| PluginFailure::Io(Arc::new(why));
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let command = self.command.display();
         let mut listening = std::pin::pin!(async {
             let Some(mut stderr) = stderr else { return };
             let mut chunk = [0; 4096];
             while let Ok(n @ 1..) = stderr.read(&mut chunk).await {
-                said.take(chunk.get(..n).unwrap_or_default(), |line| {
+                said.push(chunk.get(..n).unwrap_or_default(), |line| {
                     tracing::info!(%command, "credential plugin: {line}");
                 });
             }
-            said.end(|line| tracing::info!(%command, "credential plugin: {line}"));
+            said.end_line(|line| tracing::info!(%command, "credential plugin: {line}"));
         });
         let mut ending = std::pin::pin!(async {
             let output = match stdout {
@@ -241,7 +246,7 @@ impl Plugin {
         tokio::select! {
             ended = &mut ending => {
                 if ended.is_ok() {
-                    let _ = timeout(LAST_WORDS, listening).await;
+                    let _ = timeout(STDERR_DRAIN_TIMEOUT, listening).await;
                 }
                 ended
             }
@@ -250,65 +255,65 @@ impl Plugin {
     }
 
     /// What the plugin is asked.
-    async fn request(&self) -> Result<String, PemFault> {
+    async fn exec_info(&self) -> Result<String, PemError> {
         let Some(cluster) = &self.cluster else {
-            return Ok(request(self.api_version, None));
+            return Ok(encode_exec_info(self.api_version, None));
         };
         let ca = match &cluster.ca {
             Some(ca) => ca.read().await?,
             None => Cow::Borrowed(&[][..]),
         };
-        Ok(request(self.api_version, Some((cluster, &ca))))
+        Ok(encode_exec_info(self.api_version, Some((cluster, &ca))))
     }
 }
 
-async fn read_output(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, Cause> {
+async fn read_output(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, PluginFailure> {
     let mut output = Vec::new();
-    let most = u64::try_from(MOST_OUTPUT)
+    let most = u64::try_from(MAX_OUTPUT)
         .unwrap_or(u64::MAX)
         .saturating_add(1);
     match stdout.take(most).read_to_end(&mut output).await {
-        Err(why) => Err(Cause::NotRun(Arc::new(why))),
-        Ok(n) if n > MOST_OUTPUT => Err(Cause::TooLong),
+        Err(why) => Err(PluginFailure::Io(Arc::new(why))),
+        Ok(n) if n > MAX_OUTPUT => Err(PluginFailure::OutputTooLarge),
         Ok(_) => Ok(output),
     }
 }
 
 /// What came on stderr, line by line and with an end.
 #[derive(Default)]
-struct Said {
+struct StderrLog {
     line: Vec<u8>,
-    logged: usize,
-    last: String,
+    logged_bytes: usize,
+    last_line: String,
 }
 
-impl Said {
-    fn take(&mut self, chunk: &[u8], mut log: impl FnMut(&str)) {
+impl StderrLog {
+    fn push(&mut self, chunk: &[u8], mut log: impl FnMut(&str)) {
         for &byte in chunk {
             if byte == b'\n' {
-                self.end(&mut log);
-            } else if self.line.len() < LONGEST_LINE {
+                self.end_line(&mut log);
+            } else if self.line.len() < MAX_LINE {
                 self.line.push(byte);
             }
         }
     }
 
     /// Ends the line that was begun.
-    fn end(&mut self, mut log: impl FnMut(&str)) {
+    fn end_line(&mut self, mut log: impl FnMut(&str)) {
         let line = printable(&std::mem::take(&mut self.line));
         if line.is_empty() {
             return;
         }
-        self.logged = self.logged.saturating_add(line.len());
-        if self.logged <= MOST_LOGGED {
+        self.logged_bytes = self.logged_bytes.saturating_add(line.len());
+        if self.logged_bytes <= MAX_LOGGED {
             log(&line);
         }
-        self.last = line;
+        self.last_line = line;
     }
 
-    fn last(&self) -> String {
+    fn tail(&self) -> String {
         if self.line.is_empty() {
-            self.last.clone()
+            self.last_line.clone()
         } else {
             printable(&self.line)
         }

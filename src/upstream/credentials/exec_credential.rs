@@ -19,25 +19,25 @@ use serde_json::json;
 
 use crate::document;
 use crate::document::Content;
-use crate::document::Faults;
+use crate::document::Diagnostics;
 use crate::document::Node;
-use crate::document::Place;
-use crate::upstream::credentials::bearer::UnspeakableToken;
-use crate::upstream::credentials::bearer::bearer;
+use crate::document::SourceLocation;
+use crate::upstream::credentials::bearer::UnencodableToken;
+use crate::upstream::credentials::bearer::bearer_header;
 use crate::upstream::tls::Pem;
-use crate::upstream::tls::PemFault;
-use crate::upstream::tls::certified_key_from_pem;
+use crate::upstream::tls::PemError;
+use crate::upstream::tls::parse_certified_key;
 
 /// The version of the exchange with the plugin; the answer has to be of the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ApiVersion {
+pub enum ExecApiVersion {
     /// `client.authentication.k8s.io/v1`
     V1,
     /// `client.authentication.k8s.io/v1beta1`
     V1Beta1,
 }
 
-impl ApiVersion {
+impl ExecApiVersion {
     /// As it is written.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -72,7 +72,7 @@ impl fmt::Debug for ClusterInfo {
 }
 
 /// What a plugin gave.
-pub(super) struct Obtained {
+pub(super) struct PluginCredential {
     pub(super) authorization: Option<HeaderValue>,
     pub(super) certificate: Option<Arc<CertifiedKey>>,
     pub(super) expires: Option<SystemTime>,
@@ -80,32 +80,32 @@ pub(super) struct Obtained {
 
 /// Why an answer is no credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AnswerFault {
+pub enum ExecCredentialError {
     /// It is in another version.
     ApiVersion {
         /// The one it was asked in.
-        asked: ApiVersion,
+        asked: ExecApiVersion,
         /// The one it claims, shortened.
         answered: String,
     },
     /// The certificate or the key is not one.
-    Certificate(PemFault),
+    Certificate(PemError),
     /// There is a certificate and no key.
-    CertificateAlone,
+    CertificateWithoutKey,
     /// There is no answer.
     Empty,
     /// The expiration is not a time.
     Expiration,
     /// There is a key and no certificate.
-    KeyAlone,
+    KeyWithoutCertificate,
     /// It says that it is something else.
     Kind,
     /// There is neither a token nor a certificate.
-    Nothing,
+    NoCredential,
     /// The token cannot be sent.
-    Token(UnspeakableToken),
+    Token(UnencodableToken),
     /// It is neither JSON nor YAML, or a field has another type.
-    Unreadable {
+    Malformed {
         /// Where, from 1; 0 for the answer as a whole.
         line: u32,
         /// Where in the line, likewise.
@@ -113,16 +113,16 @@ pub enum AnswerFault {
     },
 }
 
-impl AnswerFault {
-    fn unreadable(place: &Place) -> Self {
-        Self::Unreadable {
+impl ExecCredentialError {
+    fn malformed(place: &SourceLocation) -> Self {
+        Self::Malformed {
             line: place.line,
             column: place.column,
         }
     }
 }
 
-impl fmt::Display for AnswerFault {
+impl fmt::Display for ExecCredentialError {
     /// In words that follow the plugin's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -134,16 +134,16 @@ impl fmt::Display for AnswerFault {
                 )
             }
             Self::Certificate(fault) => write!(f, "gave no usable certificate: {fault}"),
-            Self::CertificateAlone => f.write_str("gave a certificate without its key"),
+            Self::CertificateWithoutKey => f.write_str("gave a certificate without its key"),
             Self::Empty => f.write_str("printed nothing"),
             Self::Expiration => {
                 f.write_str("gave an expirationTimestamp that is not a time as RFC 3339 has it")
             }
-            Self::KeyAlone => f.write_str("gave a key without its certificate"),
+            Self::KeyWithoutCertificate => f.write_str("gave a key without its certificate"),
             Self::Kind => f.write_str("printed an object that is not of the kind ExecCredential"),
-            Self::Nothing => f.write_str("gave neither a token nor a certificate"),
+            Self::NoCredential => f.write_str("gave neither a token nor a certificate"),
             Self::Token(why) => write!(f, "gave {why}"),
-            Self::Unreadable { line, column } => {
+            Self::Malformed { line, column } => {
                 write!(
                     f,
                     "printed what is not an ExecCredential (line {line}, column {column})"
@@ -154,7 +154,10 @@ impl fmt::Display for AnswerFault {
 }
 
 /// What a plugin is asked; it may be told about a cluster, whose CA has been read.
-pub(super) fn request(version: ApiVersion, cluster: Option<(&ClusterInfo, &[u8])>) -> String {
+pub(super) fn encode_exec_info(
+    version: ExecApiVersion,
+    cluster: Option<(&ClusterInfo, &[u8])>,
+) -> String {
     let mut spec = Map::new();
     spec.insert("interactive".to_owned(), false.into());
     if let Some((cluster, ca)) = cluster {
@@ -192,46 +195,49 @@ impl ClusterInfo {
 }
 
 /// Reads what a plugin printed, in JSON or YAML; what weir has no use for is passed over.
-pub(super) fn read_answer(output: &[u8], asked: ApiVersion) -> Result<Obtained, AnswerFault> {
-    let text =
-        str::from_utf8(output).map_err(|_| AnswerFault::Unreadable { line: 0, column: 0 })?;
-    let mut faults = Faults::default();
+pub(super) fn parse_output(
+    output: &[u8],
+    asked: ExecApiVersion,
+) -> Result<PluginCredential, ExecCredentialError> {
+    let text = str::from_utf8(output)
+        .map_err(|_| ExecCredentialError::Malformed { line: 0, column: 0 })?;
+    let mut faults = Diagnostics::default();
     let found = document::parse_all("", text, &mut faults);
     if let Some(fault) = faults.iter().next() {
-        return Err(AnswerFault::unreadable(&fault.place));
+        return Err(ExecCredentialError::malformed(&fault.location));
     }
     let Some(answer) = found.first() else {
-        return Err(AnswerFault::Empty);
+        return Err(ExecCredentialError::Empty);
     };
     let answered = text_field(answer, "apiVersion")?;
     let kind = text_field(answer, "kind")?.unwrap_or("ExecCredential");
     let (Some(answered), "ExecCredential") = (answered, kind) else {
-        return Err(AnswerFault::Kind);
+        return Err(ExecCredentialError::Kind);
     };
     if answered != asked.as_str() {
         let answered = answered.chars().take(80).collect();
-        return Err(AnswerFault::ApiVersion { asked, answered });
+        return Err(ExecCredentialError::ApiVersion { asked, answered });
     }
     let Some(status) = answer.field("status").filter(|status| !status.is_null()) else {
-        return Err(AnswerFault::Nothing);
+        return Err(ExecCredentialError::NoCredential);
     };
     let authorization = text_field(status, "token")?
-        .map(|token| bearer(token).map_err(AnswerFault::Token))
+        .map(|token| bearer_header(token).map_err(ExecCredentialError::Token))
         .transpose()?;
-    let certificate = certificate(
+    let certificate = parse_certificate(
         text_field(status, "clientCertificateData")?,
         text_field(status, "clientKeyData")?,
     )?;
     if authorization.is_none() && certificate.is_none() {
-        return Err(AnswerFault::Nothing);
+        return Err(ExecCredentialError::NoCredential);
     }
     let expires = text_field(status, "expirationTimestamp")?
         .map(|text| {
             text.parse::<Timestamp>()
-                .map_err(|_| AnswerFault::Expiration)
+                .map_err(|_| ExecCredentialError::Expiration)
         })
         .transpose()?;
-    Ok(Obtained {
+    Ok(PluginCredential {
         authorization,
         certificate,
         expires: expires.map(SystemTime::from),
@@ -239,32 +245,32 @@ pub(super) fn read_answer(output: &[u8], asked: ApiVersion) -> Result<Obtained, 
 }
 
 /// A string; the empty one is the same as none, as in Go.
-fn text_field<'n>(node: &'n Node, name: &str) -> Result<Option<&'n str>, AnswerFault> {
+fn text_field<'n>(node: &'n Node, name: &str) -> Result<Option<&'n str>, ExecCredentialError> {
     if !matches!(node.content, Content::Mapping(_)) {
-        return Err(AnswerFault::unreadable(&node.place));
+        return Err(ExecCredentialError::malformed(&node.location));
     }
     let Some(value) = node.field(name).filter(|value| !value.is_null()) else {
         return Ok(None);
     };
     let text = value
         .as_str()
-        .ok_or_else(|| AnswerFault::unreadable(&value.place))?;
+        .ok_or_else(|| ExecCredentialError::malformed(&value.location))?;
     Ok(Some(text).filter(|text| !text.is_empty()))
 }
 
-fn certificate(
+fn parse_certificate(
     certificate: Option<&str>,
     key: Option<&str>,
-) -> Result<Option<Arc<CertifiedKey>>, AnswerFault> {
+) -> Result<Option<Arc<CertifiedKey>>, ExecCredentialError> {
     match (certificate, key) {
-        (Some(certificate), Some(key)) => certified_key_from_pem(
+        (Some(certificate), Some(key)) => parse_certified_key(
             ("clientCertificateData", certificate.as_bytes()),
             ("clientKeyData", key.as_bytes()),
         )
         .map(Some)
-        .map_err(AnswerFault::Certificate),
-        (Some(_), None) => Err(AnswerFault::CertificateAlone),
-        (None, Some(_)) => Err(AnswerFault::KeyAlone),
+        .map_err(ExecCredentialError::Certificate),
+        (Some(_), None) => Err(ExecCredentialError::CertificateWithoutKey),
+        (None, Some(_)) => Err(ExecCredentialError::KeyWithoutCertificate),
         (None, None) => Ok(None),
     }
 }

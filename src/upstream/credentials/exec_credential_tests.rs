@@ -1,27 +1,27 @@
 use super::*;
-use crate::upstream::tls::tests::pair;
+use crate::upstream::tls::tests::self_signed_pair;
 
 /// An answer with the given status.
-pub(crate) fn answer(status: &Value) -> String {
-    let version = ApiVersion::V1.as_str();
+pub(crate) fn exec_credential(status: &Value) -> String {
+    let version = ExecApiVersion::V1.as_str();
     json!({ "apiVersion": version, "kind": "ExecCredential", "status": status }).to_string()
 }
 
-fn read(output: &str) -> Result<Obtained, String> {
-    read_answer(output.as_bytes(), ApiVersion::V1).map_err(|fault| fault.to_string())
+fn parse(output: &str) -> Result<PluginCredential, String> {
+    parse_output(output.as_bytes(), ExecApiVersion::V1).map_err(|fault| fault.to_string())
 }
 
 #[test]
-fn an_answer_can_be_a_token_or_a_certificate_or_both() {
-    let (certificate, key) = pair("weir");
-    let token = read(&answer(
+fn the_output_holds_a_token_or_a_certificate_or_both() {
+    let (certificate, key) = self_signed_pair("weir");
+    let token = parse(&exec_credential(
         &json!({ "token": "t", "expirationTimestamp": null }),
     ))
     .unwrap();
     assert_eq!(token.authorization.unwrap(), "Bearer t");
     assert!(token.certificate.is_none() && token.expires.is_none());
     let yaml = "apiVersion: client.authentication.k8s.io/v1\nstatus: {token: t}\n";
-    assert_eq!(read(yaml).unwrap().authorization.unwrap(), "Bearer t");
+    assert_eq!(parse(yaml).unwrap().authorization.unwrap(), "Bearer t");
     let status = json!({
         "token": "t",
         "clientCertificateData": certificate,
@@ -29,7 +29,7 @@ fn an_answer_can_be_a_token_or_a_certificate_or_both() {
         "expirationTimestamp": "2026-11-21T04:05:06+01:00",
         "later": { "fields": "are ignored" },
     });
-    let both = read(&answer(&status)).unwrap();
+    let both = parse(&exec_credential(&status)).unwrap();
     assert!(both.authorization.is_some() && both.certificate.is_some());
     let since = both
         .expires
@@ -40,10 +40,10 @@ fn an_answer_can_be_a_token_or_a_certificate_or_both() {
 }
 
 #[test]
-fn an_answer_that_is_of_no_use_is_told_without_quoting_it() {
-    let (certificate, key) = pair("weir");
-    let (other, _) = pair("other");
-    let status = |status: Value| answer(&status);
+fn errors_for_unusable_output_do_not_quote_it() {
+    let (certificate, key) = self_signed_pair("weir");
+    let (other, _) = self_signed_pair("other");
+    let status = |status: Value| exec_credential(&status);
     let cases = [
         (" \n".to_owned(), "printed nothing"),
         ("[secret".to_owned(), "printed what is not an ExecCredential (line "),
@@ -73,7 +73,7 @@ fn an_answer_that_is_of_no_use_is_told_without_quoting_it() {
         ),
     ];
     for (output, expected) in cases {
-        let message = read(&output).err().unwrap();
+        let message = parse(&output).err().unwrap();
         assert!(
             message.starts_with(expected),
             "{message}\nexpected {expected}"

@@ -5,15 +5,15 @@ use serde_json::Value;
 use serde_json::json;
 
 use super::*;
-use crate::upstream::credentials::exec_credential::tests::answer;
+use crate::upstream::credentials::exec_credential::tests::exec_credential;
 use crate::upstream::tls::Pem;
 
 /// A plugin that is a shell script. The shell reads it: a file just written cannot always be run.
-pub(crate) fn script(dir: &Path, text: &str) -> Plugin {
+pub(crate) fn script_plugin(dir: &Path, text: &str) -> ExecPlugin {
     let file = dir.join("plugin.sh");
     fs::write(&file, text).unwrap();
-    Plugin {
-        api_version: ApiVersion::V1,
+    ExecPlugin {
+        api_version: ExecApiVersion::V1,
         command: "/bin/sh".into(),
         args: vec![file.to_str().unwrap().to_owned()],
         env: vec![("DIR".to_owned(), dir.to_str().unwrap().to_owned())],
@@ -22,19 +22,19 @@ pub(crate) fn script(dir: &Path, text: &str) -> Plugin {
     }
 }
 
-async fn failure(plugin: &Plugin) -> String {
+async fn failure(plugin: &ExecPlugin) -> String {
     plugin.run().await.err().unwrap().to_string()
 }
 
 #[tokio::test]
-async fn a_plugin_is_told_what_is_asked_and_has_no_terminal() {
+async fn a_plugin_receives_its_exec_info_and_has_no_terminal() {
     let dir = tempfile::tempdir().unwrap();
-    let answer = answer(&json!({ "token": "t" }));
+    let answer = exec_credential(&json!({ "token": "t" }));
     let text = format!(
         "cat >\"$DIR/stdin\"\nprintf %s \"$KUBERNETES_EXEC_INFO\" >\"$DIR/info\"\n\
          printf '%s|' \"$@\" \"$PROFILE\" >\"$DIR/args\"\necho '{answer}'\n"
     );
-    let mut plugin = script(dir.path(), &text);
+    let mut plugin = script_plugin(dir.path(), &text);
     plugin
         .args
         .extend(["get-token".to_owned(), "two words".to_owned()]);
@@ -55,7 +55,7 @@ async fn a_plugin_is_told_what_is_asked_and_has_no_terminal() {
         if !cluster.is_null() {
             spec["cluster"] = cluster;
         }
-        json!({ "apiVersion": ApiVersion::V1.as_str(), "kind": "ExecCredential", "spec": spec })
+        json!({ "apiVersion": ExecApiVersion::V1.as_str(), "kind": "ExecCredential", "spec": spec })
     };
     assert_eq!(
         serde_json::from_str::<Value>(&seen("info")).unwrap(),
@@ -92,9 +92,9 @@ async fn a_plugin_is_told_what_is_asked_and_has_no_terminal() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_is_named_with_its_last_words_and_its_hint() {
+async fn the_error_of_a_failed_plugin_has_its_last_stderr_line_and_its_hint() {
     let dir = tempfile::tempdir().unwrap();
-    let mut plugin = script(
+    let mut plugin = script_plugin(
         dir.path(),
         "echo secret\necho one >&2\nprintf 'run \\033[1mlogin first\\n\\n' >&2\nexit 3\n",
     );
@@ -114,12 +114,12 @@ async fn a_plugin_that_fails_is_named_with_its_last_words_and_its_hint() {
 }
 
 #[tokio::test]
-async fn a_plugin_may_talk_a_lot_on_stderr_but_not_on_stdout() {
+async fn the_size_of_stdout_is_limited_and_that_of_stderr_is_not() {
     let dir = tempfile::tempdir().unwrap();
-    let answer = answer(&json!({ "token": "t" }));
+    let answer = exec_credential(&json!({ "token": "t" }));
     let text = format!("head -c 3000000 /dev/zero | tr '\\0' x >&2\necho '{answer}'\n");
-    script(dir.path(), &text).run().await.unwrap();
-    let endless = script(dir.path(), "exec cat /dev/zero\n");
+    script_plugin(dir.path(), &text).run().await.unwrap();
+    let endless = script_plugin(dir.path(), "exec cat /dev/zero\n");
     assert!(
         failure(&endless)
             .await
@@ -129,26 +129,26 @@ async fn a_plugin_may_talk_a_lot_on_stderr_but_not_on_stdout() {
 
 // The paused clock goes on when all wait, and so to the time limit.
 #[tokio::test(start_paused = true)]
-async fn a_plugin_that_does_not_end_is_given_up() {
+async fn a_plugin_that_does_not_end_times_out() {
     let dir = tempfile::tempdir().unwrap();
-    let plugin = script(dir.path(), "exec sleep 600\n");
+    let plugin = script_plugin(dir.path(), "exec sleep 600\n");
     let message = failure(&plugin).await;
     assert!(message.ends_with("did not end within 60s"), "{message}");
 }
 
 #[test]
-fn the_log_of_stderr_has_an_end() {
-    let mut said = Said::default();
+fn the_log_of_stderr_is_bounded() {
+    let mut said = StderrLog::default();
     let mut logged = Vec::new();
-    said.take(b"one\r\ntw", |line| logged.push(line.to_owned()));
-    said.take(b"o\n\nthree", |line| logged.push(line.to_owned()));
+    said.push(b"one\r\ntw", |line| logged.push(line.to_owned()));
+    said.push(b"o\n\nthree", |line| logged.push(line.to_owned()));
     assert_eq!(logged, ["one", "two"]);
-    assert_eq!(said.last(), "three");
+    assert_eq!(said.tail(), "three");
     for _ in 0..1000 {
-        said.take(&[b'x'; 5000], |_| {});
-        said.take(b"\n", |line| logged.push(line.to_owned()));
+        said.push(&[b'x'; 5000], |_| {});
+        said.push(b"\n", |line| logged.push(line.to_owned()));
     }
-    assert!(logged.iter().all(|line| line.len() <= LONGEST_LINE));
-    assert!(logged.iter().map(String::len).sum::<usize>() <= MOST_LOGGED);
-    assert_eq!(said.last().len(), LONGEST_LINE);
+    assert!(logged.iter().all(|line| line.len() <= MAX_LINE));
+    assert!(logged.iter().map(String::len).sum::<usize>() <= MAX_LOGGED);
+    assert_eq!(said.tail().len(), MAX_LINE);
 }

@@ -30,35 +30,35 @@ use tokio::sync::Notify;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::upstream::credentials::bearer::bearer;
-use crate::upstream::credentials::exec::Cause;
-use crate::upstream::credentials::exec::Plugin;
+use crate::upstream::credentials::bearer::bearer_header;
+use crate::upstream::credentials::exec::ExecPlugin;
 use crate::upstream::credentials::exec::PluginError;
-use crate::upstream::credentials::exec_credential::Obtained;
-use crate::upstream::credentials::refresh::Schedule;
+use crate::upstream::credentials::exec::PluginFailure;
+use crate::upstream::credentials::exec_credential::PluginCredential;
+use crate::upstream::credentials::refresh::RefreshSchedule;
 use crate::upstream::credentials::refresh::next_refresh;
 use crate::upstream::tls::Pem;
-use crate::upstream::tls::PemFault;
-use crate::upstream::tls::certified_key_from_pem;
+use crate::upstream::tls::PemError;
+use crate::upstream::tls::parse_certified_key;
 
-pub use renewal::Renewal;
+pub use renewal::RefreshTask;
 
 /// How often files are read again: as client-go reads a token file, which is half of what the kubelet leaves between a new token
 /// and the end of the old one.
-const REREAD: Duration = Duration::from_secs(60);
+const REREAD_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Where weir's own credential comes from.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Source {
+pub enum CredentialSource {
     /// What was given, or stands in files; nothing at all is an anonymous caller.
-    Given {
+    Configured {
         /// The client certificate.
         certificate: Option<ClientCertificate>,
         /// The bearer token.
-        token: Option<Token>,
+        token: Option<BearerToken>,
     },
     /// A program is asked.
-    Plugin(Plugin),
+    Plugin(ExecPlugin),
 }
 
 /// A client certificate and its key.
@@ -72,7 +72,7 @@ pub struct ClientCertificate {
 
 /// A bearer token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Token {
+pub enum BearerToken {
     /// In a file, which may change.
     File {
         /// The file.
@@ -81,14 +81,14 @@ pub enum Token {
         until_read: Option<HeaderValue>,
     },
     /// The header's value for one that was given, as [`bearer`] makes it.
-    Given(HeaderValue),
+    Inline(HeaderValue),
 }
 
 /// Why there is no credential, or no new one.
 #[derive(Clone, Debug)]
 pub enum CredentialError {
     /// The certificate or its key.
-    Certificate(PemFault),
+    Certificate(PemError),
     /// The plugin.
     Plugin(PluginError),
     /// The token file.
@@ -116,12 +116,12 @@ impl std::error::Error for CredentialError {}
 
 /// The credential is over and there is no other.
 #[derive(Clone, Debug)]
-pub struct Expired {
+pub struct CredentialExpired {
     /// Why the last attempt to renew it failed; none if none has yet.
     pub failure: Option<Arc<CredentialError>>,
 }
 
-impl fmt::Display for Expired {
+impl fmt::Display for CredentialExpired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "weir's own credential for the API server has expired")?;
         match &self.failure {
@@ -131,19 +131,19 @@ impl fmt::Display for Expired {
     }
 }
 
-impl std::error::Error for Expired {}
+impl std::error::Error for CredentialExpired {}
 
 #[derive(Clone)]
-struct Credential {
+struct LoadedCredential {
     authorization: Option<HeaderValue>,
     certificate: Option<Arc<CertifiedKey>>,
     /// On the monotonic clock, so that a wall clock set anew does not end it; the API server's word counts in any case.
     expires: Option<Instant>,
 }
 
-impl Credential {
-    fn from_plugin(obtained: Obtained, clock: Clock) -> Result<Self, Cause> {
-        let Obtained {
+impl LoadedCredential {
+    fn from_plugin(obtained: PluginCredential, clock: Clock) -> Result<Self, PluginFailure> {
+        let PluginCredential {
             authorization,
             certificate,
             expires,
@@ -152,7 +152,7 @@ impl Credential {
             None => None,
             Some(at) => match at.duration_since(clock.wall()) {
                 Ok(left) if !left.is_zero() => clock.now().checked_add(left),
-                _ => return Err(Cause::Expired(at)),
+                _ => return Err(PluginFailure::Expired(at)),
             },
         };
         Ok(Self {
@@ -162,23 +162,23 @@ impl Credential {
         })
     }
 
-    fn is_over(&self, now: Instant) -> bool {
+    fn is_expired(&self, now: Instant) -> bool {
         self.expires.is_some_and(|expires| expires <= now)
     }
 }
 
-struct Current {
-    credential: Credential,
+struct CredentialState {
+    credential: LoadedCredential,
     failure: Option<Arc<CredentialError>>,
 }
 
 /// The credential that weir uses for its own calls, as it is at the moment.
 pub struct OwnCredentials {
-    current: ArcSwap<Current>,
-    refused: Notify,
+    current: ArcSwap<CredentialState>,
+    refresh_requested: Notify,
     /// The API server's last answer to it was 401.
     unauthorized: AtomicBool,
-    certificates: watch::Sender<u64>,
+    certificate_changes: watch::Sender<u64>,
     clock: Clock,
 }
 
@@ -191,36 +191,37 @@ impl OwnCredentials {
     /// # Cancel safety
     /// Dropping the future kills a plugin that runs.
     pub async fn start(
-        source: Source,
+        source: CredentialSource,
         clock: Clock,
-    ) -> Result<(Arc<Self>, Renewal), CredentialError> {
+    ) -> Result<(Arc<Self>, RefreshTask), CredentialError> {
         let credential = match &source {
-            Source::Given { certificate, token } => Credential {
-                authorization: first_token(token.as_ref()).await?,
+            CredentialSource::Configured { certificate, token } => LoadedCredential {
+                authorization: initial_token(token.as_ref()).await?,
                 certificate: match certificate {
                     Some(certificate) => Some(certificate.read().await?),
                     None => None,
                 },
                 expires: None,
             },
-            Source::Plugin(plugin) => ask(plugin, clock).await?,
+            CredentialSource::Plugin(plugin) => run_plugin(plugin, clock).await?,
         };
         let now = clock.now();
-        let schedule = Schedule::succeeded(now, source.due(now, credential.expires));
+        let schedule =
+            RefreshSchedule::after_success(now, source.refresh_due(now, credential.expires));
         let own = Arc::new(Self {
-            current: ArcSwap::from_pointee(Current {
+            current: ArcSwap::from_pointee(CredentialState {
                 credential,
                 failure: None,
             }),
-            refused: Notify::new(),
+            refresh_requested: Notify::new(),
             unauthorized: AtomicBool::new(false),
-            certificates: watch::Sender::new(0),
+            certificate_changes: watch::Sender::new(0),
             clock,
         });
         Ok((
             Arc::clone(&own),
-            Renewal {
-                own,
+            RefreshTask {
+                credentials: own,
                 source,
                 schedule,
             },
@@ -231,14 +232,14 @@ impl OwnCredentials {
     ///
     /// # Errors
     /// The credential is over: the call must not be made without it.
-    pub fn authorization(&self) -> Result<Option<HeaderValue>, Expired> {
+    pub fn authorization(&self) -> Result<Option<HeaderValue>, CredentialExpired> {
         self.authorization_at(self.clock.now())
     }
 
-    fn authorization_at(&self, now: Instant) -> Result<Option<HeaderValue>, Expired> {
+    fn authorization_at(&self, now: Instant) -> Result<Option<HeaderValue>, CredentialExpired> {
         let current = self.current.load();
-        if current.credential.is_over(now) {
-            return Err(Expired {
+        if current.credential.is_expired(now) {
+            return Err(CredentialExpired {
                 failure: current.failure.clone(),
             });
         }
@@ -253,7 +254,7 @@ impl OwnCredentials {
 
     fn certificate_at(&self, now: Instant) -> Option<Arc<CertifiedKey>> {
         let current = self.current.load();
-        if current.credential.is_over(now) {
+        if current.credential.is_expired(now) {
             None
         } else {
             current.credential.certificate.clone()
@@ -262,12 +263,12 @@ impl OwnCredentials {
 
     /// Records the code that the API server answered a call of weir's own with. The first 401 is logged, and so is the first
     /// other code after it.
-    pub fn answered(&self, code: StatusCode) {
+    pub fn record_response(&self, code: StatusCode) {
         let unauthorized = code == StatusCode::UNAUTHORIZED;
         if unauthorized {
-            self.refused();
+            self.request_refresh();
         }
-        if !self.is_given()
+        if !self.is_configured()
             || self.unauthorized.swap(unauthorized, Ordering::AcqRel) == unauthorized
         {
             return;
@@ -285,7 +286,7 @@ impl OwnCredentials {
 
     /// Whether there is a credential at all: without one, weir's calls are anonymous.
     #[must_use]
-    pub fn is_given(&self) -> bool {
+    pub fn is_configured(&self) -> bool {
         let credential = &self.current.load().credential;
         credential.authorization.is_some() || credential.certificate.is_some()
     }
@@ -304,25 +305,25 @@ impl OwnCredentials {
 
     /// To be told when the API server has answered 401 to a call of weir's own: a new credential is fetched, at once if the
     /// last attempt is a minute ago, and then if it is not.
-    pub fn refused(&self) {
-        self.refused.notify_one();
+    pub fn request_refresh(&self) {
+        self.refresh_requested.notify_one();
     }
 
     /// Shows the current certificate, whichever that is when a connection is made.
     #[must_use]
     pub fn certificate_resolver(self: &Arc<Self>) -> Arc<dyn ResolvesClientCert> {
-        Arc::new(CurrentCertificate(Arc::clone(self)))
+        Arc::new(CurrentCertResolver(Arc::clone(self)))
     }
 
     /// A number that changes with the certificate. Connections made before keep showing the old one, which the API server
     /// refuses once it is over: they have to be closed.
     #[must_use]
     pub fn certificate_changes(&self) -> watch::Receiver<u64> {
-        self.certificates.subscribe()
+        self.certificate_changes.subscribe()
     }
 
-    fn replace(&self, credential: Credential) {
-        let previous = self.current.swap(Arc::new(Current {
+    fn replace(&self, credential: LoadedCredential) {
+        let previous = self.current.swap(Arc::new(CredentialState {
             credential,
             failure: None,
         }));
@@ -335,19 +336,19 @@ impl OwnCredentials {
                 .map(|pair| &pair.cert)
         });
         if before != after {
-            self.certificates
+            self.certificate_changes
                 .send_modify(|changes| *changes = changes.wrapping_add(1));
         }
     }
 
-    fn failed(&self, why: CredentialError) {
+    fn record_failure(&self, why: CredentialError) {
         let credential = self.current.load().credential.clone();
-        if credential.is_over(self.clock.now()) {
+        if credential.is_expired(self.clock.now()) {
             tracing::error!("weir's own credential has expired, and there is no new one: {why}");
         } else {
             tracing::warn!("weir's own credential is not renewed yet: {why}");
         }
-        self.current.store(Arc::new(Current {
+        self.current.store(Arc::new(CredentialState {
             credential,
             failure: Some(Arc::new(why)),
         }));
@@ -366,9 +367,9 @@ impl fmt::Debug for OwnCredentials {
 }
 
 #[derive(Debug)]
-struct CurrentCertificate(Arc<OwnCredentials>);
+struct CurrentCertResolver(Arc<OwnCredentials>);
 
-impl ResolvesClientCert for CurrentCertificate {
+impl ResolvesClientCert for CurrentCertResolver {
     /// Whatever issuers the server names, as client-go's callback does: it judges the certificate anyway.
     fn resolve(
         &self,
@@ -384,13 +385,13 @@ impl ResolvesClientCert for CurrentCertificate {
     }
 }
 
-impl Source {
+impl CredentialSource {
     /// Whether there is nothing: calls are made as an anonymous caller.
     #[must_use]
-    pub const fn is_nobody(&self) -> bool {
+    pub const fn is_anonymous(&self) -> bool {
         matches!(
             self,
-            Self::Given {
+            Self::Configured {
                 certificate: None,
                 token: None,
             }
@@ -399,20 +400,20 @@ impl Source {
 
     fn can_change(&self) -> bool {
         match self {
-            Self::Given { certificate, token } => {
+            Self::Configured { certificate, token } => {
                 certificate
                     .as_ref()
                     .is_some_and(ClientCertificate::can_change)
-                    || matches!(token, Some(Token::File { .. }))
+                    || matches!(token, Some(BearerToken::File { .. }))
             }
             Self::Plugin(_) => true,
         }
     }
 
     /// When it is to be asked for what comes after a credential that ends at `expires`.
-    fn due(&self, now: Instant, expires: Option<Instant>) -> Option<Instant> {
+    fn refresh_due(&self, now: Instant, expires: Option<Instant>) -> Option<Instant> {
         match self {
-            Self::Given { .. } => self.can_change().then(|| now + REREAD),
+            Self::Configured { .. } => self.can_change().then(|| now + REREAD_INTERVAL),
             Self::Plugin(_) => expires.map(|expires| next_refresh(now, expires)),
         }
     }
@@ -428,23 +429,28 @@ impl ClientCertificate {
         let read = async {
             let (certificate, key) = (self.certificate.read().await?, self.key.read().await?);
             let (certificate_origin, key_origin) = (self.certificate.origin(), self.key.origin());
-            certified_key_from_pem((&certificate_origin, &certificate), (&key_origin, &key))
+            parse_certified_key((&certificate_origin, &certificate), (&key_origin, &key))
         };
         read.await.map_err(CredentialError::Certificate)
     }
 }
 
-async fn ask(plugin: &Plugin, clock: Clock) -> Result<Credential, CredentialError> {
+async fn run_plugin(
+    plugin: &ExecPlugin,
+    clock: Clock,
+) -> Result<LoadedCredential, CredentialError> {
     let obtained = plugin.run().await.map_err(CredentialError::Plugin)?;
-    Credential::from_plugin(obtained, clock)
+    LoadedCredential::from_plugin(obtained, clock)
         .map_err(|cause| CredentialError::Plugin(plugin.error(cause)))
 }
 
-async fn first_token(token: Option<&Token>) -> Result<Option<HeaderValue>, CredentialError> {
+async fn initial_token(
+    token: Option<&BearerToken>,
+) -> Result<Option<HeaderValue>, CredentialError> {
     let (path, until_read) = match token {
         None => return Ok(None),
-        Some(Token::Given(value)) => return Ok(Some(value.clone())),
-        Some(Token::File { path, until_read }) => (path, until_read),
+        Some(BearerToken::Inline(value)) => return Ok(Some(value.clone())),
+        Some(BearerToken::File { path, until_read }) => (path, until_read),
     };
     match (read_token(path).await, until_read) {
         (Ok(value), _) => Ok(Some(value)),
@@ -471,7 +477,7 @@ async fn read_token(path: &Path) -> Result<HeaderValue, CredentialError> {
     if text.is_empty() {
         return Err(fault("it is empty".to_owned()));
     }
-    bearer(text).map_err(|why| fault(format!("it holds {why}")))
+    bearer_header(text).map_err(|why| fault(format!("it holds {why}")))
 }
 
 #[cfg(test)]

@@ -8,20 +8,20 @@ use std::time::Instant;
 
 /// Shortest time from one credential to the next, so that neither a source that gives credentials of a few seconds nor one
 /// that keeps giving out the last seconds of the same one is asked all the time.
-const SHORTEST: Duration = Duration::from_secs(10);
+const MIN_REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Shortest time between two attempts at all, whatever the credentials say.
-const BREATH: Duration = Duration::from_secs(1);
+const MIN_ATTEMPT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The wait after a first failure; it doubles with every further one.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 
 /// The longest wait after a failure: what breaks a source (a network, an identity service) is mostly mended in minutes.
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// A refused credential is replaced at once if it is older than this, otherwise when it is: a user that the API server does
 /// not know at all is refused every time, and no new credential helps.
-pub(super) const REFUSED_EVERY: Duration = Duration::from_secs(60);
+pub(super) const REJECTED_REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// When a credential obtained `now` that ends at `expires` is to be renewed: after 80 % of its life.
 ///
@@ -30,48 +30,52 @@ pub(super) const REFUSED_EVERY: Duration = Duration::from_secs(60);
 /// same credential until shortly before its end, which a share of what is left meets gracefully.
 pub(super) fn next_refresh(now: Instant, expires: Instant) -> Instant {
     let left = expires.saturating_duration_since(now);
-    now + left.mul_f64(0.8).max(SHORTEST).min(left).max(BREATH)
+    now + left
+        .mul_f64(0.8)
+        .max(MIN_REFRESH_INTERVAL)
+        .min(left)
+        .max(MIN_ATTEMPT_INTERVAL)
 }
 
 /// How long to wait after that many failures in a row.
-fn retry_after(failures: u32) -> Duration {
+fn backoff(failures: u32) -> Duration {
     let doublings = failures
         .saturating_sub(1)
-        .min(LONGEST_RETRY.as_secs().ilog2() + 1);
-    (FIRST_RETRY * 2_u32.pow(doublings)).min(LONGEST_RETRY)
+        .min(MAX_BACKOFF.as_secs().ilog2() + 1);
+    (INITIAL_BACKOFF * 2_u32.pow(doublings)).min(MAX_BACKOFF)
 }
 
 /// When the source is asked next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Schedule {
-    attempted: Instant,
+pub(super) struct RefreshSchedule {
+    last_attempt: Instant,
     due: Option<Instant>,
     failures: u32,
 }
 
-impl Schedule {
+impl RefreshSchedule {
     /// A credential came `now`; the source is to be asked again at `due`, if at all.
-    pub(super) fn succeeded(now: Instant, due: Option<Instant>) -> Self {
+    pub(super) fn after_success(now: Instant, due: Option<Instant>) -> Self {
         Self {
-            attempted: now,
+            last_attempt: now,
             due,
             failures: 0,
         }
     }
 
     /// The source failed once more.
-    pub(super) fn failed(self, now: Instant) -> Self {
+    pub(super) fn after_failure(self, now: Instant) -> Self {
         let failures = self.failures.saturating_add(1);
         Self {
-            attempted: now,
-            due: Some(now + retry_after(failures)),
+            last_attempt: now,
+            due: Some(now + backoff(failures)),
             failures,
         }
     }
 
     /// The API server refused the credential.
-    pub(super) fn refused(self) -> Self {
-        let soon = self.attempted + REFUSED_EVERY;
+    pub(super) fn after_rejection(self) -> Self {
+        let soon = self.last_attempt + REJECTED_REFRESH_INTERVAL;
         Self {
             due: Some(self.due.map_or(soon, |due| due.min(soon))),
             ..self
@@ -93,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_renewed_when_a_fifth_of_its_life_is_left() {
+    fn a_credential_is_refreshed_when_a_fifth_of_its_lifetime_remains() {
         let now = Instant::now();
         let cases = [
             // life, waited (milliseconds)
@@ -116,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_that_caches_is_not_asked_all_the_time() {
+    fn a_caching_plugin_is_run_a_few_times_only() {
         // It gives out one credential of an hour until its end.
         let (mut now, expires) = (Instant::now(), Instant::now() + seconds(3600));
         let mut asked = 0;
@@ -128,36 +132,39 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_retried_at_growing_distances() {
+    fn failures_are_retried_with_exponential_backoff() {
         let mut now = Instant::now();
-        let mut schedule = Schedule::succeeded(now, Some(now));
+        let mut schedule = RefreshSchedule::after_success(now, Some(now));
         let mut waits = Vec::new();
         for _ in 0..9 {
-            schedule = schedule.failed(now);
+            schedule = schedule.after_failure(now);
             let due = schedule.due().unwrap();
             waits.push((due - now).as_secs());
             now = due;
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        let recovered = Schedule::succeeded(now, None).failed(now);
+        let recovered = RefreshSchedule::after_success(now, None).after_failure(now);
         assert_eq!(recovered.due(), Some(now + seconds(1)));
         let mut long = schedule;
         long.failures = u32::MAX;
-        assert_eq!(long.failed(now).due(), Some(now + seconds(60)));
+        assert_eq!(long.after_failure(now).due(), Some(now + seconds(60)));
     }
 
     #[test]
-    fn a_refusal_brings_the_next_attempt_forward_but_never_puts_it_off() {
+    fn a_rejection_never_delays_the_next_attempt() {
         let now = Instant::now();
-        let for_ever = Schedule::succeeded(now, None);
+        let for_ever = RefreshSchedule::after_success(now, None);
         assert_eq!(for_ever.due(), None);
-        assert_eq!(for_ever.refused().due(), Some(now + REFUSED_EVERY));
-        let soon = Schedule::succeeded(now, Some(now + seconds(20)));
-        assert_eq!(soon.refused().due(), Some(now + seconds(20)));
-        let late = Schedule::succeeded(now, Some(now + seconds(3000))).refused();
-        assert_eq!(late.due(), Some(now + REFUSED_EVERY));
-        assert_eq!(late.refused(), late);
-        let failing = for_ever.failed(now).refused();
+        assert_eq!(
+            for_ever.after_rejection().due(),
+            Some(now + REJECTED_REFRESH_INTERVAL)
+        );
+        let soon = RefreshSchedule::after_success(now, Some(now + seconds(20)));
+        assert_eq!(soon.after_rejection().due(), Some(now + seconds(20)));
+        let late = RefreshSchedule::after_success(now, Some(now + seconds(3000))).after_rejection();
+        assert_eq!(late.due(), Some(now + REJECTED_REFRESH_INTERVAL));
+        assert_eq!(late.after_rejection(), late);
+        let failing = for_ever.after_failure(now).after_rejection();
         assert_eq!(failing.due(), Some(now + seconds(1)));
     }
 }

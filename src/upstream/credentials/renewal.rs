@@ -4,25 +4,25 @@
 
 use std::sync::Arc;
 
+use crate::upstream::credentials::BearerToken;
 use crate::upstream::credentials::ClientCertificate;
-use crate::upstream::credentials::Credential;
+use crate::upstream::credentials::CredentialSource;
+use crate::upstream::credentials::LoadedCredential;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::credentials::Source;
-use crate::upstream::credentials::Token;
-use crate::upstream::credentials::ask;
 use crate::upstream::credentials::read_token;
-use crate::upstream::credentials::refresh::Schedule;
+use crate::upstream::credentials::refresh::RefreshSchedule;
+use crate::upstream::credentials::run_plugin;
 
 /// Keeps [`OwnCredentials`] fresh. There is one for each, and so one attempt at a time.
 #[derive(Debug)]
 #[must_use = "credentials end unless their renewal runs"]
-pub struct Renewal {
-    pub(super) own: Arc<OwnCredentials>,
-    pub(super) source: Source,
-    pub(super) schedule: Schedule,
+pub struct RefreshTask {
+    pub(super) credentials: Arc<OwnCredentials>,
+    pub(super) source: CredentialSource,
+    pub(super) schedule: RefreshSchedule,
 }
 
-impl Renewal {
+impl RefreshTask {
     /// Runs until it is dropped.
     ///
     /// # Cancel safety
@@ -32,13 +32,13 @@ impl Renewal {
             return std::future::pending().await;
         }
         loop {
-            self.wait().await;
-            self.renew().await;
+            self.wait_until_due().await;
+            self.refresh().await;
         }
     }
 
     /// Waits until the source is to be asked.
-    pub(super) async fn wait(&mut self) {
+    pub(super) async fn wait_until_due(&mut self) {
         loop {
             let due = self.schedule.due();
             let come = async {
@@ -49,20 +49,23 @@ impl Renewal {
             };
             tokio::select! {
                 () = come => return,
-                () = self.own.refused.notified() => self.schedule = self.schedule.refused(),
+                () = self.credentials.refresh_requested.notified() => self.schedule = self.schedule.after_rejection(),
             }
         }
     }
 
     /// Asks the source once.
-    pub(super) async fn renew(&mut self) {
-        let (own, clock) = (&self.own, self.own.clock);
+    pub(super) async fn refresh(&mut self) {
+        let (own, clock) = (&self.credentials, self.credentials.clock);
         let renewed = match &self.source {
-            Source::Given { certificate, token } => {
-                own.replace(self.reread(certificate.as_ref(), token.as_ref()).await);
+            CredentialSource::Configured { certificate, token } => {
+                own.replace(
+                    self.reread_files(certificate.as_ref(), token.as_ref())
+                        .await,
+                );
                 Ok(())
             }
-            Source::Plugin(plugin) => ask(plugin, clock)
+            CredentialSource::Plugin(plugin) => run_plugin(plugin, clock)
                 .await
                 .map(|credential| own.replace(credential)),
         };
@@ -70,29 +73,29 @@ impl Renewal {
         self.schedule = match renewed {
             Ok(()) => {
                 let expires = own.current.load().credential.expires;
-                Schedule::succeeded(now, self.source.due(now, expires))
+                RefreshSchedule::after_success(now, self.source.refresh_due(now, expires))
             }
             Err(why) => {
-                own.failed(why);
-                self.schedule.failed(now)
+                own.record_failure(why);
+                self.schedule.after_failure(now)
             }
         };
     }
 
     /// The files as they are now; one that cannot be read leaves its part as it was.
-    async fn reread(
+    async fn reread_files(
         &self,
         certificate: Option<&ClientCertificate>,
-        token: Option<&Token>,
-    ) -> Credential {
-        let mut credential = self.own.current.load().credential.clone();
+        token: Option<&BearerToken>,
+    ) -> LoadedCredential {
+        let mut credential = self.credentials.current.load().credential.clone();
         if let Some(certificate) = certificate {
             match certificate.read().await {
                 Ok(pair) => credential.certificate = Some(pair),
                 Err(why) => tracing::warn!("the one read before serves on: {why}"),
             }
         }
-        if let Some(Token::File { path, .. }) = token {
+        if let Some(BearerToken::File { path, .. }) = token {
             match read_token(path).await {
                 Ok(value) => credential.authorization = Some(value),
                 Err(why) => tracing::warn!("the one read before serves on: {why}"),

@@ -19,21 +19,21 @@ use serde_json::Value;
 use serde_json::json;
 
 use super::*;
-use crate::upstream::credentials::exec::tests::script;
-use crate::upstream::credentials::exec_credential::tests::answer;
-use crate::upstream::credentials::refresh::REFUSED_EVERY;
+use crate::upstream::credentials::exec::tests::script_plugin;
+use crate::upstream::credentials::exec_credential::tests::exec_credential;
+use crate::upstream::credentials::refresh::REJECTED_REFRESH_INTERVAL;
 use crate::upstream::tls::client_config;
-use crate::upstream::tls::roots_from_pem;
-use crate::upstream::tls::tests::pair;
+use crate::upstream::tls::parse_roots;
+use crate::upstream::tls::tests::self_signed_pair;
 
 /// Answers with the file `answer`, and fails if there is none. Notes its calls in `calls`.
 const SCRIPT: &str = "echo called >>\"$DIR/calls\"\ncat \"$DIR/answer\"\n";
 
-struct Scene {
+struct CredentialFixture {
     dir: tempfile::TempDir,
 }
 
-impl Scene {
+impl CredentialFixture {
     fn new() -> Self {
         Self {
             dir: tempfile::tempdir().unwrap(),
@@ -48,8 +48,8 @@ impl Scene {
         fs::write(self.path(name), text).unwrap();
     }
 
-    fn answers(&self, status: &Value) {
-        self.write("answer", &answer(status));
+    fn set_output(&self, status: &Value) {
+        self.write("answer", &exec_credential(status));
     }
 
     fn calls(&self) -> usize {
@@ -59,24 +59,28 @@ impl Scene {
             .count()
     }
 
-    async fn plugin(&self) -> Result<(Arc<OwnCredentials>, Renewal), CredentialError> {
-        OwnCredentials::start(Source::Plugin(script(self.dir.path(), SCRIPT)), Clock).await
+    async fn plugin(&self) -> Result<(Arc<OwnCredentials>, RefreshTask), CredentialError> {
+        OwnCredentials::start(
+            CredentialSource::Plugin(script_plugin(self.dir.path(), SCRIPT)),
+            Clock,
+        )
+        .await
     }
 
-    async fn given(
+    async fn configured(
         &self,
         certificate: bool,
-        token: Option<Token>,
-    ) -> Result<(Arc<OwnCredentials>, Renewal), CredentialError> {
+        token: Option<BearerToken>,
+    ) -> Result<(Arc<OwnCredentials>, RefreshTask), CredentialError> {
         let certificate = certificate.then(|| ClientCertificate {
             certificate: Pem::File(self.path("weir.crt")),
             key: Pem::File(self.path("weir.key")),
         });
-        OwnCredentials::start(Source::Given { certificate, token }, Clock).await
+        OwnCredentials::start(CredentialSource::Configured { certificate, token }, Clock).await
     }
 
-    fn token_file(&self) -> Option<Token> {
-        Some(Token::File {
+    fn token_file(&self) -> Option<BearerToken> {
+        Some(BearerToken::File {
             path: self.path("token"),
             until_read: None,
         })
@@ -89,7 +93,7 @@ fn in_seconds(seconds: i64) -> String {
     (wall + jiff::SignedDuration::from_secs(seconds)).to_string()
 }
 
-fn shown(own: &OwnCredentials) -> String {
+fn authorization_text(own: &OwnCredentials) -> String {
     own.authorization()
         .unwrap()
         .unwrap()
@@ -100,10 +104,10 @@ fn shown(own: &OwnCredentials) -> String {
 
 /// What is logged on this thread as long as the guard lives.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-impl Log {
-    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+impl CapturedLog {
+    fn capture(&self) -> tracing::subscriber::DefaultGuard {
         let log = self.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(tracing::Level::TRACE)
@@ -118,7 +122,7 @@ impl Log {
     }
 }
 
-impl io::Write for Log {
+impl io::Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -130,49 +134,52 @@ impl io::Write for Log {
 }
 
 #[tokio::test]
-async fn a_token_that_is_given_stays_and_is_not_shown() {
-    let scene = Scene::new();
+async fn a_configured_token_stays_and_is_hidden_from_debug() {
+    let scene = CredentialFixture::new();
     let (own, _renewal) = scene
-        .given(false, Some(Token::Given(bearer("t").unwrap())))
+        .configured(
+            false,
+            Some(BearerToken::Inline(bearer_header("t").unwrap())),
+        )
         .await
         .unwrap();
-    assert_eq!(shown(&own), "Bearer t");
+    assert_eq!(authorization_text(&own), "Bearer t");
     let value = own.authorization().unwrap().unwrap();
     assert!(value.is_sensitive());
     assert!(!format!("{own:?}").contains("Bearer"), "{own:?}");
 }
 
 #[tokio::test]
-async fn nobody_in_particular_is_an_anonymous_caller() {
-    let scene = Scene::new();
-    let (own, _renewal) = scene.given(false, None).await.unwrap();
+async fn calls_without_a_credential_are_anonymous() {
+    let scene = CredentialFixture::new();
+    let (own, _renewal) = scene.configured(false, None).await.unwrap();
     assert_eq!(own.authorization().unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_file_is_read_again_every_minute_and_a_failure_keeps_the_last() {
-    let (scene, log) = (Scene::new(), Log::default());
-    let _listening = log.listen();
+async fn a_token_file_is_reread_every_minute_and_a_failure_keeps_the_last() {
+    let (scene, log) = (CredentialFixture::new(), CapturedLog::default());
+    let _listening = log.capture();
     scene.write("token", "  one\n");
-    let (own, renewal) = scene.given(false, scene.token_file()).await.unwrap();
-    assert_eq!(shown(&own), "Bearer one");
+    let (own, renewal) = scene.configured(false, scene.token_file()).await.unwrap();
+    assert_eq!(authorization_text(&own), "Bearer one");
     let running = tokio::spawn(renewal.run());
     scene.write("token", "two");
-    tokio::time::sleep(REREAD - Duration::from_secs(1)).await;
-    assert_eq!(shown(&own), "Bearer one");
+    tokio::time::sleep(REREAD_INTERVAL - Duration::from_secs(1)).await;
+    assert_eq!(authorization_text(&own), "Bearer one");
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(shown(&own), "Bearer two");
+    assert_eq!(authorization_text(&own), "Bearer two");
     for broken in ["", "thr\nee", "\n\n"] {
         scene.write("token", broken);
-        tokio::time::sleep(REREAD).await;
-        assert_eq!(shown(&own), "Bearer two");
+        tokio::time::sleep(REREAD_INTERVAL).await;
+        assert_eq!(authorization_text(&own), "Bearer two");
     }
     fs::remove_file(scene.path("token")).unwrap();
-    tokio::time::sleep(REREAD).await;
-    assert_eq!(shown(&own), "Bearer two");
+    tokio::time::sleep(REREAD_INTERVAL).await;
+    assert_eq!(authorization_text(&own), "Bearer two");
     scene.write("token", "four");
-    tokio::time::sleep(REREAD).await;
-    assert_eq!(shown(&own), "Bearer four");
+    tokio::time::sleep(REREAD_INTERVAL).await;
+    assert_eq!(authorization_text(&own), "Bearer four");
     running.abort();
     let text = log.text();
     assert_eq!(
@@ -194,67 +201,72 @@ async fn a_token_file_is_read_again_every_minute_and_a_failure_keeps_the_last() 
 }
 
 #[tokio::test]
-async fn a_token_file_that_cannot_be_read_at_the_start_is_an_error_unless_there_is_a_token() {
-    let scene = Scene::new();
+async fn an_unreadable_token_file_at_the_start_is_an_error_unless_a_token_is_configured() {
+    let scene = CredentialFixture::new();
     let missing = scene
-        .given(false, scene.token_file())
+        .configured(false, scene.token_file())
         .await
         .err()
         .unwrap()
         .to_string();
     assert!(missing.starts_with("the token file /"), "{missing}");
     assert!(missing.contains("/token: No such file"), "{missing}");
-    let until_read = Some(bearer("spare").unwrap());
-    let token = Token::File {
+    let until_read = Some(bearer_header("spare").unwrap());
+    let token = BearerToken::File {
         path: scene.path("token"),
         until_read,
     };
-    let (own, mut renewal) = scene.given(false, Some(token)).await.unwrap();
-    assert_eq!(shown(&own), "Bearer spare");
+    let (own, mut renewal) = scene.configured(false, Some(token)).await.unwrap();
+    assert_eq!(authorization_text(&own), "Bearer spare");
     scene.write("token", "t");
-    renewal.renew().await;
-    assert_eq!(shown(&own), "Bearer t");
+    renewal.refresh().await;
+    assert_eq!(authorization_text(&own), "Bearer t");
 }
 
 #[tokio::test]
-async fn half_a_new_certificate_is_not_taken() {
-    let scene = Scene::new();
-    let (certificate, key) = pair("one");
+async fn half_a_new_certificate_is_ignored() {
+    let scene = CredentialFixture::new();
+    let (certificate, key) = self_signed_pair("one");
     scene.write("weir.crt", &certificate);
-    let missing = scene.given(true, None).await.err().unwrap().to_string();
+    let missing = scene
+        .configured(true, None)
+        .await
+        .err()
+        .unwrap()
+        .to_string();
     assert!(
         missing.starts_with("the client certificate: /"),
         "{missing}"
     );
     assert!(missing.contains("/weir.key: No such file"), "{missing}");
     scene.write("weir.key", &key);
-    let (own, mut renewal) = scene.given(true, None).await.unwrap();
+    let (own, mut renewal) = scene.configured(true, None).await.unwrap();
     let changes = own.certificate_changes();
     let serial = || own.certificate_at(Clock.now()).unwrap().cert[0].clone();
     let first = serial();
-    renewal.renew().await;
+    renewal.refresh().await;
     assert!(!changes.has_changed().unwrap());
-    let (certificate, key) = pair("two");
+    let (certificate, key) = self_signed_pair("two");
     scene.write("weir.crt", &certificate);
-    renewal.renew().await;
+    renewal.refresh().await;
     assert_eq!(serial(), first);
     assert!(!changes.has_changed().unwrap());
     scene.write("weir.key", &key);
-    renewal.renew().await;
+    renewal.refresh().await;
     assert_ne!(serial(), first);
     assert!(changes.has_changed().unwrap());
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_at_the_start_is_an_error_that_says_what_to_do() {
-    let scene = Scene::new();
+async fn a_plugin_failure_at_the_start_is_an_error_with_a_remedy() {
+    let scene = CredentialFixture::new();
     let why = scene.plugin().await.err().unwrap().to_string();
     assert!(
         why.starts_with("the credential plugin \"/bin/sh\" failed (exit status: 1)"),
         "{why}"
     );
     assert!(why.contains("it said: cat: "), "{why}");
-    scene.answers(&json!({ "token": "secret", "expirationTimestamp": in_seconds(-5) }));
+    scene.set_output(&json!({ "token": "secret", "expirationTimestamp": in_seconds(-5) }));
     let why = scene.plugin().await.err().unwrap().to_string();
     assert!(
         why.contains("gave a credential that was over at 2"),
@@ -264,19 +276,19 @@ async fn a_plugin_that_fails_at_the_start_is_an_error_that_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn the_old_credential_serves_until_its_end_and_then_there_is_none() {
-    let (scene, log) = (Scene::new(), Log::default());
-    let _listening = log.listen();
-    scene.answers(&json!({ "token": "secret-1", "expirationTimestamp": in_seconds(600) }));
+async fn the_old_credential_is_used_until_it_expires_and_not_longer() {
+    let (scene, log) = (CredentialFixture::new(), CapturedLog::default());
+    let _listening = log.capture();
+    scene.set_output(&json!({ "token": "secret-1", "expirationTimestamp": in_seconds(600) }));
     let (own, mut renewal) = scene.plugin().await.unwrap();
     let began = Clock.now();
     let due = renewal.schedule.due().unwrap() - began;
     assert!((400..=480).contains(&due.as_secs()), "{due:?}");
 
     fs::remove_file(scene.path("answer")).unwrap();
-    renewal.renew().await;
+    renewal.refresh().await;
     assert_eq!(scene.calls(), 2);
-    assert_eq!(shown(&own), "Bearer secret-1");
+    assert_eq!(authorization_text(&own), "Bearer secret-1");
     assert!(renewal.schedule.due().unwrap() <= Clock.now() + Duration::from_secs(1));
     let over = began + Duration::from_secs(601);
     let why = own.authorization_at(over).unwrap_err().to_string();
@@ -284,8 +296,8 @@ async fn the_old_credential_serves_until_its_end_and_then_there_is_none() {
                     the credential plugin \"/bin/sh\" failed (exit status: 1)";
     assert!(why.starts_with(expected), "{why}");
 
-    scene.answers(&json!({ "token": "secret-2", "expirationTimestamp": in_seconds(3600) }));
-    renewal.renew().await;
+    scene.set_output(&json!({ "token": "secret-2", "expirationTimestamp": in_seconds(3600) }));
+    renewal.refresh().await;
     assert_eq!(
         own.authorization_at(over).unwrap().unwrap(),
         "Bearer secret-2"
@@ -303,39 +315,42 @@ async fn the_old_credential_serves_until_its_end_and_then_there_is_none() {
 }
 
 #[tokio::test]
-async fn a_credential_without_an_end_is_fetched_anew_when_it_is_refused() {
-    let scene = Scene::new();
-    scene.answers(&json!({ "token": "one" }));
+async fn a_credential_without_an_expiry_is_refreshed_after_a_rejection() {
+    let scene = CredentialFixture::new();
+    scene.set_output(&json!({ "token": "one" }));
     let (own, mut renewal) = scene.plugin().await.unwrap();
     assert_eq!(renewal.schedule.due(), None);
     // From here on nothing runs that real time matters to.
     tokio::time::pause();
     let began = Clock.now();
-    own.refused();
-    own.refused();
-    renewal.wait().await;
+    own.request_refresh();
+    own.request_refresh();
+    renewal.wait_until_due().await;
     let waited = Clock.now() - began;
     // A timer rounds up to milliseconds.
-    let most = REFUSED_EVERY + Duration::from_millis(2);
-    assert!(waited <= most && waited > REFUSED_EVERY / 2, "{waited:?}");
+    let most = REJECTED_REFRESH_INTERVAL + Duration::from_millis(2);
+    assert!(
+        waited <= most && waited > REJECTED_REFRESH_INTERVAL / 2,
+        "{waited:?}"
+    );
     tokio::time::resume();
-    scene.answers(&json!({ "token": "two" }));
-    renewal.renew().await;
-    assert_eq!(shown(&own), "Bearer two");
+    scene.set_output(&json!({ "token": "two" }));
+    renewal.refresh().await;
+    assert_eq!(authorization_text(&own), "Bearer two");
     assert_eq!(scene.calls(), 2);
     // One that has been good for long is replaced at once.
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(3600)).await;
     let began = Clock.now();
-    own.refused();
-    renewal.wait().await;
+    own.request_refresh();
+    renewal.wait_until_due().await;
     assert!(Clock.now() - began < Duration::from_secs(1));
 }
 
 #[tokio::test]
-async fn whoever_drops_the_renewal_kills_the_plugin() {
-    let scene = Scene::new();
-    scene.answers(&json!({ "token": "one" }));
+async fn dropping_the_refresh_task_kills_the_plugin() {
+    let scene = CredentialFixture::new();
+    scene.set_output(&json!({ "token": "one" }));
     let (own, renewal) = scene.plugin().await.unwrap();
     let fifo = scene.path("fifo");
     assert!(
@@ -346,12 +361,12 @@ async fn whoever_drops_the_renewal_kills_the_plugin() {
             .success()
     );
     // It has the pipe open for writing as long as it lives.
-    let hanging = script(
+    let hanging = script_plugin(
         scene.dir.path(),
         "exec 3>\"$DIR/fifo\"\necho up >&3\nexec sleep 600\n",
     );
-    let mut renewal = Renewal {
-        source: Source::Plugin(hanging),
+    let mut renewal = RefreshTask {
+        source: CredentialSource::Plugin(hanging),
         ..renewal
     };
     let reading = tokio::task::spawn_blocking(move || {
@@ -361,14 +376,14 @@ async fn whoever_drops_the_renewal_kills_the_plugin() {
         pipe
     });
     let mut pipe = tokio::select! {
-        () = renewal.renew() => panic!("the plugin ended"),
+        () = renewal.refresh() => panic!("the plugin ended"),
         pipe = reading => pipe.unwrap(),
     };
     drop(renewal);
     let ended =
         tokio::task::spawn_blocking(move || io::Read::read_to_end(&mut pipe, &mut Vec::new()));
     assert_eq!(ended.await.unwrap().unwrap(), 0);
-    assert_eq!(shown(&own), "Bearer one");
+    assert_eq!(authorization_text(&own), "Bearer one");
 }
 
 /// The certificate that a server sees in a handshake, if any.
@@ -420,26 +435,26 @@ fn handshake(
 }
 
 #[tokio::test]
-async fn one_tls_configuration_shows_whichever_certificate_is_current() {
-    let scene = Scene::new();
-    let server = pair("server");
-    let (one, two) = (pair("one"), pair("two"));
+async fn one_tls_configuration_presents_the_current_certificate() {
+    let scene = CredentialFixture::new();
+    let server = self_signed_pair("server");
+    let (one, two) = (self_signed_pair("one"), self_signed_pair("two"));
     let status = |(certificate, key): &(String, String), seconds| {
         let (certificate, key) = (certificate.clone(), key.clone());
         let expires = in_seconds(seconds);
         json!({ "clientCertificateData": certificate, "clientKeyData": key, "expirationTimestamp": expires })
     };
-    scene.answers(&status(&one, 600));
+    scene.set_output(&status(&one, 600));
     let (own, mut renewal) = scene.plugin().await.unwrap();
     let changes = own.certificate_changes();
-    let roots = roots_from_pem("server", server.0.as_bytes()).unwrap();
+    let roots = parse_roots("server", server.0.as_bytes()).unwrap();
     let tls = client_config(roots, Some(own.certificate_resolver()));
     let seen = |version| handshake(&tls, &server, &[&one.0, &two.0], version);
     let der = |pem: &str| Some(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap());
     assert_eq!(seen(&TLS13), der(&one.0));
     assert_eq!(seen(&TLS12), der(&one.0));
-    scene.answers(&status(&two, 600));
-    renewal.renew().await;
+    scene.set_output(&status(&two, 600));
+    renewal.refresh().await;
     assert!(changes.has_changed().unwrap());
     assert_eq!(seen(&TLS13), der(&two.0));
     assert_eq!(seen(&TLS12), der(&two.0));

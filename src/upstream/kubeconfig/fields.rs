@@ -7,67 +7,80 @@ use std::path::PathBuf;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
-use crate::document::Fields;
+use crate::document::MappingDecoder;
 use crate::document::Node;
-use crate::document::Value;
+use crate::document::ValueDecoder;
 use crate::upstream::tls::Pem;
 
 /// Whether the field is there and is not the empty string, which is the same as none to Go.
-pub(super) fn is_given(fields: &mut Fields<'_>, name: &'static str) -> bool {
+pub(super) fn is_set(fields: &mut MappingDecoder<'_>, name: &'static str) -> bool {
     fields
         .node(name)
         .is_some_and(|node| node.as_str() != Some(""))
 }
 
 /// A string.
-pub(super) fn text(fields: &mut Fields<'_>, name: &'static str) -> Option<String> {
+pub(super) fn optional_string(
+    fields: &mut MappingDecoder<'_>,
+    name: &'static str,
+) -> Option<String> {
     fields.string(name).filter(|text| !text.is_empty())
 }
 
 /// A string that has to be there.
-pub(super) fn required(fields: &mut Fields<'_>, name: &'static str) -> Option<String> {
-    if !is_given(fields, name) {
-        fields.error(name, "required, but not given");
+pub(super) fn required_string(
+    fields: &mut MappingDecoder<'_>,
+    name: &'static str,
+) -> Option<String> {
+    if !is_set(fields, name) {
+        fields.report_error(name, "required, but not given");
     }
-    text(fields, name)
+    optional_string(fields, name)
 }
 
 /// A string that no fault may quote.
-pub(super) fn secret<'n>(fields: &mut Fields<'n>, name: &'static str) -> Option<&'n str> {
+pub(super) fn secret_string<'n>(
+    fields: &mut MappingDecoder<'n>,
+    name: &'static str,
+) -> Option<&'n str> {
     let node = fields.node(name)?;
     if node.as_str().is_none() {
-        fields.error(name, "expected a string; quote it");
+        fields.report_error(name, "expected a string; quote it");
     }
     node.as_str().filter(|text| !text.is_empty())
 }
 
 /// A string in a list, which no fault may quote.
-pub(super) fn secret_item(mut item: Value<'_>) -> Option<String> {
+pub(super) fn secret_item(mut item: ValueDecoder<'_>) -> Option<String> {
     let node = item.node();
     if node.as_str().is_none() {
         let path = item.path().to_owned();
-        item.faults()
-            .error(&node.place, &path, "expected a string; quote it");
+        item.diagnostics()
+            .report_error(&node.location, &path, "expected a string; quote it");
     }
     node.as_str().map(str::to_owned)
 }
 
 /// A path, relative to the directory of the kubeconfig.
-pub(super) fn path(fields: &mut Fields<'_>, dir: &Path, name: &'static str) -> Option<PathBuf> {
-    text(fields, name).map(|path| dir.join(path))
+pub(super) fn resolve_path(
+    fields: &mut MappingDecoder<'_>,
+    dir: &Path,
+    name: &'static str,
+) -> Option<PathBuf> {
+    optional_string(fields, name).map(|path| dir.join(path))
 }
 
 /// PEM, in base64 in one field or in the file that the other one names.
-pub(super) fn pem(
-    fields: &mut Fields<'_>,
+pub(super) fn read_pem(
+    fields: &mut MappingDecoder<'_>,
     dir: &Path,
     data: &'static str,
     file: &'static str,
 ) -> Option<Pem> {
-    let encoded = secret(fields, data);
-    let path = path(fields, dir, file);
+    let encoded = secret_string(fields, data);
+    let path = resolve_path(fields, dir, file);
     if encoded.is_some() && path.is_some() {
-        fields.error(
+        fields.report_error(
             file,
             format!("given together with {data}, and only one of them can count"),
         );
@@ -81,14 +94,14 @@ pub(super) fn pem(
         .filter(|c| !matches!(c, '\r' | '\n'))
         .collect();
     let Ok(bytes) = BASE64_STANDARD.decode(encoded) else {
-        fields.error(data, "not base64");
+        fields.report_error(data, "not base64");
         return None;
     };
-    let origin = format!("{}: {}", fields.place(data), fields.path(data));
+    let origin = format!("{}: {}", fields.location(data), fields.path(data));
     Some(Pem::Data { origin, bytes })
 }
 
 /// The name of an entry or an extension.
-pub(super) fn name(item: &Node) -> Option<&str> {
+pub(super) fn entry_name(item: &Node) -> Option<&str> {
     item.field("name").and_then(Node::as_str)
 }

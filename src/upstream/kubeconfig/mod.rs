@@ -15,28 +15,28 @@ use serde_json::Value as Json;
 
 use crate::document;
 use crate::document::Content;
-use crate::document::Faults;
-use crate::document::Fields;
+use crate::document::Diagnostics;
+use crate::document::MappingDecoder;
 use crate::document::Node;
-use crate::document::Place;
-use crate::document::Resolved;
+use crate::document::ResolvedScalar;
+use crate::document::SourceLocation;
 use crate::document::Strictness;
 use crate::upstream::address;
-use crate::upstream::connector::Target;
-use crate::upstream::credentials::Source;
+use crate::upstream::connector::ServerAddress;
+use crate::upstream::credentials::CredentialSource;
 use crate::upstream::credentials::exec_credential::ClusterInfo;
-use crate::upstream::kubeconfig::fields::is_given;
-use crate::upstream::kubeconfig::fields::name;
-use crate::upstream::kubeconfig::fields::pem;
-use crate::upstream::kubeconfig::fields::required;
-use crate::upstream::kubeconfig::fields::text;
+use crate::upstream::kubeconfig::fields::entry_name;
+use crate::upstream::kubeconfig::fields::is_set;
+use crate::upstream::kubeconfig::fields::optional_string;
+use crate::upstream::kubeconfig::fields::read_pem;
+use crate::upstream::kubeconfig::fields::required_string;
 use crate::upstream::tls::Pem;
 
 /// The extension of a cluster that is handed to plugins (`clientcmd/api/v1`).
 const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
 
 /// Most names that a fault lists.
-const MOST_NAMES: usize = 20;
+const MAX_LISTED_NAMES: usize = 20;
 
 /// What a context of a kubeconfig says.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,11 +44,11 @@ pub struct Kubeconfig {
     /// The context's name.
     pub context: String,
     /// The API server.
-    pub target: Target,
+    pub address: ServerAddress,
     /// The roots for its certificate; the system's, if not given.
     pub ca: Option<Pem>,
     /// Who weir is.
-    pub source: Source,
+    pub source: CredentialSource,
 }
 
 /// Reads `text`, the content of `file`, and takes the context of that name, or the current one. `None` if there are errors among
@@ -58,28 +58,32 @@ pub fn parse(
     file: &Path,
     text: &str,
     context: Option<&str>,
-    faults: &mut Faults,
+    faults: &mut Diagnostics,
 ) -> Option<Kubeconfig> {
     let name = file.display().to_string();
-    let mut found = Faults::default();
+    let mut found = Diagnostics::default();
     let roots = document::parse_all(&name, text, &mut found);
     let read = match roots.as_slice() {
         [] if found.is_empty() => {
-            found.error(&Place::whole(&name), "", "there is no kubeconfig in it");
+            found.report_error(
+                &SourceLocation::whole_file(&name),
+                "",
+                "there is no kubeconfig in it",
+            );
             None
         }
         [] => None,
         [root, rest @ ..] => {
             for ignored in rest {
-                found.warning(&ignored.place, "", "only the first document is read");
+                found.report_warning(&ignored.location, "", "only the first document is read");
             }
             let dir = file.parent().unwrap_or_else(|| Path::new(""));
-            Reading {
+            KubeconfigReader {
                 root,
                 dir,
                 faults: &mut found,
             }
-            .config(context)
+            .read_config(context)
         }
     };
     let usable = !found.has_errors();
@@ -87,14 +91,14 @@ pub fn parse(
     read.filter(|_| usable)
 }
 
-struct Reading<'r> {
+struct KubeconfigReader<'r> {
     root: &'r Node,
     dir: &'r Path,
-    faults: &'r mut Faults,
+    faults: &'r mut Diagnostics,
 }
 
 /// An entry of one of the lists `clusters`, `contexts` and `users`.
-struct Named<'n> {
+struct NamedEntry<'n> {
     name: &'n str,
     /// The list and its number in it.
     path: String,
@@ -102,26 +106,26 @@ struct Named<'n> {
 }
 
 /// What a cluster says.
-struct Cluster {
-    target: Target,
+struct ClusterConfig {
+    address: ServerAddress,
     ca: Option<Pem>,
     info: ClusterInfo,
 }
 
-impl<'r> Reading<'r> {
-    fn config(&mut self, context: Option<&str>) -> Option<Kubeconfig> {
+impl<'r> KubeconfigReader<'r> {
+    fn read_config(&mut self, context: Option<&str>) -> Option<Kubeconfig> {
         let current = self
             .root
             .decode(self.faults, "", Strictness::Lenient, |fields| {
                 for (name, expected) in [("apiVersion", "v1"), ("kind", "Config")] {
-                    if text(fields, name).is_some_and(|value| value != expected) {
-                        fields.error(
+                    if optional_string(fields, name).is_some_and(|value| value != expected) {
+                        fields.report_error(
                             name,
                             format!("expected {expected}: this is not a kubeconfig"),
                         );
                     }
                 }
-                text(fields, "current-context")
+                optional_string(fields, "current-context")
             })?;
         let contexts = self.entries("contexts");
         let clusters = self.entries("clusters");
@@ -130,8 +134,8 @@ impl<'r> Reading<'r> {
             (Some(name), _) => (name.to_owned(), self.root.locate("contexts"), "contexts"),
             (None, Some(name)) => (name, self.root.locate("current-context"), "current-context"),
             (None, None) => {
-                let message = format!("not given, so name a context; {}", listed(&contexts));
-                self.faults.error(
+                let message = format!("not given, so name a context; {}", list_names(&contexts));
+                self.faults.report_error(
                     self.root.locate("current-context"),
                     "current-context",
                     message,
@@ -139,90 +143,96 @@ impl<'r> Reading<'r> {
                 return None;
             }
         };
-        let chosen = self.find(&contexts, "context", &wanted, (at, field))?;
-        let (cluster, user) = self.within(chosen, "context", |fields| {
+        let chosen = self.find_entry(&contexts, "context", &wanted, (at, field))?;
+        let (cluster, user) = self.read_mapping(chosen, "context", |fields| {
             (
-                reference(fields, "cluster", &clusters),
-                reference(fields, "user", &users),
+                read_reference(fields, "cluster", &clusters),
+                read_reference(fields, "user", &users),
             )
         })?;
-        let cluster = self.referenced(chosen, "cluster", cluster, &clusters);
-        let user = self.referenced(chosen, "user", user, &users);
-        let cluster = cluster.and_then(|entry| self.cluster(entry));
+        let cluster = self.find_referenced(chosen, "cluster", cluster, &clusters);
+        let user = self.find_referenced(chosen, "user", user, &users);
+        let cluster = cluster.and_then(|entry| self.read_cluster(entry));
         let info = cluster.as_ref().map(|cluster| &cluster.info);
         let dir = self.dir;
-        let source = self.within(user?, "user", |fields| user::read(fields, dir, info))?;
-        let Cluster { target, ca, .. } = cluster?;
+        let source = self.read_mapping(user?, "user", |fields| user::read(fields, dir, info))?;
+        let ClusterConfig {
+            address: target,
+            ca,
+            ..
+        } = cluster?;
         Some(Kubeconfig {
             context: wanted,
-            target,
+            address: target,
             ca,
             source,
         })
     }
 
-    fn entries(&mut self, list: &str) -> Vec<Named<'r>> {
+    fn entries(&mut self, list: &str) -> Vec<NamedEntry<'r>> {
         let Some(node) = self.root.field(list).filter(|node| !node.is_null()) else {
             return Vec::new();
         };
         let Content::Sequence(items) = &node.content else {
             let _: Option<()> = node
-                .cursor(self.faults, list, Strictness::Lenient)
-                .expected("a list");
+                .decoder(self.faults, list, Strictness::Lenient)
+                .report_expected("a list");
             return Vec::new();
         };
-        let mut entries: Vec<Named<'r>> = Vec::new();
+        let mut entries: Vec<NamedEntry<'r>> = Vec::new();
         for (n, item) in items.iter().enumerate() {
             let path = format!("{list}[{n}]");
             item.decode(self.faults, &path, Strictness::Lenient, |fields| {
                 fields.require(&["name"]);
                 fields.string("name");
             });
-            let Some(name) = name(item) else { continue };
+            let Some(name) = entry_name(item) else {
+                continue;
+            };
             if entries.iter().any(|entry| entry.name == name) {
                 let message = format!("there are two of the name {name:?}");
                 self.faults
-                    .error(item.locate("name"), &format!("{path}.name"), message);
+                    .report_error(item.locate("name"), &format!("{path}.name"), message);
             }
-            entries.push(Named { name, path, item });
+            entries.push(NamedEntry { name, path, item });
         }
         entries
     }
 
-    fn find<'e>(
+    fn find_entry<'e>(
         &mut self,
-        entries: &'e [Named<'r>],
+        entries: &'e [NamedEntry<'r>],
         what: &str,
         name: &str,
-        (place, field): (&Place, &str),
-    ) -> Option<&'e Named<'r>> {
+        (place, field): (&SourceLocation, &str),
+    ) -> Option<&'e NamedEntry<'r>> {
         let entry = entries.iter().find(|entry| entry.name == name);
         if entry.is_none() {
-            let message = format!("there is no {what} {name:?}; {}", listed(entries));
-            self.faults.error(place, field, message);
+            let message = format!("there is no {what} {name:?}; {}", list_names(entries));
+            self.faults.report_error(place, field, message);
         }
         entry
     }
 
     /// The entry that the context names in its field `what`.
-    fn referenced<'e>(
+    fn find_referenced<'e>(
         &mut self,
-        context: &Named<'_>,
+        context: &NamedEntry<'_>,
         what: &str,
         name: Option<String>,
-        entries: &'e [Named<'r>],
-    ) -> Option<&'e Named<'r>> {
+        entries: &'e [NamedEntry<'r>],
+    ) -> Option<&'e NamedEntry<'r>> {
         let place = context.item.locate(&format!("context.{what}"));
         let field = format!("{}.context.{what}", context.path);
-        self.find(entries, what, &name?, (place, &field))
+        self.find_entry(entries, what, &name?, (place, &field))
     }
 
     /// Reads the mapping that an entry has in its field `name`.
-    fn within<T>(
+    fn read_mapping<T>(
         &mut self,
-        entry: &Named<'_>,
+        entry: &NamedEntry<'_>,
         name: &'static str,
-        read: impl FnOnce(&mut Fields<'_>) -> T,
+        read: impl FnOnce(&mut MappingDecoder<'_>) -> T,
     ) -> Option<T> {
         entry
             .item
@@ -232,47 +242,47 @@ impl<'r> Reading<'r> {
             })?
     }
 
-    fn cluster(&mut self, entry: &Named<'_>) -> Option<Cluster> {
+    fn read_cluster(&mut self, entry: &NamedEntry<'_>) -> Option<ClusterConfig> {
         let dir = self.dir;
-        self.within(entry, "cluster", |fields| cluster(fields, dir))
+        self.read_mapping(entry, "cluster", |fields| parse_cluster(fields, dir))
             .flatten()
     }
 }
 
-fn cluster(fields: &mut Fields<'_>, dir: &Path) -> Option<Cluster> {
+fn parse_cluster(fields: &mut MappingDecoder<'_>, dir: &Path) -> Option<ClusterConfig> {
     if fields.boolean("insecure-skip-tls-verify") == Some(true) {
-        fields.error(
+        fields.report_error(
             "insecure-skip-tls-verify",
             "refused: anybody on the way could answer in the API server's place and collect every \
              client's token; give its CA as certificate-authority-data, and tls-server-name if its \
              certificate has another name",
         );
     }
-    let ca = pem(
+    let ca = read_pem(
         fields,
         dir,
         "certificate-authority-data",
         "certificate-authority",
     );
-    let proxy_url = text(fields, "proxy-url");
+    let proxy_url = optional_string(fields, "proxy-url");
     let proxy = proxy_url.as_deref().and_then(|url| {
-        address::proxy(url)
-            .map_err(|why| fields.error("proxy-url", why))
+        address::parse_proxy(url)
+            .map_err(|why| fields.report_error("proxy-url", why))
             .ok()
     });
-    let tls_server_name = text(fields, "tls-server-name");
+    let tls_server_name = optional_string(fields, "tls-server-name");
     let expected_name = tls_server_name.as_deref().and_then(|name| {
-        address::server_name(name)
-            .map_err(|why| fields.error("tls-server-name", why))
+        address::parse_server_name(name)
+            .map_err(|why| fields.report_error("tls-server-name", why))
             .ok()
     });
     let disable_compression = fields.boolean("disable-compression").unwrap_or(false);
-    let config = exec_extension(fields);
-    let server = required(fields, "server")?;
-    let (authority, host) = address::server(&server)
-        .map_err(|why| fields.error("server", why))
+    let config = read_exec_extension(fields);
+    let server = required_string(fields, "server")?;
+    let (authority, host) = address::parse_server(&server)
+        .map_err(|why| fields.report_error("server", why))
         .ok()?;
-    let target = Target {
+    let target = ServerAddress {
         authority,
         server_name: expected_name.unwrap_or(host),
         proxy,
@@ -285,30 +295,38 @@ fn cluster(fields: &mut Fields<'_>, dir: &Path) -> Option<Cluster> {
         disable_compression,
         config,
     };
-    Some(Cluster { target, ca, info })
+    Some(ClusterConfig {
+        address: target,
+        ca,
+        info,
+    })
 }
 
 /// The name that a context gives; a fault that tells which there are, if it gives none.
-fn reference(fields: &mut Fields<'_>, what: &'static str, entries: &[Named<'_>]) -> Option<String> {
-    if !is_given(fields, what) {
-        fields.error(
+fn read_reference(
+    fields: &mut MappingDecoder<'_>,
+    what: &'static str,
+    entries: &[NamedEntry<'_>],
+) -> Option<String> {
+    if !is_set(fields, what) {
+        fields.report_error(
             what,
-            format!("required, but not given; {}", listed(entries)),
+            format!("required, but not given; {}", list_names(entries)),
         );
     }
-    text(fields, what)
+    optional_string(fields, what)
 }
 
-fn listed(entries: &[Named<'_>]) -> String {
+fn list_names(entries: &[NamedEntry<'_>]) -> String {
     if entries.is_empty() {
         return "there are none".to_owned();
     }
     let mut list = "there are: ".to_owned();
-    for (n, entry) in entries.iter().take(MOST_NAMES).enumerate() {
+    for (n, entry) in entries.iter().take(MAX_LISTED_NAMES).enumerate() {
         list.push_str(if n > 0 { ", " } else { "" });
         list.push_str(entry.name);
     }
-    if let Some(more @ 1..) = entries.len().checked_sub(MOST_NAMES) {
+    if let Some(more @ 1..) = entries.len().checked_sub(MAX_LISTED_NAMES) {
         // Writing to a string cannot fail.
         let _ = write!(list, " and {more} more");
     }
@@ -316,7 +334,7 @@ fn listed(entries: &[Named<'_>]) -> String {
 }
 
 /// What the cluster has for plugins, or null.
-fn exec_extension(fields: &mut Fields<'_>) -> Json {
+fn read_exec_extension(fields: &mut MappingDecoder<'_>) -> Json {
     let Some(extensions) = fields.node("extensions") else {
         return Json::Null;
     };
@@ -325,7 +343,7 @@ fn exec_extension(fields: &mut Fields<'_>) -> Json {
     };
     items
         .iter()
-        .find(|item| name(item) == Some(EXEC_EXTENSION))
+        .find(|item| entry_name(item) == Some(EXEC_EXTENSION))
         .and_then(|item| item.field("extension"))
         .map_or(Json::Null, to_json)
 }
@@ -337,15 +355,15 @@ fn to_json(node: &Node) -> Json {
             .map(|entry| (entry.name.clone(), to_json(&entry.value)))
             .collect(),
         Content::Sequence(items) => items.iter().map(to_json).collect(),
-        Content::Scalar(scalar) => match scalar.resolved {
-            Resolved::Bool(value) => value.into(),
-            Resolved::Float(value) => value.into(),
-            Resolved::Integer(value) => i64::try_from(value)
+        Content::Scalar(scalar) => match scalar.value {
+            ResolvedScalar::Bool(value) => value.into(),
+            ResolvedScalar::Float(value) => value.into(),
+            ResolvedScalar::Integer(value) => i64::try_from(value)
                 .map(Json::from)
                 .or_else(|_| u64::try_from(value).map(Json::from))
                 .unwrap_or(Json::Null),
-            Resolved::Null => Json::Null,
-            Resolved::Text => scalar.text.clone().into(),
+            ResolvedScalar::Null => Json::Null,
+            ResolvedScalar::String => scalar.text.clone().into(),
         },
     }
 }

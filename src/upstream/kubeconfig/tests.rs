@@ -3,20 +3,20 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::json;
 
 use super::*;
-use crate::upstream::credentials::Token;
-use crate::upstream::credentials::exec::Plugin;
-use crate::upstream::credentials::exec_credential::ApiVersion;
+use crate::upstream::credentials::BearerToken;
+use crate::upstream::credentials::exec::ExecPlugin;
+use crate::upstream::credentials::exec_credential::ExecApiVersion;
 
 const FILE: &str = "/etc/weir/kubeconfig";
 
 fn read(text: &str, context: Option<&str>) -> (Option<Kubeconfig>, String) {
-    let mut faults = Faults::default();
+    let mut faults = Diagnostics::default();
     let config = parse(Path::new(FILE), text, context, &mut faults);
     assert_eq!(config.is_none(), faults.has_errors(), "{faults}");
     (config, faults.to_string())
 }
 
-fn usable(text: &str) -> Kubeconfig {
+fn parse_usable(text: &str) -> Kubeconfig {
     let (config, faults) = read(text, None);
     config.unwrap_or_else(|| panic!("{faults}"))
 }
@@ -32,7 +32,7 @@ fn faults(text: &str) -> Vec<String> {
 }
 
 /// One context, and what its cluster (beside the server) and user say.
-fn one(cluster: &str, user: &str) -> String {
+fn single_context(cluster: &str, user: &str) -> String {
     let indented = |text: &str| {
         text.lines()
             .map(|line| format!("    {line}\n"))
@@ -54,17 +54,17 @@ fn encoded(text: &str) -> String {
     BASE64_STANDARD.encode(text)
 }
 
-fn data(origin: &str, text: &str) -> Pem {
+fn pem_data(origin: &str, text: &str) -> Pem {
     Pem::Data {
         origin: format!("{FILE}:{origin}"),
         bytes: text.into(),
     }
 }
 
-fn plugin_of(config: Kubeconfig) -> Plugin {
+fn exec_plugin(config: Kubeconfig) -> ExecPlugin {
     match config.source {
-        Source::Plugin(plugin) => plugin,
-        Source::Given { .. } => panic!("no plugin: {config:?}"),
+        CredentialSource::Plugin(plugin) => plugin,
+        CredentialSource::Configured { .. } => panic!("no plugin: {config:?}"),
     }
 }
 
@@ -80,22 +80,22 @@ fn an_admin_conf_of_kubeadm_gives_a_certificate() {
         &encoded("a key in lines")[..8],
         &encoded("a key in lines")[8..],
     );
-    let config = usable(&text);
+    let config = parse_usable(&text);
     assert_eq!(config.context, "admin");
-    assert_eq!(config.target.authority, "cp:6443");
+    assert_eq!(config.address.authority, "cp:6443");
     assert_eq!(
-        config.target.server_name,
-        address::server_name("cp").unwrap()
+        config.address.server_name,
+        address::parse_server_name("cp").unwrap()
     );
-    assert_eq!(config.target.proxy, None);
+    assert_eq!(config.address.proxy, None);
     assert_eq!(
         config.ca,
-        Some(data(
+        Some(pem_data(
             "4:33: clusters[0].cluster.certificate-authority-data",
             "ca"
         ))
     );
-    let Source::Given {
+    let CredentialSource::Configured {
         certificate: Some(pair),
         token: None,
     } = config.source
@@ -104,7 +104,7 @@ fn an_admin_conf_of_kubeadm_gives_a_certificate() {
     };
     assert_eq!(
         pair.certificate,
-        data("18:30: users[0].user.client-certificate-data", "cert")
+        pem_data("18:30: users[0].user.client-certificate-data", "cert")
     );
     let Pem::Data { bytes, .. } = pair.key else {
         panic!("{:?}", pair.key)
@@ -120,11 +120,11 @@ fn json_is_read_as_well() {
         "clusters": [{ "name": "k", "cluster": { "server": "https://10.0.0.1" } }],
         "users": [{ "name": "u", "user": { "token": "t" } }],
     });
-    let config = usable(&serde_json::to_string_pretty(&text).unwrap());
-    let token = Some(Token::Given("Bearer t".parse().unwrap()));
+    let config = parse_usable(&serde_json::to_string_pretty(&text).unwrap());
+    let token = Some(BearerToken::Inline("Bearer t".parse().unwrap()));
     assert_eq!(
         config.source,
-        Source::Given {
+        CredentialSource::Configured {
             certificate: None,
             token
         }
@@ -133,17 +133,17 @@ fn json_is_read_as_well() {
 
 #[test]
 fn paths_are_relative_to_the_file() {
-    let config = usable(&one(
+    let config = parse_usable(&single_context(
         "certificate-authority: pki/ca.crt\ntls-server-name: kubernetes.default\nproxy-url: http://proxy:3128",
         "client-certificate: ../weir.crt\nclient-key: /pki/weir.key\ntokenFile: token",
     ));
     assert_eq!(config.ca, Some(Pem::File("/etc/weir/pki/ca.crt".into())));
     assert_eq!(
-        config.target.server_name,
-        address::server_name("kubernetes.default").unwrap()
+        config.address.server_name,
+        address::parse_server_name("kubernetes.default").unwrap()
     );
-    assert_eq!(config.target.proxy.unwrap().authority, "proxy:3128");
-    let Source::Given {
+    assert_eq!(config.address.proxy.unwrap().authority, "proxy:3128");
+    let CredentialSource::Configured {
         certificate: Some(pair),
         token,
     } = config.source
@@ -155,7 +155,7 @@ fn paths_are_relative_to_the_file() {
     let path = "/etc/weir/token".into();
     assert_eq!(
         token,
-        Some(Token::File {
+        Some(BearerToken::File {
             path,
             until_read: None
         })
@@ -163,10 +163,10 @@ fn paths_are_relative_to_the_file() {
 }
 
 #[test]
-fn a_token_beside_its_file_serves_until_the_file_is_read() {
-    let config = usable(&one("", "token: first\ntokenFile: token"));
-    let Source::Given {
-        token: Some(Token::File { until_read, .. }),
+fn a_token_beside_a_token_file_is_used_until_the_file_is_read() {
+    let config = parse_usable(&single_context("", "token: first\ntokenFile: token"));
+    let CredentialSource::Configured {
+        token: Some(BearerToken::File { until_read, .. }),
         ..
     } = config.source
     else {
@@ -176,8 +176,8 @@ fn a_token_beside_its_file_serves_until_the_file_is_read() {
 }
 
 #[test]
-fn a_plugin_is_read_with_all_it_is_given() {
-    let config = usable(&one(
+fn a_plugin_is_read_with_all_its_fields() {
+    let config = parse_usable(&single_context(
         "certificate-authority: ca.crt\ntls-server-name: k8s\nproxy-url: http://u:p@proxy\n\
          disable-compression: true\nextensions:\n- name: client.authentication.k8s.io/exec\n  extension:\n    \
          audience: x\n    depth: 3\n    big: 18446744073709551615\n    half: 0.5\n    list: [true, null]",
@@ -185,8 +185,8 @@ fn a_plugin_is_read_with_all_it_is_given() {
          env:\n  - name: PROFILE\n    value: prod\n  - {name: EMPTY}\n  installHint: |\n    ask the platform team\n  \
          interactiveMode: IfAvailable\n  provideClusterInfo: true",
     ));
-    let plugin = plugin_of(config);
-    assert_eq!(plugin.api_version, ApiVersion::V1);
+    let plugin = exec_plugin(config);
+    assert_eq!(plugin.api_version, ExecApiVersion::V1);
     assert_eq!(plugin.command, Path::new("/etc/weir/./bin/login"));
     assert_eq!(plugin.args, ["get-token", "-i"]);
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
@@ -210,50 +210,53 @@ fn a_plugin_is_read_with_all_it_is_given() {
 #[test]
 fn what_the_cloud_tools_write_is_understood() {
     // `aws eks update-kubeconfig`
-    let eks = usable(&one(
+    let eks = parse_usable(&single_context(
         "",
         "exec:\n  apiVersion: client.authentication.k8s.io/v1beta1\n  args:\n  - --region\n  - eu-west-1\n  - eks\n  \
          - get-token\n  - --cluster-name\n  - prod\n  - --output\n  - json\n  command: aws\n  env:\n  - name: AWS_PROFILE\n    \
          value: prod",
     ));
-    let eks = plugin_of(eks);
+    let eks = exec_plugin(eks);
     assert_eq!(
         (eks.api_version, eks.command.as_path()),
-        (ApiVersion::V1Beta1, Path::new("aws"))
+        (ExecApiVersion::V1Beta1, Path::new("aws"))
     );
     assert_eq!(eks.cluster, None);
     // `gcloud container clusters get-credentials`
-    let gke = usable(&one(
+    let gke = parse_usable(&single_context(
         "",
         "exec:\n  apiVersion: client.authentication.k8s.io/v1beta1\n  command: gke-gcloud-auth-plugin\n  installHint: |\n    \
          Install gke-gcloud-auth-plugin\n  provideClusterInfo: true",
     ));
-    assert_eq!(plugin_of(gke).cluster.unwrap().config, Json::Null);
+    assert_eq!(exec_plugin(gke).cluster.unwrap().config, Json::Null);
     // `kubelogin convert-kubeconfig`
-    let aks = usable(&one(
+    let aks = parse_usable(&single_context(
         "",
         "exec:\n  apiVersion: client.authentication.k8s.io/v1beta1\n  args: [get-token, --login, msi]\n  command: kubelogin\n  \
          env: null\n  provideClusterInfo: false",
     ));
-    assert_eq!(plugin_of(aks).env, []);
+    assert_eq!(exec_plugin(aks).env, []);
 }
 
 #[test]
-fn a_credential_that_is_given_makes_a_plugin_unnecessary() {
+fn a_configured_credential_makes_a_plugin_unnecessary() {
     let exec = "exec: {apiVersion: client.authentication.k8s.io/v1beta1, command: login}";
-    let config = usable(&one("", &format!("token: t\n{exec}")));
+    let config = parse_usable(&single_context("", &format!("token: t\n{exec}")));
     assert!(
-        matches!(config.source, Source::Given { token: Some(_), .. }),
+        matches!(
+            config.source,
+            CredentialSource::Configured { token: Some(_), .. }
+        ),
         "{config:?}"
     );
 }
 
 #[test]
-fn a_user_without_credential_is_anonymous_and_warned_of() {
-    let (config, faults) = read(&one("", ""), None);
+fn a_user_without_a_credential_is_anonymous_with_a_warning() {
+    let (config, faults) = read(&single_context("", ""), None);
     assert_eq!(
         config.unwrap().source,
-        Source::Given {
+        CredentialSource::Configured {
             certificate: None,
             token: None
         }
@@ -265,7 +268,7 @@ fn a_user_without_credential_is_anonymous_and_warned_of() {
 }
 
 #[test]
-fn another_context_can_be_named_and_the_others_are_not_looked_at() {
+fn only_the_named_context_is_read() {
     let text = "current-context: gone\ncontexts:\n- {name: a, context: {cluster: x, user: x}}\n\
                 - {name: b, context: {cluster: k, user: u}}\nclusters:\n- name: bad\n  cluster: {server: ''}\n\
                 - name: k\n  cluster: {server: 'https://k'}\nusers:\n- {name: u, user: {token: t}}\n\
@@ -292,7 +295,7 @@ fn another_context_can_be_named_and_the_others_are_not_looked_at() {
 }
 
 #[test]
-fn many_names_are_not_all_listed() {
+fn the_list_of_names_in_an_error_is_bounded() {
     let contexts: String = (1..=23).map(|n| format!("- name: c{n}\n")).collect();
     let listed = &faults(&format!("contexts:\n{contexts}"))[0];
     assert!(
@@ -302,8 +305,8 @@ fn many_names_are_not_all_listed() {
 }
 
 #[test]
-fn everything_that_is_wrong_is_told_at_once() {
-    let text = one(
+fn all_errors_are_reported_at_once() {
+    let text = single_context(
         "insecure-skip-tls-verify: true\ncertificate-authority: ca.crt\ncertificate-authority-data: '!'\n\
          proxy-url: socks5://u:hidden@proxy:1080\ntls-server-name: 'a b'\ndisable-compression: maybe",
         "username: hidden\npassword: 12345\nclient-key-data: aGlkZGVu\nauth-provider: {name: oidc}\nas: root\n\
@@ -338,8 +341,8 @@ fn everything_that_is_wrong_is_told_at_once() {
 }
 
 #[test]
-fn faults_of_a_plugin_are_told_at_once_and_quote_no_arguments() {
-    let faults = faults(&one(
+fn plugin_errors_are_reported_at_once_and_quote_no_arguments() {
+    let faults = faults(&single_context(
         "",
         "exec:\n  apiVersion: client.authentication.k8s.io/v1alpha1\n  command: ''\n  args: [a, 12345]\n  \
          env:\n  - {value: 12345}\n  - {name: 'A=B', value: hidden}\n  interactiveMode: Always",
@@ -364,21 +367,21 @@ fn faults_of_a_plugin_are_told_at_once_and_quote_no_arguments() {
 }
 
 #[test]
-fn version_one_wants_to_know_about_the_terminal() {
-    let exec = |rest: &str| one("", &format!("exec:\n  command: login\n{rest}"));
+fn interactive_mode_is_required_in_version_one() {
+    let exec = |rest: &str| single_context("", &format!("exec:\n  command: login\n{rest}"));
     let v1 = "  apiVersion: client.authentication.k8s.io/v1\n";
     assert!(faults(&exec(v1))[0].contains("interactiveMode: required in client"));
     assert!(
         faults(&exec(&format!("{v1}  interactiveMode: Never2")))[0].contains("expected Never,")
     );
-    usable(&exec(&format!("{v1}  interactiveMode: Never")));
+    parse_usable(&exec(&format!("{v1}  interactiveMode: Never")));
     assert!(
         faults(&exec(""))[0].ends_with("users[0].user.exec.apiVersion: required, but not given")
     );
 }
 
 #[test]
-fn what_is_no_kubeconfig_is_told_so() {
+fn a_file_that_is_no_kubeconfig_is_an_error() {
     let cases = [
         ("", "/etc/weir/kubeconfig: there is no kubeconfig in it"),
         (
@@ -425,13 +428,13 @@ fn what_is_no_kubeconfig_is_told_so() {
 }
 
 #[test]
-fn no_text_whatever_makes_it_panic() {
-    let whole = one(
+fn mutated_input_never_panics() {
+    let whole = single_context(
         "certificate-authority-data: Y2E=\nproxy-url: http://u:p@proxy\nextensions: [{name: e, extension: {}}]",
         "exec:\n  apiVersion: client.authentication.k8s.io/v1\n  command: login\n  args: [a]\n  env: [{name: a, value: b}]\n  \
          interactiveMode: Never\n  provideClusterInfo: true",
     );
-    usable(&whole);
+    parse_usable(&whole);
     let words = [
         "[", "{", "}", ":", "-", "null", "'", "\n", "  ", "0", "a: b", "&x", "*x", "é", "%", "@",
         "//",
@@ -447,7 +450,7 @@ fn no_text_whatever_makes_it_panic() {
                 text.replace_range(from..to, words[random.usize(..words.len())]);
             }
         }
-        let mut faults = Faults::default();
+        let mut faults = Diagnostics::default();
         let config = parse(Path::new(FILE), &text, None, &mut faults);
         assert_eq!(
             config.is_none(),
@@ -458,8 +461,8 @@ fn no_text_whatever_makes_it_panic() {
 }
 
 #[test]
-fn nothing_secret_is_shown() {
-    let config = usable(&one(
+fn debug_output_holds_no_secrets() {
+    let config = parse_usable(&single_context(
         "proxy-url: http://u:hidden@proxy",
         &format!(
             "token: hidden\nclient-certificate: c\nclient-key-data: {}",
@@ -467,7 +470,7 @@ fn nothing_secret_is_shown() {
         ),
     ));
     assert!(!format!("{config:?}").contains("hidden"), "{config:?}");
-    let config = usable(&one(
+    let config = parse_usable(&single_context(
         "proxy-url: http://u:hidden@proxy",
         "exec:\n  apiVersion: client.authentication.k8s.io/v1beta1\n  command: login\n  args: [hidden]\n  \
          env: [{name: A, value: hidden}]\n  provideClusterInfo: true",

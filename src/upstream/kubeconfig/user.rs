@@ -2,24 +2,24 @@
 
 use std::path::Path;
 
-use crate::document::Fields;
+use crate::document::MappingDecoder;
+use crate::upstream::credentials::BearerToken;
 use crate::upstream::credentials::ClientCertificate;
-use crate::upstream::credentials::Source;
-use crate::upstream::credentials::Token;
-use crate::upstream::credentials::bearer::bearer;
-use crate::upstream::credentials::exec::Plugin;
-use crate::upstream::credentials::exec_credential::ApiVersion;
+use crate::upstream::credentials::CredentialSource;
+use crate::upstream::credentials::bearer::bearer_header;
+use crate::upstream::credentials::exec::ExecPlugin;
 use crate::upstream::credentials::exec_credential::ClusterInfo;
-use crate::upstream::kubeconfig::fields::is_given;
-use crate::upstream::kubeconfig::fields::path;
-use crate::upstream::kubeconfig::fields::pem;
-use crate::upstream::kubeconfig::fields::required;
-use crate::upstream::kubeconfig::fields::secret;
+use crate::upstream::credentials::exec_credential::ExecApiVersion;
+use crate::upstream::kubeconfig::fields::is_set;
+use crate::upstream::kubeconfig::fields::optional_string;
+use crate::upstream::kubeconfig::fields::read_pem;
+use crate::upstream::kubeconfig::fields::required_string;
+use crate::upstream::kubeconfig::fields::resolve_path;
 use crate::upstream::kubeconfig::fields::secret_item;
-use crate::upstream::kubeconfig::fields::text;
+use crate::upstream::kubeconfig::fields::secret_string;
 
 /// Every field by which a user can say who it is.
-const CREDENTIALS: [&str; 10] = [
+const CREDENTIAL_FIELDS: [&str; 10] = [
     "auth-provider",
     "client-certificate",
     "client-certificate-data",
@@ -33,43 +33,49 @@ const CREDENTIALS: [&str; 10] = [
 ];
 
 /// Reads a user; a plugin may be told about `cluster`.
-pub(super) fn read(fields: &mut Fields<'_>, dir: &Path, cluster: Option<&ClusterInfo>) -> Source {
-    refuse_what_is_not_supported(fields);
-    if !CREDENTIALS.iter().any(|name| is_given(fields, name)) {
-        fields.warning("", "no credential: weir's own calls will be anonymous");
+pub(super) fn read(
+    fields: &mut MappingDecoder<'_>,
+    dir: &Path,
+    cluster: Option<&ClusterInfo>,
+) -> CredentialSource {
+    reject_unsupported(fields);
+    if !CREDENTIAL_FIELDS.iter().any(|name| is_set(fields, name)) {
+        fields.report_warning("", "no credential: weir's own calls will be anonymous");
     }
-    let certificate = client_certificate(fields, dir);
-    let token = token(fields, dir);
+    let certificate = read_client_certificate(fields, dir);
+    let token = read_token(fields, dir);
     // Read even if it will not be used, for its faults.
     let plugin = fields
-        .object("exec", |fields| plugin(fields, dir, cluster))
+        .object("exec", |fields| read_plugin(fields, dir, cluster))
         .flatten();
     match plugin {
         // As in client-go, a plugin is not asked for what is given already.
-        Some(plugin) if certificate.is_none() && token.is_none() => Source::Plugin(plugin),
-        Some(_) | None => Source::Given { certificate, token },
+        Some(plugin) if certificate.is_none() && token.is_none() => {
+            CredentialSource::Plugin(plugin)
+        }
+        Some(_) | None => CredentialSource::Configured { certificate, token },
     }
 }
 
-fn refuse_what_is_not_supported(fields: &mut Fields<'_>) {
+fn reject_unsupported(fields: &mut MappingDecoder<'_>) {
     for name in ["username", "password"] {
-        if is_given(fields, name) {
-            fields.error(
+        if is_set(fields, name) {
+            fields.report_error(
                 name,
                 "kube-apiserver has no basic authentication since Kubernetes 1.19; use a token, a \
                  client certificate or exec",
             );
         }
     }
-    if is_given(fields, "auth-provider") {
-        fields.error(
+    if is_set(fields, "auth-provider") {
+        fields.report_error(
             "auth-provider",
             "removed from Kubernetes in 1.26; use exec with the provider's plugin",
         );
     }
     for name in ["as", "as-uid", "as-groups", "as-user-extra"] {
-        if is_given(fields, name) {
-            fields.error(
+        if is_set(fields, name) {
+            fields.report_error(
                 name,
                 "weir does not impersonate, and would otherwise have other rights than this says; \
                  give it a user of its own",
@@ -78,9 +84,12 @@ fn refuse_what_is_not_supported(fields: &mut Fields<'_>) {
     }
 }
 
-fn client_certificate(fields: &mut Fields<'_>, dir: &Path) -> Option<ClientCertificate> {
-    let certificate = pem(fields, dir, "client-certificate-data", "client-certificate");
-    let key = pem(fields, dir, "client-key-data", "client-key");
+fn read_client_certificate(
+    fields: &mut MappingDecoder<'_>,
+    dir: &Path,
+) -> Option<ClientCertificate> {
+    let certificate = read_pem(fields, dir, "client-certificate-data", "client-certificate");
+    let key = read_pem(fields, dir, "client-key-data", "client-key");
     for (there, name, data) in [
         (certificate.is_some(), "client-key", "client-key-data"),
         (
@@ -89,8 +98,8 @@ fn client_certificate(fields: &mut Fields<'_>, dir: &Path) -> Option<ClientCerti
             "client-certificate-data",
         ),
     ] {
-        if there && !is_given(fields, name) && !is_given(fields, data) {
-            fields.error(
+        if there && !is_set(fields, name) && !is_set(fields, data) {
+            fields.report_error(
                 name,
                 format!("this or {data} is required with the other half of the pair"),
             );
@@ -102,26 +111,30 @@ fn client_certificate(fields: &mut Fields<'_>, dir: &Path) -> Option<ClientCerti
     })
 }
 
-fn token(fields: &mut Fields<'_>, dir: &Path) -> Option<Token> {
-    let given = secret(fields, "token").and_then(|token| {
-        bearer(token)
-            .map_err(|why| fields.error("token", why.to_string()))
+fn read_token(fields: &mut MappingDecoder<'_>, dir: &Path) -> Option<BearerToken> {
+    let given = secret_string(fields, "token").and_then(|token| {
+        bearer_header(token)
+            .map_err(|why| fields.report_error("token", why.to_string()))
             .ok()
     });
-    match path(fields, dir, "tokenFile") {
+    match resolve_path(fields, dir, "tokenFile") {
         // As in client-go, the file counts once it has been read.
-        Some(path) => Some(Token::File {
+        Some(path) => Some(BearerToken::File {
             path,
             until_read: given,
         }),
-        None => given.map(Token::Given),
+        None => given.map(BearerToken::Inline),
     }
 }
 
-fn plugin(fields: &mut Fields<'_>, dir: &Path, cluster: Option<&ClusterInfo>) -> Option<Plugin> {
+fn read_plugin(
+    fields: &mut MappingDecoder<'_>,
+    dir: &Path,
+    cluster: Option<&ClusterInfo>,
+) -> Option<ExecPlugin> {
     fields.require(&["apiVersion"]);
-    let api_version = fields.parsed("apiVersion", |version| {
-        [ApiVersion::V1, ApiVersion::V1Beta1]
+    let api_version = fields.parse("apiVersion", |version| {
+        [ExecApiVersion::V1, ExecApiVersion::V1Beta1]
             .into_iter()
             .find(|known| known.as_str() == version)
             .ok_or(
@@ -129,13 +142,15 @@ fn plugin(fields: &mut Fields<'_>, dir: &Path, cluster: Option<&ClusterInfo>) ->
             )
     });
     check_interactive_mode(fields, api_version);
-    let command = required(fields, "command");
+    let command = required_string(fields, "command");
     let args = fields.list("args", secret_item).unwrap_or_default();
-    let env = fields.objects("env", variable).unwrap_or_default();
+    let env = fields
+        .objects("env", read_environment_variable)
+        .unwrap_or_default();
     let told = fields.boolean("provideClusterInfo").unwrap_or(false);
-    let install_hint = text(fields, "installHint");
+    let install_hint = optional_string(fields, "installHint");
     let command = command?;
-    Some(Plugin {
+    Some(ExecPlugin {
         api_version: api_version?,
         // A bare name is looked for in PATH.
         command: if command.contains('/') {
@@ -150,31 +165,34 @@ fn plugin(fields: &mut Fields<'_>, dir: &Path, cluster: Option<&ClusterInfo>) ->
     })
 }
 
-fn check_interactive_mode(fields: &mut Fields<'_>, version: Option<ApiVersion>) {
-    let message = match (text(fields, "interactiveMode").as_deref(), version) {
+fn check_interactive_mode(fields: &mut MappingDecoder<'_>, version: Option<ExecApiVersion>) {
+    let message = match (
+        optional_string(fields, "interactiveMode").as_deref(),
+        version,
+    ) {
         (Some("Never" | "IfAvailable"), _) => return,
         (Some("Always"), _) => {
             "the plugin wants a terminal, and weir has none; use one that logs in by itself"
         }
         (Some(_), _) => "expected Never, IfAvailable or Always",
-        (None, Some(ApiVersion::V1)) if !is_given(fields, "interactiveMode") => {
+        (None, Some(ExecApiVersion::V1)) if !is_set(fields, "interactiveMode") => {
             "required in client.authentication.k8s.io/v1, but not given; Never is right for weir"
         }
         (None, _) => return,
     };
-    fields.error("interactiveMode", message);
+    fields.report_error("interactiveMode", message);
 }
 
-fn variable(fields: &mut Fields<'_>) -> Option<(String, String)> {
-    let name = required(fields, "name");
-    let value = secret(fields, "value").unwrap_or_default();
+fn read_environment_variable(fields: &mut MappingDecoder<'_>) -> Option<(String, String)> {
+    let name = required_string(fields, "name");
+    let value = secret_string(fields, "value").unwrap_or_default();
     for (field, text, what) in [
         ("name", name.as_deref(), "name"),
         ("value", Some(value), "value"),
     ] {
         let forbidden = |c| c == '\0' || (c == '=' && field == "name");
         if text.is_some_and(|text| text.contains(forbidden)) {
-            fields.error(
+            fields.report_error(
                 field,
                 format!("no environment variable can have this {what}"),
             );

@@ -24,39 +24,39 @@ use rustls_pki_types::PrivateKeyDer;
 /// Everybody's certificates.
 pub(crate) struct Pki {
     /// Signs what weir and the upstream present to those who connect.
-    pub(crate) servers: Authority,
+    pub(crate) server_ca: TestCa,
     /// `--client-ca-file`.
-    pub(crate) clients: Authority,
+    pub(crate) client_ca: TestCa,
     /// The upstream's `--requestheader-client-ca-file`.
-    pub(crate) front_proxy: Authority,
+    pub(crate) front_proxy_ca: TestCa,
     /// Nobody trusts it.
-    pub(crate) nobody: Authority,
+    pub(crate) untrusted_ca: TestCa,
     /// What weir and the upstream present.
-    pub(crate) server: Issued,
+    pub(crate) server: IssuedCertificate,
     /// `--proxy-client-cert-file`.
-    pub(crate) proxy: Issued,
+    pub(crate) front_proxy_client: IssuedCertificate,
     /// A user: alice of dev and ops.
-    pub(crate) alice: Issued,
+    pub(crate) alice: IssuedCertificate,
     /// A user of system:masters.
-    pub(crate) admin: Issued,
+    pub(crate) admin: IssuedCertificate,
 }
 
 /// The certificates of this run.
 pub(crate) fn pki() -> &'static Pki {
     static PKI: OnceLock<Pki> = OnceLock::new();
     PKI.get_or_init(|| {
-        let servers = Authority::new("servers");
-        let clients = Authority::new("clients");
-        let front_proxy = Authority::new("front-proxy");
+        let servers = TestCa::new("servers");
+        let clients = TestCa::new("clients");
+        let front_proxy = TestCa::new("front-proxy");
         Pki {
-            server: servers.server(),
-            proxy: front_proxy.client("front-proxy-client", &[]),
-            alice: clients.client("alice", &["dev", "ops"]),
-            admin: clients.client("admin", &["system:masters"]),
-            nobody: Authority::new("nobody"),
-            servers,
-            clients,
-            front_proxy,
+            server: servers.issue_server(),
+            front_proxy_client: front_proxy.issue_client("front-proxy-client", &[]),
+            alice: clients.issue_client("alice", &["dev", "ops"]),
+            admin: clients.issue_client("admin", &["system:masters"]),
+            untrusted_ca: TestCa::new("nobody"),
+            server_ca: servers,
+            client_ca: clients,
+            front_proxy_ca: front_proxy,
         }
     })
 }
@@ -68,7 +68,7 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
 }
 
 /// A CA.
-pub(crate) struct Authority {
+pub(crate) struct TestCa {
     issuer: Issuer<'static, KeyPair>,
     /// Its certificate.
     pub(crate) certificate: CertificateDer<'static>,
@@ -78,7 +78,7 @@ pub(crate) struct Authority {
 
 /// A certificate and its key.
 #[derive(Debug)]
-pub(crate) struct Issued {
+pub(crate) struct IssuedCertificate {
     /// The certificate.
     pub(crate) certificate: CertificateDer<'static>,
     /// The certificate.
@@ -88,7 +88,7 @@ pub(crate) struct Issued {
     key: PrivateKeyDer<'static>,
 }
 
-impl Issued {
+impl IssuedCertificate {
     /// The key.
     pub(crate) fn key(&self) -> PrivateKeyDer<'static> {
         self.key.clone_key()
@@ -101,7 +101,7 @@ impl Issued {
     }
 }
 
-impl Authority {
+impl TestCa {
     fn new(name: &str) -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
@@ -115,10 +115,10 @@ impl Authority {
         }
     }
 
-    fn issue(&self, params: &CertificateParams) -> Issued {
+    fn issue(&self, params: &CertificateParams) -> IssuedCertificate {
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        Issued {
+        IssuedCertificate {
             certificate: certificate.der().clone(),
             pem: certificate.pem(),
             key_pem: key.serialize_pem(),
@@ -127,41 +127,46 @@ impl Authority {
     }
 
     /// For whoever is reached at 127.0.0.1.
-    pub(crate) fn server(&self) -> Issued {
-        self.server_named("127.0.0.1")
+    pub(crate) fn issue_server(&self) -> IssuedCertificate {
+        self.issue_server_named("127.0.0.1")
     }
 
     /// For whoever is believed to be `name`.
-    pub(crate) fn server_named(&self, name: &str) -> Issued {
+    pub(crate) fn issue_server_named(&self, name: &str) -> IssuedCertificate {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.issue(&params)
     }
 
     /// For the user `name` of `groups`.
-    pub(crate) fn client(&self, name: &str, groups: &[&str]) -> Issued {
-        self.issue(&client(name, groups))
+    pub(crate) fn issue_client(&self, name: &str, groups: &[&str]) -> IssuedCertificate {
+        self.issue(&client_params(name, groups))
     }
 
     /// As [`Authority::client`], with a uid (Kubernetes' own attribute of a subject).
-    pub(crate) fn client_with_uid(&self, name: &str, uid: &str) -> Issued {
-        let mut params = client(name, &[]);
+    pub(crate) fn issue_client_with_uid(&self, name: &str, uid: &str) -> IssuedCertificate {
+        let mut params = client_params(name, &[]);
         let kind = DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]);
         params.distinguished_name.push(kind, uid);
         self.issue(&params)
     }
 
     /// As [`Authority::client`], with one more attribute in its subject, behind the others.
-    pub(crate) fn client_with(&self, name: &str, kind: &[u64], value: DnValue) -> Issued {
-        let mut params = client(name, &[]);
+    pub(crate) fn issue_client_with_attribute(
+        &self,
+        name: &str,
+        kind: &[u64],
+        value: DnValue,
+    ) -> IssuedCertificate {
+        let mut params = client_params(name, &[]);
         let kind = DnType::CustomDnType(kind.to_vec());
         params.distinguished_name.push(kind, value);
         self.issue(&params)
     }
 
     /// As [`Authority::client`], but long past its end.
-    pub(crate) fn expired_client(&self, name: &str) -> Issued {
-        let mut params = client(name, &[]);
+    pub(crate) fn issue_expired_client(&self, name: &str) -> IssuedCertificate {
+        let mut params = client_params(name, &[]);
         params.not_before = rcgen::date_time_ymd(2001, 1, 1);
         params.not_after = rcgen::date_time_ymd(2002, 1, 1);
         self.issue(&params)
@@ -175,7 +180,7 @@ impl Authority {
     }
 }
 
-fn client(name: &str, groups: &[&str]) -> CertificateParams {
+fn client_params(name: &str, groups: &[&str]) -> CertificateParams {
     let mut params = CertificateParams::default();
     let mut subject = rcgen::DistinguishedName::new();
     subject.push(DnType::CommonName, name);
@@ -194,11 +199,14 @@ fn client(name: &str, groups: &[&str]) -> CertificateParams {
 }
 
 /// TLS towards somebody whom `pki().servers` vouches for.
-pub(crate) fn client_config(alpn: &[&[u8]], certificate: Option<&Issued>) -> ClientConfig {
+pub(crate) fn client_tls_config(
+    alpn: &[&[u8]],
+    certificate: Option<&IssuedCertificate>,
+) -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .unwrap()
-        .with_root_certificates(pki().servers.roots());
+        .with_root_certificates(pki().server_ca.roots());
     let mut config = match certificate {
         Some(issued) => builder
             .with_client_auth_cert(vec![issued.certificate.clone()], issued.key())
@@ -210,8 +218,8 @@ pub(crate) fn client_config(alpn: &[&[u8]], certificate: Option<&Issued>) -> Cli
 }
 
 /// TLS as kube-apiserver serves it: a front proxy's certificate is welcome and not needed.
-pub(crate) fn upstream_config(alpn: &[&[u8]], own: &Issued) -> ServerConfig {
-    let front_proxies = Arc::new(pki().front_proxy.roots());
+pub(crate) fn upstream_tls_config(alpn: &[&[u8]], own: &IssuedCertificate) -> ServerConfig {
+    let front_proxies = Arc::new(pki().front_proxy_ca.roots());
     let verifier = WebPkiClientVerifier::builder_with_provider(front_proxies, provider())
         .allow_unauthenticated()
         .build()

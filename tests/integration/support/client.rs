@@ -8,41 +8,41 @@ use h2::client::SendRequest;
 use http::Request;
 use rustls::ClientConfig;
 
-use crate::support::Broken;
-use crate::support::Http;
-use crate::support::message::Answered;
+use crate::support::HttpVersion;
+use crate::support::UnexpectedEnd;
 use crate::support::message::Framing;
 use crate::support::message::Headers;
-use crate::support::message::Incoming;
-use crate::support::message::Outgoing;
+use crate::support::message::ReceivedBody;
+use crate::support::message::ReceivedResponse;
+use crate::support::message::SentBody;
 use crate::support::message::header_map;
-use crate::support::weir::Door;
-use crate::support::wire::Reader;
-use crate::support::wire::Wire;
+use crate::support::weir::Endpoints;
+use crate::support::wire::RawHttp1;
+use crate::support::wire::RawReader;
 use crate::support::within;
 
 /// A request to be sent.
 #[derive(Clone, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct TestRequest {
     method: String,
     target: String,
     headers: Vec<(String, String)>,
-    body: Body,
+    body: RequestPayload,
 }
 
 #[derive(Clone, Debug)]
-enum Body {
+enum RequestPayload {
     Streamed,
-    Whole(Bytes),
+    Buffered(Bytes),
 }
 
-impl Ask {
+impl TestRequest {
     pub(crate) fn new(method: &str, target: &str) -> Self {
         Self {
             method: method.to_owned(),
             target: target.to_owned(),
             headers: Vec::new(),
-            body: Body::Whole(Bytes::new()),
+            body: RequestPayload::Buffered(Bytes::new()),
         }
     }
 
@@ -52,7 +52,7 @@ impl Ask {
 
     pub(crate) fn post(target: &str, body: impl Into<Bytes>) -> Self {
         let mut ask = Self::new("POST", target);
-        ask.body = Body::Whole(body.into());
+        ask.body = RequestPayload::Buffered(body.into());
         ask
     }
 
@@ -68,7 +68,7 @@ impl Ask {
 
     /// The body comes by [`Call::send`], and its length is not told.
     pub(crate) fn streamed(mut self) -> Self {
-        self.body = Body::Streamed;
+        self.body = RequestPayload::Streamed;
         self
     }
 
@@ -79,11 +79,11 @@ impl Ask {
             text.push_str(&format!("{name}: {value}\r\n"));
         }
         let body = match &self.body {
-            Body::Streamed => {
+            RequestPayload::Streamed => {
                 text.push_str("transfer-encoding: chunked\r\n");
                 &[]
             }
-            Body::Whole(body) => {
+            RequestPayload::Buffered(body) => {
                 if !body.is_empty() {
                     text.push_str(&format!("content-length: {}\r\n", body.len()));
                 }
@@ -100,7 +100,7 @@ impl Ask {
             .body(())
             .unwrap();
         let mut headers = self.headers.clone();
-        if let Body::Whole(body) = &self.body
+        if let RequestPayload::Buffered(body) = &self.body
             && !body.is_empty()
         {
             headers.push(("content-length".to_owned(), body.len().to_string()));
@@ -115,27 +115,27 @@ impl Ask {
 
 /// An answer, whole.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct FullResponse {
     pub(crate) status: u16,
     pub(crate) headers: Headers,
     pub(crate) body: Bytes,
     pub(crate) trailers: Headers,
 }
 
-impl Answer {
+impl FullResponse {
     pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
 
     /// The body as a Status: its code, reason, first cause and message.
-    pub(crate) fn told(&self) -> Told {
+    pub(crate) fn kube_status(&self) -> KubeStatus {
         let status: serde_json::Value = serde_json::from_slice(&self.body)
             .unwrap_or_else(|why| panic!("no Status, {why}: {:?}", self.body));
         assert_eq!(status["kind"], "Status");
         assert_eq!(status["status"], "Failure");
         assert_eq!(status["code"], self.status, "the code is the answer's");
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-        Told {
+        KubeStatus {
             reason: text(&status["reason"]),
             cause: text(&status["details"]["causes"][0]["reason"]),
             message: text(&status["message"]),
@@ -145,75 +145,81 @@ impl Answer {
 
 /// What a Status tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct KubeStatus {
     pub(crate) reason: String,
     pub(crate) cause: String,
     pub(crate) message: String,
 }
 
 /// Speaks one HTTP to weir: HTTP/2 on one connection, HTTP/1.1 on one for each request.
-pub(crate) struct Client {
-    door: Door,
+pub(crate) struct TestClient {
+    endpoints: Endpoints,
     tls: Arc<ClientConfig>,
     headers: Vec<(String, String)>,
-    http: Http,
-    shared: Option<SendRequest<Bytes>>,
+    http: HttpVersion,
+    connection: Option<SendRequest<Bytes>>,
 }
 
-impl Client {
+impl TestClient {
     /// One whose requests all carry `headers`.
-    pub(crate) fn new(door: Door, http: Http, tls: ClientConfig, headers: &[(&str, &str)]) -> Self {
+    pub(crate) fn new(
+        door: Endpoints,
+        http: HttpVersion,
+        tls: ClientConfig,
+        headers: &[(&str, &str)],
+    ) -> Self {
         let headers = headers
             .iter()
             .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()));
         Self {
-            door,
+            endpoints: door,
             tls: Arc::new(tls),
             headers: headers.collect(),
             http,
-            shared: None,
+            connection: None,
         }
     }
 
     /// Sends a request, and its body if it is a whole one.
-    pub(crate) async fn send(&mut self, mut ask: Ask) -> Call {
+    pub(crate) async fn send(&mut self, mut ask: TestRequest) -> TestCall {
         ask.headers.extend(self.headers.iter().cloned());
         let method = ask.method.clone();
         match self.http {
-            Http::One => {
-                let mut wire = Wire::new(self.door.dial(Arc::clone(&self.tls)).await);
+            HttpVersion::Http1 => {
+                let mut wire =
+                    RawHttp1::new(self.endpoints.connect_tls(Arc::clone(&self.tls)).await);
                 wire.send(ask.to_http1()).await;
-                Call {
+                TestCall {
                     method,
-                    outgoing: Outgoing::Http1 {
+                    outgoing: SentBody::Http1 {
                         writer: wire.writer,
-                        chunked: matches!(ask.body, Body::Streamed),
+                        chunked: matches!(ask.body, RequestPayload::Streamed),
                     },
-                    state: State::Http1(wire.reader),
+                    state: CallState::Http1(wire.reader),
                 }
             }
-            Http::Two => {
-                let shared = self.shared().await;
-                let end = matches!(&ask.body, Body::Whole(body) if body.is_empty());
+            HttpVersion::Http2 => {
+                let shared = self.shared_connection().await;
+                let end = matches!(&ask.body, RequestPayload::Buffered(body) if body.is_empty());
                 let (response, mut stream) = shared.send_request(ask.to_http2(), end).unwrap();
-                if let Body::Whole(body) = &ask.body
+                if let RequestPayload::Buffered(body) = &ask.body
                     && !end
                 {
                     // What does not fit the window waits in the library.
                     stream.send_data(body.clone(), true).unwrap();
                 }
-                Call {
+                TestCall {
                     method,
-                    outgoing: Outgoing::Http2(stream),
-                    state: State::Http2(response),
+                    outgoing: SentBody::Http2(stream),
+                    state: CallState::Http2(response),
                 }
             }
         }
     }
 
-    async fn shared(&mut self) -> &mut SendRequest<Bytes> {
-        if self.shared.is_none() {
-            let stream = self.door.dial(Arc::clone(&self.tls)).await;
+    async fn shared_connection(&mut self) -> &mut SendRequest<Bytes> {
+        if self.connection.is_none() {
+            let stream = self.endpoints.connect_tls(Arc::clone(&self.tls)).await;
             let (sender, connection) = within(
                 "the HTTP/2 handshake",
                 h2::client::Builder::new()
@@ -223,79 +229,85 @@ impl Client {
             .await
             .unwrap();
             tokio::spawn(connection);
-            self.shared = Some(sender);
+            self.connection = Some(sender);
         }
-        let sender = self.shared.take().unwrap();
+        let sender = self.connection.take().unwrap();
         let sender = within("a free stream", sender.ready()).await.unwrap();
-        self.shared.insert(sender)
+        self.connection.insert(sender)
     }
 
     /// Sends a request and waits for all of its answer.
-    pub(crate) async fn ask(&mut self, ask: Ask) -> Answer {
-        self.send(ask).await.answer().await
+    pub(crate) async fn request(&mut self, ask: TestRequest) -> FullResponse {
+        self.send(ask).await.response().await
     }
 
-    pub(crate) async fn get(&mut self, target: &str) -> Answer {
-        self.ask(Ask::get(target)).await
+    pub(crate) async fn get(&mut self, target: &str) -> FullResponse {
+        self.request(TestRequest::get(target)).await
     }
 }
 
 /// A request under way. Dropping it gives it up.
-pub(crate) struct Call {
+pub(crate) struct TestCall {
     method: String,
-    pub(crate) outgoing: Outgoing,
-    state: State,
+    pub(crate) outgoing: SentBody,
+    state: CallState,
 }
 
-enum State {
-    Http1(Reader),
+enum CallState {
+    Http1(RawReader),
     Http2(ResponseFuture),
-    Answered(Incoming),
-    Over,
+    HeadReceived(ReceivedBody),
+    Done,
 }
 
-impl Call {
+impl TestCall {
     /// The answer's head.
-    pub(crate) async fn head(&mut self) -> Answered {
+    pub(crate) async fn head(&mut self) -> ReceivedResponse {
         self.try_head().await.unwrap()
     }
 
     /// The answer's head, or how it failed to come. Waiting for it can be given up and begun again.
-    pub(crate) async fn try_head(&mut self) -> Result<Answered, Broken> {
+    pub(crate) async fn try_head(&mut self) -> Result<ReceivedResponse, UnexpectedEnd> {
         let (answered, incoming) = match &mut self.state {
-            State::Http1(reader) => {
-                let lines = reader.head().await?;
-                let lines = lines.ok_or_else(|| Broken("no answer".to_owned()))?;
-                let answered = Answered::of_lines(&lines);
-                let State::Http1(reader) = std::mem::replace(&mut self.state, State::Over) else {
+            CallState::Http1(reader) => {
+                let lines = reader.read_head().await?;
+                let lines = lines.ok_or_else(|| UnexpectedEnd("no answer".to_owned()))?;
+                let answered = ReceivedResponse::from_lines(&lines);
+                let CallState::Http1(reader) = std::mem::replace(&mut self.state, CallState::Done)
+                else {
                     unreachable!("it was a moment ago");
                 };
-                let framing = Framing::of_answer(&answered, &self.method);
-                (answered, Incoming::http1(reader, framing))
+                let framing = Framing::from_response(&answered, &self.method);
+                (answered, ReceivedBody::http1(reader, framing))
             }
-            State::Http2(response) => {
+            CallState::Http2(response) => {
                 let (parts, body) = within("an answer", response).await?.into_parts();
-                (Answered::of_http2(&parts), Incoming::http2(body))
+                (
+                    ReceivedResponse::from_http2(&parts),
+                    ReceivedBody::http2(body),
+                )
             }
-            State::Answered(_) | State::Over => panic!("one head an answer"),
+            CallState::HeadReceived(_) | CallState::Done => panic!("one head an answer"),
         };
-        self.state = State::Answered(incoming);
+        self.state = CallState::HeadReceived(incoming);
         Ok(answered)
     }
 
     /// The answer's body, whose head must have come.
-    pub(crate) fn body(&mut self) -> &mut Incoming {
+    pub(crate) fn body(&mut self) -> &mut ReceivedBody {
         match &mut self.state {
-            State::Answered(incoming) => incoming,
-            State::Http1(_) | State::Http2(_) | State::Over => panic!("the head comes first"),
+            CallState::HeadReceived(incoming) => incoming,
+            CallState::Http1(_) | CallState::Http2(_) | CallState::Done => {
+                panic!("the head comes first")
+            }
         }
     }
 
     /// All of the answer.
-    pub(crate) async fn answer(mut self) -> Answer {
+    pub(crate) async fn response(mut self) -> FullResponse {
         let head = self.head().await;
-        let body = self.body().rest().await.unwrap();
-        Answer {
+        let body = self.body().read_to_end().await.unwrap();
+        FullResponse {
             status: head.status,
             headers: head.headers,
             body,

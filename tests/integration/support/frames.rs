@@ -5,8 +5,8 @@
 use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 
-use crate::support::Broken;
-use crate::support::wire::Io;
+use crate::support::UnexpectedEnd;
+use crate::support::wire::BoxedStream;
 use crate::support::within;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -29,14 +29,14 @@ pub(crate) const MAX_STREAMS: u16 = 3;
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Frame {
+pub(crate) struct RawFrame {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
     pub(crate) stream: u32,
     pub(crate) payload: Vec<u8>,
 }
 
-impl Frame {
+impl RawFrame {
     pub(crate) fn new(kind: u8, flags: u8, stream: u32, payload: impl Into<Vec<u8>>) -> Self {
         Self {
             kind,
@@ -52,7 +52,7 @@ impl Frame {
         for (name, value) in head {
             block.push(0); // a literal that is not to be remembered, with its name
             for text in [name, value] {
-                integer(text.len(), &mut block);
+                encode_integer(text.len(), &mut block);
                 block.extend_from_slice(text.as_bytes());
             }
         }
@@ -90,7 +90,7 @@ impl Frame {
     }
 
     /// As it is sent.
-    fn bytes(&self) -> Vec<u8> {
+    fn encode(&self) -> Vec<u8> {
         let length = u32::try_from(self.payload.len()).unwrap().to_be_bytes();
         let mut bytes = length[1..].to_vec();
         bytes.extend_from_slice(&[self.kind, self.flags]);
@@ -100,12 +100,12 @@ impl Frame {
     }
 
     /// Whether it is the last of its stream.
-    pub(crate) fn ends(&self) -> bool {
+    pub(crate) fn ends_stream(&self) -> bool {
         matches!(self.kind, DATA | HEADERS) && self.flags & END_STREAM != 0
     }
 
     /// The number that stands at `at` in the payload.
-    pub(crate) fn number(&self, at: usize) -> u32 {
+    pub(crate) fn u32_at(&self, at: usize) -> u32 {
         u32::from_be_bytes(self.payload[at..at + 4].try_into().unwrap())
     }
 
@@ -116,7 +116,7 @@ impl Frame {
 }
 
 /// An integer with a prefix of seven bits.
-fn integer(mut number: usize, block: &mut Vec<u8>) {
+fn encode_integer(mut number: usize, block: &mut Vec<u8>) {
     const PREFIX: usize = 127;
     if number < PREFIX {
         block.push(u8::try_from(number).unwrap());
@@ -132,79 +132,79 @@ fn integer(mut number: usize, block: &mut Vec<u8>) {
 }
 
 /// An HTTP/2 connection in the test's hands.
-pub(crate) struct Frames {
-    io: Io,
+pub(crate) struct RawHttp2 {
+    io: BoxedStream,
     /// What the other side has set, as far as it has been read.
     pub(crate) settings: Vec<(u16, u32)>,
     /// Whether PINGs are the test's to answer.
-    pings_held: bool,
+    passes_pings: bool,
 }
 
-impl Frames {
-    fn on(io: Io) -> Self {
+impl RawHttp2 {
+    fn new(io: BoxedStream) -> Self {
         Self {
             io,
             settings: Vec::new(),
-            pings_held: false,
+            passes_pings: false,
         }
     }
 
     /// From now on PINGs are handed on, and not answered.
-    pub(crate) fn hold_pings(&mut self) {
-        self.pings_held = true;
+    pub(crate) fn pass_pings(&mut self) {
+        self.passes_pings = true;
     }
 
     /// The client's end.
-    pub(crate) async fn client(mut io: Io) -> Self {
+    pub(crate) async fn client(mut io: BoxedStream) -> Self {
         io.write_all(PREFACE).await.unwrap();
-        let mut frames = Self::on(io);
-        frames.send(&Frame::settings(&[])).await;
+        let mut frames = Self::new(io);
+        frames.send(&RawFrame::settings(&[])).await;
         frames
     }
 
     /// The server's end, with these settings.
-    pub(crate) async fn server(mut io: Io, settings: &[(u16, u32)]) -> Self {
+    pub(crate) async fn server(mut io: BoxedStream, settings: &[(u16, u32)]) -> Self {
         let mut preface = [0; PREFACE.len()];
         within("the preface", io.read_exact(&mut preface))
             .await
             .unwrap();
         assert_eq!(preface, PREFACE);
-        let mut frames = Self::on(io);
-        frames.send(&Frame::settings(settings)).await;
+        let mut frames = Self::new(io);
+        frames.send(&RawFrame::settings(settings)).await;
         frames
     }
 
-    pub(crate) async fn send(&mut self, frame: &Frame) {
+    pub(crate) async fn send(&mut self, frame: &RawFrame) {
         self.try_send(frame).await.unwrap();
     }
 
     /// Sends, unless the other side has gone.
-    pub(crate) async fn try_send(&mut self, frame: &Frame) -> Result<(), Broken> {
-        self.write(&frame.bytes()).await
+    pub(crate) async fn try_send(&mut self, frame: &RawFrame) -> Result<(), UnexpectedEnd> {
+        self.write(&frame.encode()).await
     }
 
     /// Sends a part of the frame's bytes, unless the other side has gone.
-    pub(crate) async fn send_part(&mut self, frame: &Frame, from: usize, to: usize) {
-        let bytes = frame.bytes();
+    pub(crate) async fn send_part(&mut self, frame: &RawFrame, from: usize, to: usize) {
+        let bytes = frame.encode();
         let to = to.min(bytes.len());
         let _ = self.write(&bytes[from..to]).await;
     }
 
-    async fn write(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), UnexpectedEnd> {
         within("a frame to be taken", self.io.write_all(bytes)).await?;
         within("a frame to be taken", self.io.flush()).await?;
         Ok(())
     }
 
     /// Waits for the answer to a PING.
-    pub(crate) async fn until_acknowledged(&mut self) {
-        while within("a frame", self.read()).await.unwrap().kind != PING {}
+    pub(crate) async fn wait_for_ping_ack(&mut self) {
+        while within("a frame", self.read_frame()).await.unwrap().kind != PING {}
     }
 
     /// The next frame. What is only polite is done by itself: SETTINGS and PING are acknowledged, and not handed on.
-    pub(crate) async fn next(&mut self) -> Result<Frame, Broken> {
+    pub(crate) async fn next_frame(&mut self) -> Result<RawFrame, UnexpectedEnd> {
         loop {
-            let frame = within("a frame", self.read()).await?;
+            let frame = within("a frame", self.read_frame()).await?;
             match (frame.kind, frame.flags & ACK) {
                 (SETTINGS, 0) => {
                     let pairs = frame.payload.chunks_exact(6).map(|pair| {
@@ -215,10 +215,10 @@ impl Frames {
                         )
                     });
                     self.settings.extend(pairs);
-                    self.try_send(&Frame::new(SETTINGS, ACK, 0, [])).await?;
+                    self.try_send(&RawFrame::new(SETTINGS, ACK, 0, [])).await?;
                 }
-                (PING, 0) if !self.pings_held => {
-                    self.try_send(&Frame::new(PING, ACK, 0, frame.payload))
+                (PING, 0) if !self.passes_pings => {
+                    self.try_send(&RawFrame::new(PING, ACK, 0, frame.payload))
                         .await?
                 }
                 (SETTINGS, _) | (PING, ACK) => {}
@@ -228,9 +228,9 @@ impl Frames {
     }
 
     /// The next frame of this kind; what comes before it is passed over.
-    pub(crate) async fn until(&mut self, kind: u8) -> Frame {
+    pub(crate) async fn next_frame_of_kind(&mut self, kind: u8) -> RawFrame {
         loop {
-            let frame = self.next().await.unwrap();
+            let frame = self.next_frame().await.unwrap();
             if frame.kind == kind {
                 return frame;
             }
@@ -238,17 +238,22 @@ impl Frames {
     }
 
     /// Waits for the connection's end.
-    pub(crate) async fn ended(&mut self) {
-        while self.next().await.is_ok() {}
+    pub(crate) async fn wait_for_close(&mut self) {
+        while self.next_frame().await.is_ok() {}
     }
 
-    async fn read(&mut self) -> Result<Frame, Broken> {
+    async fn read_frame(&mut self) -> Result<RawFrame, UnexpectedEnd> {
         let mut head = [0; 9];
         self.io.read_exact(&mut head).await?;
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         let mut payload = vec![0; usize::try_from(length).unwrap()];
         self.io.read_exact(&mut payload).await?;
         let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-        Ok(Frame::new(head[3], head[4], stream & 0x7fff_ffff, payload))
+        Ok(RawFrame::new(
+            head[3],
+            head[4],
+            stream & 0x7fff_ffff,
+            payload,
+        ))
     }
 }

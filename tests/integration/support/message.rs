@@ -10,9 +10,9 @@ use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 
-use crate::support::Broken;
-use crate::support::wire::Reader;
-use crate::support::wire::Writer;
+use crate::support::UnexpectedEnd;
+use crate::support::wire::RawReader;
+use crate::support::wire::RawWriter;
 use crate::support::within;
 
 /// Headers in order, repeated ones too.
@@ -31,7 +31,7 @@ impl Headers {
         named.map(|(_, value)| value.as_str()).collect()
     }
 
-    fn of_lines(lines: &[String]) -> Self {
+    fn from_lines(lines: &[String]) -> Self {
         let headers = lines.iter().map(|line| {
             let (name, value) = line.split_once(':').expect("a header has a colon");
             (name.to_owned(), value.trim().to_owned())
@@ -39,7 +39,7 @@ impl Headers {
         Self(headers.collect())
     }
 
-    fn of_map(map: &HeaderMap) -> Self {
+    fn from_header_map(map: &HeaderMap) -> Self {
         let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
         let headers = map
             .iter()
@@ -70,7 +70,7 @@ pub(crate) fn header_map<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str
 
 /// What a request's head says.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ReceivedRequest {
     pub(crate) method: String,
     /// As it came.
     pub(crate) target: String,
@@ -79,13 +79,13 @@ pub(crate) struct Asked {
     pub(crate) headers: Headers,
 }
 
-impl Asked {
-    pub(crate) fn of_lines(lines: &[String]) -> Self {
+impl ReceivedRequest {
+    pub(crate) fn from_lines(lines: &[String]) -> Self {
         let mut words = lines[0].splitn(2, ' ');
         let method = words.next().unwrap().to_owned();
         let rest = words.next().expect("a request line has a target");
         let target = rest.strip_suffix(" HTTP/1.1").expect("HTTP/1.1").to_owned();
-        let headers = Headers::of_lines(&lines[1..]);
+        let headers = Headers::from_lines(&lines[1..]);
         Self {
             method,
             target,
@@ -95,7 +95,7 @@ impl Asked {
     }
 
     /// What a sound API server answers to what weir asks about itself; none to anything else.
-    pub(crate) fn good_self_check(&self) -> Option<String> {
+    pub(crate) fn self_check_response(&self) -> Option<String> {
         if !self.headers.get("user-agent")?.starts_with("weir/") {
             return None;
         }
@@ -110,7 +110,7 @@ impl Asked {
         }
     }
 
-    pub(crate) fn of_http2(parts: &http::request::Parts) -> Self {
+    pub(crate) fn from_http2(parts: &http::request::Parts) -> Self {
         let target = parts
             .uri
             .path_and_query()
@@ -119,34 +119,34 @@ impl Asked {
             method: parts.method.to_string(),
             target: target.to_owned(),
             authority: parts.uri.authority().map_or("", |a| a.as_str()).to_owned(),
-            headers: Headers::of_map(&parts.headers),
+            headers: Headers::from_header_map(&parts.headers),
         }
     }
 }
 
 /// What an answer's head says.
 #[derive(Clone, Debug)]
-pub(crate) struct Answered {
+pub(crate) struct ReceivedResponse {
     pub(crate) status: u16,
     pub(crate) headers: Headers,
 }
 
-impl Answered {
-    pub(crate) fn of_lines(lines: &[String]) -> Self {
+impl ReceivedResponse {
+    pub(crate) fn from_lines(lines: &[String]) -> Self {
         let status = lines[0]
             .split(' ')
             .nth(1)
             .expect("a status line has a code");
         Self {
             status: status.parse().unwrap(),
-            headers: Headers::of_lines(&lines[1..]),
+            headers: Headers::from_lines(&lines[1..]),
         }
     }
 
-    pub(crate) fn of_http2(parts: &http::response::Parts) -> Self {
+    pub(crate) fn from_http2(parts: &http::response::Parts) -> Self {
         Self {
             status: parts.status.as_u16(),
-            headers: Headers::of_map(&parts.headers),
+            headers: Headers::from_header_map(&parts.headers),
         }
     }
 }
@@ -160,18 +160,18 @@ pub(crate) enum Framing {
 }
 
 impl Framing {
-    pub(crate) fn of_request(headers: &Headers) -> Self {
-        Self::told(headers).unwrap_or(Self::Length(0))
+    pub(crate) fn from_request(headers: &Headers) -> Self {
+        Self::from_headers(headers).unwrap_or(Self::Length(0))
     }
 
-    pub(crate) fn of_answer(answered: &Answered, method: &str) -> Self {
+    pub(crate) fn from_response(answered: &ReceivedResponse, method: &str) -> Self {
         if method == "HEAD" || matches!(answered.status, 100..200 | 204 | 304) {
             return Self::Length(0);
         }
-        Self::told(&answered.headers).unwrap_or(Self::UntilClose)
+        Self::from_headers(&answered.headers).unwrap_or(Self::UntilClose)
     }
 
-    fn told(headers: &Headers) -> Option<Self> {
+    fn from_headers(headers: &Headers) -> Option<Self> {
         let length = headers.get("content-length");
         match headers.get("transfer-encoding") {
             Some(_) if length.is_some() => panic!("two framings at once: {headers:?}"),
@@ -184,25 +184,27 @@ impl Framing {
     }
 
     /// The next piece of a body, chunk by chunk; `None` at its end.
-    pub(crate) async fn next(
+    pub(crate) async fn next_chunk(
         &mut self,
-        reader: &mut Reader,
+        reader: &mut RawReader,
         trailers: &mut Headers,
-    ) -> Option<Result<Bytes, Broken>> {
+    ) -> Option<Result<Bytes, UnexpectedEnd>> {
         match *self {
             Self::Length(0) => None,
             Self::Length(left) => {
                 let most = usize::try_from(left).unwrap();
-                let piece = match reader.some(most).await {
+                let piece = match reader.read_some(most).await {
                     Ok(Some(piece)) => piece,
-                    Ok(None) => return Some(Err(Broken("the body is cut short".to_owned()))),
+                    Ok(None) => {
+                        return Some(Err(UnexpectedEnd("the body is cut short".to_owned())));
+                    }
                     Err(broken) => return Some(Err(broken)),
                 };
                 *self = Self::Length(left - u64::try_from(piece.len()).unwrap());
                 Some(Ok(piece))
             }
-            Self::UntilClose => reader.some(usize::MAX).await.transpose(),
-            Self::Chunked => match chunk(reader, trailers).await {
+            Self::UntilClose => reader.read_some(usize::MAX).await.transpose(),
+            Self::Chunked => match read_chunk(reader, trailers).await {
                 Ok(None) => {
                     *self = Self::Length(0);
                     None
@@ -213,20 +215,23 @@ impl Framing {
     }
 }
 
-async fn chunk(reader: &mut Reader, trailers: &mut Headers) -> Result<Option<Bytes>, Broken> {
-    let line = reader.line().await?;
+async fn read_chunk(
+    reader: &mut RawReader,
+    trailers: &mut Headers,
+) -> Result<Option<Bytes>, UnexpectedEnd> {
+    let line = reader.read_line().await?;
     let size = line.split(';').next().unwrap_or_default().trim();
     let size = usize::from_str_radix(size, 16)?;
     if size > 0 {
-        let bytes = reader.exactly(size).await?;
-        assert_eq!(reader.line().await?, "", "a chunk ends where it says");
+        let bytes = reader.read_exactly(size).await?;
+        assert_eq!(reader.read_line().await?, "", "a chunk ends where it says");
         return Ok(Some(bytes));
     }
     let mut lines = Vec::new();
     loop {
-        let line = reader.line().await?;
+        let line = reader.read_line().await?;
         if line.is_empty() {
-            *trailers = Headers::of_lines(&lines);
+            *trailers = Headers::from_lines(&lines);
             return Ok(None);
         }
         lines.push(line);
@@ -234,39 +239,39 @@ async fn chunk(reader: &mut Reader, trailers: &mut Headers) -> Result<Option<Byt
 }
 
 /// A body that comes.
-pub(crate) struct Incoming {
-    source: Source,
+pub(crate) struct ReceivedBody {
+    source: BodySource,
     /// Known once the body has ended.
     pub(crate) trailers: Headers,
 }
 
-enum Source {
-    Http1(Reader, Framing),
+enum BodySource {
+    Http1(RawReader, Framing),
     Http2(RecvStream),
 }
 
-impl Incoming {
-    pub(crate) fn http1(reader: Reader, framing: Framing) -> Self {
+impl ReceivedBody {
+    pub(crate) fn http1(reader: RawReader, framing: Framing) -> Self {
         Self {
-            source: Source::Http1(reader, framing),
+            source: BodySource::Http1(reader, framing),
             trailers: Headers::default(),
         }
     }
 
     pub(crate) fn http2(stream: RecvStream) -> Self {
         Self {
-            source: Source::Http2(stream),
+            source: BodySource::Http2(stream),
             trailers: Headers::default(),
         }
     }
 
     /// The next piece (one chunk, or one DATA frame) as soon as it is there; `None` at a clean end.
-    pub(crate) async fn next(&mut self) -> Option<Result<Bytes, Broken>> {
+    pub(crate) async fn next_chunk(&mut self) -> Option<Result<Bytes, UnexpectedEnd>> {
         let stream = match &mut self.source {
-            Source::Http1(reader, framing) => {
-                return framing.next(reader, &mut self.trailers).await;
+            BodySource::Http1(reader, framing) => {
+                return framing.next_chunk(reader, &mut self.trailers).await;
             }
-            Source::Http2(stream) => stream,
+            BodySource::Http2(stream) => stream,
         };
         loop {
             match within("data", stream.data()).await {
@@ -279,8 +284,10 @@ impl Incoming {
                 None => {
                     return match within("trailers", stream.trailers()).await {
                         Ok(trailers) => {
-                            self.trailers =
-                                trailers.as_ref().map(Headers::of_map).unwrap_or_default();
+                            self.trailers = trailers
+                                .as_ref()
+                                .map(Headers::from_header_map)
+                                .unwrap_or_default();
                             None
                         }
                         Err(error) => Some(Err(error.into())),
@@ -291,50 +298,50 @@ impl Incoming {
     }
 
     /// The next bytes, as text.
-    pub(crate) async fn text(&mut self) -> String {
-        let piece = self.next().await.expect("the body goes on").unwrap();
+    pub(crate) async fn next_text(&mut self) -> String {
+        let piece = self.next_chunk().await.expect("the body goes on").unwrap();
         String::from_utf8(piece.to_vec()).unwrap()
     }
 
     /// All that is left.
-    pub(crate) async fn rest(&mut self) -> Result<Bytes, Broken> {
+    pub(crate) async fn read_to_end(&mut self) -> Result<Bytes, UnexpectedEnd> {
         let mut rest = BytesMut::new();
-        while let Some(piece) = self.next().await {
+        while let Some(piece) = self.next_chunk().await {
             rest.extend_from_slice(&piece?);
         }
         Ok(rest.freeze())
     }
 
     /// The connection, if it is one that serves another message after this; the body must have ended.
-    pub(crate) fn into_reader(self) -> Option<Reader> {
+    pub(crate) fn into_reader(self) -> Option<RawReader> {
         match self.source {
-            Source::Http1(reader, Framing::Length(0)) => Some(reader),
-            Source::Http1(..) | Source::Http2(_) => None,
+            BodySource::Http1(reader, Framing::Length(0)) => Some(reader),
+            BodySource::Http1(..) | BodySource::Http2(_) => None,
         }
     }
 
     /// The connection, whatever stands on it.
-    pub(crate) fn reader(&mut self) -> Option<&mut Reader> {
+    pub(crate) fn reader(&mut self) -> Option<&mut RawReader> {
         match &mut self.source {
-            Source::Http1(reader, _) => Some(reader),
-            Source::Http2(_) => None,
+            BodySource::Http1(reader, _) => Some(reader),
+            BodySource::Http2(_) => None,
         }
     }
 }
 
 /// A body that goes.
-pub(crate) enum Outgoing {
+pub(crate) enum SentBody {
     /// With chunks, or as its head has told.
     Http1 {
-        writer: Writer,
+        writer: RawWriter,
         chunked: bool,
     },
     Http2(SendStream<Bytes>),
 }
 
-impl Outgoing {
+impl SentBody {
     /// Sends `bytes` as one chunk, or in as many frames as the peer's window asks for.
-    pub(crate) async fn send(&mut self, bytes: impl Into<Bytes>) -> Result<(), Broken> {
+    pub(crate) async fn send(&mut self, bytes: impl Into<Bytes>) -> Result<(), UnexpectedEnd> {
         let mut bytes: Bytes = bytes.into();
         match self {
             Self::Http1 { writer, chunked } => {
@@ -344,14 +351,17 @@ impl Outgoing {
                     chunk.extend_from_slice(b"\r\n");
                     bytes = chunk.into();
                 }
-                writer.send_patiently(&bytes).await.map_err(Broken::from)
+                writer
+                    .send_without_timeout(&bytes)
+                    .await
+                    .map_err(UnexpectedEnd::from)
             }
             Self::Http2(stream) => {
                 while !bytes.is_empty() {
                     stream.reserve_capacity(bytes.len());
                     let capacity = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
                     let Some(capacity) = capacity else {
-                        return Err(Broken("the stream is closed".to_owned()));
+                        return Err(UnexpectedEnd("the stream is closed".to_owned()));
                     };
                     let piece = bytes.split_to(capacity?.min(bytes.len()));
                     stream.send_data(piece, false)?;
@@ -362,7 +372,7 @@ impl Outgoing {
     }
 
     /// Ends the body, with these trailers.
-    pub(crate) async fn end(&mut self, trailers: &[(&str, &str)]) -> Result<(), Broken> {
+    pub(crate) async fn end(&mut self, trailers: &[(&str, &str)]) -> Result<(), UnexpectedEnd> {
         match self {
             Self::Http1 { chunked: false, .. } => Ok(()),
             Self::Http1 { writer, .. } => {

@@ -18,16 +18,16 @@ use std::time::Duration;
 use std::time::Instant;
 
 /// How long anything may take: a loaded machine's worth, and short enough that a hang is told as such.
-pub(crate) const LIMIT: Duration = Duration::from_secs(40);
+pub(crate) const EVENT_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Waits for `event`, or fails the test by saying what did not happen, and where it was waited for.
 #[track_caller]
 pub(crate) fn within<F: Future>(what: &'static str, event: F) -> impl Future<Output = F::Output> {
     let place = Location::caller();
     async move {
-        match tokio::time::timeout(LIMIT, event).await {
+        match tokio::time::timeout(EVENT_TIMEOUT, event).await {
             Ok(output) => output,
-            Err(_) => panic!("{place}: waited {LIMIT:?} in vain for {what}"),
+            Err(_) => panic!("{place}: waited {EVENT_TIMEOUT:?} in vain for {what}"),
         }
     }
 }
@@ -49,8 +49,8 @@ pub(crate) fn eventually<T>(
 }
 
 /// Runs `test` for every pair of what a client and what the upstream speaks, all at once: for tests that wait for a clock.
-pub(crate) async fn in_every_pair(test: impl AsyncFn(Http, Http)) {
-    futures_util::future::join_all(Http::PAIRS.map(|(near, far)| test(near, far))).await;
+pub(crate) async fn for_each_protocol_pair(test: impl AsyncFn(HttpVersion, HttpVersion)) {
+    futures_util::future::join_all(HttpVersion::PAIRS.map(|(near, far)| test(near, far))).await;
 }
 
 /// Tells how much time has passed, by no clock of the program's.
@@ -73,15 +73,15 @@ impl Stopwatch {
 
 /// A message or a connection that ended before it should.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Broken(pub String);
+pub(crate) struct UnexpectedEnd(pub String);
 
-impl<E: std::error::Error> From<E> for Broken {
+impl<E: std::error::Error> From<E> for UnexpectedEnd {
     fn from(error: E) -> Self {
         Self(error.to_string())
     }
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for UnexpectedEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -89,30 +89,30 @@ impl fmt::Display for Broken {
 
 /// Which HTTP a test speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Http {
+pub(crate) enum HttpVersion {
     /// HTTP/1.1.
-    One,
+    Http1,
     /// HTTP/2.
-    Two,
+    Http2,
 }
 
-impl Http {
+impl HttpVersion {
     /// Both.
-    pub(crate) const BOTH: [Self; 2] = [Self::One, Self::Two];
+    pub(crate) const BOTH: [Self; 2] = [Self::Http1, Self::Http2];
 
     /// Every pair of what a client and what the upstream speaks.
     pub(crate) const PAIRS: [(Self, Self); 4] = [
-        (Self::One, Self::One),
-        (Self::One, Self::Two),
-        (Self::Two, Self::One),
-        (Self::Two, Self::Two),
+        (Self::Http1, Self::Http1),
+        (Self::Http1, Self::Http2),
+        (Self::Http2, Self::Http1),
+        (Self::Http2, Self::Http2),
     ];
 
     /// The protocol's name in a TLS handshake.
     pub(crate) const fn alpn(self) -> &'static [u8] {
         match self {
-            Self::One => b"http/1.1",
-            Self::Two => b"h2",
+            Self::Http1 => b"http/1.1",
+            Self::Http2 => b"h2",
         }
     }
 }

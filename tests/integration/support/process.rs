@@ -17,22 +17,22 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc;
 
 use crate::support::certificates::pki;
-use crate::support::weir::Door;
+use crate::support::weir::Endpoints;
 use crate::support::weir::TOKENS;
 use crate::support::within;
 
 /// A folder with everything that flags may name.
-pub(crate) struct Files(TempDir);
+pub(crate) struct ConfigDir(TempDir);
 
-impl Files {
+impl ConfigDir {
     pub(crate) fn new() -> Self {
         let files = Self(tempfile::tempdir().unwrap());
         files.write("tls.crt", &pki().server.pem);
         files.write("tls.key", &pki().server.key_pem);
-        files.write("upstream-ca.crt", &pki().servers.pem);
-        files.write("client-ca.crt", &pki().clients.pem);
-        files.write("proxy.crt", &pki().proxy.pem);
-        files.write("proxy.key", &pki().proxy.key_pem);
+        files.write("upstream-ca.crt", &pki().server_ca.pem);
+        files.write("client-ca.crt", &pki().client_ca.pem);
+        files.write("proxy.crt", &pki().front_proxy_client.pem);
+        files.write("proxy.key", &pki().front_proxy_client.key_pem);
         files.write("tokens.csv", TOKENS);
         files
     }
@@ -47,7 +47,7 @@ impl Files {
 }
 
 /// The flags that `weir serve` needs, its folder being the current one.
-pub(crate) fn needed(upstream: SocketAddr) -> Vec<String> {
+pub(crate) fn required_flags(upstream: SocketAddr) -> Vec<String> {
     let mut flags = vec![format!("--upstream=https://{upstream}")];
     let others = [
         "--upstream-ca-file=upstream-ca.crt",
@@ -62,7 +62,7 @@ pub(crate) fn needed(upstream: SocketAddr) -> Vec<String> {
     flags
 }
 
-fn weir(files: &Files) -> Command {
+fn weir_command(files: &ConfigDir) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     command
         .current_dir(files.path())
@@ -76,18 +76,18 @@ fn weir(files: &Files) -> Command {
 
 /// How a run of `weir` ended that was not meant to last.
 #[derive(Debug)]
-pub(crate) struct Finished {
+pub(crate) struct FinishedRun {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
 /// Runs `weir` with these arguments to its end.
-pub(crate) async fn run(files: &Files, arguments: &[&str]) -> Finished {
-    let output = within("weir to end", weir(files).args(arguments).output())
+pub(crate) async fn run(files: &ConfigDir, arguments: &[&str]) -> FinishedRun {
+    let output = within("weir to end", weir_command(files).args(arguments).output())
         .await
         .unwrap();
-    Finished {
+    FinishedRun {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr: String::from_utf8(output.stderr).unwrap(),
@@ -95,37 +95,37 @@ pub(crate) async fn run(files: &Files, arguments: &[&str]) -> Finished {
 }
 
 /// `weir serve`, serving.
-pub(crate) struct Process {
+pub(crate) struct WeirProcess {
     child: Child,
-    door: Door,
+    endpoints: Endpoints,
     /// What it has logged until it served.
-    pub(crate) opening: Vec<String>,
-    lines: mpsc::UnboundedReceiver<String>,
+    pub(crate) startup_lines: Vec<String>,
+    log_lines: mpsc::UnboundedReceiver<String>,
     /// Nobody reads its log any more.
-    deaf: Arc<Notify>,
-    _files: Files,
+    stop_reading: Arc<Notify>,
+    _files: ConfigDir,
 }
 
-impl Process {
+impl WeirProcess {
     /// `weir serve` before `upstream` with these flags besides.
     pub(crate) async fn serve(upstream: SocketAddr, flags: &[&str]) -> Self {
-        let mut all = needed(upstream);
+        let mut all = required_flags(upstream);
         all.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        Self::start(Files::new(), &all).await
+        Self::start(ConfigDir::new(), &all).await
     }
 
     /// `weir serve` with these flags.
-    pub(crate) async fn start(files: Files, flags: &[String]) -> Self {
+    pub(crate) async fn start(files: ConfigDir, flags: &[String]) -> Self {
         Self::start_with(files, flags, &[]).await
     }
 
     /// `weir serve` with these flags and in this environment.
     pub(crate) async fn start_with(
-        files: Files,
+        files: ConfigDir,
         flags: &[String],
         environment: &[(&str, &str)],
     ) -> Self {
-        let mut command = weir(&files);
+        let mut command = weir_command(&files);
         command
             .arg("serve")
             .args(flags)
@@ -161,30 +161,30 @@ impl Process {
             let addresses = (address("clients="), address("admin="));
             opening.push(line);
             if let (Some(clients), Some(admin)) = addresses {
-                break Door { clients, admin };
+                break Endpoints { clients, admin };
             }
         };
         Self {
             child,
-            door,
-            opening,
-            lines,
-            deaf,
+            endpoints: door,
+            startup_lines: opening,
+            log_lines: lines,
+            stop_reading: deaf,
             _files: files,
         }
     }
 
     /// Sends a signal, by its name.
-    pub(crate) async fn signal(&self, name: &str) {
+    pub(crate) async fn send_signal(&self, name: &str) {
         let id = self.child.id().expect("weir runs").to_string();
         let sent = Command::new("kill").args(["-s", name, &id]).status().await;
         assert!(sent.unwrap().success());
     }
 
     /// The next line of the log that holds `text`.
-    pub(crate) async fn logs(&mut self, text: &str) -> String {
+    pub(crate) async fn next_log_line(&mut self, text: &str) -> String {
         loop {
-            let line = within("a line in the log", self.lines.recv()).await;
+            let line = within("a line in the log", self.log_lines.recv()).await;
             let line = line.unwrap_or_else(|| panic!("the log ended without {text:?}"));
             if line.contains(text) {
                 return line;
@@ -193,33 +193,33 @@ impl Process {
     }
 
     /// The rest of the log, once it has ended.
-    pub(crate) async fn last_lines(&mut self) -> Vec<String> {
+    pub(crate) async fn remaining_log_lines(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
-        while let Some(line) = within("the end of the log", self.lines.recv()).await {
+        while let Some(line) = within("the end of the log", self.log_lines.recv()).await {
             lines.push(line);
         }
         lines
     }
 
     /// From now on nobody reads its log, which stays open.
-    pub(crate) fn stops_reading(&self) {
-        self.deaf.notify_one();
+    pub(crate) fn stop_reading_log(&self) {
+        self.stop_reading.notify_one();
     }
 
     /// How it ended.
-    pub(crate) async fn ended(&mut self) -> ExitStatus {
+    pub(crate) async fn wait_for_exit(&mut self) -> ExitStatus {
         within("weir to end", self.child.wait()).await.unwrap()
     }
 
     /// Whether it still runs.
-    pub(crate) fn runs(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 }
 
-impl Deref for Process {
-    type Target = Door;
-    fn deref(&self) -> &Door {
-        &self.door
+impl Deref for WeirProcess {
+    type Target = Endpoints;
+    fn deref(&self) -> &Endpoints {
+        &self.endpoints
     }
 }

@@ -1,7 +1,7 @@
 //! An API server that does what the test says, when it says it.
 //!
 //! [`Upstream`] takes connections and hands every request to the test as an [`Exchange`], whichever HTTP it came by;
-//! [`ByHand`] hands over the connections themselves.
+//! [`RawUpstream`] hands over the connections themselves.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,85 +27,85 @@ use tokio_rustls::server::TlsStream;
 use x509_parser::prelude::FromDer;
 use x509_parser::prelude::X509Certificate;
 
-use crate::support::Broken;
-use crate::support::Http;
+use crate::support::HttpVersion;
+use crate::support::UnexpectedEnd;
 use crate::support::certificates;
 use crate::support::certificates::pki;
-use crate::support::message::Asked;
 use crate::support::message::Framing;
-use crate::support::message::Incoming;
-use crate::support::message::Outgoing;
+use crate::support::message::ReceivedBody;
+use crate::support::message::ReceivedRequest;
+use crate::support::message::SentBody;
 use crate::support::message::header_map;
-use crate::support::wire::Io;
-use crate::support::wire::Wire;
-use crate::support::wire::hold_little;
+use crate::support::wire::BoxedStream;
+use crate::support::wire::RawHttp1;
+use crate::support::wire::limit_socket_buffers;
 use crate::support::within;
 
 /// A connection that weir made.
 #[derive(Debug)]
-pub(crate) struct Peer {
+pub(crate) struct UpstreamConnection {
     /// Which one, from 0 on.
     pub(crate) number: usize,
     /// The common name of the certificate that it carries.
     pub(crate) certificate: Option<String>,
-    pub(crate) http: Http,
-    orders: mpsc::UnboundedSender<Order>,
+    pub(crate) http: HttpVersion,
+    commands: mpsc::UnboundedSender<ConnectionCommand>,
 }
 
 #[derive(Debug)]
-enum Order {
+enum ConnectionCommand {
     Cut,
     GoAway,
 }
 
-impl Peer {
+impl UpstreamConnection {
     /// Cuts an HTTP/2 connection off, in the middle of whatever it does.
     pub(crate) fn cut(&self) {
-        let _ = self.orders.send(Order::Cut); // it may be gone already
+        let _ = self.commands.send(ConnectionCommand::Cut); // it may be gone already
     }
 
     /// Says GOAWAY and serves what was begun.
     pub(crate) fn go_away(&self) {
-        let _ = self.orders.send(Order::GoAway);
+        let _ = self.commands.send(ConnectionCommand::GoAway);
     }
 }
 
 /// What an upstream speaks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Speaks {
+pub(crate) struct Protocols {
     alpn: &'static [&'static [u8]],
     max_streams: u32,
 }
 
 /// HTTP/2 and HTTP/1.1, as kube-apiserver does.
-pub(crate) const BOTH: Speaks = Speaks {
+pub(crate) const HTTP2_AND_HTTP1: Protocols = Protocols {
     alpn: &[b"h2", b"http/1.1"],
     max_streams: 100,
 };
 
 /// HTTP/1.1 alone.
-pub(crate) const HTTP1: Speaks = Speaks {
+pub(crate) const HTTP1_ONLY: Protocols = Protocols {
     alpn: &[b"http/1.1"],
     max_streams: 0,
 };
 
 /// As kube-apiserver, with fewer streams on a connection.
-pub(crate) const fn streams(max_streams: u32) -> Speaks {
-    Speaks {
+pub(crate) const fn with_max_streams(max_streams: u32) -> Protocols {
+    Protocols {
         max_streams,
-        ..BOTH
+        ..HTTP2_AND_HTTP1
     }
 }
 
 /// An address of the system's choice that nobody else gets while this is held, whether somebody listens there or not.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct ReservedAddress {
     pub(crate) address: SocketAddr,
     /// Bound, and never listening: those that listen may be bound beside it.
     _socket: Arc<Socket>,
 }
 
-impl Place {
+impl ReservedAddress {
     pub(crate) fn reserve() -> Self {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.set_reuse_address(true).unwrap();
@@ -119,41 +119,46 @@ impl Place {
 }
 
 /// The fake API server.
-pub(crate) struct Upstream {
+pub(crate) struct FakeUpstream {
     pub(crate) address: SocketAddr,
     /// Whoever takes it away keeps this, or another test's may be found there.
-    pub(crate) place: Place,
+    pub(crate) reservation: ReservedAddress,
     exchanges: mpsc::UnboundedReceiver<Exchange>,
-    made: Arc<AtomicUsize>,
+    accepted: Arc<AtomicUsize>,
     /// What weir asks about itself is the test's to answer.
-    sees_self_checks: Arc<AtomicBool>,
+    self_checks_exposed: Arc<AtomicBool>,
     /// Its end ends every connection that no exchange holds.
     _tasks: JoinSet<()>,
 }
 
-impl Upstream {
+impl FakeUpstream {
     /// As kube-apiserver speaks.
     pub(crate) async fn start() -> Self {
-        Self::speaking(BOTH).await
+        Self::with_protocols(HTTP2_AND_HTTP1).await
     }
 
     /// One that has a kind of requests by this HTTP.
-    pub(crate) async fn preferring(http: Http) -> Self {
-        Self::speaking(if http == Http::Two { BOTH } else { HTTP1 }).await
+    pub(crate) async fn preferring(http: HttpVersion) -> Self {
+        Self::with_protocols(if http == HttpVersion::Http2 {
+            HTTP2_AND_HTTP1
+        } else {
+            HTTP1_ONLY
+        })
+        .await
     }
 
-    pub(crate) async fn speaking(speaks: Speaks) -> Self {
-        Self::on(Place::reserve(), speaks).await
+    pub(crate) async fn with_protocols(speaks: Protocols) -> Self {
+        Self::bind(ReservedAddress::reserve(), speaks).await
     }
 
     /// Where one stood before.
-    pub(crate) async fn back_at(place: Place) -> Self {
-        Self::on(place, BOTH).await
+    pub(crate) async fn restart_at(place: ReservedAddress) -> Self {
+        Self::bind(place, HTTP2_AND_HTTP1).await
     }
 
-    async fn on(place: Place, speaks: Speaks) -> Self {
+    async fn bind(place: ReservedAddress, speaks: Protocols) -> Self {
         let listener = TcpListener::bind(place.address).await.unwrap();
-        let tls = certificates::upstream_config(speaks.alpn, &pki().server);
+        let tls = certificates::upstream_tls_config(speaks.alpn, &pki().server);
         let (sender, mut all) = mpsc::unbounded_channel::<Exchange>();
         let (kept, exchanges) = mpsc::unbounded_channel();
         let made = Arc::new(AtomicUsize::new(0));
@@ -162,9 +167,9 @@ impl Upstream {
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             while let Some(exchange) = all.recv().await {
-                match exchange.asked.good_self_check() {
+                match exchange.request.self_check_response() {
                     Some(answer) if !sees.load(Ordering::SeqCst) => {
-                        tokio::spawn(exchange.reply(201, answer));
+                        tokio::spawn(exchange.respond(201, answer));
                     }
                     _ => drop(kept.send(exchange)), // the test may be over
                 }
@@ -179,29 +184,29 @@ impl Upstream {
         ));
         Self {
             address: place.address,
-            place,
+            reservation: place,
             exchanges,
-            made,
-            sees_self_checks,
+            accepted: made,
+            self_checks_exposed: sees_self_checks,
             _tasks: tasks,
         }
     }
 
     /// From now on the test answers what weir asks about itself; otherwise that is answered well, and unseen.
-    pub(crate) fn shows_self_checks(self) -> Self {
-        self.sees_self_checks.store(true, Ordering::SeqCst);
+    pub(crate) fn expose_self_checks(self) -> Self {
+        self.self_checks_exposed.store(true, Ordering::SeqCst);
         self
     }
 
     /// The next request, by whatever connection.
-    pub(crate) async fn next(&mut self) -> Exchange {
+    pub(crate) async fn next_exchange(&mut self) -> Exchange {
         within("a request to reach the upstream", self.exchanges.recv())
             .await
             .unwrap()
     }
 
     /// The next request, however late it comes; none comes once weir is gone.
-    pub(crate) async fn next_for_ever(&mut self) -> Exchange {
+    pub(crate) async fn next_exchange_without_timeout(&mut self) -> Exchange {
         match self.exchanges.recv().await {
             Some(exchange) => exchange,
             None => std::future::pending().await,
@@ -209,39 +214,39 @@ impl Upstream {
     }
 
     /// The next request that is not weir's own question whether it is ready: a process asks that when nobody did for a while.
-    pub(crate) async fn next_but_readyz(&mut self) -> Exchange {
+    pub(crate) async fn next_exchange_except_readyz(&mut self) -> Exchange {
         loop {
-            let exchange = self.next().await;
-            if exchange.asked.target != "/readyz" {
+            let exchange = self.next_exchange().await;
+            if exchange.request.target != "/readyz" {
                 return exchange;
             }
-            exchange.reply(200, "ok").await;
+            exchange.respond(200, "ok").await;
         }
     }
 
     /// Fails if a request has come that nobody expects.
-    pub(crate) fn assert_nothing_came(&mut self) {
+    pub(crate) fn assert_no_request(&mut self) {
         if let Ok(exchange) = self.exchanges.try_recv() {
-            panic!("the upstream saw {:?}", exchange.asked);
+            panic!("the upstream saw {:?}", exchange.request);
         }
     }
 
     /// The connections made so far, those that have ended too.
-    pub(crate) fn connections(&self) -> usize {
-        self.made.load(Ordering::SeqCst)
+    pub(crate) fn connection_count(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
     }
 }
 
 async fn accept(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
-    speaks: Speaks,
+    speaks: Protocols,
     exchanges: mpsc::UnboundedSender<Exchange>,
     made: Arc<AtomicUsize>,
 ) {
     let mut connections = JoinSet::new();
     while let Ok((tcp, _)) = listener.accept().await {
-        hold_little(&tcp);
+        limit_socket_buffers(&tcp);
         let acceptor = TlsAcceptor::from(Arc::clone(&tls));
         let (exchanges, made) = (exchanges.clone(), Arc::clone(&made));
         connections.spawn(async move {
@@ -249,15 +254,15 @@ async fn accept(
                 return;
             };
             let (orders, ordered) = mpsc::unbounded_channel();
-            let peer = Arc::new(Peer {
+            let peer = Arc::new(UpstreamConnection {
                 number: made.fetch_add(1, Ordering::SeqCst),
                 certificate: common_name(&stream),
-                http: spoken(&stream),
-                orders,
+                http: negotiated_version(&stream),
+                commands: orders,
             });
             match peer.http {
-                Http::One => serve_http1(Wire::new(stream), &peer, &exchanges).await,
-                Http::Two => serve_http2(stream, speaks, &peer, ordered, &exchanges).await,
+                HttpVersion::Http1 => serve_http1(RawHttp1::new(stream), &peer, &exchanges).await,
+                HttpVersion::Http2 => serve_http2(stream, speaks, &peer, ordered, &exchanges).await,
             }
         });
     }
@@ -270,33 +275,33 @@ fn common_name(stream: &TlsStream<TcpStream>) -> Option<String> {
     Some(name.as_str().unwrap().to_owned())
 }
 
-fn spoken(stream: &TlsStream<TcpStream>) -> Http {
-    if stream.get_ref().1.alpn_protocol() == Some(Http::Two.alpn()) {
-        Http::Two
+fn negotiated_version(stream: &TlsStream<TcpStream>) -> HttpVersion {
+    if stream.get_ref().1.alpn_protocol() == Some(HttpVersion::Http2.alpn()) {
+        HttpVersion::Http2
     } else {
-        Http::One
+        HttpVersion::Http1
     }
 }
 
 async fn serve_http1(
-    mut wire: Wire,
-    peer: &Arc<Peer>,
+    mut wire: RawHttp1,
+    peer: &Arc<UpstreamConnection>,
     exchanges: &mpsc::UnboundedSender<Exchange>,
 ) {
     loop {
         // An idle connection may wait for long, so this is not `within` anything.
-        let Ok(Some(lines)) = wire.reader.next_head().await else {
+        let Ok(Some(lines)) = wire.reader.read_head_without_timeout().await else {
             return;
         };
-        let asked = Asked::of_lines(&lines);
-        let framing = Framing::of_request(&asked.headers);
+        let asked = ReceivedRequest::from_lines(&lines);
+        let framing = Framing::from_request(&asked.headers);
         let (home, returned) = oneshot::channel();
         let exchange = Exchange {
-            asked,
-            peer: Arc::clone(peer),
-            incoming: wire.reader.body(framing),
-            reply: Reply::Http1 {
-                outgoing: Outgoing::Http1 {
+            request: asked,
+            connection: Arc::clone(peer),
+            request_body: wire.reader.into_body(framing),
+            responder: ExchangeResponder::Http1 {
+                outgoing: SentBody::Http1 {
                     writer: wire.writer,
                     chunked: false,
                 },
@@ -315,9 +320,9 @@ async fn serve_http1(
 
 async fn serve_http2(
     stream: TlsStream<TcpStream>,
-    speaks: Speaks,
-    peer: &Arc<Peer>,
-    mut ordered: mpsc::UnboundedReceiver<Order>,
+    speaks: Protocols,
+    peer: &Arc<UpstreamConnection>,
+    mut ordered: mpsc::UnboundedReceiver<ConnectionCommand>,
     exchanges: &mpsc::UnboundedSender<Exchange>,
 ) {
     let handshake = h2::server::Builder::new()
@@ -332,11 +337,11 @@ async fn serve_http2(
         let accepted = tokio::select! {
             accepted = connection.accept() => accepted,
             order = ordered.recv() => match order {
-                Some(Order::GoAway) => {
+                Some(ConnectionCommand::GoAway) => {
                     connection.graceful_shutdown();
                     continue;
                 }
-                Some(Order::Cut) | None => return,
+                Some(ConnectionCommand::Cut) | None => return,
             },
         };
         let Some(Ok((request, respond))) = accepted else {
@@ -344,10 +349,10 @@ async fn serve_http2(
         };
         let (parts, body) = request.into_parts();
         let exchange = Exchange {
-            asked: Asked::of_http2(&parts),
-            peer: Arc::clone(peer),
-            incoming: Incoming::http2(body),
-            reply: Reply::Http2(respond, None),
+            request: ReceivedRequest::from_http2(&parts),
+            connection: Arc::clone(peer),
+            request_body: ReceivedBody::http2(body),
+            responder: ExchangeResponder::Http2(respond, None),
         };
         if exchanges.send(exchange).is_err() {
             return;
@@ -357,32 +362,32 @@ async fn serve_http2(
 
 /// A request at the upstream, waiting for the test's word. Dropping it cuts an HTTP/1.1 connection and resets a stream.
 pub(crate) struct Exchange {
-    pub(crate) asked: Asked,
-    pub(crate) peer: Arc<Peer>,
-    pub(crate) incoming: Incoming,
-    reply: Reply,
+    pub(crate) request: ReceivedRequest,
+    pub(crate) connection: Arc<UpstreamConnection>,
+    pub(crate) request_body: ReceivedBody,
+    responder: ExchangeResponder,
 }
 
-enum Reply {
+enum ExchangeResponder {
     Http1 {
-        outgoing: Outgoing,
-        home: Option<oneshot::Sender<Wire>>,
+        outgoing: SentBody,
+        home: Option<oneshot::Sender<RawHttp1>>,
     },
-    Http2(SendResponse<Bytes>, Option<Outgoing>),
+    Http2(SendResponse<Bytes>, Option<SentBody>),
 }
 
 impl Exchange {
     /// All of the request's body.
-    pub(crate) async fn body(&mut self) -> Bytes {
-        self.incoming.rest().await.unwrap()
+    pub(crate) async fn read_body(&mut self) -> Bytes {
+        self.request_body.read_to_end().await.unwrap()
     }
 
     /// Begins the answer: its head, and nothing of its body.
-    pub(crate) async fn begin(&mut self, status: u16, headers: &[(&str, &str)]) {
-        let bodiless = self.asked.method == "HEAD" || matches!(status, 204 | 304);
-        match &mut self.reply {
-            Reply::Http1 {
-                outgoing: Outgoing::Http1 { writer, chunked },
+    pub(crate) async fn send_head(&mut self, status: u16, headers: &[(&str, &str)]) {
+        let bodiless = self.request.method == "HEAD" || matches!(status, 204 | 304);
+        match &mut self.responder {
+            ExchangeResponder::Http1 {
+                outgoing: SentBody::Http1 { writer, chunked },
                 ..
             } => {
                 let mut head = format!("HTTP/1.1 {status} Said\r\n");
@@ -399,14 +404,14 @@ impl Exchange {
                 head.push_str("\r\n");
                 writer.send(head).await.unwrap();
             }
-            Reply::Http2(respond, outgoing) => {
+            ExchangeResponder::Http2(respond, outgoing) => {
                 let mut response = Response::new(());
                 *response.status_mut() = http::StatusCode::from_u16(status).unwrap();
                 *response.headers_mut() = header_map(headers.iter().copied());
                 let stream = respond.send_response(response, bodiless).unwrap();
-                *outgoing = Some(Outgoing::Http2(stream));
+                *outgoing = Some(SentBody::Http2(stream));
             }
-            Reply::Http1 { .. } => unreachable!("HTTP/1.1 goes by HTTP/1.1"),
+            ExchangeResponder::Http1 { .. } => unreachable!("HTTP/1.1 goes by HTTP/1.1"),
         }
     }
 
@@ -418,35 +423,36 @@ impl Exchange {
     }
 
     /// As [`Exchange::send`], however long it takes and whatever comes of it.
-    pub(crate) async fn try_send(&mut self, bytes: impl Into<Bytes>) -> Result<(), Broken> {
+    pub(crate) async fn try_send(&mut self, bytes: impl Into<Bytes>) -> Result<(), UnexpectedEnd> {
         self.outgoing().send(bytes).await
     }
 
-    fn outgoing(&mut self) -> &mut Outgoing {
-        match &mut self.reply {
-            Reply::Http1 { outgoing, .. } | Reply::Http2(_, Some(outgoing)) => outgoing,
-            Reply::Http2(_, None) => panic!("an answer begins with its head"),
+    fn outgoing(&mut self) -> &mut SentBody {
+        match &mut self.responder {
+            ExchangeResponder::Http1 { outgoing, .. }
+            | ExchangeResponder::Http2(_, Some(outgoing)) => outgoing,
+            ExchangeResponder::Http2(_, None) => panic!("an answer begins with its head"),
         }
     }
 
     /// Ends the answer.
     pub(crate) async fn end(self) {
-        self.end_with(&[]).await;
+        self.end_with_trailers(&[]).await;
     }
 
     /// Ends the answer with these trailers.
-    pub(crate) async fn end_with(mut self, trailers: &[(&str, &str)]) {
+    pub(crate) async fn end_with_trailers(mut self, trailers: &[(&str, &str)]) {
         self.outgoing().end(trailers).await.unwrap();
-        self.go_home().await;
+        self.return_connection().await;
     }
 
     /// Answers with all of this.
-    pub(crate) async fn reply(self, status: u16, body: impl Into<Bytes>) {
-        self.reply_with(status, &[], body).await;
+    pub(crate) async fn respond(self, status: u16, body: impl Into<Bytes>) {
+        self.respond_with_headers(status, &[], body).await;
     }
 
     /// Answers with all of this, once the request is there whole.
-    pub(crate) async fn reply_with(
+    pub(crate) async fn respond_with_headers(
         mut self,
         status: u16,
         headers: &[(&str, &str)],
@@ -458,95 +464,98 @@ impl Exchange {
         if !matches!(status, 204 | 304) {
             headers.push(("content-length", &length));
         }
-        self.body().await;
-        self.begin(status, &headers).await;
-        if matches!(status, 204 | 304) || self.asked.method == "HEAD" {
-            return self.go_home().await;
+        self.read_body().await;
+        self.send_head(status, &headers).await;
+        if matches!(status, 204 | 304) || self.request.method == "HEAD" {
+            return self.return_connection().await;
         }
         self.send(body).await;
         self.end().await;
     }
 
     /// The connection serves the next request.
-    async fn go_home(mut self) {
-        if let Reply::Http1 { outgoing, home } = self.reply {
-            let _ = self.incoming.rest().await;
-            let Outgoing::Http1 { writer, .. } = outgoing else {
+    async fn return_connection(mut self) {
+        if let ExchangeResponder::Http1 { outgoing, home } = self.responder {
+            let _ = self.request_body.read_to_end().await;
+            let SentBody::Http1 { writer, .. } = outgoing else {
                 unreachable!("HTTP/1.1 goes by HTTP/1.1");
             };
-            if let (Some(reader), Some(home)) = (self.incoming.into_reader(), home) {
-                let _ = home.send(Wire { reader, writer });
+            if let (Some(reader), Some(home)) = (self.request_body.into_reader(), home) {
+                let _ = home.send(RawHttp1 { reader, writer });
             }
         }
     }
 
     /// Waits until weir has given this request up: its stream is reset, or its connection closed. Gives the reason where
     /// there is one.
-    pub(crate) async fn given_up(&mut self) -> Option<Reason> {
-        match &mut self.reply {
-            Reply::Http1 { .. } => {
-                self.incoming.reader().unwrap().ended().await;
+    pub(crate) async fn wait_for_cancel(&mut self) -> Option<Reason> {
+        match &mut self.responder {
+            ExchangeResponder::Http1 { .. } => {
+                self.request_body.reader().unwrap().wait_for_close().await;
                 None
             }
-            Reply::Http2(respond, None) => {
+            ExchangeResponder::Http2(respond, None) => {
                 let reset = std::future::poll_fn(|cx| respond.poll_reset(cx));
                 within("the stream to be reset", reset).await.ok()
             }
-            Reply::Http2(_, Some(Outgoing::Http2(stream))) => {
+            ExchangeResponder::Http2(_, Some(SentBody::Http2(stream))) => {
                 let reset = std::future::poll_fn(|cx| stream.poll_reset(cx));
                 within("the stream to be reset", reset).await.ok()
             }
-            Reply::Http2(..) => unreachable!("HTTP/2 goes by HTTP/2"),
+            ExchangeResponder::Http2(..) => unreachable!("HTTP/2 goes by HTTP/2"),
         }
     }
 
     /// Breaks off: the stream is reset for `reason`, an HTTP/1.1 connection is cut.
     pub(crate) fn reset(mut self, reason: Reason) {
-        match &mut self.reply {
-            Reply::Http2(respond, None) => respond.send_reset(reason),
-            Reply::Http2(_, Some(Outgoing::Http2(stream))) => stream.send_reset(reason),
-            Reply::Http1 { .. } | Reply::Http2(..) => {}
+        match &mut self.responder {
+            ExchangeResponder::Http2(respond, None) => respond.send_reset(reason),
+            ExchangeResponder::Http2(_, Some(SentBody::Http2(stream))) => stream.send_reset(reason),
+            ExchangeResponder::Http1 { .. } | ExchangeResponder::Http2(..) => {}
         }
     }
 
     /// Cuts the connection that it came by, without a goodbye.
     pub(crate) fn cut(self) {
-        self.peer.cut();
+        self.connection.cut();
     }
 
     /// Closes an HTTP/1.1 connection in order.
     pub(crate) async fn close(self) {
-        let Reply::Http1 {
-            outgoing: Outgoing::Http1 { mut writer, .. },
+        let ExchangeResponder::Http1 {
+            outgoing: SentBody::Http1 { mut writer, .. },
             ..
-        } = self.reply
+        } = self.responder
         else {
             panic!("only HTTP/1.1 is closed by hand");
         };
-        writer.finish().await;
+        writer.shutdown().await;
     }
 
     /// An HTTP/1.1 connection itself, to do with as one likes from here on.
-    pub(crate) fn into_wire(self) -> Wire {
-        let Reply::Http1 {
-            outgoing: Outgoing::Http1 { writer, .. },
+    pub(crate) fn into_raw_http1(self) -> RawHttp1 {
+        let ExchangeResponder::Http1 {
+            outgoing: SentBody::Http1 { writer, .. },
             ..
-        } = self.reply
+        } = self.responder
         else {
             panic!("only HTTP/1.1 is bytes");
         };
-        let reader = self.incoming.into_reader().expect("no body is under way");
-        Wire { reader, writer }
+        let reader = self
+            .request_body
+            .into_reader()
+            .expect("no body is under way");
+        RawHttp1 { reader, writer }
     }
 }
 
 /// A listener whose connections the test has in hand.
-pub(crate) struct ByHand {
+pub(crate) struct RawUpstream {
     listener: TcpListener,
     pub(crate) address: SocketAddr,
 }
 
-impl ByHand {
+impl RawUpstream {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -554,7 +563,7 @@ impl ByHand {
     }
 
     /// The next connection, nothing spoken on it.
-    pub(crate) async fn tcp(&self) -> TcpStream {
+    pub(crate) async fn accept_tcp(&self) -> TcpStream {
         let (tcp, _) = within("a connection to the upstream", self.listener.accept())
             .await
             .unwrap();
@@ -562,15 +571,19 @@ impl ByHand {
     }
 
     /// The next connection, after the handshake that `own` and `http` lead to.
-    pub(crate) async fn tls(&self, http: Http, own: &certificates::Issued) -> Result<Io, Broken> {
-        let config = certificates::upstream_config(&[http.alpn()], own);
+    pub(crate) async fn accept_tls(
+        &self,
+        http: HttpVersion,
+        own: &certificates::IssuedCertificate,
+    ) -> Result<BoxedStream, UnexpectedEnd> {
+        let config = certificates::upstream_tls_config(&[http.alpn()], own);
         let acceptor = TlsAcceptor::from(Arc::new(config));
-        let stream = within("the handshake", acceptor.accept(self.tcp().await)).await?;
+        let stream = within("the handshake", acceptor.accept(self.accept_tcp().await)).await?;
         Ok(Box::new(stream))
     }
 
     /// The next connection, good and trusted.
-    pub(crate) async fn next(&self, http: Http) -> Io {
-        self.tls(http, &pki().server).await.unwrap()
+    pub(crate) async fn accept_trusted(&self, http: HttpVersion) -> BoxedStream {
+        self.accept_tls(http, &pki().server).await.unwrap()
     }
 }

@@ -13,32 +13,32 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use weir::app::App;
 use weir::config;
+use weir::config::AdmissionConfig;
 use weir::config::Config;
-use weir::config::Limits;
 use weir::identity::TokenFile;
 use weir::limits::max_in_flight;
 use weir::limits::rates;
-use weir::observe::zpages::Effective;
+use weir::observe::zpages::EffectiveConfig;
 use weir::server::tls;
 use weir::upstream;
-use weir::upstream::cdn_loop::ProcessId;
-use weir::upstream::connector::Target;
-use weir::upstream::credentials::Source;
-use weir::upstream::credentials::Token;
-use weir::upstream::credentials::bearer::bearer;
+use weir::upstream::cdn_loop::InstanceId;
+use weir::upstream::connector::ServerAddress;
+use weir::upstream::credentials::BearerToken;
+use weir::upstream::credentials::CredentialSource;
+use weir::upstream::credentials::bearer::bearer_header;
 use weir::upstream::headers::IdentityHeaders;
 
-use crate::support::Http;
-use crate::support::LIMIT;
+use crate::support::EVENT_TIMEOUT;
+use crate::support::HttpVersion;
 use crate::support::certificates;
-use crate::support::certificates::Issued;
+use crate::support::certificates::IssuedCertificate;
 use crate::support::certificates::pki;
-use crate::support::client::Answer;
-use crate::support::client::Client;
-use crate::support::frames::Frames;
+use crate::support::client::FullResponse;
+use crate::support::client::TestClient;
+use crate::support::frames::RawHttp2;
 use crate::support::message::Framing;
-use crate::support::wire::Wire;
-use crate::support::wire::hold_little;
+use crate::support::wire::RawHttp1;
+use crate::support::wire::limit_socket_buffers;
 use crate::support::within;
 
 /// The token file: alice by `alice-token`, root of system:masters by `root-token`.
@@ -52,19 +52,19 @@ pub(crate) const ALICE: (&str, &str) = ("authorization", "Bearer alice-token");
 pub(crate) const ROOT: (&str, &str) = ("authorization", "Bearer root-token");
 
 /// How weir is to be set up.
-pub(crate) struct Setup {
+pub(crate) struct WeirBuilder {
     config: Config,
 }
 
 /// weir in front of `upstream`: one worker, no limits, no refusal held back, everything else as the flags have it.
-pub(crate) fn before(upstream: SocketAddr) -> Setup {
+pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
     let config = Config {
-        serving: config::Serving {
+        serving: config::ServingConfig {
             address: loopback,
-            tls: tls::Config {
+            tls: tls::ListenerTlsConfig {
                 certificate: pki().server.certified_key(),
-                client_ca: Some(pki().clients.roots()),
+                client_ca: Some(pki().client_ca.roots()),
                 tls13_only: false,
             },
             max_streams: 100,
@@ -75,74 +75,74 @@ pub(crate) fn before(upstream: SocketAddr) -> Setup {
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
         },
-        identity: config::Identity {
-            client_ca: Some(pki().clients.roots()),
+        identity: config::IdentityConfig {
+            client_ca: Some(pki().client_ca.roots()),
             tokens: TokenFile::parse(TOKENS).unwrap(),
             headers: IdentityHeaders::default(),
             front_proxies: None,
-            verification: config::Verification {
+            verification: config::VerificationConfig {
                 issuers: Vec::new(),
-                account_keys: None,
-                account_issuers: Vec::new(),
+                service_account_keys: None,
+                service_account_issuers: Vec::new(),
                 audiences: Vec::new(),
-                ttl: Duration::from_secs(120),
+                cache_ttl: Duration::from_secs(120),
                 reviews_per_second: 50,
             },
-            impersonation: config::Impersonation {
+            impersonation: config::ImpersonationConfig {
                 classify: false,
                 reviews_per_second: 50,
             },
         },
-        rates: rates::Config::default(),
-        limits: Limits::MaxInFlight(max_in_flight::Config {
+        rates: rates::RateLimitsConfig::default(),
+        admission: AdmissionConfig::MaxInFlight(max_in_flight::MaxInFlightConfig {
             read_only: 0.into(),
             mutating: 0.into(),
         }),
         request_timeout: Duration::from_secs(60),
         rejection_hold: Duration::ZERO,
-        transfers: config::Transfers::default(),
+        transfers: config::TransferConfig::default(),
         object_count_poll_period: Duration::ZERO, // what reaches the upstream is the test's
-        upstream: upstream::Config {
-            target: Target {
+        upstream: upstream::UpstreamConfig {
+            address: ServerAddress {
                 authority: upstream.to_string().parse().unwrap(),
                 server_name: "127.0.0.1".try_into().unwrap(),
                 proxy: None,
             },
-            roots: pki().servers.roots(),
-            front_proxy: Some(pki().proxy.certified_key()),
-            most_connections: 8,
-            room: 1024,
-            id: ProcessId::generate().unwrap(),
+            roots: pki().server_ca.roots(),
+            front_proxy: Some(pki().front_proxy_client.certified_key()),
+            max_http2_connections: 8,
+            max_connections: 1024,
+            instance_id: InstanceId::generate().unwrap(),
         },
-        own: Source::Given {
+        own_credentials: CredentialSource::Configured {
             certificate: None,
             token: None,
         },
-        impersonate: false,
-        shutdown: config::Shutdown {
+        assert_by_impersonation: false,
+        shutdown: config::ShutdownConfig {
             delay: Duration::ZERO,
             watch_grace: Duration::ZERO,
         },
-        admin: config::Admin {
+        admin: config::AdminConfig {
             address: loopback,
             health: None,
             health_metrics: false,
             log_level: None,
-            unasked: Duration::MAX, // what reaches the upstream is the test's
-            effective: Effective::default(),
-            self_checks: None,
+            readiness_poll_after: Duration::MAX, // what reaches the upstream is the test's
+            effective: EffectiveConfig::default(),
+            self_check_interval: None,
         },
-        telling: config::Telling::default(),
+        reporting: config::ReportingConfig::default(),
         workers: 1,
-        provider: certificates::provider(),
+        crypto_provider: certificates::provider(),
     };
-    Setup { config }
+    WeirBuilder { config }
 }
 
-impl Setup {
+impl WeirBuilder {
     /// `--max-requests-inflight` and `--max-mutating-requests-inflight`.
     pub(crate) fn limits(mut self, read_only: u32, mutating: u32) -> Self {
-        self.config.limits = Limits::MaxInFlight(max_in_flight::Config {
+        self.config.admission = AdmissionConfig::MaxInFlight(max_in_flight::MaxInFlightConfig {
             read_only: read_only.into(),
             mutating: mutating.into(),
         });
@@ -150,7 +150,7 @@ impl Setup {
     }
 
     /// Client limits and event limits.
-    pub(crate) fn rates(mut self, rates: rates::Config) -> Self {
+    pub(crate) fn rates(mut self, rates: rates::RateLimitsConfig) -> Self {
         self.config.rates = rates;
         self
     }
@@ -168,14 +168,14 @@ impl Setup {
     }
 
     /// `--request-body-buffer=0`: every byte of a body goes on as it comes.
-    pub(crate) fn streaming(mut self) -> Self {
+    pub(crate) fn without_body_buffer(mut self) -> Self {
         self.config.transfers.body_buffer = 0;
         self
     }
 
     /// `--min-transfer-rate-grace`.
-    pub(crate) fn grace(mut self, grace: Duration) -> Self {
-        self.config.transfers.least_rate.grace = grace;
+    pub(crate) fn transfer_grace(mut self, grace: Duration) -> Self {
+        self.config.transfers.minimum_rate.grace = grace;
         self
     }
 
@@ -187,7 +187,7 @@ impl Setup {
 
     /// `--upstream-max-connections`.
     pub(crate) fn upstream_connections(mut self, most: usize) -> Self {
-        self.config.upstream.most_connections = most;
+        self.config.upstream.max_http2_connections = most;
         self
     }
 
@@ -204,19 +204,19 @@ impl Setup {
     }
 
     /// `--trusted-proxies` with where the tests' clients are.
-    pub(crate) fn trusting_its_clients(mut self) -> Self {
+    pub(crate) fn trust_test_clients(mut self) -> Self {
         self.config.serving.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap()];
         self
     }
 
     /// `--proxy-protocol`.
-    pub(crate) fn by_proxy_protocol(mut self) -> Self {
+    pub(crate) fn proxy_protocol(mut self) -> Self {
         self.config.serving.proxy_protocol = true;
-        self.trusting_its_clients()
+        self.trust_test_clients()
     }
 
     /// `--proxy-protocol`, and other `--trusted-proxies` than the tests' clients.
-    pub(crate) fn by_proxy_protocol_from_elsewhere(mut self) -> Self {
+    pub(crate) fn proxy_protocol_from_other_networks(mut self) -> Self {
         self.config.serving.proxy_protocol = true;
         self.config.serving.trusted_proxies = vec!["10.0.0.0/8".parse().unwrap()];
         self
@@ -242,10 +242,10 @@ impl Setup {
     }
 
     /// With credentials of its own for its own calls: this token.
-    pub(crate) fn calling_with(self, token: &str) -> Self {
-        let token = Some(Token::Given(bearer(token).unwrap()));
+    pub(crate) fn own_token(self, token: &str) -> Self {
+        let token = Some(BearerToken::Inline(bearer_header(token).unwrap()));
         self.with(|config| {
-            config.own = Source::Given {
+            config.own_credentials = CredentialSource::Configured {
                 certificate: None,
                 token,
             };
@@ -264,7 +264,7 @@ impl Setup {
         let addresses = app.addresses();
         // Until the test ends: how weir itself ends is for a process to show.
         tokio::spawn(app.run(std::future::pending(), std::future::pending()));
-        Weir(Door {
+        Weir(Endpoints {
             clients: addresses.clients,
             admin: addresses.admin,
         })
@@ -272,26 +272,26 @@ impl Setup {
 }
 
 /// weir, running.
-pub(crate) struct Weir(Door);
+pub(crate) struct Weir(Endpoints);
 
 impl Deref for Weir {
-    type Target = Door;
-    fn deref(&self) -> &Door {
+    type Target = Endpoints;
+    fn deref(&self) -> &Endpoints {
         &self.0
     }
 }
 
 /// Where weir can be reached.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Door {
+pub(crate) struct Endpoints {
     pub(crate) clients: SocketAddr,
     pub(crate) admin: SocketAddr,
 }
 
-impl Door {
+impl Endpoints {
     /// A TLS connection.
-    pub(crate) async fn dial(&self, tls: Arc<ClientConfig>) -> TlsStream<TcpStream> {
-        let tcp = self.tcp().await;
+    pub(crate) async fn connect_tls(&self, tls: Arc<ClientConfig>) -> TlsStream<TcpStream> {
+        let tcp = self.connect_tcp().await;
         let name = "127.0.0.1".try_into().unwrap();
         within(
             "the TLS handshake",
@@ -302,84 +302,97 @@ impl Door {
     }
 
     /// A TCP connection.
-    pub(crate) async fn tcp(&self) -> TcpStream {
+    pub(crate) async fn connect_tcp(&self) -> TcpStream {
         let tcp = within("a connection", TcpStream::connect(self.clients))
             .await
             .unwrap();
-        hold_little(&tcp);
+        limit_socket_buffers(&tcp);
         tcp
     }
 
     /// HTTP/1.1 by hand, without a certificate.
-    pub(crate) async fn wire(&self) -> Wire {
-        self.wire_of(None).await
+    pub(crate) async fn raw_http1(&self) -> RawHttp1 {
+        self.raw_http1_with_certificate(None).await
     }
 
     /// HTTP/1.1 by hand, with a certificate.
-    pub(crate) async fn wire_of(&self, certificate: Option<&Issued>) -> Wire {
-        let tls = certificates::client_config(&[Http::One.alpn()], certificate);
-        Wire::new(self.dial(Arc::new(tls)).await)
+    pub(crate) async fn raw_http1_with_certificate(
+        &self,
+        certificate: Option<&IssuedCertificate>,
+    ) -> RawHttp1 {
+        let tls = certificates::client_tls_config(&[HttpVersion::Http1.alpn()], certificate);
+        RawHttp1::new(self.connect_tls(Arc::new(tls)).await)
     }
 
     /// HTTP/2 by hand, without a certificate.
-    pub(crate) async fn frames(&self) -> Frames {
-        let tls = certificates::client_config(&[Http::Two.alpn()], None);
-        Frames::client(Box::new(self.dial(Arc::new(tls)).await)).await
+    pub(crate) async fn raw_http2(&self) -> RawHttp2 {
+        let tls = certificates::client_tls_config(&[HttpVersion::Http2.alpn()], None);
+        RawHttp2::client(Box::new(self.connect_tls(Arc::new(tls)).await)).await
     }
 
-    fn client_with(
+    fn client(
         &self,
-        http: Http,
-        certificate: Option<&Issued>,
+        http: HttpVersion,
+        certificate: Option<&IssuedCertificate>,
         headers: &[(&str, &str)],
-    ) -> Client {
-        let tls = certificates::client_config(&[http.alpn()], certificate);
-        Client::new(*self, http, tls, headers)
+    ) -> TestClient {
+        let tls = certificates::client_tls_config(&[http.alpn()], certificate);
+        TestClient::new(*self, http, tls, headers)
     }
 
     /// A client that sends no credential.
-    pub(crate) fn anonymous(&self, http: Http) -> Client {
-        self.client_with(http, None, &[])
+    pub(crate) fn anonymous(&self, http: HttpVersion) -> TestClient {
+        self.client(http, None, &[])
     }
 
     /// A client with this `Authorization`.
-    pub(crate) fn bearing(&self, http: Http, authorization: (&str, &str)) -> Client {
-        self.client_with(http, None, &[authorization])
+    pub(crate) fn with_authorization(
+        &self,
+        http: HttpVersion,
+        authorization: (&str, &str),
+    ) -> TestClient {
+        self.client(http, None, &[authorization])
     }
 
     /// A client whose token weir knows, and whose requests therefore go by whichever HTTP the upstream prefers.
-    pub(crate) fn alice(&self, http: Http) -> Client {
-        self.bearing(http, ALICE)
+    pub(crate) fn alice(&self, http: HttpVersion) -> TestClient {
+        self.with_authorization(http, ALICE)
     }
 
     /// A client with a certificate.
-    pub(crate) fn certified(&self, http: Http, certificate: &Issued) -> Client {
-        self.client_with(http, Some(certificate), &[])
+    pub(crate) fn with_certificate(
+        &self,
+        http: HttpVersion,
+        certificate: &IssuedCertificate,
+    ) -> TestClient {
+        self.client(http, Some(certificate), &[])
     }
 
     /// A client with a certificate and an `Authorization`.
-    pub(crate) fn certified_bearing(
+    pub(crate) fn with_certificate_and_authorization(
         &self,
-        http: Http,
-        own: &Issued,
+        http: HttpVersion,
+        own: &IssuedCertificate,
         authorization: (&str, &str),
-    ) -> Client {
-        self.client_with(http, Some(own), &[authorization])
+    ) -> TestClient {
+        self.client(http, Some(own), &[authorization])
     }
 
     /// What the admin listener answers.
-    pub(crate) async fn operator(&self, target: &str) -> Answer {
+    pub(crate) async fn get_admin(&self, target: &str) -> FullResponse {
         let tcp = within("a connection", TcpStream::connect(self.admin))
             .await
             .unwrap();
-        let mut wire = Wire::new(tcp);
+        let mut wire = RawHttp1::new(tcp);
         wire.send(format!(
             "GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         ))
         .await;
-        let answered = wire.answered().await;
-        let body = wire.body(Framing::of_answer(&answered, "GET")).await;
-        Answer {
+        let answered = wire.read_response_head().await;
+        let body = wire
+            .read_body(Framing::from_response(&answered, "GET"))
+            .await;
+        FullResponse {
             status: answered.status,
             headers: answered.headers,
             body,
@@ -389,7 +402,7 @@ impl Door {
 
     /// The value of a metric, by its name and labels as they are written; 0 if there is none.
     pub(crate) async fn metric(&self, series: &str) -> f64 {
-        let metrics = self.operator("/metrics").await;
+        let metrics = self.get_admin("/metrics").await;
         let value = metrics.text().lines().find_map(|line| {
             let rest = line.strip_prefix(series)?;
             rest.strip_prefix(' ')?.parse().ok()
@@ -398,8 +411,8 @@ impl Door {
     }
 
     /// Waits until `count` grows no more over many round trips through the worker, and fails if it passes `most` before.
-    pub(crate) async fn comes_to_rest(&self, count: &AtomicUsize, most: usize) {
-        let mut client = self.anonymous(Http::Two);
+    pub(crate) async fn wait_until_stable(&self, count: &AtomicUsize, most: usize) {
+        let mut client = self.anonymous(HttpVersion::Http2);
         loop {
             let before = count.load(Ordering::SeqCst);
             for _ in 0..50 {
@@ -415,15 +428,15 @@ impl Door {
     }
 
     /// Waits until a metric has this value.
-    pub(crate) async fn metric_becomes(&self, series: &str, expected: f64) {
+    pub(crate) async fn wait_for_metric(&self, series: &str, expected: f64) {
         let mut seen = f64::NAN;
         let becomes = async {
             while seen != expected {
                 seen = self.metric(series).await;
             }
         };
-        if tokio::time::timeout(LIMIT, becomes).await.is_err() {
-            let metrics = self.operator("/metrics").await;
+        if tokio::time::timeout(EVENT_TIMEOUT, becomes).await.is_err() {
+            let metrics = self.get_admin("/metrics").await;
             let name = series.split('{').next().unwrap_or_default();
             let like: Vec<&str> = metrics
                 .text()

@@ -13,20 +13,20 @@ use tokio::io::ReadHalf;
 use tokio::io::WriteHalf;
 use tokio::net::TcpStream;
 
-use crate::support::Broken;
-use crate::support::message::Answered;
-use crate::support::message::Asked;
+use crate::support::UnexpectedEnd;
 use crate::support::message::Framing;
 use crate::support::message::Headers;
-use crate::support::message::Incoming;
+use crate::support::message::ReceivedBody;
+use crate::support::message::ReceivedRequest;
+use crate::support::message::ReceivedResponse;
 use crate::support::within;
 
 /// A connection.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+pub(crate) trait RawStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> RawStream for T {}
 
 /// Keeps the system from holding much at this end: what a side that does not read can be sent is then weir's to bound.
-pub(crate) fn hold_little(tcp: &TcpStream) {
+pub(crate) fn limit_socket_buffers(tcp: &TcpStream) {
     const BUFFER: usize = 128 << 10;
     let socket = SockRef::from(tcp);
     socket.set_recv_buffer_size(BUFFER).unwrap();
@@ -35,37 +35,37 @@ pub(crate) fn hold_little(tcp: &TcpStream) {
 }
 
 /// Any connection.
-pub(crate) type Io = Box<dyn Stream>;
+pub(crate) type BoxedStream = Box<dyn RawStream>;
 
 /// A connection, taken in hand.
-pub(crate) struct Wire {
+pub(crate) struct RawHttp1 {
     /// What comes.
-    pub(crate) reader: Reader,
+    pub(crate) reader: RawReader,
     /// What goes.
-    pub(crate) writer: Writer,
+    pub(crate) writer: RawWriter,
 }
 
 /// What comes on a connection.
-pub(crate) struct Reader {
-    io: ReadHalf<Io>,
+pub(crate) struct RawReader {
+    io: ReadHalf<BoxedStream>,
     buffer: BytesMut,
 }
 
 /// What goes on a connection.
-pub(crate) struct Writer {
-    io: WriteHalf<Io>,
+pub(crate) struct RawWriter {
+    io: WriteHalf<BoxedStream>,
 }
 
-impl Wire {
-    pub(crate) fn new(io: impl Stream + 'static) -> Self {
-        let io: Io = Box::new(io);
+impl RawHttp1 {
+    pub(crate) fn new(io: impl RawStream + 'static) -> Self {
+        let io: BoxedStream = Box::new(io);
         let (reader, writer) = tokio::io::split(io);
         Self {
-            reader: Reader {
+            reader: RawReader {
                 io: reader,
                 buffer: BytesMut::new(),
             },
-            writer: Writer { io: writer },
+            writer: RawWriter { io: writer },
         }
     }
 
@@ -75,29 +75,29 @@ impl Wire {
     }
 
     /// The next request's head.
-    pub(crate) async fn asked(&mut self) -> Asked {
-        Asked::of_lines(&self.reader.head().await.unwrap().expect("a request"))
+    pub(crate) async fn read_request_head(&mut self) -> ReceivedRequest {
+        ReceivedRequest::from_lines(&self.reader.read_head().await.unwrap().expect("a request"))
     }
 
     /// The next answer's head.
-    pub(crate) async fn answered(&mut self) -> Answered {
-        Answered::of_lines(&self.reader.head().await.unwrap().expect("an answer"))
+    pub(crate) async fn read_response_head(&mut self) -> ReceivedResponse {
+        ReceivedResponse::from_lines(&self.reader.read_head().await.unwrap().expect("an answer"))
     }
 
     /// The next answer, all of it; `method` is what it answers.
-    pub(crate) async fn answer(&mut self, method: &str) -> (Answered, Bytes) {
-        let answered = self.answered().await;
-        let framing = Framing::of_answer(&answered, method);
-        let body = self.body(framing).await;
+    pub(crate) async fn read_response(&mut self, method: &str) -> (ReceivedResponse, Bytes) {
+        let answered = self.read_response_head().await;
+        let framing = Framing::from_response(&answered, method);
+        let body = self.read_body(framing).await;
         (answered, body)
     }
 
     /// A body of this framing, all of it.
-    pub(crate) async fn body(&mut self, framing: Framing) -> Bytes {
+    pub(crate) async fn read_body(&mut self, framing: Framing) -> Bytes {
         let mut body = BytesMut::new();
         let mut trailers = Headers::default();
         let mut framing = framing;
-        while let Some(piece) = framing.next(&mut self.reader, &mut trailers).await {
+        while let Some(piece) = framing.next_chunk(&mut self.reader, &mut trailers).await {
             body.extend_from_slice(&piece.unwrap());
         }
         body.freeze()
@@ -110,45 +110,47 @@ impl Wire {
     }
 
     /// The connection itself; nothing may have been read ahead.
-    pub(crate) fn into_io(self) -> Io {
+    pub(crate) fn into_stream(self) -> BoxedStream {
         assert!(self.reader.buffer.is_empty());
         self.reader.io.unsplit(self.writer.io)
     }
 }
 
-impl Writer {
+impl RawWriter {
     /// Sends these bytes.
-    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) -> Result<(), Broken> {
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) -> Result<(), UnexpectedEnd> {
         within("bytes to be taken", self.io.write_all(bytes.as_ref())).await?;
         within("bytes to be taken", self.io.flush()).await?;
         Ok(())
     }
 
     /// Sends these bytes, however long it takes.
-    pub(crate) async fn send_patiently(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) async fn send_without_timeout(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.io.write_all(bytes).await?;
         self.io.flush().await
     }
 
     /// Ends this direction only.
-    pub(crate) async fn finish(&mut self) {
+    pub(crate) async fn shutdown(&mut self) {
         within("a half-close", self.io.shutdown()).await.unwrap();
     }
 }
 
-impl Reader {
-    async fn fill(&mut self) -> Result<usize, Broken> {
+impl RawReader {
+    async fn fill(&mut self) -> Result<usize, UnexpectedEnd> {
         let read = within("more bytes", self.io.read_buf(&mut self.buffer)).await?;
         Ok(read)
     }
 
     /// The lines of the next head; `None` if the connection ends before it begins.
-    pub(crate) async fn head(&mut self) -> Result<Option<Vec<String>>, Broken> {
-        within("a head", self.next_head()).await
+    pub(crate) async fn read_head(&mut self) -> Result<Option<Vec<String>>, UnexpectedEnd> {
+        within("a head", self.read_head_without_timeout()).await
     }
 
     /// As [`Reader::head`], however long it takes.
-    pub(crate) async fn next_head(&mut self) -> Result<Option<Vec<String>>, Broken> {
+    pub(crate) async fn read_head_without_timeout(
+        &mut self,
+    ) -> Result<Option<Vec<String>>, UnexpectedEnd> {
         let mut looked = 0;
         loop {
             let end = find(&self.buffer[looked..], b"\r\n\r\n").map(|at| looked + at);
@@ -162,37 +164,43 @@ impl Reader {
                 return if self.buffer.is_empty() {
                     Ok(None)
                 } else {
-                    Err(Broken("the connection ended within a head".to_owned()))
+                    Err(UnexpectedEnd(
+                        "the connection ended within a head".to_owned(),
+                    ))
                 };
             }
         }
     }
 
     /// The next line, without its end.
-    pub(crate) async fn line(&mut self) -> Result<String, Broken> {
+    pub(crate) async fn read_line(&mut self) -> Result<String, UnexpectedEnd> {
         loop {
             if let Some(end) = find(&self.buffer, b"\r\n") {
                 let line = self.buffer.split_to(end + 2);
                 return Ok(String::from_utf8_lossy(&line[..end]).into_owned());
             }
             if self.fill().await? == 0 {
-                return Err(Broken("the connection ended within a line".to_owned()));
+                return Err(UnexpectedEnd(
+                    "the connection ended within a line".to_owned(),
+                ));
             }
         }
     }
 
     /// The next `count` bytes.
-    pub(crate) async fn exactly(&mut self, count: usize) -> Result<Bytes, Broken> {
+    pub(crate) async fn read_exactly(&mut self, count: usize) -> Result<Bytes, UnexpectedEnd> {
         while self.buffer.len() < count {
             if self.fill().await? == 0 {
-                return Err(Broken("the connection ended within a body".to_owned()));
+                return Err(UnexpectedEnd(
+                    "the connection ended within a body".to_owned(),
+                ));
             }
         }
         Ok(self.buffer.split_to(count).freeze())
     }
 
     /// What there is next, at most `most` bytes; `None` at a clean end.
-    pub(crate) async fn some(&mut self, most: usize) -> Result<Option<Bytes>, Broken> {
+    pub(crate) async fn read_some(&mut self, most: usize) -> Result<Option<Bytes>, UnexpectedEnd> {
         if self.buffer.is_empty() && self.fill().await? == 0 {
             return Ok(None);
         }
@@ -201,13 +209,13 @@ impl Reader {
     }
 
     /// Waits for the connection's end, clean or not; what comes until then is passed over.
-    pub(crate) async fn ended(&mut self) {
-        while let Ok(Some(_)) = self.some(usize::MAX).await {}
+    pub(crate) async fn wait_for_close(&mut self) {
+        while let Ok(Some(_)) = self.read_some(usize::MAX).await {}
     }
 
     /// A message's body on this connection.
-    pub(crate) fn body(self, framing: Framing) -> Incoming {
-        Incoming::http1(self, framing)
+    pub(crate) fn into_body(self, framing: Framing) -> ReceivedBody {
+        ReceivedBody::http1(self, framing)
     }
 }
 

@@ -2,13 +2,13 @@
 //! certificates that nobody vouches for. None succeeds, by either HTTP: the API server takes no request for another's, and weir
 //! gives none of them a class.
 
-use crate::support::certificates::Issued;
-use crate::support::wire::Wire;
+use crate::support::certificates::IssuedCertificate;
+use crate::support::wire::RawHttp1;
 
 use super::*;
 
 /// The classes of requests that weir gives to nobody who is not somebody.
-pub(super) const PRIVILEGED: [&str; 11] = [
+pub(super) const PRIVILEGED_SCHEMAS: [&str; 11] = [
     "exempt",
     "system-leader-election",
     "endpoint-controller",
@@ -23,37 +23,37 @@ pub(super) const PRIVILEGED: [&str; 11] = [
 ];
 
 /// Who a request comes from really.
-enum From {
-    Nobody,
+enum AttackerCredential {
+    Anonymous,
     Alice,
     Bearer(String),
-    Certificate(Issued),
+    Certificate(IssuedCertificate),
 }
 
 struct Attack {
     name: String,
-    from: From,
+    credential: AttackerCredential,
     headers: Vec<(String, String)>,
 }
 
-fn attack(name: &str, from: From, headers: &[(&str, &str)]) -> Attack {
+fn attack(name: &str, from: AttackerCredential, headers: &[(&str, &str)]) -> Attack {
     let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     Attack {
         name: name.to_owned(),
-        from,
+        credential: from,
         headers: headers.iter().map(owned).collect(),
     }
 }
 
 /// What a front proxy would say.
-const CLAIM: [(&str, &str); 2] = [
+const ADMIN_HEADERS: [(&str, &str); 2] = [
     ("x-remote-user", "admin"),
     ("x-remote-group", "system:masters"),
 ];
 
-fn by_headers() -> Vec<Attack> {
+fn header_attacks() -> Vec<Attack> {
     let spellings: [&[(&str, &str)]; 17] = [
-        &CLAIM,
+        &ADMIN_HEADERS,
         &[
             ("X-REMOTE-USER", "admin"),
             ("X-REMOTE-GROUP", "system:masters"),
@@ -94,82 +94,106 @@ fn by_headers() -> Vec<Attack> {
     ];
     let mut attacks = Vec::new();
     for headers in spellings {
-        for from in [From::Nobody, From::Alice, From::Certificate(alice())] {
+        for from in [
+            AttackerCredential::Anonymous,
+            AttackerCredential::Alice,
+            AttackerCredential::Certificate(alice_certificate()),
+        ] {
             attacks.push(attack("headers", from, headers));
         }
     }
     attacks
 }
 
-fn alice() -> Issued {
-    pki().clients.client("alice", &["dev"])
+fn alice_certificate() -> IssuedCertificate {
+    pki().client_ca.issue_client("alice", &["dev"])
 }
 
-fn by_certificates() -> Vec<Attack> {
-    let certificate = |name: &str, issued: Issued, headers: &[(&str, &str)]| {
-        attack(name, From::Certificate(issued), headers)
+fn certificate_attacks() -> Vec<Attack> {
+    let certificate = |name: &str, issued: IssuedCertificate, headers: &[(&str, &str)]| {
+        attack(name, AttackerCredential::Certificate(issued), headers)
     };
     let masters = &["system:masters"];
     vec![
-        certificate("of nobody's CA", pki().nobody.client("admin", masters), &[]),
-        certificate("expired", pki().clients.expired_client("admin"), &[]),
-        certificate("a server's", pki().clients.server_named("admin"), &[]),
+        certificate(
+            "of nobody's CA",
+            pki().untrusted_ca.issue_client("admin", masters),
+            &[],
+        ),
+        certificate(
+            "expired",
+            pki().client_ca.issue_expired_client("admin"),
+            &[],
+        ),
+        certificate(
+            "a server's",
+            pki().client_ca.issue_server_named("admin"),
+            &[],
+        ),
         certificate(
             "of the servers' CA",
-            pki().servers.client("admin", masters),
+            pki().server_ca.issue_client("admin", masters),
             &[],
         ),
         certificate(
             "of the front proxies' CA",
-            pki().front_proxy.client("admin", masters),
+            pki().front_proxy_ca.issue_client("admin", masters),
             &[],
         ),
         certificate(
             "a name not allowed",
-            pki().front_proxy.client("mallory", &[]),
-            &CLAIM,
+            pki().front_proxy_ca.issue_client("mallory", &[]),
+            &ADMIN_HEADERS,
         ),
-        certificate("a like name", pki().front_proxy.client("Edge", &[]), &CLAIM),
+        certificate(
+            "a like name",
+            pki().front_proxy_ca.issue_client("Edge", &[]),
+            &ADMIN_HEADERS,
+        ),
         certificate(
             "a longer name",
-            pki().front_proxy.client("edge.", &[]),
-            &CLAIM,
+            pki().front_proxy_ca.issue_client("edge.", &[]),
+            &ADMIN_HEADERS,
         ),
-        certificate("no name", pki().front_proxy.client("", &[]), &CLAIM),
+        certificate(
+            "no name",
+            pki().front_proxy_ca.issue_client("", &[]),
+            &ADMIN_HEADERS,
+        ),
         certificate(
             "edge, expired",
-            pki().front_proxy.expired_client("edge"),
-            &CLAIM,
+            pki().front_proxy_ca.issue_expired_client("edge"),
+            &ADMIN_HEADERS,
         ),
         certificate(
             "edge, a server's",
-            pki().front_proxy.server_named("edge"),
-            &CLAIM,
+            pki().front_proxy_ca.issue_server_named("edge"),
+            &ADMIN_HEADERS,
         ),
         certificate(
             "edge of the clients' CA",
-            pki().clients.client("edge", &[]),
-            &CLAIM,
+            pki().client_ca.issue_client("edge", &[]),
+            &ADMIN_HEADERS,
         ),
         certificate(
             "edge of nobody's CA",
-            pki().nobody.client("edge", &[]),
-            &CLAIM,
+            pki().untrusted_ca.issue_client("edge", &[]),
+            &ADMIN_HEADERS,
         ),
         certificate(
             "edge, naming nobody",
-            pki().front_proxy.client("edge", &[]),
-            &CLAIM[1..],
+            pki().front_proxy_ca.issue_client("edge", &[]),
+            &ADMIN_HEADERS[1..],
         ),
         certificate(
             "two uids' worth",
-            pki().nobody.client_with_uid("admin", "u-admin"),
+            pki().untrusted_ca.issue_client_with_uid("admin", "u-admin"),
             &[],
         ),
     ]
 }
 
-fn by_tokens(cluster: &Cluster, signer: &Signer) -> Vec<Attack> {
+fn token_attacks(cluster: &PlaygroundCluster, signer: &TestSigner) -> Vec<Attack> {
     let base64 = |value: &Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
     let admin = json!({"iss": OIDC, "aud": "kubernetes", "exp": now() + 600, "sub": "admin",
                        "groups": ["system:masters"]});
@@ -186,9 +210,9 @@ fn by_tokens(cluster: &Cluster, signer: &Signer) -> Vec<Attack> {
         let header = base64(&json!({"alg": alg, "kid": "k"}));
         format!("{header}.{}.", base64(claims))
     };
-    let real = cluster.account("builder");
+    let real = cluster.service_account_token("builder");
     let parts: Vec<&str> = real.split('.').collect();
-    let forger = Signer::new();
+    let forger = TestSigner::new();
     let stranger = with(&admin, "groups", json!([]));
     let secret = signer.0.public_key().as_ref();
     let hmac = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, secret);
@@ -274,18 +298,28 @@ fn by_tokens(cluster: &Cluster, signer: &Signer) -> Vec<Attack> {
     ];
     let mut attacks: Vec<Attack> = tokens
         .into_iter()
-        .map(|(name, token)| attack(name, From::Bearer(format!("Bearer {token}")), &[]))
+        .map(|(name, token)| {
+            attack(
+                name,
+                AttackerCredential::Bearer(format!("Bearer {token}")),
+                &[],
+            )
+        })
         .collect();
     let basic = base64::prelude::BASE64_STANDARD.encode("admin:admin");
-    attacks.push(attack("Basic", From::Bearer(format!("Basic {basic}")), &[]));
+    attacks.push(attack(
+        "Basic",
+        AttackerCredential::Bearer(format!("Basic {basic}")),
+        &[],
+    ));
     attacks.push(attack(
         "two spaces",
-        From::Bearer(format!("Bearer  {}", cluster.token("admin"))),
+        AttackerCredential::Bearer(format!("Bearer  {}", cluster.token("admin"))),
         &[],
     ));
     attacks.push(attack(
         "alice's first",
-        From::Bearer(format!("Bearer {}", cluster.token("alice"))),
+        AttackerCredential::Bearer(format!("Bearer {}", cluster.token("alice"))),
         &[
             ("authorization", "Bearer admin"),
             ("proxy-authorization", "Bearer admin"),
@@ -295,15 +329,15 @@ fn by_tokens(cluster: &Cluster, signer: &Signer) -> Vec<Attack> {
     let protocol = format!("v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.{hidden}");
     attacks.push(attack(
         "in a protocol",
-        From::Nobody,
+        AttackerCredential::Anonymous,
         &[("sec-websocket-protocol", &protocol)],
     ));
     attacks
 }
 
 /// Fails if anybody was taken for somebody else.
-async fn assert_nobody_gained(cluster: &Cluster, weir: &Weir, what: &str) {
-    for sender in cluster.senders().into_iter().flatten() {
+async fn assert_no_spoofed_identity(cluster: &PlaygroundCluster, weir: &Weir, what: &str) {
+    for sender in cluster.request_users().into_iter().flatten() {
         let itself = match sender.name.as_str() {
             "system:anonymous" => sender.groups == ["system:unauthenticated"],
             "alice" => sender.groups == ["dev", "system:authenticated"],
@@ -312,50 +346,60 @@ async fn assert_nobody_gained(cluster: &Cluster, weir: &Weir, what: &str) {
         };
         assert!(itself, "{what}: {sender:?}");
     }
-    for schema in PRIVILEGED {
-        assert_eq!(by_schema(weir, schema).await, 0.0, "{what}: {schema}");
+    for schema in PRIVILEGED_SCHEMAS {
+        assert_eq!(
+            dispatched_by_schema(weir, schema).await,
+            0.0,
+            "{what}: {schema}"
+        );
     }
 }
 
 #[tokio::test]
-async fn nobody_passes_for_somebody_else() {
-    for http in Http::BOTH {
-        let (cluster, signer) = (Cluster::start().await, Signer::new());
+async fn no_client_can_spoof_another_user() {
+    for http in HttpVersion::BOTH {
+        let (cluster, signer) = (PlaygroundCluster::start().await, TestSigner::new());
         let weir = cluster
-            .weir(|config| config.identity.verification.issuers.push(issuer(&signer)))
+            .start_weir(|config| config.identity.verification.issuers.push(issuer(&signer)))
             .await;
         let all = [
-            by_headers(),
-            by_certificates(),
-            by_tokens(&cluster, &signer),
+            header_attacks(),
+            certificate_attacks(),
+            token_attacks(&cluster, &signer),
         ]
         .concat_all();
         assert!(all.len() >= 60, "{}", all.len());
         for Attack {
             name,
-            from,
+            credential,
             headers,
         } in all
         {
             let alice = format!("Bearer {}", cluster.token("alice"));
             let mut client = match &from {
-                From::Nobody => weir.anonymous(http),
-                From::Alice => weir.bearing(http, ("authorization", &alice)),
-                From::Bearer(value) => weir.bearing(http, ("authorization", value)),
-                From::Certificate(issued) => weir.certified(http, issued),
+                AttackerCredential::Anonymous => weir.anonymous(http),
+                AttackerCredential::Alice => {
+                    weir.with_authorization(http, ("authorization", &alice))
+                }
+                AttackerCredential::Bearer(value) => {
+                    weir.with_authorization(http, ("authorization", value))
+                }
+                AttackerCredential::Certificate(issued) => weir.with_certificate(http, issued),
             };
             let claims = headers.iter();
-            let ask = claims.fold(Ask::get(LIST), |ask, (name, value)| ask.header(name, value));
+            let ask = claims.fold(TestRequest::get(LIST), |ask, (name, value)| {
+                ask.header(name, value)
+            });
             let what = format!("{http:?}, {name}, {headers:?}");
-            let answer = client.ask(ask).await;
+            let answer = client.request(ask).await;
             assert!(
                 matches!(answer.status, 200 | 400 | 401 | 403),
                 "{what}: {}",
                 answer.status
             );
-            assert_nobody_gained(&cluster, &weir, &what).await;
+            assert_no_spoofed_identity(&cluster, &weir, &what).await;
         }
-        assert!(!cluster.senders().is_empty());
+        assert!(!cluster.request_users().is_empty());
     }
 }
 
@@ -370,7 +414,7 @@ impl<T, const N: usize> ConcatAll<T> for [Vec<T>; N] {
 }
 
 /// What only raw HTTP/1.1 can say.
-fn raw() -> Vec<(&'static str, String)> {
+fn raw_attacks() -> Vec<(&'static str, String)> {
     let hidden = format!(
         "GET {LIST} HTTP/1.1\r\nhost: weir\r\nx-remote-user: admin\r\nx-remote-group: system:masters\r\n\r\n"
     );
@@ -457,17 +501,17 @@ fn raw() -> Vec<(&'static str, String)> {
 }
 
 #[tokio::test]
-async fn nothing_is_smuggled_past_weir() {
-    let cluster = Cluster::start().await;
-    let weir = cluster.weir(|_| {}).await;
-    for own in [None, Some(alice())] {
-        for (what, bytes) in raw() {
-            let mut wire: Wire = weir.wire_of(own.as_ref()).await;
+async fn no_request_is_smuggled_past_weir() {
+    let cluster = PlaygroundCluster::start().await;
+    let weir = cluster.start_weir(|_| {}).await;
+    for own in [None, Some(alice_certificate())] {
+        for (what, bytes) in raw_attacks() {
+            let mut wire: RawHttp1 = weir.raw_http1_with_certificate(own.as_ref()).await;
             wire.send(bytes).await;
             // One answer or none; then no more is sent, and the connection is at its end.
-            let _ = wire.reader.head().await;
+            let _ = wire.reader.read_head().await;
             drop(wire);
-            assert_nobody_gained(&cluster, &weir, what).await;
+            assert_no_spoofed_identity(&cluster, &weir, what).await;
         }
     }
 }

@@ -5,19 +5,23 @@ use ::weir::playground::Grant;
 
 use super::*;
 use crate::support::Stopwatch;
-use crate::support::client::Client;
+use crate::support::client::TestClient;
 
 #[tokio::test]
-async fn where_there_is_no_front_proxies_ca_a_certificate_s_user_is_impersonated() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
+async fn without_a_front_proxy_ca_a_certificate_s_user_is_impersonated() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
         let weir = cluster
-            .weir(|config| {
+            .start_weir(|config| {
                 config.upstream.front_proxy = None;
-                config.impersonate = true;
+                config.assert_by_impersonation = true;
             })
             .await;
-        let mut alice = weir.certified_bearing(http, &pki().alice, ("authorization", "Bearer x"));
+        let mut alice = weir.with_certificate_and_authorization(
+            http,
+            &pki().alice,
+            ("authorization", "Bearer x"),
+        );
         assert_eq!(alice.get(LIST).await.status, 200);
         // alice may not read there, and weir's own user may.
         let refused = alice.get("/api/v1/namespaces/kube-system/pods").await;
@@ -44,7 +48,10 @@ async fn where_there_is_no_front_proxies_ca_a_certificate_s_user_is_impersonated
             request.headers
         );
         // Tokens and nobody go as they always do.
-        assert_eq!(get(&weir, http, cluster.token("alice")).await.status, 200);
+        assert_eq!(
+            get_list(&weir, http, cluster.token("alice")).await.status,
+            200
+        );
         let _ = weir.anonymous(http).get(LIST).await;
         let last = cluster.server.requests();
         for request in last.iter().rev().take(2) {
@@ -58,22 +65,22 @@ async fn where_there_is_no_front_proxies_ca_a_certificate_s_user_is_impersonated
     }
 }
 
-const SELF: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const SELF_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const SCHEDULER: &str = "system:kube-scheduler";
 
 /// Asks the API server whom it takes the caller for.
-pub(super) fn whoami() -> Ask {
+pub(super) fn self_review_request() -> TestRequest {
     let review = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
-    Ask::post(SELF, review).header("content-type", "application/json")
+    TestRequest::post(SELF_REVIEWS, review).header("content-type", "application/json")
 }
 
 /// What it answered.
-pub(super) fn user_in(answer: &Answer) -> Value {
+pub(super) fn reviewed_user(answer: &FullResponse) -> Value {
     let review: Value = serde_json::from_slice(&answer.body).unwrap();
     review["status"]["userInfo"].clone()
 }
 
-impl Cluster {
+impl PlaygroundCluster {
     pub(super) fn grant(&self, user: &str, resource: &str, name: &str) {
         self.server.grant(Grant {
             user: user.to_owned(),
@@ -85,58 +92,58 @@ impl Cluster {
     }
 
     /// weir that asserts by impersonation.
-    pub(super) async fn impersonator(&self, classify: bool) -> Weir {
-        self.weir(|config| {
+    pub(super) async fn start_impersonating_weir(&self, classify: bool) -> Weir {
+        self.start_weir(|config| {
             config.upstream.front_proxy = None;
-            config.impersonate = true;
+            config.assert_by_impersonation = true;
             config.identity.impersonation.classify = classify;
         })
         .await
     }
 }
 
-fn classifying(config: &mut Config) {
+fn classify_impersonated(config: &mut Config) {
     config.identity.impersonation.classify = true;
 }
 
 #[tokio::test]
-async fn who_impersonates_counts_for_who_he_is_unless_it_is_wanted_otherwise() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
+async fn an_impersonating_request_is_classified_by_its_own_user_by_default() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
         cluster.grant("alice", "users", SCHEDULER);
-        let weir = cluster.weir(|_| {}).await;
+        let weir = cluster.start_weir(|_| {}).await;
         let (name, token) = authorization(cluster.token("alice"));
         for mut alice in [
-            weir.bearing(http, (name, &token)),
-            weir.certified(http, &pki().alice),
+            weir.with_authorization(http, (name, &token)),
+            weir.with_certificate(http, &pki().alice),
         ] {
             let answer = alice
-                .ask(whoami().header("impersonate-user", SCHEDULER))
+                .request(self_review_request().header("impersonate-user", SCHEDULER))
                 .await;
-            assert_eq!(user_in(&answer)["username"], SCHEDULER);
+            assert_eq!(reviewed_user(&answer)["username"], SCHEDULER);
         }
-        assert_eq!(by_schema(&weir, "kube-scheduler").await, 0.0);
-        assert_eq!(cluster.reviews_of("SubjectAccessReview"), 0);
+        assert_eq!(dispatched_by_schema(&weir, "kube-scheduler").await, 0.0);
+        assert_eq!(cluster.review_count("SubjectAccessReview"), 0);
     }
 }
 
 /// Asks in the scheduler's name.
-async fn ask_as_scheduler(client: &mut Client) {
+async fn send_as_scheduler(client: &mut TestClient) {
     let answer = client
-        .ask(whoami().header("impersonate-user", SCHEDULER))
+        .request(self_review_request().header("impersonate-user", SCHEDULER))
         .await;
-    assert_eq!(user_in(&answer)["username"], SCHEDULER);
+    assert_eq!(reviewed_user(&answer)["username"], SCHEDULER);
 }
 
 /// Asks in the scheduler's name until that counts for it, and tells how often it did not: the API server's word about that is
 /// waited for no longer than a second.
-async fn ask_until_counted(weir: &Door, client: &mut Client) -> usize {
-    let before = by_schema(weir, "kube-scheduler").await;
+async fn send_until_counted(weir: &Endpoints, client: &mut TestClient) -> usize {
+    let before = dispatched_by_schema(weir, "kube-scheduler").await;
     let mut vain = 0;
     eventually("a request to count for the scheduler", async || {
         let began = Stopwatch::start();
-        ask_as_scheduler(client).await;
-        let counted = by_schema(weir, "kube-scheduler").await;
+        send_as_scheduler(client).await;
+        let counted = dispatched_by_schema(weir, "kube-scheduler").await;
         if counted > before {
             assert_eq!(counted, before + 1.0);
             return Some(());
@@ -150,28 +157,28 @@ async fn ask_until_counted(weir: &Door, client: &mut Client) -> usize {
 }
 
 #[tokio::test]
-async fn who_may_impersonate_counts_for_whom_he_impersonates() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
+async fn an_authorized_impersonation_is_classified_by_the_impersonated_user() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
         cluster.grant("alice", "users", SCHEDULER);
-        let weir = cluster.weir(classifying).await;
+        let weir = cluster.start_weir(classify_impersonated).await;
         let (name, token) = authorization(cluster.token("alice"));
         // A certificate's user is another than the token's (its groups differ), so each is asked about once.
         let clients = [
-            weir.bearing(http, (name, &token)),
-            weir.certified(http, &pki().alice),
+            weir.with_authorization(http, (name, &token)),
+            weir.with_certificate(http, &pki().alice),
         ];
         let mut vain = 0;
         for (mut alice, (counted, reviews)) in clients.into_iter().zip([(3.0, 1), (6.0, 2)]) {
-            vain += ask_until_counted(&weir, &mut alice).await;
+            vain += send_until_counted(&weir, &mut alice).await;
             for _ in 0..2 {
-                ask_as_scheduler(&mut alice).await;
+                send_as_scheduler(&mut alice).await;
             }
-            assert_eq!(by_schema(&weir, "kube-scheduler").await, counted);
-            assert_eq!(cluster.reviews_of("SubjectAccessReview"), reviews);
+            assert_eq!(dispatched_by_schema(&weir, "kube-scheduler").await, counted);
+            assert_eq!(cluster.review_count("SubjectAccessReview"), reviews);
         }
         let top = eventually("the requests are counted", async || {
-            let answer = weir.operator("/debug/top_talkers?by=user").await;
+            let answer = weir.get_admin("/debug/top_talkers?by=user").await;
             let top: Value = serde_json::from_str(answer.text()).unwrap();
             (top["total"]["requests"] == 6 + vain).then_some(top)
         });
@@ -191,11 +198,12 @@ async fn who_may_impersonate_counts_for_whom_he_impersonates() {
 }
 
 #[tokio::test]
-async fn who_may_not_impersonate_counts_for_who_he_is_and_hears_it_from_the_api_server() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
+async fn an_unauthorized_impersonation_is_classified_by_its_own_user_and_rejected_by_the_api_server()
+ {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
         cluster.grant("alice", "users", SCHEDULER);
-        let weir = cluster.weir(classifying).await;
+        let weir = cluster.start_weir(classify_impersonated).await;
         let (name, token) = authorization(cluster.token("alice"));
         for (wish, code) in [
             (&[("impersonate-user", "admin")][..], 403),
@@ -230,103 +238,111 @@ async fn who_may_not_impersonate_counts_for_who_he_is_and_hears_it_from_the_api_
         ] {
             let ask = wish
                 .iter()
-                .fold(whoami(), |ask, (name, value)| ask.header(name, value));
-            let answer = weir.bearing(http, (name, &token)).ask(ask).await;
+                .fold(self_review_request(), |ask, (name, value)| {
+                    ask.header(name, value)
+                });
+            let answer = weir
+                .with_authorization(http, (name, &token))
+                .request(ask)
+                .await;
             assert_eq!(answer.status, code, "{wish:?}: {}", answer.text());
         }
-        assert_eq!(by_schema(&weir, "kube-scheduler").await, 0.0);
-        assert_eq!(by_schema(&weir, "exempt").await, 0.0);
-        assert_eq!(by_schema(&weir, "global-default").await, 7.0);
+        assert_eq!(dispatched_by_schema(&weir, "kube-scheduler").await, 0.0);
+        assert_eq!(dispatched_by_schema(&weir, "exempt").await, 0.0);
+        assert_eq!(dispatched_by_schema(&weir, "global-default").await, 7.0);
     }
 }
 
 #[tokio::test]
-async fn nobody_is_asked_about_a_stranger_s_wishes() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
+async fn impersonation_by_an_unverified_client_is_never_reviewed() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
         cluster.grant("system:anonymous", "users", SCHEDULER);
-        let weir = cluster.weir(classifying).await;
-        let wish = || Ask::get(LIST).header("impersonate-user", SCHEDULER);
-        let _ = weir.anonymous(http).ask(wish()).await;
+        let weir = cluster.start_weir(classify_impersonated).await;
+        let wish = || TestRequest::get(LIST).header("impersonate-user", SCHEDULER);
+        let _ = weir.anonymous(http).request(wish()).await;
         let (name, token) = authorization("nonsense");
         assert_eq!(
-            weir.bearing(http, (name, &token)).ask(wish()).await.status,
+            weir.with_authorization(http, (name, &token))
+                .request(wish())
+                .await
+                .status,
             401
         );
-        assert_eq!(cluster.reviews_of("SubjectAccessReview"), 0);
-        assert_eq!(by_schema(&weir, "kube-scheduler").await, 0.0);
-        assert_eq!(by_schema(&weir, "global-default").await, 2.0);
+        assert_eq!(cluster.review_count("SubjectAccessReview"), 0);
+        assert_eq!(dispatched_by_schema(&weir, "kube-scheduler").await, 0.0);
+        assert_eq!(dispatched_by_schema(&weir, "global-default").await, 2.0);
     }
 }
 
 #[tokio::test]
-async fn a_wish_that_cannot_be_looked_at_costs_no_answer() {
+async fn an_impersonation_that_cannot_be_reviewed_is_still_forwarded() {
     for code in [403, 500] {
-        let mut upstream = Upstream::start().await;
-        let weir = weir::before(upstream.address)
-            .calling_with("weirs-own")
+        let mut upstream = FakeUpstream::start().await;
+        let weir = weir::builder(upstream.address)
+            .own_token("weirs-own")
             .with(|config| {
-                classifying(config);
+                classify_impersonated(config);
             })
             .start()
             .await;
-        let mut alice = weir.alice(Http::Two);
+        let mut alice = weir.alice(HttpVersion::Http2);
         let call = alice
-            .send(Ask::get(LIST).header("impersonate-user", "carol"))
+            .send(TestRequest::get(LIST).header("impersonate-user", "carol"))
             .await;
-        let mut review = upstream.next().await;
+        let mut review = upstream.next_exchange().await;
         assert_eq!(
-            review.asked.target,
+            review.request.target,
             "/apis/authorization.k8s.io/v1/subjectaccessreviews"
         );
         assert_eq!(
-            review.asked.headers.all("authorization"),
+            review.request.headers.all("authorization"),
             ["Bearer weirs-own"]
         );
-        let asked: Value = serde_json::from_slice(&review.body().await).unwrap();
+        let asked: Value = serde_json::from_slice(&review.read_body().await).unwrap();
         assert_eq!(asked["spec"]["user"], "alice");
         assert_eq!(asked["spec"]["resourceAttributes"]["name"], "carol");
-        review.reply(code, r#"{"status":{"allowed":true}}"#).await;
-        let exchange = upstream.next().await;
-        assert_eq!(exchange.asked.headers.all("impersonate-user"), ["carol"]);
+        review.respond(code, r#"{"status":{"allowed":true}}"#).await;
+        let exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.request.headers.all("impersonate-user"), ["carol"]);
         assert_eq!(
-            exchange.asked.headers.all("authorization"),
+            exchange.request.headers.all("authorization"),
             ["Bearer alice-token"]
         );
-        exchange.reply(200, "{}").await;
-        assert_eq!(call.answer().await.status, 200);
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
     }
 }
 
 #[tokio::test]
-async fn behind_a_front_proxy_s_certificate_the_api_server_judges_a_client_s_own_wish() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
+async fn impersonation_by_an_asserted_user_is_authorized_by_the_api_server() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
         cluster.grant("alice", "users", "carol");
         cluster.grant("alice", "groups", "qa");
         cluster.grant("alice", "uids", "u-carol");
         cluster.grant("alice", "userextras/example.org/scope", "read");
-        let weir = cluster.weir(|_| {}).await;
-        let mut alice = weir.certified(http, &pki().alice);
-        let wish = whoami()
+        let weir = cluster.start_weir(|_| {}).await;
+        let mut alice = weir.with_certificate(http, &pki().alice);
+        let wish = self_review_request()
             .header("impersonate-user", "carol")
             .header("impersonate-group", "qa")
             .header("impersonate-uid", "u-carol")
             .header("impersonate-extra-example.org%2fscope", "read");
-        let answer = alice.ask(wish).await;
+        let answer = alice.request(wish).await;
         assert_eq!(
-            user_in(&answer),
+            reviewed_user(&answer),
             json!({"username": "carol", "uid": "u-carol", "groups": ["qa", "system:authenticated"],
                    "extra": {"example.org/scope": ["read"]}})
         );
-        assert_eq!(cluster.senders()[0].as_ref().unwrap().name, "alice");
+        assert_eq!(cluster.request_users()[0].as_ref().unwrap().name, "alice");
         let refused = alice
-            .ask(whoami().header("impersonate-user", "admin"))
+            .request(self_review_request().header("impersonate-user", "admin"))
             .await;
         assert_eq!(refused.status, 403);
         assert!(
             refused
-                .told()
+                .kube_status()
                 .message
                 .contains("User \"alice\" cannot impersonate"),
             "{}",
@@ -336,33 +352,37 @@ async fn behind_a_front_proxy_s_certificate_the_api_server_judges_a_client_s_own
 }
 
 #[tokio::test]
-async fn weir_impersonates_whom_a_certificate_s_user_may_impersonate() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
+async fn weir_impersonates_the_targets_that_a_certificate_s_user_may_impersonate() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
         cluster.grant("alice", "users", "");
         cluster.grant("alice", "groups", "qa");
         cluster.grant("alice", "uids", "u-carol");
         cluster.grant("alice", "userextras/example.org/scope", "read");
         cluster.grant("alice", "serviceaccounts", "builder");
-        let weir = cluster.impersonator(true).await;
-        let mut alice = weir.certified_bearing(http, &pki().alice, ("authorization", "Bearer x"));
+        let weir = cluster.start_impersonating_weir(true).await;
+        let mut alice = weir.with_certificate_and_authorization(
+            http,
+            &pki().alice,
+            ("authorization", "Bearer x"),
+        );
         let wish = || {
-            whoami()
+            self_review_request()
                 .header("impersonate-extra-example.org%2Fscope", "read")
                 .header("impersonate-uid", "u-carol")
                 .header("impersonate-group", "qa")
                 .header("impersonate-user", "carol")
         };
         for _ in 0..2 {
-            let answer = alice.ask(wish()).await;
+            let answer = alice.request(wish()).await;
             assert_eq!(
-                user_in(&answer),
+                reviewed_user(&answer),
                 json!({"username": "carol", "uid": "u-carol", "groups": ["qa", "system:authenticated"],
                        "extra": {"example.org/scope": ["read"]}}),
                 "nothing of alice's is left"
             );
         }
-        assert_eq!(cluster.reviews_of("SubjectAccessReview"), 4);
+        assert_eq!(cluster.review_count("SubjectAccessReview"), 4);
         // What the API server would add by weir's right and not by alice's, it does not.
         for (user, groups) in [
             ("system:node:n1", &["system:authenticated"][..]),
@@ -376,22 +396,24 @@ async fn weir_impersonates_whom_a_certificate_s_user_may_impersonate() {
             ),
             (SCHEDULER, &["system:authenticated"]),
         ] {
-            let answer = alice.ask(whoami().header("impersonate-user", user)).await;
+            let answer = alice
+                .request(self_review_request().header("impersonate-user", user))
+                .await;
             let user_info = json!({"username": user, "groups": groups});
-            assert_eq!(user_in(&answer), user_info);
+            assert_eq!(reviewed_user(&answer), user_info);
             let last = cluster.server.requests().pop().unwrap();
             assert!(last.headers.contains_key("impersonate-group"), "{user}");
         }
-        assert_eq!(by_schema(&weir, "kube-scheduler").await, 1.0);
+        assert_eq!(dispatched_by_schema(&weir, "kube-scheduler").await, 1.0);
     }
 }
 
 #[tokio::test]
-async fn what_a_certificate_s_user_may_not_impersonate_never_reaches_the_api_server() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
+async fn an_unauthorized_impersonation_by_a_certificate_s_user_never_reaches_the_api_server() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
         cluster.grant("alice", "users", "carol");
-        let weir = cluster.impersonator(false).await;
+        let weir = cluster.start_impersonating_weir(false).await;
         let carol = ("impersonate-user", "carol");
         for (wish, code, told) in [
             (
@@ -445,9 +467,11 @@ async fn what_a_certificate_s_user_may_not_impersonate_never_reaches_the_api_ser
         ] {
             let ask = wish
                 .iter()
-                .fold(Ask::get(LIST), |ask, (name, value)| ask.header(name, value));
-            let answer = weir.certified(http, &pki().alice).ask(ask).await;
-            let said = answer.told();
+                .fold(TestRequest::get(LIST), |ask, (name, value)| {
+                    ask.header(name, value)
+                });
+            let answer = weir.with_certificate(http, &pki().alice).request(ask).await;
+            let said = answer.kube_status();
             assert_eq!(
                 (answer.status, said.cause.as_str()),
                 (code, "weir/impersonation"),
@@ -455,73 +479,80 @@ async fn what_a_certificate_s_user_may_not_impersonate_never_reaches_the_api_ser
             );
             assert!(said.message.contains(told), "{wish:?}: {said:?}");
         }
-        assert!(cluster.senders().is_empty());
+        assert!(cluster.request_users().is_empty());
         // Who wishes for nobody is who he is.
         let answer = weir
-            .certified(http, &pki().alice)
-            .ask(whoami().header("impersonate-user", ""))
+            .with_certificate(http, &pki().alice)
+            .request(self_review_request().header("impersonate-user", ""))
             .await;
-        assert_eq!(user_in(&answer)["username"], "alice");
+        assert_eq!(reviewed_user(&answer)["username"], "alice");
     }
 }
 
 #[tokio::test]
-async fn where_the_api_server_does_not_say_nobody_is_impersonated() {
+async fn without_a_decision_of_the_api_server_no_user_is_impersonated() {
     for code in [403, 500] {
-        let mut upstream = Upstream::start().await;
-        let weir = weir::before(upstream.address)
-            .calling_with("weirs-own")
+        let mut upstream = FakeUpstream::start().await;
+        let weir = weir::builder(upstream.address)
+            .own_token("weirs-own")
             .with(|config| {
                 config.upstream.front_proxy = None;
-                config.impersonate = true;
+                config.assert_by_impersonation = true;
             })
             .start()
             .await;
-        let mut alice = weir.certified(Http::Two, &pki().alice);
+        let mut alice = weir.with_certificate(HttpVersion::Http2, &pki().alice);
         let call = alice
-            .send(Ask::get(LIST).header("impersonate-user", "carol"))
+            .send(TestRequest::get(LIST).header("impersonate-user", "carol"))
             .await;
         upstream
-            .next()
+            .next_exchange()
             .await
-            .reply(code, r#"{"status":{"allowed":true}}"#)
+            .respond(code, r#"{"status":{"allowed":true}}"#)
             .await;
-        let answer = call.answer().await;
+        let answer = call.response().await;
         assert_eq!(
-            (answer.status, answer.told().cause.as_str()),
+            (answer.status, answer.kube_status().cause.as_str()),
             (503, "weir/impersonation")
         );
         assert_eq!(answer.headers.get("retry-after"), Some("1"));
-        upstream.assert_nothing_came();
+        upstream.assert_no_request();
     }
 }
 
 #[tokio::test]
 async fn a_front_proxy_s_user_impersonates_by_the_same_rules() {
-    let cluster = Cluster::start().await;
+    let cluster = PlaygroundCluster::start().await;
     cluster.grant("dave", "users", "carol");
-    let weir = cluster.impersonator(false).await;
-    let edge = pki().front_proxy.client("edge", &[]);
+    let weir = cluster.start_impersonating_weir(false).await;
+    let edge = pki().front_proxy_ca.issue_client("edge", &[]);
     let wish = |user| {
-        whoami()
+        self_review_request()
             .header("x-remote-user", "dave")
             .header("impersonate-user", user)
     };
-    let answer = weir.certified(Http::One, &edge).ask(wish("carol")).await;
-    assert_eq!(user_in(&answer)["username"], "carol");
-    let refused = weir.certified(Http::One, &edge).ask(wish("admin")).await;
+    let answer = weir
+        .with_certificate(HttpVersion::Http1, &edge)
+        .request(wish("carol"))
+        .await;
+    assert_eq!(reviewed_user(&answer)["username"], "carol");
+    let refused = weir
+        .with_certificate(HttpVersion::Http1, &edge)
+        .request(wish("admin"))
+        .await;
     assert_eq!(refused.status, 403);
 }
 
 /// With the flag and the real program.
 #[tokio::test]
 async fn classification_is_a_flag() {
-    let cluster = Cluster::start().await;
+    let cluster = PlaygroundCluster::start().await;
     cluster.grant("alice", "users", SCHEDULER);
-    let weir = by_kubeconfig(&cluster, &["--classify-impersonated"], Files::new()).await;
+    let weir =
+        start_with_kubeconfig(&cluster, &["--classify-impersonated"], ConfigDir::new()).await;
     let (name, token) = authorization(cluster.token("alice"));
-    let mut alice = weir.bearing(Http::Two, (name, &token));
-    ask_until_counted(&weir, &mut alice).await;
+    let mut alice = weir.with_authorization(HttpVersion::Http2, (name, &token));
+    send_until_counted(&weir, &mut alice).await;
     assert_eq!(
         weir.metric("weir_access_reviews_total{result=\"allowed\"}")
             .await,
@@ -530,25 +561,28 @@ async fn classification_is_a_flag() {
 }
 
 #[tokio::test]
-async fn issuers_may_stand_in_the_config_file() {
-    let (cluster, signer) = (Cluster::start().await, Signer::new());
+async fn issuers_can_be_in_the_config_file() {
+    let (cluster, signer) = (PlaygroundCluster::start().await, TestSigner::new());
     let config = format!(
         "authentication:\n  jwt:\n  - issuer: {{url: '{OIDC}', audiences: [kubernetes], jwksFile: keys.json}}\n    \
          claimMappings: {{username: {{claim: sub, prefix: ''}}}}\n"
     );
     let files = || {
-        let files = Files::new();
+        let files = ConfigDir::new();
         files.write("weir.yaml", &config);
         files.write("keys.json", &signer.jwks());
         files
     };
-    let weir = by_kubeconfig(&cluster, &["--config=weir.yaml"], files()).await;
+    let weir = start_with_kubeconfig(&cluster, &["--config=weir.yaml"], files()).await;
     let claims = json!({"iss": OIDC, "aud": "kubernetes", "exp": now() + 600, "sub": "carol"});
     let (name, token) = authorization(&signer.token(&claims));
     // The playground knows no such issuer: it refuses, and weir asks nobody whose token it is.
-    let answer = weir.bearing(Http::Two, (name, &token)).get(LIST).await;
-    assert_eq!((answer.status, cluster.reviews()), (401, 0));
-    let mut all = process::needed(cluster.address);
+    let answer = weir
+        .with_authorization(HttpVersion::Http2, (name, &token))
+        .get(LIST)
+        .await;
+    assert_eq!((answer.status, cluster.token_review_count()), (401, 0));
+    let mut all = process::required_flags(cluster.address);
     all.insert(0, "serve".to_owned());
     all.extend(["--config=weir.yaml", "--authentication-config=keys.json"].map(str::to_owned));
     let all: Vec<&str> = all.iter().map(String::as_str).collect();

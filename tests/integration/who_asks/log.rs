@@ -2,59 +2,62 @@
 
 use std::collections::BTreeMap;
 
-use ::weir::config::Telling;
+use ::weir::config::ReportingConfig;
 
 use super::*;
-use crate::audit::Log;
+use crate::audit::TempAuditLog;
 
 /// The id that the answer to a request says.
-fn id(answer: &Answer) -> String {
+fn audit_id(answer: &FullResponse) -> String {
     answer.headers.get("audit-id").unwrap().to_owned()
 }
 
 #[tokio::test]
-async fn both_logs_have_the_same_requests_of_the_same_users_by_the_same_ids() {
-    for http in Http::BOTH {
-        let (cluster, log) = (Cluster::start().await, Log::new());
+async fn both_audit_logs_have_the_same_requests_users_and_ids() {
+    for http in HttpVersion::BOTH {
+        let (cluster, log) = (PlaygroundCluster::start().await, TempAuditLog::new());
         let weir = cluster
-            .weir(|config| {
+            .start_weir(|config| {
                 let audit = Some(log.config());
-                config.telling = Telling {
+                config.reporting = ReportingConfig {
                     audit,
                     explain: false,
-                    ..Telling::default()
+                    ..ReportingConfig::default()
                 };
             })
             .await;
         let admin = authorization(cluster.token("admin"));
         let admin = (admin.0, admin.1.as_str());
-        let account = authorization(&cluster.account("ci"));
+        let account = authorization(&cluster.service_account_token("ci"));
         let account = (account.0, account.1.as_str());
         let watch = format!("{LIST}?watch=true&timeoutSeconds=1");
         let mut ids = BTreeMap::new();
-        let mut by_admin = weir.bearing(http, admin);
-        ids.insert("get", id(&by_admin.get(LIST).await));
-        let own = Ask::get(LIST).header("Audit-ID", "the-client-s-own");
-        ids.insert("own", id(&by_admin.ask(own).await));
-        let as_bob = Ask::get(LIST).header("Impersonate-User", "bob");
-        let as_bob = by_admin.ask(as_bob).await;
+        let mut by_admin = weir.with_authorization(http, admin);
+        ids.insert("get", audit_id(&by_admin.get(LIST).await));
+        let own = TestRequest::get(LIST).header("Audit-ID", "the-client-s-own");
+        ids.insert("own", audit_id(&by_admin.request(own).await));
+        let as_bob = TestRequest::get(LIST).header("Impersonate-User", "bob");
+        let as_bob = by_admin.request(as_bob).await;
         assert_eq!(as_bob.status, 200);
-        ids.insert("as bob", id(&as_bob));
+        ids.insert("as bob", audit_id(&as_bob));
         let alice = authorization(cluster.token("alice"));
-        let as_admin = Ask::get(LIST).header("Impersonate-User", "admin");
-        let mut by_alice = weir.bearing(http, (alice.0, alice.1.as_str()));
-        let as_admin = by_alice.ask(as_admin).await;
+        let as_admin = TestRequest::get(LIST).header("Impersonate-User", "admin");
+        let mut by_alice = weir.with_authorization(http, (alice.0, alice.1.as_str()));
+        let as_admin = by_alice.request(as_admin).await;
         assert_eq!(as_admin.status, 403);
-        ids.insert("as admin", id(&as_admin));
-        ids.insert("watch", id(&by_admin.get(&watch).await));
-        ids.insert("account", id(&weir.bearing(http, account).get(LIST).await));
-        ids.insert("nobody", id(&weir.anonymous(http).get(LIST).await));
-        let mut alice = weir.certified(http, &pki().alice);
-        ids.insert("certificate", id(&alice.get(LIST).await));
+        ids.insert("as admin", audit_id(&as_admin));
+        ids.insert("watch", audit_id(&by_admin.get(&watch).await));
+        ids.insert(
+            "account",
+            audit_id(&weir.with_authorization(http, account).get(LIST).await),
+        );
+        ids.insert("nobody", audit_id(&weir.anonymous(http).get(LIST).await));
+        let mut alice = weir.with_certificate(http, &pki().alice);
+        ids.insert("certificate", audit_id(&alice.get(LIST).await));
         assert_eq!(ids["own"], "the-client-s-own");
 
         // Two for each, three for the watch.
-        let events = log.events(2 * 7 + 3).await;
+        let events = log.wait_for_events(2 * 7 + 3).await;
         let of = |name: &str| {
             let of = |event: &&Value| event["auditID"] == ids[name];
             events.iter().filter(of).cloned().collect::<Vec<_>>()

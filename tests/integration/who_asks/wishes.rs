@@ -2,59 +2,59 @@
 //! hidden behind `Connection` or in trailers; by who is nobody, by who is somebody, and by who may be one other and wants more. None
 //! is taken for another by the API server, or given another's class by weir.
 
-use crate::who_asks::attacks::PRIVILEGED;
-use crate::who_asks::impersonation::user_in;
-use crate::who_asks::impersonation::whoami;
+use crate::who_asks::attacks::PRIVILEGED_SCHEMAS;
+use crate::who_asks::impersonation::reviewed_user;
+use crate::who_asks::impersonation::self_review_request;
 
 use super::*;
 
 /// What alice may: be carol, and nothing more of anybody.
-const MAY: &str = "carol";
+const ALLOWED_USER: &str = "carol";
 
-type Wish = &'static [(&'static str, &'static str)];
+type ImpersonationHeaders = &'static [(&'static str, &'static str)];
 
-const CAROL: (&str, &str) = ("impersonate-user", MAY);
-const MASTERS: (&str, &str) = ("impersonate-group", "system:masters");
+const CAROL_HEADER: (&str, &str) = ("impersonate-user", ALLOWED_USER);
+const MASTERS_HEADER: (&str, &str) = ("impersonate-group", "system:masters");
 
-const WISHES: [Wish; 40] = [
+const FORGED_TARGETS: [ImpersonationHeaders; 40] = [
     &[("impersonate-user", "admin")],
     &[("IMPERSONATE-USER", "admin")],
     &[
         ("Impersonate-User", "admin"),
         ("Impersonate-Group", "system:masters"),
     ],
-    &[("impersonate-user", "alice"), MASTERS],
-    &[MASTERS],
+    &[("impersonate-user", "alice"), MASTERS_HEADER],
+    &[MASTERS_HEADER],
     &[("impersonate-uid", "u-admin")],
     &[("impersonate-extra-scopes", "all")],
-    &[CAROL, MASTERS],
-    &[MASTERS, CAROL],
-    &[CAROL, ("impersonate-group", "dev"), MASTERS],
-    &[CAROL, ("impersonate-group", "")],
-    &[CAROL, ("impersonate-group", "system:authenticated")],
-    &[CAROL, ("impersonate-group", " system:masters")],
-    &[CAROL, ("impersonate-group", "system:masters\t")],
-    &[CAROL, ("impersonate-group", "dev,system:masters")],
-    &[CAROL, ("impersonate-uid", "u-admin")],
-    &[CAROL, ("impersonate-extra-scopes", "all")],
-    &[CAROL, ("impersonate-extra-scopes%2fof", "all")],
-    &[CAROL, ("impersonate-extra-%73copes", "all")],
-    &[CAROL, ("impersonate-extra-%2573copes", "all")],
-    &[CAROL, ("impersonate-extra-%53copes", "all")],
-    &[CAROL, ("impersonate-extra-%zz", "all")],
-    &[CAROL, ("impersonate-extra-%ff", "all")],
-    &[CAROL, ("impersonate-extra-", "all")],
-    &[CAROL, ("impersonate-user", "admin")],
-    &[("impersonate-user", "admin"), CAROL],
+    &[CAROL_HEADER, MASTERS_HEADER],
+    &[MASTERS_HEADER, CAROL_HEADER],
+    &[CAROL_HEADER, ("impersonate-group", "dev"), MASTERS_HEADER],
+    &[CAROL_HEADER, ("impersonate-group", "")],
+    &[CAROL_HEADER, ("impersonate-group", "system:authenticated")],
+    &[CAROL_HEADER, ("impersonate-group", " system:masters")],
+    &[CAROL_HEADER, ("impersonate-group", "system:masters\t")],
+    &[CAROL_HEADER, ("impersonate-group", "dev,system:masters")],
+    &[CAROL_HEADER, ("impersonate-uid", "u-admin")],
+    &[CAROL_HEADER, ("impersonate-extra-scopes", "all")],
+    &[CAROL_HEADER, ("impersonate-extra-scopes%2fof", "all")],
+    &[CAROL_HEADER, ("impersonate-extra-%73copes", "all")],
+    &[CAROL_HEADER, ("impersonate-extra-%2573copes", "all")],
+    &[CAROL_HEADER, ("impersonate-extra-%53copes", "all")],
+    &[CAROL_HEADER, ("impersonate-extra-%zz", "all")],
+    &[CAROL_HEADER, ("impersonate-extra-%ff", "all")],
+    &[CAROL_HEADER, ("impersonate-extra-", "all")],
+    &[CAROL_HEADER, ("impersonate-user", "admin")],
+    &[("impersonate-user", "admin"), CAROL_HEADER],
     &[("impersonate-user", ""), ("impersonate-user", "admin")],
     &[("impersonate-user", "admin ")],
-    &[("impersonate-user", "carol "), MASTERS],
+    &[("impersonate-user", "carol "), MASTERS_HEADER],
     &[
         ("impersonate_user", "admin"),
         ("impersonate_group", "system:masters"),
     ],
-    &[CAROL, ("impersonate_group", "system:masters")],
-    &[CAROL, ("Impersonate-Extra_scopes", "all")],
+    &[CAROL_HEADER, ("impersonate_group", "system:masters")],
+    &[CAROL_HEADER, ("Impersonate-Extra_scopes", "all")],
     &[
         ("impersonate-users", "admin"),
         ("impersonate-groups", "system:masters"),
@@ -81,71 +81,77 @@ const WISHES: [Wish; 40] = [
     &[
         ("authorization", "Bearer admin"),
         ("impersonate-user", "admin"),
-        MASTERS,
+        MASTERS_HEADER,
     ],
 ];
 
 /// Asks in every way, and fails if the API server or weir took anybody for somebody else.
-async fn nobody_gains(weir: &Weir, cluster: &Cluster, http: Http) {
+async fn assert_no_impersonation(weir: &Weir, cluster: &PlaygroundCluster, http: HttpVersion) {
     let alice = format!("Bearer {}", cluster.token("alice"));
     let certificate = &pki().alice;
-    for wish in WISHES {
+    for wish in FORGED_TARGETS {
         for mut client in [
             weir.anonymous(http),
-            weir.bearing(http, ("authorization", "Bearer nonsense")),
-            weir.bearing(http, ("authorization", &alice)),
-            weir.certified(http, certificate),
-            weir.certified_bearing(http, certificate, ("authorization", &alice)),
+            weir.with_authorization(http, ("authorization", "Bearer nonsense")),
+            weir.with_authorization(http, ("authorization", &alice)),
+            weir.with_certificate(http, certificate),
+            weir.with_certificate_and_authorization(http, certificate, ("authorization", &alice)),
         ] {
             let ask = wish
                 .iter()
-                .fold(whoami(), |ask, (name, value)| ask.header(name, value));
-            let answer = client.ask(ask).await;
+                .fold(self_review_request(), |ask, (name, value)| {
+                    ask.header(name, value)
+                });
+            let answer = client.request(ask).await;
             let what = format!("{http:?} {wish:?}: {} {}", answer.status, answer.text());
             assert!(matches!(answer.status, 201 | 400 | 401 | 403), "{what}");
             if answer.status == 201 {
-                let user = user_in(&answer);
+                let user = reviewed_user(&answer);
                 // Of two names the API server takes the first, whom alice may be.
-                let carol = json!({"username": MAY, "groups": ["system:authenticated"]});
+                let carol = json!({"username": ALLOWED_USER, "groups": ["system:authenticated"]});
                 assert!(user["username"] == "alice" || user == carol, "{what}");
             }
-            for schema in PRIVILEGED {
-                assert_eq!(by_schema(weir, schema).await, 0.0, "{schema}: {what}");
+            for schema in PRIVILEGED_SCHEMAS {
+                assert_eq!(
+                    dispatched_by_schema(weir, schema).await,
+                    0.0,
+                    "{schema}: {what}"
+                );
             }
         }
     }
 }
 
 #[tokio::test]
-async fn nobody_impersonates_by_a_token_or_behind_a_front_proxy_s_certificate() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
-        cluster.grant("alice", "users", MAY);
+async fn impersonation_beyond_permissions_fails_by_token_and_front_proxy() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
+        cluster.grant("alice", "users", ALLOWED_USER);
         let weir = cluster
-            .weir(|config| {
+            .start_weir(|config| {
                 config.identity.impersonation.classify = true;
                 config.identity.impersonation.reviews_per_second = 10_000;
             })
             .await;
-        nobody_gains(&weir, &cluster, http).await;
-        assert!(cluster.reviews_of("SubjectAccessReview") > 0);
+        assert_no_impersonation(&weir, &cluster, http).await;
+        assert!(cluster.review_count("SubjectAccessReview") > 0);
     }
 }
 
 #[tokio::test]
-async fn nobody_impersonates_by_weir_s_own_right() {
-    for http in Http::BOTH {
-        let cluster = Cluster::start().await;
-        cluster.grant("alice", "users", MAY);
+async fn no_client_impersonates_with_weir_s_own_permissions() {
+    for http in HttpVersion::BOTH {
+        let cluster = PlaygroundCluster::start().await;
+        cluster.grant("alice", "users", ALLOWED_USER);
         let weir = cluster
-            .weir(|config| {
+            .start_weir(|config| {
                 config.upstream.front_proxy = None;
-                config.impersonate = true;
+                config.assert_by_impersonation = true;
                 config.identity.impersonation.classify = true;
                 config.identity.impersonation.reviews_per_second = 10_000;
             })
             .await;
-        nobody_gains(&weir, &cluster, http).await;
+        assert_no_impersonation(&weir, &cluster, http).await;
         // weir's own right went to alice, and to nobody else that anybody wished for.
         for request in cluster.server.requests() {
             let own = request.user.is_some_and(|user| user.name == "admin");
@@ -160,14 +166,14 @@ async fn nobody_impersonates_by_weir_s_own_right() {
 
 /// A cluster in which alice may be whom she may, and weir before it: it asserts by impersonation, or as a front proxy that counts a
 /// request for whom it impersonates.
-async fn where_wishes_count(by_impersonation: bool) -> (Cluster, Weir) {
-    let cluster = Cluster::start().await;
-    cluster.grant("alice", "users", MAY);
+async fn start_classifying_impersonation(by_impersonation: bool) -> (PlaygroundCluster, Weir) {
+    let cluster = PlaygroundCluster::start().await;
+    cluster.grant("alice", "users", ALLOWED_USER);
     let weir = if by_impersonation {
-        cluster.impersonator(true).await
+        cluster.start_impersonating_weir(true).await
     } else {
         cluster
-            .weir(|config| config.identity.impersonation.classify = true)
+            .start_weir(|config| config.identity.impersonation.classify = true)
             .await
     };
     (cluster, weir)
@@ -175,23 +181,32 @@ async fn where_wishes_count(by_impersonation: bool) -> (Cluster, Weir) {
 
 /// A proxy before weir says for whom it asks; its own client may have named that in a `Connection` header which the proxy passes on.
 #[tokio::test]
-async fn a_wish_cannot_be_named_away() {
+async fn impersonation_headers_cannot_be_removed_by_connection() {
     for by_impersonation in [false, true] {
-        let (_cluster, weir) = where_wishes_count(by_impersonation).await;
+        let (_cluster, weir) = start_classifying_impersonation(by_impersonation).await;
         for connection in ["impersonate-user", "Upgrade, Impersonate-User", "close"] {
-            let ask = [CAROL, ("connection", connection)]
+            let ask = [CAROL_HEADER, ("connection", connection)]
                 .iter()
-                .fold(whoami(), |ask, (name, value)| ask.header(name, value));
-            let answer = weir.certified(Http::One, &pki().alice).ask(ask).await;
+                .fold(self_review_request(), |ask, (name, value)| {
+                    ask.header(name, value)
+                });
+            let answer = weir
+                .with_certificate(HttpVersion::Http1, &pki().alice)
+                .request(ask)
+                .await;
             assert_eq!(answer.status, 201, "{connection}: {}", answer.text());
-            assert_eq!(user_in(&answer)["username"], MAY, "{connection}");
+            assert_eq!(
+                reviewed_user(&answer)["username"],
+                ALLOWED_USER,
+                "{connection}"
+            );
         }
     }
 }
 
 /// What only raw HTTP/1.1 can say: a wish that disappears on the way, or comes behind the body.
 #[tokio::test]
-async fn no_wish_is_smuggled_past_weir() {
+async fn no_impersonation_is_smuggled_past_weir() {
     let body = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
     let length = body.len();
     let head = "POST /apis/authentication.k8s.io/v1/selfsubjectreviews HTTP/1.1\r\nhost: weir\r\n\
@@ -212,11 +227,11 @@ async fn no_wish_is_smuggled_past_weir() {
         trailers,
     ];
     for by_impersonation in [false, true] {
-        let (_cluster, weir) = where_wishes_count(by_impersonation).await;
+        let (_cluster, weir) = start_classifying_impersonation(by_impersonation).await;
         for request in &requests {
-            let mut wire = weir.wire_of(Some(&pki().alice)).await;
+            let mut wire = weir.raw_http1_with_certificate(Some(&pki().alice)).await;
             wire.send(request.clone()).await;
-            let (answered, body) = wire.answer("POST").await;
+            let (answered, body) = wire.read_response("POST").await;
             match answered.status {
                 201 => {
                     let review: Value = serde_json::from_slice(&body).unwrap();
@@ -227,8 +242,8 @@ async fn no_wish_is_smuggled_past_weir() {
                 }
                 code => assert!(matches!(code, 400 | 403), "{request}: {code}"),
             }
-            for schema in PRIVILEGED {
-                assert_eq!(by_schema(&weir, schema).await, 0.0, "{request}");
+            for schema in PRIVILEGED_SCHEMAS {
+                assert_eq!(dispatched_by_schema(&weir, schema).await, 0.0, "{request}");
             }
         }
     }

@@ -13,8 +13,8 @@ use crate::api::flowcontrol::ServiceAccountSubject;
 use crate::api::flowcontrol::Subject;
 use crate::api::flowcontrol::SubjectKind;
 use crate::api::flowcontrol::field_error::FieldErrors;
-use crate::api::flowcontrol::field_error::json as shown;
-use crate::api::flowcontrol::field_error::quoted;
+use crate::api::flowcontrol::field_error::go_json as shown;
+use crate::api::flowcontrol::field_error::go_quote;
 use crate::api::flowcontrol::mandatory;
 use crate::api::flowcontrol::names;
 
@@ -36,18 +36,18 @@ const VERBS: &[&str] = &[
 ];
 
 /// The wildcard, which every list but the subjects knows.
-const ALL: &str = "*";
+const WILDCARD: &str = "*";
 
 pub(super) fn validate(schema: &FlowSchema, errors: &mut FieldErrors) {
     let name = schema.metadata.name.as_str();
-    spec(name, &schema.spec, errors);
+    validate_spec(name, &schema.spec, errors);
     if mandatory::flow_schema(name).is_some_and(|fixed| fixed.spec != schema.spec) {
         let detail = format!("spec of '{name}' must equal the fixed value");
         errors.invalid_whole("spec".to_owned(), detail);
     }
 }
 
-fn spec(name: &str, spec: &FlowSchemaSpec, errors: &mut FieldErrors) {
+fn validate_spec(name: &str, spec: &FlowSchemaSpec, errors: &mut FieldErrors) {
     let precedence = spec.matching_precedence;
     let mut misplaced = |detail: &str| {
         errors.invalid(
@@ -77,14 +77,14 @@ fn spec(name: &str, spec: &FlowSchemaSpec, errors: &mut FieldErrors) {
     if level.is_empty() {
         errors.required(field.to_owned(), "must reference a priority level");
     } else {
-        errors.invalid_string(field, level, names::dns_subdomain(level));
+        errors.invalid_string(field, level, names::check_dns_subdomain(level));
     }
     for (n, rule) in spec.rules.iter().enumerate() {
-        self::rule(&format!("spec.rules[{n}]"), rule, errors);
+        validate_rule(&format!("spec.rules[{n}]"), rule, errors);
     }
 }
 
-pub(in crate::api::flowcontrol) fn rule(
+pub(in crate::api::flowcontrol) fn validate_rule(
     path: &str,
     rule: &PolicyRulesWithSubjects,
     errors: &mut FieldErrors,
@@ -94,21 +94,21 @@ pub(in crate::api::flowcontrol) fn rule(
         errors.required(format!("{path}.subjects"), detail);
     }
     for (n, subject) in rule.subjects.iter().enumerate() {
-        self::subject(&format!("{path}.subjects[{n}]"), subject, errors);
+        validate_subject(&format!("{path}.subjects[{n}]"), subject, errors);
     }
     if rule.resource_rules.is_empty() && rule.non_resource_rules.is_empty() {
         let detail = "at least one of resourceRules and nonResourceRules has to be non-empty";
         errors.required(path.to_owned(), detail);
     }
     for (n, rule) in rule.resource_rules.iter().enumerate() {
-        resource_rule(&format!("{path}.resourceRules[{n}]"), rule, errors);
+        validate_resource_rule(&format!("{path}.resourceRules[{n}]"), rule, errors);
     }
     for (n, rule) in rule.non_resource_rules.iter().enumerate() {
-        non_resource_rule(&format!("{path}.nonResourceRules[{n}]"), rule, errors);
+        validate_non_resource_rule(&format!("{path}.nonResourceRules[{n}]"), rule, errors);
     }
 }
 
-fn subject(path: &str, subject: &Subject, errors: &mut FieldErrors) {
+fn validate_subject(path: &str, subject: &Subject, errors: &mut FieldErrors) {
     let Subject {
         kind,
         user,
@@ -117,27 +117,27 @@ fn subject(path: &str, subject: &Subject, errors: &mut FieldErrors) {
     } = subject;
     match kind {
         SubjectKind::Group => {
-            named_member(path, "group", "Group", group.as_deref(), errors);
+            validate_named_member(path, "group", "Group", group.as_deref(), errors);
             forbid_service_account(path, subject, errors);
             forbid_user(path, subject, errors);
         }
         SubjectKind::ServiceAccount => {
-            self::service_account(path, service_account.as_ref(), errors);
+            validate_service_account(path, service_account.as_ref(), errors);
             forbid_user(path, subject, errors);
             forbid_group(path, subject, errors);
         }
         SubjectKind::User => {
-            named_member(path, "user", "User", user.as_deref(), errors);
+            validate_named_member(path, "user", "User", user.as_deref(), errors);
             forbid_service_account(path, subject, errors);
             forbid_group(path, subject, errors);
         }
         SubjectKind::Other(text) => {
-            errors.not_supported(format!("{path}.kind"), quoted(text), SubjectKind::ALLOWED);
+            errors.not_supported(format!("{path}.kind"), go_quote(text), SubjectKind::ALLOWED);
         }
     }
 }
 
-fn named_member(
+fn validate_named_member(
     path: &str,
     member: &str,
     kind: &str,
@@ -145,31 +145,35 @@ fn named_member(
     errors: &mut FieldErrors,
 ) {
     match name {
-        None => required_member(path, member, kind, errors),
+        None => require_member(path, member, kind, errors),
         Some("") => errors.required(format!("{path}.{member}.name"), ""),
         Some(_) => {}
     }
 }
 
-fn service_account(path: &str, account: Option<&ServiceAccountSubject>, errors: &mut FieldErrors) {
+fn validate_service_account(
+    path: &str,
+    account: Option<&ServiceAccountSubject>,
+    errors: &mut FieldErrors,
+) {
     let Some(ServiceAccountSubject { namespace, name }) = account else {
-        return required_member(path, "serviceAccount", "ServiceAccount", errors);
+        return require_member(path, "serviceAccount", "ServiceAccount", errors);
     };
     let field = format!("{path}.serviceAccount.name");
     if name.is_empty() {
         errors.required(field, "");
-    } else if name != ALL {
-        errors.invalid_string(&field, name, names::dns_subdomain(name));
+    } else if name != WILDCARD {
+        errors.invalid_string(&field, name, names::check_dns_subdomain(name));
     }
     let field = format!("{path}.serviceAccount.namespace");
     if namespace.is_empty() {
         errors.required(field, "must specify namespace for service account");
     } else {
-        errors.invalid_string(&field, namespace, names::dns_label(namespace));
+        errors.invalid_string(&field, namespace, names::check_dns_label(namespace));
     }
 }
 
-fn required_member(path: &str, member: &str, kind: &str, errors: &mut FieldErrors) {
+fn require_member(path: &str, member: &str, kind: &str, errors: &mut FieldErrors) {
     let detail = format!("{member} is required when subject kind is '{kind}'");
     errors.required(format!("{path}.{member}"), detail);
 }
@@ -194,21 +198,21 @@ fn forbid(path: &str, member: &str, kind: &str, there: bool, errors: &mut FieldE
     }
 }
 
-fn resource_rule(path: &str, rule: &ResourcePolicyRule, errors: &mut FieldErrors) {
-    verbs(path, &rule.verbs, errors);
+fn validate_resource_rule(path: &str, rule: &ResourcePolicyRule, errors: &mut FieldErrors) {
+    validate_verbs(path, &rule.verbs, errors);
 
     let field = format!("{path}.apiGroups");
     if rule.api_groups.is_empty() {
         errors.required(field, "resource rules must supply at least one api group");
     } else {
-        wildcard_alone(field, &rule.api_groups, "api groups", errors);
+        check_wildcard(field, &rule.api_groups, "api groups", errors);
     }
 
     let field = format!("{path}.resources");
     if rule.resources.is_empty() {
         errors.required(field, "resource rules must supply at least one resource");
     } else {
-        wildcard_alone(field, &rule.resources, "resources", errors);
+        check_wildcard(field, &rule.resources, "resources", errors);
     }
 
     let field = format!("{path}.namespaces");
@@ -216,10 +220,10 @@ fn resource_rule(path: &str, rule: &ResourcePolicyRule, errors: &mut FieldErrors
         let detail =
             "resource rules that are not cluster scoped must supply at least one namespace";
         errors.required(field, detail);
-    } else if !wildcard_alone(field, &rule.namespaces, "namespaces", errors) {
+    } else if !check_wildcard(field, &rule.namespaces, "namespaces", errors) {
         for (n, namespace) in rule.namespaces.iter().enumerate() {
             let start = "each member of this list must be '*' or a DNS-1123 label; ";
-            let broken = names::dns_label(namespace)
+            let broken = names::check_dns_label(namespace)
                 .into_iter()
                 .map(|rule| format!("{start}{rule}"));
             let field = format!("{path}.namespaces[{n}]");
@@ -228,27 +232,27 @@ fn resource_rule(path: &str, rule: &ResourcePolicyRule, errors: &mut FieldErrors
     }
 }
 
-fn non_resource_rule(path: &str, rule: &NonResourcePolicyRule, errors: &mut FieldErrors) {
-    verbs(path, &rule.verbs, errors);
+fn validate_non_resource_rule(path: &str, rule: &NonResourcePolicyRule, errors: &mut FieldErrors) {
+    validate_verbs(path, &rule.verbs, errors);
 
     let field = format!("{path}.nonResourceURLs");
     let urls = &rule.non_resource_urls;
     if urls.is_empty() {
         errors.required(field, "nonResourceURLs must contain at least one value");
-    } else if !wildcard_alone(field, urls, "non-resource URLs", errors) {
+    } else if !check_wildcard(field, urls, "non-resource URLs", errors) {
         for (n, url) in urls.iter().enumerate() {
-            let broken = non_resource_url(url).map(str::to_owned);
+            let broken = broken_url_rule(url).map(str::to_owned);
             let field = format!("{path}.nonResourceURLs[{n}]");
             errors.invalid_string(&field, url, broken.into_iter().collect());
         }
     }
 }
 
-fn verbs(path: &str, verbs: &[String], errors: &mut FieldErrors) {
+fn validate_verbs(path: &str, verbs: &[String], errors: &mut FieldErrors) {
     let field = format!("{path}.verbs");
     if verbs.is_empty() {
         errors.required(field, "verbs must contain at least one value");
-    } else if !wildcard_alone(field.clone(), verbs, "verbs", errors)
+    } else if !check_wildcard(field.clone(), verbs, "verbs", errors)
         && !verbs.iter().all(|verb| VERBS.contains(&verb.as_str()))
     {
         errors.not_supported(field, shown(&json!(verbs)), VERBS);
@@ -256,8 +260,8 @@ fn verbs(path: &str, verbs: &[String], errors: &mut FieldErrors) {
 }
 
 /// Reports a wildcard that has company. Whether there is a wildcard.
-fn wildcard_alone(field: String, list: &[String], what: &str, errors: &mut FieldErrors) -> bool {
-    let there = list.iter().any(|text| text == ALL);
+fn check_wildcard(field: String, list: &[String], what: &str, errors: &mut FieldErrors) -> bool {
+    let there = list.iter().any(|text| text == WILDCARD);
     if there && list.len() > 1 {
         let detail = format!("if '*' is present, must not specify other {what}");
         errors.invalid(field, shown(&json!(list)), detail);
@@ -266,7 +270,7 @@ fn wildcard_alone(field: String, list: &[String], what: &str, errors: &mut Field
 }
 
 /// The first rule that a path breaks.
-fn non_resource_url(url: &str) -> Option<&'static str> {
+fn broken_url_rule(url: &str) -> Option<&'static str> {
     let wildcards = url.matches('*').count();
     if url.is_empty() {
         Some("must not be empty")

@@ -4,7 +4,7 @@
 use super::super::ObjectMeta;
 use super::super::OwnerReference;
 use super::super::field_error::FieldErrors;
-use super::super::field_error::quoted;
+use super::super::field_error::go_quote;
 use super::super::names;
 
 /// `TotalAnnotationSizeLimitB`, keys and values together.
@@ -20,13 +20,13 @@ const FOREGROUND_DELETION: &str = "foregroundDeletion";
 const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", ORPHAN, FOREGROUND_DELETION];
 
 pub(super) fn validate(metadata: &ObjectMeta, errors: &mut FieldErrors) {
-    name(metadata, errors);
+    validate_name(metadata, errors);
     for (key, value) in &metadata.labels {
-        errors.invalid_string("metadata.labels", key, names::label_key(key));
-        errors.invalid_string("metadata.labels", value, names::label_value(value));
+        errors.invalid_string("metadata.labels", key, names::check_label_key(key));
+        errors.invalid_string("metadata.labels", value, names::check_label_value(value));
     }
     for (key, _) in &metadata.annotations {
-        let broken = names::label_key(&key.to_lowercase());
+        let broken = names::check_label_key(&key.to_lowercase());
         errors.invalid_string("metadata.annotations", key, broken);
     }
     let size: usize = metadata
@@ -37,23 +37,23 @@ pub(super) fn validate(metadata: &ObjectMeta, errors: &mut FieldErrors) {
     if size > ANNOTATIONS_MAX {
         errors.too_long("metadata.annotations".to_owned(), ANNOTATIONS_MAX);
     }
-    owner_references(&metadata.owner_references, errors);
-    finalizers(&metadata.finalizers, errors);
+    validate_owner_references(&metadata.owner_references, errors);
+    validate_finalizers(&metadata.finalizers, errors);
 }
 
 /// A name that is yet to be generated is no fault.
-fn name(metadata: &ObjectMeta, errors: &mut FieldErrors) {
+fn validate_name(metadata: &ObjectMeta, errors: &mut FieldErrors) {
     let ObjectMeta {
         name,
         generate_name,
         ..
     } = metadata;
     if !generate_name.is_empty() {
-        let broken = names::dns_subdomain(&names::mask_trailing_dash(generate_name));
+        let broken = names::check_dns_subdomain(&names::mask_trailing_dash(generate_name));
         errors.invalid_string("metadata.generateName", generate_name, broken);
     }
     if !name.is_empty() {
-        errors.invalid_string("metadata.name", name, names::dns_subdomain(name));
+        errors.invalid_string("metadata.name", name, names::check_dns_subdomain(name));
     } else if generate_name.is_empty() {
         errors.required(
             "metadata.name".to_owned(),
@@ -62,10 +62,10 @@ fn name(metadata: &ObjectMeta, errors: &mut FieldErrors) {
     }
 }
 
-fn owner_references(references: &[OwnerReference], errors: &mut FieldErrors) {
+fn validate_owner_references(references: &[OwnerReference], errors: &mut FieldErrors) {
     let mut controller: Option<String> = None;
     for reference in references {
-        owner_reference(reference, errors);
+        validate_owner_reference(reference, errors);
         if !reference.controller {
             continue;
         }
@@ -83,7 +83,7 @@ fn owner_references(references: &[OwnerReference], errors: &mut FieldErrors) {
 }
 
 /// Upstream's paths have no index.
-fn owner_reference(reference: &OwnerReference, errors: &mut FieldErrors) {
+fn validate_owner_reference(reference: &OwnerReference, errors: &mut FieldErrors) {
     let OwnerReference {
         api_version,
         kind,
@@ -91,15 +91,15 @@ fn owner_reference(reference: &OwnerReference, errors: &mut FieldErrors) {
         uid,
         ..
     } = reference;
-    let (version, group) = group_version(api_version);
+    let (version, group) = split_api_version(api_version);
     if version.is_empty() {
         let field = format!("{OWNER_REFERENCES}.apiVersion");
-        errors.invalid(field, quoted(api_version), "version must not be empty");
+        errors.invalid(field, go_quote(api_version), "version must not be empty");
     }
     for (field, text) in [("kind", kind), ("name", name), ("uid", uid)] {
         if text.is_empty() {
             let field = format!("{OWNER_REFERENCES}.{field}");
-            errors.invalid(field, quoted(text), "must not be empty");
+            errors.invalid(field, go_quote(text), "must not be empty");
         }
     }
     if (group, version, kind.as_str()) == ("", "v1", "Event") {
@@ -109,7 +109,7 @@ fn owner_reference(reference: &OwnerReference, errors: &mut FieldErrors) {
 }
 
 /// Version and group of an `apiVersion`, both empty where it is none (`schema.ParseGroupVersion`).
-fn group_version(api_version: &str) -> (&str, &str) {
+fn split_api_version(api_version: &str) -> (&str, &str) {
     match api_version.split_once('/') {
         None => (api_version, ""),
         Some((_, version)) if version.contains('/') => ("", ""),
@@ -117,10 +117,10 @@ fn group_version(api_version: &str) -> (&str, &str) {
     }
 }
 
-fn finalizers(finalizers: &[String], errors: &mut FieldErrors) {
+fn validate_finalizers(finalizers: &[String], errors: &mut FieldErrors) {
     const FIELD: &str = "metadata.finalizers";
     for finalizer in finalizers {
-        errors.invalid_string(FIELD, finalizer, names::label_key(finalizer));
+        errors.invalid_string(FIELD, finalizer, names::check_label_key(finalizer));
     }
     let has = |name: &str| finalizers.iter().any(|finalizer| finalizer == name);
     if has(ORPHAN) && has(FOREGROUND_DELETION) {
@@ -130,7 +130,7 @@ fn finalizers(finalizers: &[String], errors: &mut FieldErrors) {
     for (n, finalizer) in finalizers.iter().enumerate() {
         if !finalizer.contains('/') && !STANDARD_FINALIZERS.contains(&finalizer.as_str()) {
             let detail = "name is neither a standard finalizer name nor is it fully qualified";
-            errors.invalid(format!("{FIELD}[{n}]"), quoted(finalizer), detail);
+            errors.invalid(format!("{FIELD}[{n}]"), go_quote(finalizer), detail);
         }
     }
 }

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use super::Object;
 use super::field_error::FieldError;
 use super::field_error::FieldErrors;
-use super::field_error::quoted;
+use super::field_error::go_quote;
 use super::manifest::Manifest;
 
 impl Manifest<'_> {
@@ -43,7 +43,7 @@ impl Manifest<'_> {
         for (n, condition) in types.iter().enumerate() {
             let field = format!("status.conditions[{n}].type");
             if !seen.insert(condition) {
-                errors.duplicate(field.clone(), quoted(condition));
+                errors.duplicate(field.clone(), go_quote(condition));
             }
             if condition.is_empty() {
                 errors.required(field, "");

@@ -10,7 +10,7 @@ use crate::api::flowcontrol::PriorityLevelEnablement;
 use crate::api::flowcontrol::QueuingConfiguration;
 use crate::api::flowcontrol::decode::PRESERVE_ZERO_SHARES;
 use crate::api::flowcontrol::field_error::FieldErrors;
-use crate::api::flowcontrol::field_error::quoted;
+use crate::api::flowcontrol::field_error::go_quote;
 use crate::api::flowcontrol::mandatory;
 use crate::api::flowcontrol::manifest::Version;
 
@@ -37,12 +37,12 @@ pub(super) fn validate(
         errors.forbidden("metadata.annotations".to_owned(), detail);
     }
     let name = level.metadata.name.as_str();
-    spec(name, &level.spec, version, errors);
-    fixed(name, &level.spec, errors);
+    validate_spec(name, &level.spec, version, errors);
+    validate_mandatory(name, &level.spec, errors);
 }
 
 /// The mandatory levels may not be changed, but for what `exempt` lends.
-fn fixed(name: &str, spec: &PriorityLevelConfigurationSpec, errors: &mut FieldErrors) {
+fn validate_mandatory(name: &str, spec: &PriorityLevelConfigurationSpec, errors: &mut FieldErrors) {
     let Some(fixed) = mandatory::priority_level(name).map(|level| &level.spec) else {
         return;
     };
@@ -58,7 +58,7 @@ fn fixed(name: &str, spec: &PriorityLevelConfigurationSpec, errors: &mut FieldEr
     }
 }
 
-fn spec(
+fn validate_spec(
     name: &str,
     spec: &PriorityLevelConfigurationSpec,
     version: Version,
@@ -70,7 +70,7 @@ fn spec(
         exempt,
     } = spec;
     if (name == EXEMPT) != (*enablement == PriorityLevelEnablement::Exempt) {
-        let value = quoted(enablement.as_str());
+        let value = go_quote(enablement.as_str());
         let detail = "must be 'Exempt' if and only if `name` is 'exempt'";
         errors.invalid("spec.type".to_owned(), value, detail);
     }
@@ -82,8 +82,8 @@ fn spec(
             }
             if let Some(exempt) = exempt {
                 let shares = "spec.exempt.nominalConcurrencyShares".to_owned();
-                self::shares(shares, exempt.nominal_concurrency_shares, errors);
-                lendable(
+                validate_shares(shares, exempt.nominal_concurrency_shares, errors);
+                validate_lendable_percent(
                     "spec.exempt.lendablePercent",
                     exempt.lendable_percent,
                     errors,
@@ -102,25 +102,25 @@ fn spec(
                     let detail = "must not be empty when type is Limited";
                     errors.required("spec.limited".to_owned(), detail);
                 }
-                Some(limited) => self::limited(limited, version, errors),
+                Some(limited) => validate_limited(limited, version, errors),
             }
         }
         PriorityLevelEnablement::Other(text) => {
             let allowed = PriorityLevelEnablement::ALLOWED;
-            errors.not_supported("spec.type".to_owned(), quoted(text), allowed);
+            errors.not_supported("spec.type".to_owned(), go_quote(text), allowed);
         }
     }
 }
 
-fn limited(
+fn validate_limited(
     limited: &LimitedPriorityLevelConfiguration,
     version: Version,
     errors: &mut FieldErrors,
 ) {
     let field = format!("spec.limited.{}", version.shares_field());
-    shares(field, limited.nominal_concurrency_shares, errors);
-    limit_response(&limited.limit_response, errors);
-    lendable(
+    validate_shares(field, limited.nominal_concurrency_shares, errors);
+    validate_limit_response(&limited.limit_response, errors);
+    validate_lendable_percent(
         "spec.limited.lendablePercent",
         limited.lendable_percent,
         errors,
@@ -135,23 +135,23 @@ fn limited(
     }
 }
 
-fn shares(field: String, shares: i32, errors: &mut FieldErrors) {
+fn validate_shares(field: String, shares: i32, errors: &mut FieldErrors) {
     if shares < 0 {
         errors.invalid(field, shares.to_string(), "must be a non-negative integer");
     }
 }
 
-fn lendable(field: &str, percent: i32, errors: &mut FieldErrors) {
+fn validate_lendable_percent(field: &str, percent: i32, errors: &mut FieldErrors) {
     if !(0..=100).contains(&percent) {
         let detail = "must be between 0 and 100, inclusive";
         errors.invalid(field.to_owned(), percent.to_string(), detail);
     }
 }
 
-fn limit_response(response: &LimitResponse, errors: &mut FieldErrors) {
+fn validate_limit_response(response: &LimitResponse, errors: &mut FieldErrors) {
     let field = "spec.limited.limitResponse.queuing".to_owned();
     match (&response.kind, &response.queuing) {
-        (LimitResponseType::Queue, Some(queuing)) => self::queuing(*queuing, errors),
+        (LimitResponseType::Queue, Some(queuing)) => validate_queuing(*queuing, errors),
         (LimitResponseType::Queue, None) => {
             // Upstream's text has the wrong word too, here and below.
             let detail = "must not be empty if limited.limitResponse.type is Limited";
@@ -164,12 +164,12 @@ fn limit_response(response: &LimitResponse, errors: &mut FieldErrors) {
         (LimitResponseType::Reject, None) => {}
         (LimitResponseType::Other(text), _) => {
             let field = "spec.limited.limitResponse.type".to_owned();
-            errors.not_supported(field, quoted(text), LimitResponseType::ALLOWED);
+            errors.not_supported(field, go_quote(text), LimitResponseType::ALLOWED);
         }
     }
 }
 
-fn queuing(queuing: QueuingConfiguration, errors: &mut FieldErrors) {
+fn validate_queuing(queuing: QueuingConfiguration, errors: &mut FieldErrors) {
     let QueuingConfiguration {
         queues,
         hand_size,
@@ -196,7 +196,7 @@ fn queuing(queuing: QueuingConfiguration, errors: &mut FieldErrors) {
     } else if hand_size > queues {
         let detail = format!("should not be greater than queues ({queues})");
         invalid("handSize", hand_size, &detail);
-    } else if needs_too_many_bits(queues, hand_size) {
+    } else if exceeds_hash_bits(queues, hand_size) {
         let detail = format!(
             "required entropy bits of deckSize {queues} and handSize {hand_size} should \
              not be greater than {MAX_HASH_BITS}"
@@ -207,7 +207,7 @@ fn queuing(queuing: QueuingConfiguration, errors: &mut FieldErrors) {
 
 /// Whether `ceil(log2(queues) * handSize)` is more than there is, as `RequiredEntropyBits` computes
 /// it; here without floats.
-fn needs_too_many_bits(queues: i32, hand_size: i32) -> bool {
+fn exceeds_hash_bits(queues: i32, hand_size: i32) -> bool {
     let (Ok(queues), Ok(hand_size)) = (u128::try_from(queues), u32::try_from(hand_size)) else {
         return false;
     };

@@ -4,11 +4,11 @@ use fastrand::Rng;
 
 use super::CBOR;
 use super::scan;
-use super::told;
+use super::scan_all;
 use crate::api::list_scan::ListScan;
 
 /// What Kubernetes writes; names are byte strings there, text strings elsewhere.
-enum Value {
+enum CborValue {
     Text(&'static str),
     Number(u64),
     Null,
@@ -16,11 +16,11 @@ enum Value {
     Map(Vec<(&'static str, Self)>),
 }
 
-use Value::List;
-use Value::Map;
-use Value::Null;
-use Value::Number;
-use Value::Text;
+use CborValue::List;
+use CborValue::Map;
+use CborValue::Null;
+use CborValue::Number;
+use CborValue::Text;
 
 fn head(major: u8, argument: u64, out: &mut Vec<u8>) {
     match argument {
@@ -37,7 +37,7 @@ fn length<T>(of: &[T]) -> u64 {
     u64::try_from(of.len()).unwrap()
 }
 
-fn write(value: &Value, rng: &mut Rng, out: &mut Vec<u8>) {
+fn write(value: &CborValue, rng: &mut Rng, out: &mut Vec<u8>) {
     if rng.u8(0..8) == 0 {
         out.extend([0xd9, 0xd9, 0xf7]); // a tag changes nothing
     }
@@ -83,13 +83,13 @@ fn write(value: &Value, rng: &mut Rng, out: &mut Vec<u8>) {
     }
 }
 
-fn written(value: &Value, seed: u64) -> Vec<u8> {
+fn encode(value: &CborValue, seed: u64) -> Vec<u8> {
     let mut out = vec![0xd9, 0xd9, 0xf7];
     write(value, &mut Rng::with_seed(seed), &mut out);
     out
 }
 
-fn item(name: &'static str) -> Value {
+fn item(name: &'static str) -> CborValue {
     let labels = Map(vec![
         ("items", List(vec![Map(vec![])])),
         ("continue", Text("no")),
@@ -103,7 +103,7 @@ fn item(name: &'static str) -> Value {
     ])
 }
 
-fn page(kind: &'static str) -> Value {
+fn page(kind: &'static str) -> CborValue {
     let metadata = Map(vec![
         ("resourceVersion", Text("1450")),
         ("continue", Text("eyJ2IjoibWV0YSJ9")),
@@ -118,22 +118,22 @@ fn page(kind: &'static str) -> Value {
 }
 
 #[test]
-fn a_list_in_cbor_tells_what_it_holds() {
+fn a_list_in_cbor_is_summarized() {
     for seed in 0..200 {
-        let body = written(&page("WidgetList"), seed);
+        let body = encode(&page("WidgetList"), seed);
         let expected = Some((3, Some(498), true));
-        assert_eq!(told(CBOR, &body), expected, "seed {seed}");
-        assert!(!scan(CBOR, [&*body]).unwrap().abridged, "seed {seed}");
-        let metadata = written(&page("PartialObjectMetadataList"), seed);
-        assert!(scan(CBOR, [&*metadata]).unwrap().abridged, "seed {seed}");
+        assert_eq!(scan_all(CBOR, &body), expected, "seed {seed}");
+        assert!(!scan(CBOR, [&*body]).unwrap().transformed, "seed {seed}");
+        let metadata = encode(&page("PartialObjectMetadataList"), seed);
+        assert!(scan(CBOR, [&*metadata]).unwrap().transformed, "seed {seed}");
         let table = Map(vec![("rows", List(vec![item("a")])), ("metadata", Null)]);
-        let table = scan(CBOR, [&*written(&table, seed)]).unwrap();
-        assert!(table.abridged && table.items == 1, "seed {seed}");
+        let table = scan(CBOR, [&*encode(&table, seed)]).unwrap();
+        assert!(table.transformed && table.items == 1, "seed {seed}");
     }
 }
 
 #[test]
-fn what_is_no_list_in_cbor_tells_nothing() {
+fn cbor_that_is_not_a_list_has_no_summary() {
     let others = [
         Null,
         item("a"),
@@ -151,18 +151,18 @@ fn what_is_no_list_in_cbor_tells_nothing() {
         ]),
     ];
     for (seed, other) in (0..).zip(&others) {
-        assert_eq!(told(CBOR, &written(other, seed)), None, "number {seed}");
+        assert_eq!(scan_all(CBOR, &encode(other, seed)), None, "number {seed}");
     }
-    let whole = written(&page("WidgetList"), 0);
-    assert_eq!(told(CBOR, &[&*whole, &[0xf6]].concat()), None);
-    assert_eq!(told(CBOR, &whole[..whole.len() - 1]), None);
+    let whole = encode(&page("WidgetList"), 0);
+    assert_eq!(scan_all(CBOR, &[&*whole, &[0xf6]].concat()), None);
+    assert_eq!(scan_all(CBOR, &whole[..whole.len() - 1]), None);
 }
 
 #[test]
-fn nothing_hostile_in_cbor_makes_it_panic_or_disagree_with_itself() {
+fn corrupt_cbor_causes_no_panic_and_chunking_does_not_matter() {
     for seed in 0..3000 {
         let mut rng = Rng::with_seed(seed);
-        let mut body = written(&page("WidgetList"), seed);
+        let mut body = encode(&page("WidgetList"), seed);
         for _ in 0..rng.usize(1..5) {
             let at = rng.usize(..body.len());
             body[at] = rng.u8(..);

@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use super::JSON;
 use super::scan;
-use super::scan_at_random;
-use super::told;
+use super::scan_all;
+use super::scan_in_random_chunks;
 
 pub(super) const PAGE: &str = r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1450",
 "continue":"eyJ2IjoibWV0YSJ9","remainingItemCount":498},"items":[{"metadata":{"name":"web-01",
@@ -21,7 +21,7 @@ pub(super) const TABLE: &str = r#"{"kind":"Table","apiVersion":"meta.k8s.io/v1",
 pub(super) const LATE_METADATA: &str = r#"{"items":[{"metadata":{"continue":"x"}}],"metadata":{"remainingItemCount":7,"continue":""}}"#;
 
 #[test]
-fn a_list_in_json_tells_what_it_holds() {
+fn a_list_in_json_is_summarized() {
     let cases = [
         (PAGE, (2, Some(498), true)),
         (TABLE, (3, None, false)),
@@ -74,12 +74,12 @@ fn a_list_in_json_tells_what_it_holds() {
         ),
     ];
     for (body, expected) in cases {
-        assert_eq!(told(JSON, body.as_bytes()), Some(expected), "{body}");
+        assert_eq!(scan_all(JSON, body.as_bytes()), Some(expected), "{body}");
     }
 }
 
 #[test]
-fn what_is_no_list_tells_nothing() {
+fn json_that_is_not_a_list_has_no_summary() {
     let bodies = [
         "",
         " ",
@@ -128,13 +128,13 @@ fn what_is_no_list_tells_nothing() {
         r#"{"metadata":{"remainingItemCount":1000000000000000000000000000000},"items":[]}"#,
     ];
     for body in bodies {
-        assert_eq!(told(JSON, body.as_bytes()), None, "{body}");
+        assert_eq!(scan_all(JSON, body.as_bytes()), None, "{body}");
     }
 }
 
 /// Strings of all lengths and escapes, brackets in and out of them, at all places of a block.
 #[test]
-fn every_value_is_passed_over_to_its_end() {
+fn every_value_is_skipped_to_its_end() {
     for length in 0..140 {
         for escapes in ["", "\\\\", "\\\"", "\\\\\\\"", "\\u005c"] {
             let text = format!("{}{escapes}", "{".repeat(length));
@@ -143,7 +143,7 @@ fn every_value_is_passed_over_to_its_end() {
                 r#"{{"items":[{{"{text}":[{spaces}["{text}"],{{}}]}},{{}}{spaces},{{"a":"{text}"}}]}}"#
             );
             assert_eq!(
-                told(JSON, body.as_bytes()),
+                scan_all(JSON, body.as_bytes()),
                 Some((3, None, false)),
                 "{body}"
             );
@@ -152,12 +152,12 @@ fn every_value_is_passed_over_to_its_end() {
 }
 
 /// Writes JSON, in which names are not repeated.
-struct Writer<'r> {
+struct JsonWriter<'r> {
     rng: &'r mut Rng,
     text: String,
 }
 
-impl Writer<'_> {
+impl JsonWriter<'_> {
     fn space(&mut self) {
         let spaces = ["", "", "", " ", "\n  ", "\t\r"];
         self.text += self.rng.choice(spaces).unwrap();
@@ -249,7 +249,7 @@ impl Writer<'_> {
 }
 
 /// What a list tells, according to a parser of JSON.
-fn parsed(document: &Value) -> Option<(u64, Option<u64>, bool)> {
+fn summarize_parsed(document: &Value) -> Option<(u64, Option<u64>, bool)> {
     let list = document.as_object()?;
     let ((Some(items), None) | (None, Some(items))) = (list.get("items"), list.get("rows")) else {
         return None;
@@ -275,11 +275,11 @@ fn parsed(document: &Value) -> Option<(u64, Option<u64>, bool)> {
 }
 
 #[test]
-fn agrees_with_a_parser_on_random_documents() {
+fn random_documents_are_scanned_as_a_parser_reads_them() {
     let (mut lists, mut spoilt) = (0, 0);
     for seed in 0..4000 {
         let mut rng = Rng::with_seed(seed);
-        let mut writer = Writer {
+        let mut writer = JsonWriter {
             rng: &mut rng,
             text: String::new(),
         };
@@ -295,12 +295,12 @@ fn agrees_with_a_parser_on_random_documents() {
             }
         }
         let shown = format!("seed {seed}: {}", String::from_utf8_lossy(&body));
-        let told = told(JSON, &body);
-        let at_random = scan_at_random(JSON, &body, &mut rng);
+        let told = scan_all(JSON, &body);
+        let at_random = scan_in_random_chunks(JSON, &body, &mut rng);
         assert_eq!(at_random, scan(JSON, [&*body]), "{shown}");
         // Spoilt below the outline, it may still tell something.
         match serde_json::from_slice(&body) {
-            Ok(document) => assert_eq!(told, parsed(&document), "{shown}"),
+            Ok(document) => assert_eq!(told, summarize_parsed(&document), "{shown}"),
             Err(_) => spoilt += 1,
         }
         lists += u32::from(told.is_some());

@@ -4,8 +4,8 @@ use fastrand::Rng;
 
 use super::PROTOBUF;
 use super::scan;
-use super::scan_at_random;
-use super::told;
+use super::scan_all;
+use super::scan_in_random_chunks;
 
 fn varint(mut number: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -62,7 +62,7 @@ fn list(of: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_list_in_protobuf_tells_what_it_holds() {
+fn a_list_in_protobuf_is_summarized() {
     let kind = || kind("PodList");
     let cases = [
         (pod_list(), (2, Some(498), true)),
@@ -89,12 +89,12 @@ fn a_list_in_protobuf_tells_what_it_holds() {
         ),
     ];
     for (body, expected) in cases {
-        assert_eq!(told(PROTOBUF, &body), Some(expected), "{body:?}");
+        assert_eq!(scan_all(PROTOBUF, &body), Some(expected), "{body:?}");
     }
 }
 
 #[test]
-fn what_is_no_list_in_protobuf_tells_nothing() {
+fn protobuf_that_is_not_a_list_has_no_summary() {
     let list = |raw: Vec<u8>| body(&[kind("PodList"), field(2, &raw)]);
     let endless = [vec![0x80; 9], vec![2]].concat();
     let bodies = [
@@ -125,12 +125,12 @@ fn what_is_no_list_in_protobuf_tells_nothing() {
         list(field(1, &[3 << 3 | 2, 1])),
     ];
     for body in bodies {
-        assert_eq!(told(PROTOBUF, &body), None, "{body:?}");
+        assert_eq!(scan_all(PROTOBUF, &body), None, "{body:?}");
     }
 }
 
 #[test]
-fn fields_in_any_order_and_unknown_ones_change_nothing() {
+fn field_order_and_unknown_fields_do_not_matter() {
     for seed in 0..1000 {
         let mut rng = Rng::with_seed(seed);
         let mix = |rng: &mut Rng, mut fields: Vec<Vec<u8>>| {
@@ -157,8 +157,8 @@ fn fields_in_any_order_and_unknown_ones_change_nothing() {
         let raw = mix(&mut rng, raw);
         let body = body(&[mix(&mut rng, vec![field(1, &type_meta), field(2, &raw)])]);
         let expected = Some((u64::try_from(items).unwrap(), remaining, continues));
-        assert_eq!(told(PROTOBUF, &body), expected, "seed {seed}");
-        let at_random = scan_at_random(PROTOBUF, &body, &mut rng);
+        assert_eq!(scan_all(PROTOBUF, &body), expected, "seed {seed}");
+        let at_random = scan_in_random_chunks(PROTOBUF, &body, &mut rng);
         assert_eq!(at_random, scan(PROTOBUF, [&*body]), "seed {seed}");
     }
 }

@@ -30,8 +30,8 @@ use crate::api::flowcontrol::QueuingConfiguration;
 use crate::api::flowcontrol::ResourcePolicyRule;
 use crate::api::flowcontrol::Subject;
 use crate::api::flowcontrol::SubjectKind;
-use crate::flowcontrol::level::Overview;
-use crate::flowcontrol::queue_set::Totals;
+use crate::flowcontrol::level::LevelDump;
+use crate::flowcontrol::queue_set::QueueSetTotals;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
 pub(crate) const POD: &str = "/api/v1/namespaces/a/pods/p";
@@ -39,35 +39,39 @@ pub(crate) const PODS: &str = "/api/v1/namespaces/a/pods";
 pub(crate) const WATCH: &str = "/api/v1/namespaces/a/pods?watch=1&resourceVersion=7";
 
 /// A controller, and what it shows.
-pub(crate) struct World {
+pub(crate) struct ControllerFixture {
     pub(crate) controller: Arc<Controller>,
     pub(crate) registry: Registry,
 }
 
 /// What the admission of a request comes to.
-pub(crate) type Outcome = Result<Admitted, Rejected>;
+pub(crate) type AdmissionResult = Result<AdmissionPermit, AdmissionRejection>;
 
-pub(crate) fn world(seats: u32, enforcement: Enforcement, objects: &[Object]) -> World {
+pub(crate) fn controller_fixture(
+    seats: u32,
+    enforcement: Enforcement,
+    objects: &[Object],
+) -> ControllerFixture {
     let registry = Registry::new();
-    let config = Config {
+    let config = ControllerConfig {
         server_concurrency_limit: seats,
         request_timeout: 60_000 * MS,
         enforcement,
         consistent_reads_from_cache: true,
     };
-    World {
+    ControllerFixture {
         controller: Controller::new(config, objects, &registry),
         registry,
     }
 }
 
 /// One level `work` with so many seats, to which everybody is led, and the mandatory ones.
-pub(crate) fn one_level(seats: u32, limit_response: LimitResponse) -> World {
+pub(crate) fn one_level(seats: u32, limit_response: LimitResponse) -> ControllerFixture {
     let objects = [
         level("work", 100, limit_response),
         schema("all", "work", "*"),
     ];
-    world(seats, Enforcement::Enforce, &objects)
+    controller_fixture(seats, Enforcement::Enforce, &objects)
 }
 
 pub(crate) fn queue(queues: i32, queue_length_limit: i32) -> LimitResponse {
@@ -145,9 +149,9 @@ fn meta(name: &str) -> ObjectMeta {
     }
 }
 
-impl World {
+impl ControllerFixture {
     /// A request that arrives now, and has no deadline.
-    pub(crate) async fn admit(&self, user: &str, method: &str, target: &str) -> Outcome {
+    pub(crate) async fn admit(&self, user: &str, method: &str, target: &str) -> AdmissionResult {
         self.admit_until(user, method, target, Clock.now(), None)
             .await
     }
@@ -159,14 +163,14 @@ impl World {
         target: &str,
         arrived: Instant,
         deadline: Option<Instant>,
-    ) -> Outcome {
+    ) -> AdmissionResult {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
         let user = UserInfo {
             name: user.to_owned(),
             groups: vec!["system:authenticated".to_owned()],
             ..UserInfo::default()
         };
-        let times = Times {
+        let times = RequestTimes {
             now: Clock.now(),
             arrived,
             deadline,
@@ -175,13 +179,13 @@ impl World {
     }
 
     /// A get, as a future of which each step can be seen.
-    pub(crate) fn get<'w>(&'w self, user: &'w str) -> Step<'w> {
-        Step::of(self.admit(user, "GET", POD))
+    pub(crate) fn get<'w>(&'w self, user: &'w str) -> PolledAdmission<'w> {
+        PolledAdmission::new(self.admit(user, "GET", POD))
     }
 
     /// A get that must not have to wait.
-    pub(crate) fn get_now(&self, user: &str) -> Admitted {
-        match self.get(user).step() {
+    pub(crate) fn get_now(&self, user: &str) -> AdmissionPermit {
+        match self.get(user).poll_once() {
             Poll::Ready(Ok(admitted)) => admitted,
             Poll::Ready(Err(rejected)) => panic!("{user} is refused: {rejected:?}"),
             Poll::Pending => panic!("{user} has to wait"),
@@ -189,18 +193,18 @@ impl World {
     }
 
     /// Some if the level is in use.
-    pub(crate) fn overview(&self, level: &str) -> Option<Overview> {
+    pub(crate) fn level_dump(&self, level: &str) -> Option<LevelDump> {
         let levels = self.controller.levels();
         let known = levels.iter().find(|known| known.name() == level)?;
-        Some(known.overview())
+        Some(known.dump())
     }
 
-    pub(crate) fn totals(&self, level: &str) -> Totals {
-        self.overview(level).expect("a level in use").totals
+    pub(crate) fn totals(&self, level: &str) -> QueueSetTotals {
+        self.level_dump(level).expect("a level in use").totals
     }
 
     /// Waiting, executing, seats in use.
-    pub(crate) fn now(&self, level: &str) -> (usize, usize, u64) {
+    pub(crate) fn load(&self, level: &str) -> (usize, usize, u64) {
         let totals = self.totals(level);
         (
             totals.requests_waiting,
@@ -210,49 +214,49 @@ impl World {
     }
 
     /// The value of a series, by its name and labels as they are shown.
-    pub(crate) fn value(&self, series: &str) -> Option<f64> {
+    pub(crate) fn metric_value(&self, series: &str) -> Option<f64> {
         let text = self.registry.render();
         let line = text.lines().find_map(|line| line.strip_prefix(series))?;
         line.strip_prefix(' ')?.parse().ok()
     }
 
-    pub(crate) fn watchers(&self, method: &str, target: &str) -> usize {
+    pub(crate) fn interested_watches(&self, method: &str, target: &str) -> usize {
         let info = RequestInfo::parse(method, target.as_bytes()).unwrap();
-        lock(&self.controller.watches).interested_watches(&info)
+        lock(&self.controller.watch_tracker).interested_watches(&info)
     }
 }
 
 /// An admission under way.
-pub(crate) struct Step<'w>(Pin<Box<dyn Future<Output = Outcome> + Send + 'w>>);
+pub(crate) struct PolledAdmission<'w>(Pin<Box<dyn Future<Output = AdmissionResult> + Send + 'w>>);
 
-impl<'w> Step<'w> {
-    pub(crate) fn of(admission: impl Future<Output = Outcome> + Send + 'w) -> Self {
+impl<'w> PolledAdmission<'w> {
+    pub(crate) fn new(admission: impl Future<Output = AdmissionResult> + Send + 'w) -> Self {
         Self(Box::pin(admission))
     }
 
     /// Looks whether it has come to anything.
-    pub(crate) fn step(&mut self) -> Poll<Outcome> {
+    pub(crate) fn poll_once(&mut self) -> Poll<AdmissionResult> {
         self.0
             .as_mut()
             .poll(&mut Context::from_waker(Waker::noop()))
     }
 
     /// Makes it wait.
-    pub(crate) fn begin(mut self) -> Self {
-        assert!(self.step().is_pending(), "it does not have to wait");
+    pub(crate) fn expect_pending(mut self) -> Self {
+        assert!(self.poll_once().is_pending(), "it does not have to wait");
         self
     }
 }
 
 /// Lets tasks run that need no more time.
-pub(crate) async fn settle() {
+pub(crate) async fn run_ready_tasks() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
 }
 
 /// Lets this much time pass, and whatever is due in it happen.
-pub(crate) async fn pass(time: Duration) {
+pub(crate) async fn advance(time: Duration) {
     tokio::time::sleep(time).await;
-    settle().await;
+    run_ready_tasks().await;
 }

@@ -9,66 +9,66 @@ fn objects(levels: &[Object]) -> Vec<Object> {
 }
 
 /// The level `work`, as far as it is left in `dump_priority_levels`.
-fn quiescing(world: &World) -> Option<bool> {
-    world.overview("work").map(|shown| shown.is_quiescing)
+fn is_quiescing(world: &ControllerFixture) -> Option<bool> {
+    world.level_dump("work").map(|shown| shown.is_quiescing)
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_seats_let_those_start_who_wait() {
+async fn more_seats_start_waiting_requests() {
     let world = one_level(1, queue(1, 10));
     let _held = world.get_now("a");
-    let mut waiting = world.get("b").begin();
+    let mut waiting = world.get("b").expect_pending();
     world
         .controller
         .set_server_concurrency_limit(Clock.now(), 5);
-    assert!(matches!(waiting.step(), Poll::Ready(Ok(_))));
+    assert!(matches!(waiting.poll_once(), Poll::Ready(Ok(_))));
     let limit = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"work\"}";
-    assert_eq!(world.value(limit), Some(5.0));
+    assert_eq!(world.metric_value(limit), Some(5.0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn fewer_seats_stop_nobody_who_runs() {
+async fn fewer_seats_stop_no_executing_request() {
     let world = one_level(3, queue(1, 10));
     let held = [world.get_now("a"), world.get_now("b"), world.get_now("c")];
     world
         .controller
         .set_server_concurrency_limit(Clock.now(), 1);
-    assert_eq!(world.now("work"), (0, 3, 3));
-    let mut waiting = world.get("d").begin();
+    assert_eq!(world.load("work"), (0, 3, 3));
+    let mut waiting = world.get("d").expect_pending();
     let [first, second, third] = held;
     drop(first);
     drop(second);
-    assert!(waiting.step().is_pending());
+    assert!(waiting.poll_once().is_pending());
     drop(third);
-    assert!(matches!(waiting.step(), Poll::Ready(Ok(_))));
+    assert!(matches!(waiting.poll_once(), Poll::Ready(Ok(_))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_goes_on_waiting_when_the_level_ceases_to_queue() {
+async fn waiting_requests_keep_waiting_when_the_level_stops_queuing() {
     let world = one_level(1, queue(4, 10));
     let held = world.get_now("a");
-    let mut waiting = world.get("b").begin();
+    let mut waiting = world.get("b").expect_pending();
     let rejecting = objects(&[level("work", 100, reject())]);
     world.controller.configure(Clock.now(), &rejecting);
-    assert!(waiting.step().is_pending());
+    assert!(waiting.poll_once().is_pending());
     let rejected = world.admit("c", "GET", POD).await.unwrap_err();
-    assert_eq!(rejected.reason, Reason::ConcurrencyLimit);
+    assert_eq!(rejected.reason, RejectReason::ConcurrencyLimit);
     drop(held);
-    assert!(matches!(waiting.step(), Poll::Ready(Ok(_))));
+    assert!(matches!(waiting.poll_once(), Poll::Ready(Ok(_))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_level_that_is_removed_while_requests_wait_drains_and_then_goes() {
+async fn a_level_removed_while_requests_wait_drains_and_is_then_closed() {
     let world = one_level(1, queue(1, 10));
     let running = {
         let controller = Arc::clone(&world.controller);
         tokio::spawn(async move { controller.run().await })
     };
-    settle().await;
+    run_ready_tasks().await;
     let held = world.get_now("a");
-    let mut waiting = world.get("b").begin();
+    let mut waiting = world.get("b").expect_pending();
     world.controller.configure(Clock.now(), &[]);
-    assert_eq!(quiescing(&world), Some(true));
+    assert_eq!(is_quiescing(&world), Some(true));
     let dump = world.controller.dump_priority_levels();
     assert!(
         dump.contains("work,              1,            false,  true,        1,"),
@@ -77,20 +77,20 @@ async fn a_level_that_is_removed_while_requests_wait_drains_and_then_goes() {
     let elsewhere = world.get_now("c");
     assert_eq!(elsewhere.priority_level().name, "catch-all");
     drop(held);
-    settle().await;
-    assert_eq!(quiescing(&world), Some(true), "one still runs");
-    let Poll::Ready(Ok(last)) = waiting.step() else {
+    run_ready_tasks().await;
+    assert_eq!(is_quiescing(&world), Some(true), "one still runs");
+    let Poll::Ready(Ok(last)) = waiting.poll_once() else {
         panic!("its turn has come");
     };
     assert_eq!(last.priority_level().name, "work");
     drop(last);
-    settle().await;
-    assert_eq!(quiescing(&world), None);
+    run_ready_tasks().await;
+    assert_eq!(is_quiescing(&world), None);
     assert!(!world.controller.dump_priority_levels().contains("work"));
     let dispatched = "apiserver_flowcontrol_dispatched_requests_total\
                       {flow_schema=\"all\",priority_level=\"work\"}";
     assert_eq!(
-        world.value(dispatched),
+        world.metric_value(dispatched),
         Some(2.0),
         "what was counted remains"
     );
@@ -98,36 +98,36 @@ async fn a_level_that_is_removed_while_requests_wait_drains_and_then_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_level_that_comes_back_while_it_drains_never_went() {
+async fn a_level_restored_while_it_drains_keeps_its_requests() {
     let world = one_level(1, queue(1, 10));
     let held = world.get_now("a");
-    let mut waiting = world.get("b").begin();
+    let mut waiting = world.get("b").expect_pending();
     world.controller.configure(Clock.now(), &[]);
     world
         .controller
         .configure(Clock.now(), &objects(&[level("work", 100, queue(1, 10))]));
-    assert_eq!(quiescing(&world), Some(false));
-    assert_eq!(world.now("work"), (1, 1, 1));
+    assert_eq!(is_quiescing(&world), Some(false));
+    assert_eq!(world.load("work"), (1, 1, 1));
     drop(held);
-    assert!(matches!(waiting.step(), Poll::Ready(Ok(_))));
+    assert!(matches!(waiting.poll_once(), Poll::Ready(Ok(_))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_level_that_comes_back_later_begins_anew() {
+async fn a_level_restored_after_it_was_closed_starts_empty() {
     let world = one_level(2, queue(1, 10));
     drop(world.get_now("a"));
     world.controller.configure(Clock.now(), &[]);
-    assert_eq!(quiescing(&world), None);
+    assert_eq!(is_quiescing(&world), None);
     world
         .controller
         .configure(Clock.now(), &objects(&[level("work", 100, queue(1, 10))]));
-    assert_eq!(world.totals("work"), Totals::default());
+    assert_eq!(world.totals("work"), QueueSetTotals::default());
     let _held = [world.get_now("a"), world.get_now("b")];
-    let _waiting = world.get("c").begin();
+    let _waiting = world.get("c").expect_pending();
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_to_a_level_that_has_gone_is_led_elsewhere() {
+async fn a_request_for_a_closed_level_is_classified_again() {
     let world = one_level(1, queue(1, 10));
     let before = world.controller.snapshot.load_full();
     world.controller.configure(Clock.now(), &[]);
@@ -136,7 +136,7 @@ async fn who_comes_to_a_level_that_has_gone_is_led_elsewhere() {
         .iter()
         .find(|route| route.flow_schema.name == "all");
     let info = RequestInfo::parse("GET", POD.as_bytes()).unwrap();
-    let arriving = Arriving {
+    let arriving = ArrivingRequest {
         info: &info,
         user: &UserInfo::default(),
         flow_distinguisher: b"",
@@ -145,21 +145,21 @@ async fn who_comes_to_a_level_that_has_gone_is_led_elsewhere() {
         interested_watches: None,
     };
     let refused = route.unwrap().arrive(Clock.now(), &arriving).unwrap_err();
-    assert_eq!(refused, Refused::Closed);
+    assert_eq!(refused, ArrivalError::Closed);
     assert_eq!(world.get_now("a").priority_level().name, "catch-all");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_draining_level_keeps_its_seats_until_it_has_gone() {
+async fn a_draining_level_keeps_its_seats_until_it_is_closed() {
     let levels = [
         level("work", 50, queue(1, 10)),
         level("other", 45, queue(1, 10)),
     ];
-    let world = world(20, Enforcement::Enforce, &objects(&levels));
+    let world = controller_fixture(20, Enforcement::Enforce, &objects(&levels));
     let nominal = |name: &str| {
         let series =
             format!("apiserver_flowcontrol_nominal_limit_seats{{priority_level=\"{name}\"}}");
-        world.value(&series).unwrap()
+        world.metric_value(&series).unwrap()
     };
     assert_eq!((nominal("work"), nominal("other")), (10.0, 9.0));
     let held = world.get_now("a");
@@ -177,26 +177,26 @@ async fn seats_follow_the_demand() {
         level.spec.limited.as_mut().unwrap().lendable_percent = 80;
     }
     let levels = [level("work", 45, queue(1, 50)), idle];
-    let world = world(20, Enforcement::Enforce, &objects(&levels));
+    let world = controller_fixture(20, Enforcement::Enforce, &objects(&levels));
     let limit = |name: &str| {
         let series =
             format!("apiserver_flowcontrol_current_limit_seats{{priority_level=\"{name}\"}}");
-        world.value(&series).unwrap()
+        world.metric_value(&series).unwrap()
     };
     let users: Vec<_> = (0..40).map(|n| format!("u{n}")).collect();
     let mut requests: Vec<_> = users.iter().map(|user| world.get(user)).collect();
     let mut held = Vec::new();
     for request in &mut requests {
-        if let Poll::Ready(admitted) = request.step() {
+        if let Poll::Ready(admitted) = request.poll_once() {
             held.push(admitted.unwrap());
         }
     }
     let before = held.len();
-    pass(10_000 * MS).await;
+    advance(10_000 * MS).await;
     world.controller.adjust(Clock.now());
     assert_eq!((limit("work"), limit("idle")), (17.0, 2.0));
     for request in requests.iter_mut().skip(before) {
-        if let Poll::Ready(admitted) = request.step() {
+        if let Poll::Ready(admitted) = request.poll_once() {
             held.push(admitted.unwrap());
         }
     }
@@ -204,7 +204,7 @@ async fn seats_follow_the_demand() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mandatory_level_whose_object_is_deleted_stays_what_it_was() {
+async fn a_mandatory_level_whose_object_is_deleted_keeps_its_spec() {
     let exempt = |nominal| {
         Object::PriorityLevelConfiguration(PriorityLevelConfiguration {
             metadata: ObjectMeta {
@@ -223,8 +223,8 @@ async fn a_mandatory_level_whose_object_is_deleted_stays_what_it_was() {
             ..PriorityLevelConfiguration::default()
         })
     };
-    let world = world(20, Enforcement::Enforce, &[exempt(5)]);
+    let world = controller_fixture(20, Enforcement::Enforce, &[exempt(5)]);
     world.controller.configure(Clock.now(), &[]);
     let limit = "apiserver_flowcontrol_nominal_limit_seats{priority_level=\"exempt\"}";
-    assert_eq!(world.value(limit), Some(10.0));
+    assert_eq!(world.metric_value(limit), Some(10.0));
 }

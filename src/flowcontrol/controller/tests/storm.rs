@@ -12,10 +12,10 @@ const CLIENTS: u64 = 64;
 const REQUESTS: u64 = 150;
 
 /// Only reached if a place is lost for ever.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_DRAIN_TIME: Duration = Duration::from_secs(60);
 
 /// How requests ended, as their clients saw it.
-type Seen = HashMap<&'static str, u64>;
+type StressOutcomes = HashMap<&'static str, u64>;
 
 fn configurations() -> [Vec<Object>; 3] {
     let schemas = |level: &str| [schema("all", level, "*"), schema("even", "even", "even")];
@@ -40,9 +40,9 @@ fn configurations() -> [Vec<Object>; 3] {
 }
 
 /// One client's requests, of which some are given up while they wait.
-async fn client(world: &World, seed: u64) -> Seen {
+async fn run_client(world: &ControllerFixture, seed: u64) -> StressOutcomes {
     let mut random = Rng::with_seed(seed);
-    let mut seen = Seen::new();
+    let mut seen = StressOutcomes::new();
     for _ in 0..REQUESTS {
         let user = if random.bool() { "even" } else { "odd" };
         let (method, target) = random
@@ -73,7 +73,7 @@ async fn client(world: &World, seed: u64) -> Seen {
             yield_now().await;
         }
         match random.u32(0..4) {
-            0 => admitted.initialized(),
+            0 => admitted.mark_initialized(),
             1 => tokio::time::sleep(MS).await,
             _ => {}
         }
@@ -81,20 +81,20 @@ async fn client(world: &World, seed: u64) -> Seen {
     seen
 }
 
-async fn storm(seed: u64, world: Arc<World>) -> Seen {
+async fn run_clients(seed: u64, world: Arc<ControllerFixture>) -> StressOutcomes {
     // Watches that stay, so that writes linger.
     let mut watches = Vec::new();
     for n in 0..12 {
         let watch = world.admit(&format!("w{n}"), "GET", WATCH).await;
         watches.extend(watch.map(|mut watch| {
-            watch.initialized();
+            watch.mark_initialized();
             watch
         }));
     }
     let mut clients = JoinSet::new();
     for n in 0..CLIENTS {
         let world = Arc::clone(&world);
-        clients.spawn(async move { client(&world, seed ^ n << 32).await });
+        clients.spawn(async move { run_client(&world, seed ^ n << 32).await });
     }
     let changing = {
         let world = Arc::clone(&world);
@@ -117,7 +117,7 @@ async fn storm(seed: u64, world: Arc<World>) -> Seen {
             }
         })
     };
-    let mut seen: Seen = [("watch", 12)].into();
+    let mut seen: StressOutcomes = [("watch", 12)].into();
     while let Some(outcomes) = clients.join_next().await {
         for (label, times) in outcomes.unwrap() {
             *seen.entry(label).or_default() += times;
@@ -129,31 +129,42 @@ async fn storm(seed: u64, world: Arc<World>) -> Seen {
 }
 
 /// A storm to its very end.
-fn weather(seed: u64, enforcement: Enforcement) -> (Arc<World>, Seen) {
+fn run_to_completion(
+    seed: u64,
+    enforcement: Enforcement,
+) -> (Arc<ControllerFixture>, StressOutcomes) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(4).enable_time().build().unwrap();
-    let world = Arc::new(world(20, enforcement, &configurations()[0]));
-    let seen = runtime.block_on(storm(seed, Arc::clone(&world)));
+    let world = Arc::new(controller_fixture(20, enforcement, &configurations()[0]));
+    let seen = runtime.block_on(run_clients(seed, Arc::clone(&world)));
     let ended = async {
-        let demand = |level: &Arc<PriorityLevel>| level.overview().totals.seat_demand();
-        while world.controller.counted().0.iter().map(demand).sum::<u64>() > 0 {
+        let demand = |level: &Arc<PriorityLevel>| level.dump().totals.seat_demand();
+        while world
+            .controller
+            .levels_and_fair_fraction()
+            .0
+            .iter()
+            .map(demand)
+            .sum::<u64>()
+            > 0
+        {
             yield_now().await;
         }
     };
-    let ended = runtime.block_on(async { tokio::time::timeout(LONGEST, ended).await });
+    let ended = runtime.block_on(async { tokio::time::timeout(MAX_DRAIN_TIME, ended).await });
     ended.unwrap_or_else(|_| panic!("seed {seed}: places are lost"));
     (world, seen)
 }
 
 #[test]
-fn counters_add_up_to_the_request() {
+fn counters_account_for_every_request() {
     for seed in [3, 1040, 0xda7a] {
-        let (world, seen) = weather(seed, Enforcement::Enforce);
+        let (world, seen) = run_to_completion(seed, Enforcement::Enforce);
         let text = world.registry.render();
-        let rejected = sums(&text, "rejected_requests_total", "reason");
+        let rejected = sum_by_label(&text, "rejected_requests_total", "reason");
         let dispatched = total(&text, "dispatched_requests_total");
         let context = format!("seed {seed}: {seen:?}, {rejected:?}, {dispatched} dispatched");
-        let count = |label: &str| float(seen.get(label).copied().unwrap_or_default());
+        let count = |label: &str| to_f64(seen.get(label).copied().unwrap_or_default());
         for at_once in ["queue-full", "concurrency-limit"] {
             assert_eq!(
                 rejected.get(at_once).copied(),
@@ -166,30 +177,30 @@ fn counters_add_up_to_the_request() {
             "{context}"
         );
         assert!(count("given up") > 0.0, "no storm: {context}");
-        check(&context, &text, float(seen.values().sum()));
-        assert_eq!(world.watchers("POST", PODS), 0, "{context}");
+        assert_counters(&context, &text, to_f64(seen.values().sum()));
+        assert_eq!(world.interested_watches("POST", PODS), 0, "{context}");
     }
 }
 
 #[test]
-fn counters_add_up_on_paper() {
-    let (world, seen) = weather(42, Enforcement::DryRun);
+fn counters_account_for_every_request_in_a_dry_run() {
+    let (world, seen) = run_to_completion(42, Enforcement::DryRun);
     let all: u64 = seen.values().sum();
-    let expected: Seen = [("admitted", all - 12), ("watch", 12)].into();
+    let expected: StressOutcomes = [("admitted", all - 12), ("watch", 12)].into();
     assert_eq!(seen, expected, "nobody waits and nobody is refused");
     let text = world.registry.render();
-    let rejected = sums(&text, "rejected_requests_total", "reason");
+    let rejected = sum_by_label(&text, "rejected_requests_total", "reason");
     assert!(rejected.values().sum::<f64>() > 0.0, "no storm");
-    check("on paper", &text, float(all));
+    assert_counters("on paper", &text, to_f64(all));
 }
 
 /// What must hold when all is over and `all` requests have come.
-fn check(context: &str, text: &str, all: f64) {
-    let rejected = sums(text, "rejected_requests_total", "reason");
+fn assert_counters(context: &str, text: &str, all: f64) {
+    let rejected = sum_by_label(text, "rejected_requests_total", "reason");
     let reason = |label: &str| rejected.get(label).copied().unwrap_or_default();
     let rejected_at_once = reason("queue-full") + reason("concurrency-limit");
     let dispatched = total(text, "dispatched_requests_total");
-    let waits = sums(text, "request_wait_duration_seconds_count", "execute");
+    let waits = sum_by_label(text, "request_wait_duration_seconds_count", "execute");
     let waited = |execute: &str| waits.get(execute).copied().unwrap_or_default();
     assert_eq!(
         dispatched + rejected_at_once + reason("time-out"),
@@ -219,7 +230,7 @@ fn check(context: &str, text: &str, all: f64) {
 }
 
 /// Sums of a metric over all its series, by the value of a label.
-fn sums(text: &str, metric: &str, label: &str) -> HashMap<String, f64> {
+fn sum_by_label(text: &str, metric: &str, label: &str) -> HashMap<String, f64> {
     let (metric, label) = (
         format!("apiserver_flowcontrol_{metric}{{"),
         format!("{label}=\""),
@@ -235,10 +246,10 @@ fn sums(text: &str, metric: &str, label: &str) -> HashMap<String, f64> {
 }
 
 fn total(text: &str, metric: &str) -> f64 {
-    sums(text, metric, "priority_level").values().sum()
+    sum_by_label(text, metric, "priority_level").values().sum()
 }
 
 #[expect(clippy::as_conversions, reason = "a few thousand requests")]
-fn float(count: u64) -> f64 {
+fn to_f64(count: u64) -> f64 {
     count as f64
 }

@@ -8,84 +8,97 @@ const TIMED_OUT: &str = "apiserver_flowcontrol_rejected_requests_total\
                          {flow_schema=\"all\",priority_level=\"work\",reason=\"time-out\"}";
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_starts_when_a_seat_comes_free() {
+async fn a_waiting_request_starts_when_a_seat_is_released() {
     let world = one_level(1, queue(1, 10));
     let held = world.get_now("a");
-    let mut next = world.get("b").begin();
-    assert_eq!(world.now("work"), (1, 1, 1));
-    pass(7 * MS).await;
-    assert!(next.step().is_pending());
+    let mut next = world.get("b").expect_pending();
+    assert_eq!(world.load("work"), (1, 1, 1));
+    advance(7 * MS).await;
+    assert!(next.poll_once().is_pending());
     drop(held);
-    let Poll::Ready(Ok(admitted)) = next.step() else {
+    let Poll::Ready(Ok(admitted)) = next.poll_once() else {
         panic!("its turn has come");
     };
     assert_eq!(admitted.queue_wait(), 7 * MS);
-    assert_eq!(world.now("work"), (0, 1, 1));
+    assert_eq!(world.load("work"), (0, 1, 1));
     let waits = "apiserver_flowcontrol_request_wait_duration_seconds_sum\
                  {execute=\"true\",flow_schema=\"all\",priority_level=\"work\"}";
-    assert_eq!(world.value(waits), Some(0.007));
+    assert_eq!(world.metric_value(waits), Some(0.007));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_queue_refuses() {
+async fn a_full_queue_rejects() {
     let world = one_level(1, queue(1, 2));
     let _held = world.get_now("a");
-    let _waiting = [world.get("b").begin(), world.get("c").begin()];
+    let _waiting = [
+        world.get("b").expect_pending(),
+        world.get("c").expect_pending(),
+    ];
     let rejected = world.admit("d", "GET", POD).await.unwrap_err();
-    assert_eq!(rejected.reason, Reason::QueueFull);
-    assert_eq!(world.now("work"), (2, 1, 1));
+    assert_eq!(rejected.reason, RejectReason::QueueFull);
+    assert_eq!(world.load("work"), (2, 1, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_dropped_while_it_waits_leaves_the_queue() {
     let world = one_level(1, queue(1, 10));
     let held = world.get_now("a");
-    let (second, mut third) = (world.get("b").begin(), world.get("c").begin());
+    let (second, mut third) = (
+        world.get("b").expect_pending(),
+        world.get("c").expect_pending(),
+    );
     drop(second);
-    assert_eq!(world.now("work"), (1, 1, 1));
-    assert_eq!(world.value(TIMED_OUT), Some(1.0));
+    assert_eq!(world.load("work"), (1, 1, 1));
+    assert_eq!(world.metric_value(TIMED_OUT), Some(1.0));
     drop(held);
-    assert!(matches!(third.step(), Poll::Ready(Ok(_))));
+    assert!(matches!(third.poll_once(), Poll::Ready(Ok(_))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_dropped_just_as_its_turn_comes_gives_its_seat_back() {
+async fn a_request_dropped_right_after_its_dispatch_releases_its_seat() {
     let world = one_level(1, queue(1, 10));
     let held = world.get_now("a");
-    let (second, mut third) = (world.get("b").begin(), world.get("c").begin());
+    let (second, mut third) = (
+        world.get("b").expect_pending(),
+        world.get("c").expect_pending(),
+    );
     drop(held);
     assert_eq!(
-        world.now("work"),
+        world.load("work"),
         (1, 1, 1),
         "the second has the seat and does not know"
     );
     drop(second);
-    assert!(matches!(third.step(), Poll::Ready(Ok(_))));
-    assert_eq!(world.value(TIMED_OUT), None);
+    assert!(matches!(third.poll_once(), Poll::Ready(Ok(_))));
+    assert_eq!(world.metric_value(TIMED_OUT), None);
     let totals = world.totals("work");
     assert_eq!((totals.dispatched, totals.rejected), (3, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_was_never_polled_was_never_there() {
+async fn a_request_that_is_never_polled_is_not_counted() {
     let world = one_level(1, queue(1, 10));
     drop(world.get("a"));
-    assert_eq!(world.totals("work"), Totals::default());
+    assert_eq!(world.totals("work"), QueueSetTotals::default());
 }
 
 /// How long a request waits that arrived `ago` and has `time` in all.
-async fn waits(world: &World, ago: Duration, time: Option<Duration>) -> Duration {
+async fn wait_duration(
+    world: &ControllerFixture,
+    ago: Duration,
+    time: Option<Duration>,
+) -> Duration {
     tokio::time::sleep(ago).await;
     let now = Clock.now();
     let arrived = now.checked_sub(ago).unwrap();
     let deadline = time.map(|time| arrived + time);
     let outcome = world.admit_until("b", "GET", POD, arrived, deadline).await;
-    assert_eq!(outcome.unwrap_err().reason, Reason::TimeOut);
+    assert_eq!(outcome.unwrap_err().reason, RejectReason::TimeOut);
     Clock.now() - now
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_waits_a_quarter_of_its_time_from_its_arrival_and_a_minute_at_most() {
+async fn a_request_waits_a_quarter_of_its_timeout_from_its_arrival_and_a_minute_at_most() {
     let world = one_level(1, queue(1, 10));
     let _held = world.get_now("a");
     let second = 1000 * MS;
@@ -98,39 +111,39 @@ async fn a_request_waits_a_quarter_of_its_time_from_its_arrival_and_a_minute_at_
         (20 * second, None, none),
     ] {
         assert_eq!(
-            waits(&world, ago, time).await,
+            wait_duration(&world, ago, time).await,
             expected,
             "{ago:?}, {time:?}"
         );
     }
-    assert_eq!(world.now("work"), (0, 1, 1));
+    assert_eq!(world.load("work"), (0, 1, 1));
     assert_eq!(world.totals("work").cancelled, 5);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_whose_time_to_wait_is_up_may_still_start_at_once() {
+async fn a_request_past_its_queue_deadline_starts_if_a_seat_is_free() {
     let world = one_level(1, queue(1, 10));
-    pass(20_000 * MS).await;
+    advance(20_000 * MS).await;
     let arrived = Clock.now().checked_sub(20_000 * MS).unwrap();
     let admitted = world.admit_until("a", "GET", POD, arrived, None).await;
     assert_eq!(admitted.unwrap().queue_wait(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_up_just_as_the_turn_comes_has_the_seat() {
+async fn a_request_dispatched_right_before_its_timeout_keeps_its_seat() {
     let world = one_level(1, queue(1, 10));
     let held = world.get_now("a");
-    let mut second = world.get("b").begin();
+    let mut second = world.get("b").expect_pending();
     tokio::time::advance(16_000 * MS).await;
     drop(held);
-    assert!(matches!(second.step(), Poll::Ready(Ok(_))));
+    assert!(matches!(second.poll_once(), Poll::Ready(Ok(_))));
     drop(second);
-    assert_eq!(world.now("work"), (0, 0, 0));
-    assert_eq!(world.value(TIMED_OUT), None);
+    assert_eq!(world.load("work"), (0, 0, 0));
+    assert_eq!(world.metric_value(TIMED_OUT), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_refusals_make_clients_stay_away_longer() {
+async fn many_rejections_raise_retry_after() {
     let world = one_level(1, reject());
     let _held = world.get_now("a");
     let mut longest = 0;
@@ -145,7 +158,7 @@ async fn many_refusals_make_clients_stay_away_longer() {
 }
 
 #[test]
-fn a_seat_that_is_freed_on_one_runtime_wakes_who_waits_on_another() {
+fn a_seat_released_on_one_runtime_wakes_a_request_on_another() {
     let world = one_level(1, queue(1, 10));
     let held = world.get_now("a");
     let (queued, is_queued) = mpsc::channel();
@@ -163,23 +176,26 @@ fn a_seat_that_is_freed_on_one_runtime_wakes_who_waits_on_another() {
             })
         });
         is_queued.recv().unwrap();
-        assert_eq!(world.now("work").0, 1);
+        assert_eq!(world.load("work").0, 1);
         drop(held);
         assert!(waiting.join().unwrap());
     });
-    assert_eq!(world.now("work"), (0, 0, 0));
+    assert_eq!(world.load("work"), (0, 0, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn peaks_tell_how_many_waited_and_ran() {
+async fn peaks_are_the_most_waiting_and_executing_requests() {
     let world = one_level(1, queue(1, 10));
     let held = world.get_now("a");
-    let waiting = [world.get("b").begin(), world.get("c").begin()];
+    let waiting = [
+        world.get("b").expect_pending(),
+        world.get("c").expect_pending(),
+    ];
     drop(waiting);
     drop(held);
     world.controller.publish_peaks();
     let peak = |phase: &str| {
-        world.value(&format!(
+        world.metric_value(&format!(
             "apiserver_current_{phase}_requests{{request_kind=\"readOnly\"}}"
         ))
     };
@@ -189,17 +205,17 @@ async fn peaks_tell_how_many_waited_and_ran() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ratios_weigh_as_much_as_they_last() {
+async fn ratios_are_weighted_by_their_duration() {
     let world = one_level(2, queue(1, 10));
     let held = [world.get_now("a"), world.get_now("b")];
-    let waiting = world.get("c").begin();
-    pass(4 * MS).await;
+    let waiting = world.get("c").expect_pending();
+    advance(4 * MS).await;
     drop(waiting);
     drop(held);
-    pass(6 * MS).await;
+    advance(6 * MS).await;
     let level = |name: &str| {
         let name = format!("apiserver_flowcontrol_{name}priority_level=\"work\"}}");
-        world.value(&name).unwrap()
+        world.metric_value(&name).unwrap()
     };
     assert_eq!(level("demand_seats_sum{"), 1.5 * 4e6);
     assert_eq!(level("demand_seats_count{"), 10e6);
@@ -217,7 +233,7 @@ async fn ratios_weigh_as_much_as_they_last() {
     let kinds = "apiserver_flowcontrol_read_vs_write_current_requests_sum\
                  {phase=\"executing\",request_kind=\"readOnly\"}";
     assert_eq!(
-        world.value(kinds),
+        world.metric_value(kinds),
         Some(2.0 / 3.0 * 4e6),
         "of the seats by shares of all levels"
     );

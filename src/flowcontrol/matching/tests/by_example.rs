@@ -2,12 +2,14 @@
 
 use super::*;
 use crate::flowcontrol::bootstrap;
-use crate::flowcontrol::bootstrap::Class;
+use crate::flowcontrol::bootstrap::BootstrapClass;
 use crate::flowcontrol::shuffle_sharding::flow_hash;
 
 fn built_in() -> impl Iterator<Item = &'static Object> {
-    let mandatory = bootstrap::objects(Class::Mandatory);
-    mandatory.iter().chain(bootstrap::objects(Class::Suggested))
+    let mandatory = bootstrap::objects(BootstrapClass::Mandatory);
+    mandatory
+        .iter()
+        .chain(bootstrap::objects(BootstrapClass::Suggested))
 }
 
 fn user(name: &str, groups: &[&str]) -> UserInfo {
@@ -20,7 +22,7 @@ fn user(name: &str, groups: &[&str]) -> UserInfo {
 
 /// The names of schema and level, the distinguisher, and whether the hash is that of schema and
 /// distinguisher.
-fn classified(
+fn classify(
     matcher: &Matcher,
     user: &UserInfo,
     (method, target): (&str, &str),
@@ -46,7 +48,7 @@ fn classified(
 fn assert_built_in(user: &UserInfo, cases: &[[&str; 4]]) {
     let matcher = Matcher::new(built_in());
     for [method, target, names, distinguisher] in cases {
-        let (schema, level, found) = classified(&matcher, user, (method, target));
+        let (schema, level, found) = classify(&matcher, user, (method, target));
         let found = [&format!("{schema} {level}"), &*found];
         assert_eq!(found, [*names, *distinguisher], "{method} {target}");
     }
@@ -79,7 +81,7 @@ fn masters_and_probes_are_exempt() {
 }
 
 #[test]
-fn a_node_s_own_affairs_come_before_its_other_requests() {
+fn updates_of_a_nodes_own_objects_have_a_level_of_their_own() {
     let node = user("system:node:n", &["system:nodes", "system:authenticated"]);
     let cases = [
         ["PATCH", LEASE, "system-node-high node-high", &node.name],
@@ -101,7 +103,7 @@ fn a_node_s_own_affairs_come_before_its_other_requests() {
 }
 
 #[test]
-fn controllers_are_told_apart_by_namespace_but_for_their_leases() {
+fn controllers_are_distinguished_by_namespace_except_for_their_leases() {
     let manager = user("system:kube-controller-manager", &["system:authenticated"]);
     let [election, own] = [
         "system-leader-election leader-election",
@@ -117,7 +119,7 @@ fn controllers_are_told_apart_by_namespace_but_for_their_leases() {
 }
 
 #[test]
-fn service_accounts_go_by_their_namespace_or_together() {
+fn service_accounts_of_kube_system_have_a_schema_of_their_own() {
     let groups = ["system:serviceaccounts", "system:authenticated"];
     let gc = user("system:serviceaccount:kube-system:gc", &groups);
     let cases = [
@@ -148,11 +150,11 @@ fn with_all_built_in_objects_nothing_dangles_or_is_imagined() {
 }
 
 #[test]
-fn whoever_is_in_no_group_at_all_falls_to_the_catch_all() {
+fn a_user_without_groups_matches_the_catch_all() {
     let request = ("GET", "/version");
     let expected = (CATCH_ALL.to_owned(), CATCH_ALL.to_owned(), String::new());
     for matcher in [Matcher::new(built_in()), Matcher::new([])] {
-        assert_eq!(classified(&matcher, &user("alice", &[]), request), expected);
+        assert_eq!(classify(&matcher, &user("alice", &[]), request), expected);
     }
 }
 
@@ -174,14 +176,11 @@ fn without_any_objects_the_mandatory_ones_are_imagined() {
             .all(|level| level.imagined && level.uid.is_empty())
     );
     let masters = user("admin", &["system:masters"]);
-    assert_eq!(
-        classified(&matcher, &masters, ("GET", "/version")).0,
-        EXEMPT
-    );
+    assert_eq!(classify(&matcher, &masters, ("GET", "/version")).0, EXEMPT);
 }
 
 #[test]
-fn a_schema_to_a_level_that_is_imagined_dangles() {
+fn a_schema_that_references_an_imagined_level_dangles() {
     let schema = |name: &str, level: &str| {
         let mut schema = mandatory::flow_schema(CATCH_ALL).unwrap().clone();
         schema.metadata.name = name.to_owned();
@@ -207,7 +206,7 @@ fn a_schema_to_a_level_that_is_imagined_dangles() {
 }
 
 #[test]
-fn a_catch_all_of_the_configuration_keeps_the_place_that_its_name_gives_it() {
+fn a_configured_catch_all_is_ordered_by_its_name() {
     let mut objects: Vec<Object> = built_in().cloned().collect();
     let mut last = mandatory::flow_schema(CATCH_ALL).unwrap().clone();
     last.metadata.name = "last".to_owned();
@@ -216,8 +215,5 @@ fn a_catch_all_of_the_configuration_keeps_the_place_that_its_name_gives_it() {
     let names: Vec<_> = matcher.schemas().iter().map(|s| s.name.as_str()).collect();
     assert_eq!(names[10..], [CATCH_ALL, "last"]);
     let alice = user("alice", &[]);
-    assert_eq!(
-        classified(&matcher, &alice, ("GET", "/version")).0,
-        CATCH_ALL
-    );
+    assert_eq!(classify(&matcher, &alice, ("GET", "/version")).0, CATCH_ALL);
 }

@@ -3,13 +3,13 @@
 use super::*;
 use crate::flowcontrol::shuffle_sharding::flow_hash;
 
-pub(super) struct Matcher<'o> {
+pub(super) struct ReferenceMatcher<'o> {
     pub(super) schemas: Vec<&'o FlowSchema>,
     levels: Vec<&'o PriorityLevelConfiguration>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Outcome<'o> {
+pub(super) struct ReferenceMatch<'o> {
     pub(super) index: usize,
     pub(super) level: &'o str,
     pub(super) exempt: bool,
@@ -17,7 +17,7 @@ pub(super) struct Outcome<'o> {
     pub(super) flow_hash: u64,
 }
 
-impl<'o> Matcher<'o> {
+impl<'o> ReferenceMatcher<'o> {
     pub(super) fn new(schemas: &'o [FlowSchema], levels: &'o [PriorityLevelConfiguration]) -> Self {
         let levels: Vec<_> = levels
             .iter()
@@ -25,7 +25,7 @@ impl<'o> Matcher<'o> {
             .collect();
         let mut good: Vec<_> = schemas
             .iter()
-            .filter(|schema| leads_to(schema, &levels))
+            .filter(|schema| has_level(schema, &levels))
             .collect();
         good.sort_by(|a, b| {
             let by_precedence = a.spec.matching_precedence.cmp(&b.spec.matching_precedence);
@@ -57,22 +57,22 @@ impl<'o> Matcher<'o> {
     pub(super) fn dangling(&self, schemas: &[FlowSchema]) -> Vec<String> {
         let bad = schemas
             .iter()
-            .filter(|schema| !leads_to(schema, &self.levels));
+            .filter(|schema| !has_level(schema, &self.levels));
         bad.map(|schema| schema.metadata.name.clone()).collect()
     }
 
-    pub(super) fn matching(&self, request: &Request) -> Vec<usize> {
+    pub(super) fn matching(&self, request: &OwnedRequest) -> Vec<usize> {
         let matches = |n: &usize| {
             self.schemas[*n]
                 .spec
                 .rules
                 .iter()
-                .any(|r| rules(r, request))
+                .any(|r| rules_match(r, request))
         };
         (0..self.schemas.len()).filter(matches).collect()
     }
 
-    pub(super) fn classify<'r>(&'r self, request: &'r Request) -> Outcome<'r> {
+    pub(super) fn classify<'r>(&'r self, request: &'r OwnedRequest) -> ReferenceMatch<'r> {
         let first = self.matching(request).first().copied();
         let catch_all = self
             .schemas
@@ -90,7 +90,7 @@ impl<'o> Matcher<'o> {
             };
             flow_hash_ = flow_hash(&schema.metadata.name, flow_distinguisher);
         }
-        Outcome {
+        ReferenceMatch {
             index,
             level,
             exempt: level == "exempt",
@@ -100,28 +100,31 @@ impl<'o> Matcher<'o> {
     }
 }
 
-fn leads_to(schema: &FlowSchema, levels: &[&PriorityLevelConfiguration]) -> bool {
+fn has_level(schema: &FlowSchema, levels: &[&PriorityLevelConfiguration]) -> bool {
     levels
         .iter()
         .any(|level| level.metadata.name == schema.spec.priority_level_configuration)
 }
 
-fn rules(rules: &PolicyRulesWithSubjects, request: &Request) -> bool {
-    rules.subjects.iter().any(|s| subject(s, &request.user))
+fn rules_match(rules: &PolicyRulesWithSubjects, request: &OwnedRequest) -> bool {
+    rules
+        .subjects
+        .iter()
+        .any(|s| subject_matches(s, &request.user))
         && if request.is_resource_request {
             rules
                 .resource_rules
                 .iter()
-                .any(|rule| resource_rule(rule, request))
+                .any(|rule| resource_rule_matches(rule, request))
         } else {
             rules
                 .non_resource_rules
                 .iter()
-                .any(|rule| non_resource_rule(rule, request))
+                .any(|rule| non_resource_rule_matches(rule, request))
         }
 }
 
-fn subject(subject: &Subject, user: &UserInfo) -> bool {
+fn subject_matches(subject: &Subject, user: &UserInfo) -> bool {
     match subject.kind.as_str() {
         "User" => subject
             .user
@@ -143,11 +146,11 @@ fn subject(subject: &Subject, user: &UserInfo) -> bool {
     }
 }
 
-fn listed(list: &[String], name: &str) -> bool {
+fn list_contains(list: &[String], name: &str) -> bool {
     list == ["*"] || list.iter().any(|listed| listed == name)
 }
 
-fn resource_rule(rule: &ResourcePolicyRule, request: &Request) -> bool {
+fn resource_rule_matches(rule: &ResourcePolicyRule, request: &OwnedRequest) -> bool {
     let mut resource = request.resource.clone();
     if !request.subresource.is_empty() {
         resource = resource + "/" + &request.subresource;
@@ -155,15 +158,15 @@ fn resource_rule(rule: &ResourcePolicyRule, request: &Request) -> bool {
     let scope = if request.namespace.is_empty() {
         rule.cluster_scope
     } else {
-        listed(&rule.namespaces, &request.namespace)
+        list_contains(&rule.namespaces, &request.namespace)
     };
     scope
-        && listed(&rule.verbs, request.verb.as_str())
-        && listed(&rule.resources, &resource)
-        && listed(&rule.api_groups, &request.api_group)
+        && list_contains(&rule.verbs, request.verb.as_str())
+        && list_contains(&rule.resources, &resource)
+        && list_contains(&rule.api_groups, &request.api_group)
 }
 
-fn non_resource_rule(rule: &NonResourcePolicyRule, request: &Request) -> bool {
+fn non_resource_rule_matches(rule: &NonResourcePolicyRule, request: &OwnedRequest) -> bool {
     let path = |url: &String| {
         let mut prefix = url.strip_suffix('*').unwrap_or(url).to_owned();
         if !prefix.ends_with('/') {
@@ -171,5 +174,5 @@ fn non_resource_rule(rule: &NonResourcePolicyRule, request: &Request) -> bool {
         }
         url == "*" || *url == request.path || request.path.starts_with(&prefix)
     };
-    listed(&rule.verbs, request.verb.as_str()) && rule.non_resource_urls.iter().any(path)
+    list_contains(&rule.verbs, request.verb.as_str()) && rule.non_resource_urls.iter().any(path)
 }

@@ -7,40 +7,40 @@ use super::super::Arrival;
 use super::super::Departure;
 use super::super::Effects;
 use super::super::QueueSet;
+use super::super::QueueSetTotals;
 use super::super::Queuing;
-use super::super::Ticket;
-use super::super::Totals;
-use super::Dice;
-use super::model::Model;
-use super::model::State;
+use super::super::RequestKey;
+use super::SplitMix64;
+use super::model::ModelRequestState;
+use super::model::QueueSetModel;
 use super::origin;
 use super::queuing;
 use crate::flowcontrol::seats::SeatSeconds;
 use crate::flowcontrol::seats::WorkEstimate;
 
 /// The set and its model, told the same.
-struct Pair {
+struct SetAndModel {
     origin: Instant,
     now: Duration,
     set: QueueSet<usize>,
-    model: Model,
+    model: QueueSetModel,
     effects: Effects,
     /// By the number of the request in the model.
-    tickets: Vec<Ticket>,
+    keys: Vec<RequestKey>,
     /// Whether the last call was one after which nobody waits who could run.
-    dispatched: bool,
+    dispatches: bool,
 }
 
 #[derive(Clone, Copy)]
-struct Shape {
+struct LoadProfile {
     /// Up to so many seats in either phase of a request.
-    seats: u32,
+    max_seats: u32,
     /// The level is reconfigured from time to time.
-    changes: bool,
+    reconfigures: bool,
     lingering: bool,
 }
 
-fn any_queuing(dice: &mut Dice) -> Queuing {
+fn any_queuing(dice: &mut SplitMix64) -> Queuing {
     let queues = i32::try_from(1 + dice.below(8)).unwrap();
     let hand_size = 1 + i32::try_from(dice.below(4)).unwrap().min(queues - 1);
     let queue_length_limit = usize::try_from(dice.below(5)).unwrap();
@@ -50,12 +50,12 @@ fn any_queuing(dice: &mut Dice) -> Queuing {
     }
 }
 
-fn any_work(dice: &mut Dice, shape: Shape) -> WorkEstimate {
+fn any_work(dice: &mut SplitMix64, shape: LoadProfile) -> WorkEstimate {
     let lingers = shape.lingering && dice.one_in(2);
     WorkEstimate {
-        initial_seats: 1 + dice.small(shape.seats),
+        initial_seats: 1 + dice.below_u32(shape.max_seats),
         final_seats: if lingers {
-            dice.small(shape.seats + 1)
+            dice.below_u32(shape.max_seats + 1)
         } else {
             0
         },
@@ -63,66 +63,77 @@ fn any_work(dice: &mut Dice, shape: Shape) -> WorkEstimate {
     }
 }
 
-impl Pair {
+impl SetAndModel {
     fn new(queuing: Queuing, limit: u32) -> Self {
         let origin = origin();
         Self {
             origin,
             now: Duration::ZERO,
             set: QueueSet::new(origin, queuing, limit),
-            model: Model::new(queuing, limit),
+            model: QueueSetModel::new(queuing, limit),
             effects: Effects::default(),
-            tickets: Vec::new(),
-            dispatched: false,
+            keys: Vec::new(),
+            dispatches: false,
         }
     }
 
-    fn at(&self) -> Instant {
+    fn instant(&self) -> Instant {
         self.origin + self.now
     }
 
-    fn in_state(&self, state: State) -> Vec<usize> {
-        (0..self.tickets.len())
+    fn in_state(&self, state: ModelRequestState) -> Vec<usize> {
+        (0..self.keys.len())
             .filter(|&id| self.model.requests[id].state == state)
             .collect()
     }
 
-    fn step(&mut self, dice: &mut Dice, shape: Shape) {
+    fn step(&mut self, dice: &mut SplitMix64, shape: LoadProfile) {
         self.now += Duration::from_nanos(dice.below(2_000_000));
-        self.dispatched = false;
+        self.dispatches = false;
         match dice.below(16) {
             0..=6 => self.arrive(dice.below(5) * 7919, any_work(dice, shape)),
-            7..=10 => self.each(State::Executing, dice, Self::finish),
-            11..=12 => self.each(State::Lingering, dice, Self::release),
-            13 => self.each(State::Waiting, dice, Self::eject),
-            14 => self.give_up(dice),
-            _ if shape.changes => self.reconfigure(dice),
+            7..=10 => self.for_one_in_state(ModelRequestState::Executing, dice, Self::finish),
+            11..=12 => self.for_one_in_state(ModelRequestState::Lingering, dice, Self::release),
+            13 => self.for_one_in_state(ModelRequestState::Waiting, dice, Self::eject),
+            14 => self.cancel(dice),
+            _ if shape.reconfigures => self.reconfigure(dice),
             _ => {}
         }
         self.compare();
         self.check(dice.below(1000) == 0);
     }
 
-    fn each(&mut self, state: State, dice: &mut Dice, then: fn(&mut Self, usize)) {
+    fn for_one_in_state(
+        &mut self,
+        state: ModelRequestState,
+        dice: &mut SplitMix64,
+        then: fn(&mut Self, usize),
+    ) {
         if let Some(id) = dice.pick(&self.in_state(state)) {
             then(self, id);
         }
     }
 
     fn arrive(&mut self, hash: u64, work: WorkEstimate) {
-        let id = self.tickets.len();
+        let id = self.keys.len();
         let arrival = self
             .set
-            .arrive(self.at(), hash, work, id, &mut self.effects);
+            .arrive(self.instant(), hash, work, id, &mut self.effects);
         match (arrival, self.model.arrive(self.now, hash, work)) {
             (Arrival::Execute(ticket), Ok(number)) => {
-                assert_eq!(self.model.requests[number].state, State::Executing);
-                self.tickets.push(ticket);
+                assert_eq!(
+                    self.model.requests[number].state,
+                    ModelRequestState::Executing
+                );
+                self.keys.push(ticket);
             }
             (Arrival::Queued(ticket), Ok(number)) => {
-                assert_eq!(self.model.requests[number].state, State::Waiting);
-                self.tickets.push(ticket);
-                self.dispatched = true;
+                assert_eq!(
+                    self.model.requests[number].state,
+                    ModelRequestState::Waiting
+                );
+                self.keys.push(ticket);
+                self.dispatches = true;
             }
             (Arrival::Reject(reason), Err(expected)) => assert_eq!(reason, expected),
             (arrival, expected) => panic!("{arrival:?} instead of {expected:?}"),
@@ -132,10 +143,10 @@ impl Pair {
     fn finish(&mut self, id: usize) {
         let departure = self
             .set
-            .leave(self.at(), self.tickets[id], &mut self.effects)
+            .leave(self.instant(), self.keys[id], &mut self.effects)
             .unwrap();
         let linger = self.model.finish(self.now, id);
-        self.dispatched = true;
+        self.dispatches = true;
         let expected = match linger {
             Duration::ZERO => Departure::Released(id),
             linger => Departure::Lingers(linger),
@@ -146,30 +157,30 @@ impl Pair {
     fn release(&mut self, id: usize) {
         let departure = self
             .set
-            .leave(self.at(), self.tickets[id], &mut self.effects);
+            .leave(self.instant(), self.keys[id], &mut self.effects);
         assert_eq!(departure, Some(Departure::Released(id)));
         self.model.release(self.now, id);
-        self.dispatched = true;
+        self.dispatches = true;
     }
 
     fn eject(&mut self, id: usize) {
         let departure = self
             .set
-            .leave(self.at(), self.tickets[id], &mut self.effects);
+            .leave(self.instant(), self.keys[id], &mut self.effects);
         assert_eq!(departure, Some(Departure::Ejected(id)));
         self.model.eject(self.now, id);
     }
 
     /// Somebody's patience ends, wherever they are by then.
-    fn give_up(&mut self, dice: &mut Dice) {
-        let everybody: Vec<usize> = (0..self.tickets.len()).collect();
+    fn cancel(&mut self, dice: &mut SplitMix64) {
+        let everybody: Vec<usize> = (0..self.keys.len()).collect();
         let Some(id) = dice.pick(&everybody) else {
             return;
         };
         let cancelled = self
             .set
-            .cancel(self.at(), self.tickets[id], &mut self.effects);
-        if self.model.requests[id].state == State::Waiting {
+            .cancel(self.instant(), self.keys[id], &mut self.effects);
+        if self.model.requests[id].state == ModelRequestState::Waiting {
             assert_eq!(cancelled, Some(id));
             self.model.eject(self.now, id);
         } else {
@@ -179,13 +190,13 @@ impl Pair {
         }
     }
 
-    fn reconfigure(&mut self, dice: &mut Dice) {
+    fn reconfigure(&mut self, dice: &mut SplitMix64) {
         let queuing = any_queuing(dice);
-        let limit = dice.small(7);
+        let limit = dice.below_u32(7);
         self.set
-            .reconfigure(self.at(), queuing, limit, &mut self.effects);
+            .reconfigure(self.instant(), queuing, limit, &mut self.effects);
         self.model.reconfigure(self.now, queuing, limit);
-        self.dispatched = true;
+        self.dispatches = true;
     }
 
     /// Makes it later in virtual time, for everyone alike.
@@ -205,14 +216,17 @@ impl Pair {
     }
 
     fn compare(&self) {
-        let numbers = |tickets: &[Ticket]| -> Vec<usize> {
+        let numbers = |tickets: &[RequestKey]| -> Vec<usize> {
             tickets
                 .iter()
-                .map(|&ticket| *self.set.request(ticket).unwrap())
+                .map(|&ticket| *self.set.payload(ticket).unwrap())
                 .collect()
         };
         assert_eq!(self.set.totals(), self.model.totals());
-        assert_eq!(self.set.queues().collect::<Vec<_>>(), self.model.queues());
+        assert_eq!(
+            self.set.dump_queues().collect::<Vec<_>>(),
+            self.model.queues()
+        );
         assert_eq!(self.set.current_r().units(), self.model.r);
         assert_eq!(self.set.robin_index(), self.model.robin);
         assert_eq!(numbers(&self.effects.started), self.model.started);
@@ -220,14 +234,14 @@ impl Pair {
             self.effects.blocked.map(|t| numbers(&[t])[0]),
             self.model.blocked
         );
-        for (id, &ticket) in self.tickets.iter().enumerate() {
-            let gone = self.model.requests[id].state == State::Gone;
+        for (id, &ticket) in self.keys.iter().enumerate() {
+            let gone = self.model.requests[id].state == ModelRequestState::Removed;
             assert_eq!(self.set.phase(ticket).is_none(), gone, "request {id}");
         }
     }
 
     fn check(&mut self, dump: bool) {
-        let Totals {
+        let QueueSetTotals {
             requests_waiting,
             requests_executing,
             seats_in_use,
@@ -240,11 +254,11 @@ impl Pair {
                 "{seats_in_use} > {limit}"
             );
         }
-        if requests_waiting > 0 && self.dispatched && self.effects.blocked.is_none() {
+        if requests_waiting > 0 && self.dispatches && self.effects.blocked.is_none() {
             assert!(seats_in_use >= limit, "somebody waits beside a free seat");
         }
         if dump {
-            let shown = self.set.requests();
+            let shown = self.set.dump_requests();
             assert_eq!(shown.len(), requests_waiting + requests_executing);
             assert!(
                 shown
@@ -257,12 +271,12 @@ impl Pair {
     /// Everyone leaves.
     fn drain(&mut self) {
         for _ in 0..2 {
-            for id in 0..self.tickets.len() {
+            for id in 0..self.keys.len() {
                 match self.model.requests[id].state {
-                    State::Waiting => self.eject(id),
-                    State::Executing => self.finish(id),
-                    State::Lingering => self.release(id),
-                    State::Gone => {}
+                    ModelRequestState::Waiting => self.eject(id),
+                    ModelRequestState::Executing => self.finish(id),
+                    ModelRequestState::Lingering => self.release(id),
+                    ModelRequestState::Removed => {}
                 }
                 self.compare();
             }
@@ -271,10 +285,10 @@ impl Pair {
 }
 
 /// Runs `steps` calls on levels of this shape, one for each seed, then empties them.
-fn run(seeds: std::ops::Range<u64>, steps: usize, shape: Shape) {
+fn run_random_steps(seeds: std::ops::Range<u64>, steps: usize, shape: LoadProfile) {
     for seed in seeds {
-        let dice = &mut Dice(seed);
-        let mut pair = Pair::new(any_queuing(dice), 1 + dice.small(6));
+        let dice = &mut SplitMix64(seed);
+        let mut pair = SetAndModel::new(any_queuing(dice), 1 + dice.below_u32(6));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for _ in 0..steps {
                 pair.step(dice, shape);
@@ -288,21 +302,21 @@ fn run(seeds: std::ops::Range<u64>, steps: usize, shape: Shape) {
 }
 
 fn assert_emptied(set: &QueueSet<usize>, seed: u64) {
-    let Totals {
+    let QueueSetTotals {
         dispatched,
         rejected,
         cancelled,
         ..
     } = set.totals();
-    let nothing = Totals {
+    let nothing = QueueSetTotals {
         dispatched,
         rejected,
         cancelled,
-        ..Totals::default()
+        ..QueueSetTotals::default()
     };
     assert_eq!(set.totals(), nothing, "with seed {seed}");
     assert!(
-        set.is_idle() && set.requests().is_empty(),
+        set.is_idle() && set.dump_requests().is_empty(),
         "with seed {seed}"
     );
     assert_eq!(set.active_queues, 0, "with seed {seed}");
@@ -315,12 +329,12 @@ fn assert_emptied(set: &QueueSet<usize>, seed: u64) {
 
 #[test]
 fn requests_of_one_seat_are_served_as_by_the_model() {
-    run(
+    run_random_steps(
         0..60,
         400,
-        Shape {
-            seats: 1,
-            changes: false,
+        LoadProfile {
+            max_seats: 1,
+            reconfigures: false,
             lingering: false,
         },
     );
@@ -328,12 +342,12 @@ fn requests_of_one_seat_are_served_as_by_the_model() {
 
 #[test]
 fn wide_and_lingering_requests_are_served_as_by_the_model() {
-    run(
+    run_random_steps(
         100..180,
         400,
-        Shape {
-            seats: 9,
-            changes: false,
+        LoadProfile {
+            max_seats: 9,
+            reconfigures: false,
             lingering: true,
         },
     );
@@ -341,27 +355,27 @@ fn wide_and_lingering_requests_are_served_as_by_the_model() {
 
 #[test]
 fn a_level_that_keeps_changing_serves_as_the_model_does() {
-    run(
+    run_random_steps(
         200..320,
         400,
-        Shape {
-            seats: 4,
-            changes: true,
+        LoadProfile {
+            max_seats: 4,
+            reconfigures: true,
             lingering: true,
         },
     );
 }
 
 #[test]
-fn an_exempt_level_starts_everyone_at_once() {
-    let dice = &mut Dice(7);
-    let mut pair = Pair::new(Queuing::Exempt, 0);
+fn an_exempt_level_starts_every_request_at_once() {
+    let dice = &mut SplitMix64(7);
+    let mut pair = SetAndModel::new(Queuing::Exempt, 0);
     for _ in 0..500 {
         pair.step(
             dice,
-            Shape {
-                seats: 9,
-                changes: false,
+            LoadProfile {
+                max_seats: 9,
+                reconfigures: false,
                 lingering: true,
             },
         );
@@ -375,14 +389,14 @@ fn an_exempt_level_starts_everyone_at_once() {
 }
 
 #[test]
-fn winding_the_meter_back_changes_no_decision() {
-    let dice = &mut Dice(11);
-    let shape = Shape {
-        seats: 4,
-        changes: false,
+fn an_epoch_advance_changes_no_decision() {
+    let dice = &mut SplitMix64(11);
+    let shape = LoadProfile {
+        max_seats: 4,
+        reconfigures: false,
         lingering: true,
     };
-    let mut pair = Pair::new(queuing(4, 2, 50), 5);
+    let mut pair = SetAndModel::new(queuing(4, 2, 50), 5);
     let mut epochs = 0;
     for _ in 0..400 {
         pair.step(dice, shape);
@@ -390,17 +404,17 @@ fn winding_the_meter_back_changes_no_decision() {
             // Nobody waits for millennia to see an epoch end.
             pair.shift_times(u64::MAX / 4 * 3 - pair.set.current_r().units());
         }
-        epochs += usize::from(pair.effects.epoch.is_some());
-        assert!(pair.effects.epoch.is_none_or(|epoch| epoch.success));
+        epochs += usize::from(pair.effects.epoch_advance.is_some());
+        assert!(pair.effects.epoch_advance.is_none_or(|epoch| epoch.success));
     }
     assert!(epochs > 10, "{epochs} epochs");
 }
 
 #[test]
-fn numbers_without_measure_do_no_harm() {
-    let dice = &mut Dice(13);
-    let any = |dice: &mut Dice| dice.pick(&[0, 1, 7, u32::MAX / 2, u32::MAX]).unwrap();
-    let long = |dice: &mut Dice| Duration::from_nanos(dice.roll() >> dice.below(64));
+fn extreme_numbers_cause_no_panic() {
+    let dice = &mut SplitMix64(13);
+    let any = |dice: &mut SplitMix64| dice.pick(&[0, 1, 7, u32::MAX / 2, u32::MAX]).unwrap();
+    let long = |dice: &mut SplitMix64| Duration::from_nanos(dice.next_u64() >> dice.below(64));
     let mut now = origin();
     let effects = &mut Effects::default();
     let mut set = QueueSet::new(now, queuing(8, 3, 4), u32::MAX);
@@ -414,7 +428,7 @@ fn numbers_without_measure_do_no_harm() {
                     final_seats: any(dice),
                     additional_latency: long(dice),
                 };
-                match set.arrive(now, dice.roll(), work, (), effects) {
+                match set.arrive(now, dice.next_u64(), work, (), effects) {
                     Arrival::Execute(ticket) | Arrival::Queued(ticket) => tickets.push(ticket),
                     Arrival::Reject(_) => {}
                 }

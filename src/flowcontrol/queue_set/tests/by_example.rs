@@ -5,11 +5,11 @@ use std::time::Duration;
 use super::super::Arrival;
 use super::super::Departure;
 use super::super::Effects;
-use super::super::Enqueued;
+use super::super::QueuePosition;
 use super::super::QueueSet;
 use super::super::Queuing;
-use super::super::Reason;
-use super::super::Ticket;
+use super::super::RejectReason;
+use super::super::RequestKey;
 use super::MS;
 use super::origin;
 use super::queuing;
@@ -20,7 +20,7 @@ use crate::flowcontrol::seats::WorkEstimate;
 const A: u64 = 0;
 const B: u64 = 1;
 
-fn ticket(arrival: Arrival) -> Ticket {
+fn key_of(arrival: Arrival) -> RequestKey {
     match arrival {
         Arrival::Execute(ticket) | Arrival::Queued(ticket) => ticket,
         Arrival::Reject(reason) => panic!("rejected: {}", reason.label()),
@@ -29,7 +29,7 @@ fn ticket(arrival: Arrival) -> Ticket {
 
 /// R, then the virtual start of each queue's next request.
 fn times<T>(set: &QueueSet<T>) -> Vec<u64> {
-    let starts = set.queues().map(|queue| queue.next_dispatch_r);
+    let starts = set.dump_queues().map(|queue| queue.next_dispatch_r);
     std::iter::once(set.current_r())
         .chain(starts)
         .map(|time| time.units())
@@ -41,15 +41,15 @@ fn two_queues_take_turns_by_least_virtual_finish() {
     let t0 = origin();
     let mut set = QueueSet::new(t0, queuing(2, 1, 10), 1);
     let fx = &mut Effects::default();
-    let a1 = ticket(set.arrive(t0, A, seats(1), "A1", fx));
+    let a1 = key_of(set.arrive(t0, A, seats(1), "A1", fx));
     assert_eq!(
         (fx.started.as_slice(), times(&set)),
         ([a1].as_slice(), vec![0, 300_000, 0])
     );
-    let a2 = ticket(set.arrive(t0 + MS, A, seats(1), "A2", fx));
-    let b1 = ticket(set.arrive(t0 + 2 * MS, B, seats(1), "B1", fx));
+    let a2 = key_of(set.arrive(t0 + MS, A, seats(1), "A2", fx));
+    let b1 = key_of(set.arrive(t0 + 2 * MS, B, seats(1), "B1", fx));
     assert_eq!(times(&set), [200_000, 300_000, 200_000]);
-    let a3 = ticket(set.arrive(t0 + 3 * MS, A, seats(1), "A3", fx));
+    let a3 = key_of(set.arrive(t0 + 3 * MS, A, seats(1), "A3", fx));
     assert_eq!(
         set.leave(t0 + 10 * MS, a1, fx),
         Some(Departure::Released("A1"))
@@ -63,7 +63,7 @@ fn two_queues_take_turns_by_least_virtual_finish() {
         (fx.started.as_slice(), times(&set)),
         ([a2].as_slice(), vec![650_000, 1_300_000, 300_000])
     );
-    let b2 = ticket(set.arrive(t0 + 12 * MS, B, seats(1), "B2", fx));
+    let b2 = key_of(set.arrive(t0 + 12 * MS, B, seats(1), "B2", fx));
     assert_eq!(times(&set), [750_000, 1_300_000, 750_000]);
     set.leave(t0 + 13 * MS, a2, fx);
     assert_eq!(
@@ -81,7 +81,7 @@ fn two_queues_take_turns_by_least_virtual_finish() {
 }
 
 #[test]
-fn nobody_overtakes_a_wide_request_whose_turn_it_is() {
+fn no_request_overtakes_a_wide_request_that_is_next() {
     let t0 = origin();
     let mut set = QueueSet::new(t0, queuing(2, 1, 1), 3);
     let fx = &mut Effects::default();
@@ -90,22 +90,22 @@ fn nobody_overtakes_a_wide_request_whose_turn_it_is() {
         final_seats: 2,
         additional_latency: 5 * MS,
     };
-    let a1 = ticket(set.arrive(t0, A, lingering, "A1", fx));
+    let a1 = key_of(set.arrive(t0, A, lingering, "A1", fx));
     assert_eq!(set.totals().seats_in_use, 2);
-    let b1 = ticket(set.arrive(t0 + MS, B, seats(2), "B1", fx));
+    let b1 = key_of(set.arrive(t0 + MS, B, seats(2), "B1", fx));
     assert_eq!(fx.blocked, Some(b1));
-    let b2 = ticket(set.arrive(t0 + MS, B, seats(1), "B2", fx));
+    let b2 = key_of(set.arrive(t0 + MS, B, seats(1), "B2", fx));
     assert_eq!(
         fx.enqueued,
-        Some(Enqueued {
+        Some(QueuePosition {
             queue: 1,
             length: 2
         }),
         "past the limit of 1"
     );
-    let a2 = ticket(set.arrive(t0 + 2 * MS, A, seats(1), "A2", fx));
+    let a2 = key_of(set.arrive(t0 + 2 * MS, A, seats(1), "A2", fx));
     assert_eq!((fx.blocked, fx.started.len()), (Some(b1), 0));
-    let b3 = ticket(set.arrive(t0 + 2 * MS, B, seats(1), "B3", fx));
+    let b3 = key_of(set.arrive(t0 + 2 * MS, B, seats(1), "B3", fx));
     assert_eq!(
         set.leave(t0 + 3 * MS, a1, fx),
         Some(Departure::Lingers(5 * MS))
@@ -140,7 +140,7 @@ fn a_full_queue_rejects_only_when_no_seat_is_free() {
     ));
     assert_eq!(
         set.arrive(t0, A, seats(1), (), fx),
-        Arrival::Reject(Reason::QueueFull)
+        Arrival::Reject(RejectReason::QueueFull)
     );
     assert!(matches!(
         set.arrive(t0, B, seats(1), (), fx),
@@ -154,10 +154,10 @@ fn a_level_without_queues_runs_one_request_even_if_it_has_no_seats() {
     let t0 = origin();
     let mut set = QueueSet::new(t0, Queuing::Reject, 0);
     let fx = &mut Effects::default();
-    let first = ticket(set.arrive(t0, A, seats(2), (), fx));
+    let first = key_of(set.arrive(t0, A, seats(2), (), fx));
     assert_eq!(
         set.arrive(t0, A, seats(1), (), fx),
-        Arrival::Reject(Reason::ConcurrencyLimit)
+        Arrival::Reject(RejectReason::ConcurrencyLimit)
     );
     assert_eq!(set.leave(t0 + MS, first, fx), Some(Departure::Released(())));
     assert!(matches!(
@@ -176,8 +176,8 @@ fn a_request_wider_than_the_level_runs_alone_and_its_final_phase_is_narrowed() {
         final_seats: 8,
         additional_latency: 3 * MS,
     };
-    let narrow = ticket(set.arrive(t0, A, seats(1), (), fx));
-    let wide = ticket(set.arrive(t0, B, wide, (), fx));
+    let narrow = key_of(set.arrive(t0, A, seats(1), (), fx));
+    let wide = key_of(set.arrive(t0, B, wide, (), fx));
     assert_eq!((fx.blocked, set.totals().seats_waiting), (Some(wide), 8));
     set.leave(t0 + MS, narrow, fx);
     assert_eq!(
@@ -196,13 +196,13 @@ fn a_request_wider_than_the_level_runs_alone_and_its_final_phase_is_narrowed() {
 }
 
 #[test]
-fn who_gives_up_just_as_the_turn_comes_keeps_the_seats() {
+fn a_request_cancelled_right_after_its_dispatch_keeps_its_seats() {
     let t0 = origin();
     let mut set = QueueSet::new(t0, queuing(2, 1, 10), 1);
     let fx = &mut Effects::default();
-    let first = ticket(set.arrive(t0, A, seats(1), 1, fx));
-    let second = ticket(set.arrive(t0, A, seats(1), 2, fx));
-    let third = ticket(set.arrive(t0, A, seats(1), 3, fx));
+    let first = key_of(set.arrive(t0, A, seats(1), 1, fx));
+    let second = key_of(set.arrive(t0, A, seats(1), 2, fx));
+    let third = key_of(set.arrive(t0, A, seats(1), 3, fx));
     set.leave(t0 + MS, first, fx);
     assert_eq!(fx.started, [second]);
     let before = times(&set);
@@ -213,15 +213,15 @@ fn who_gives_up_just_as_the_turn_comes_keeps_the_seats() {
 }
 
 #[test]
-fn a_ticket_that_was_given_back_names_nobody() {
+fn a_released_key_refers_to_no_request() {
     let t0 = origin();
     let mut set = QueueSet::new(t0, queuing(1, 1, 10), 5);
     let fx = &mut Effects::default();
-    let old = ticket(set.arrive(t0, A, seats(1), "old", fx));
+    let old = key_of(set.arrive(t0, A, seats(1), "old", fx));
     set.leave(t0, old, fx);
-    let new = ticket(set.arrive(t0, A, seats(1), "new", fx));
+    let new = key_of(set.arrive(t0, A, seats(1), "new", fx));
     assert_eq!(set.leave(t0, old, fx), None);
-    assert_eq!((set.request(old), set.request(new)), (None, Some(&"new")));
+    assert_eq!((set.payload(old), set.payload(new)), (None, Some(&"new")));
 }
 
 #[test]
@@ -229,33 +229,33 @@ fn queues_of_a_level_that_stops_queuing_drain_in_the_background() {
     let t0 = origin();
     let mut set = QueueSet::new(t0, queuing(4, 1, 10), 1);
     let fx = &mut Effects::default();
-    let running = ticket(set.arrive(t0, A, seats(1), (), fx));
-    let waiting = ticket(set.arrive(t0, B, seats(1), (), fx));
+    let running = key_of(set.arrive(t0, A, seats(1), (), fx));
+    let waiting = key_of(set.arrive(t0, B, seats(1), (), fx));
     set.reconfigure(t0, Queuing::Reject, 1, fx);
     assert_eq!(
         set.arrive(t0, A, seats(1), (), fx),
-        Arrival::Reject(Reason::ConcurrencyLimit)
+        Arrival::Reject(RejectReason::ConcurrencyLimit)
     );
     set.leave(t0 + MS, running, fx);
     assert_eq!(
-        (fx.started.as_slice(), set.queues().count()),
+        (fx.started.as_slice(), set.dump_queues().count()),
         ([waiting].as_slice(), 3)
     );
     set.leave(t0 + 2 * MS, waiting, fx);
     assert_eq!(
-        set.queues().count(),
+        set.dump_queues().count(),
         2,
         "those that never drain stay, and cost nothing"
     );
 }
 
 #[test]
-fn a_higher_limit_starts_those_who_wait() {
+fn a_higher_limit_starts_waiting_requests() {
     let t0 = origin();
     let mut set = QueueSet::new(t0, queuing(2, 1, 10), 0);
     let fx = &mut Effects::default();
-    let waiting: Vec<Ticket> = (0..3)
-        .map(|flow| ticket(set.arrive(t0, flow, seats(1), (), fx)))
+    let waiting: Vec<RequestKey> = (0..3)
+        .map(|flow| key_of(set.arrive(t0, flow, seats(1), (), fx)))
         .collect();
     set.set_concurrency_limit(t0 + MS, 2, fx);
     assert_eq!(
@@ -272,7 +272,7 @@ fn a_clock_that_steps_back_stands_still() {
     let t0 = origin();
     let mut set = QueueSet::new(t0 + 10 * MS, queuing(2, 1, 10), 1);
     let fx = &mut Effects::default();
-    let early = ticket(set.arrive(t0, A, seats(1), (), fx));
+    let early = key_of(set.arrive(t0, A, seats(1), (), fx));
     set.leave(t0 + 5 * MS, early, fx);
     assert_eq!(times(&set), [0, 0, 0]);
 }
@@ -283,7 +283,7 @@ fn the_gauges_show_the_times_before_the_dispatch() {
     let mut set = QueueSet::new(t0, queuing(2, 1, 10), 1);
     let fx = &mut Effects::default();
     assert_eq!(set.last_dispatch(), None);
-    let first = ticket(set.arrive(t0, A, seats(1), (), fx));
+    let first = key_of(set.arrive(t0, A, seats(1), (), fx));
     set.arrive(t0, A, seats(1), (), fx);
     set.arrive(t0 + 2 * MS, B, seats(1), (), fx);
     set.leave(t0 + 3 * MS, first, fx);
@@ -297,8 +297,8 @@ fn the_gauges_show_the_times_before_the_dispatch() {
 }
 
 #[test]
-fn a_level_is_small_when_idle_and_a_waiting_request_always() {
-    let per_request = size_of::<Option<crate::flowcontrol::requests::Request<()>>>();
+fn idle_levels_and_waiting_requests_take_little_memory() {
+    let per_request = size_of::<Option<crate::flowcontrol::requests::QueueSetRequest<()>>>();
     assert!(per_request <= 192, "{per_request} bytes");
     let per_queue = size_of::<super::super::Queue>();
     assert!(
@@ -308,14 +308,14 @@ fn a_level_is_small_when_idle_and_a_waiting_request_always() {
 }
 
 #[test]
-fn a_level_that_has_seen_its_load_before_allocates_nothing() {
+fn a_level_allocates_nothing_for_a_load_it_has_had_before() {
     let t0 = origin();
     let mut set = QueueSet::new(t0, queuing(128, 6, 50), 10);
     let fx = &mut Effects::default();
     let mut memory = None;
     for round in 0..100_u64 {
-        let tickets: Vec<Ticket> = (0..60)
-            .map(|flow| ticket(set.arrive(t0, flow * 7919 * (1 + round), seats(1), (), fx)))
+        let tickets: Vec<RequestKey> = (0..60)
+            .map(|flow| key_of(set.arrive(t0, flow * 7919 * (1 + round), seats(1), (), fx)))
             .collect();
         for ticket in tickets {
             set.leave(t0 + Duration::from_millis(round), ticket, fx);
@@ -332,12 +332,12 @@ fn a_level_that_has_seen_its_load_before_allocates_nothing() {
 }
 
 #[test]
-fn the_memory_of_a_flood_is_given_back() {
+fn the_memory_of_a_flood_is_released() {
     let t0 = origin();
     let mut set = QueueSet::new(t0, queuing(128, 6, 50_000), 1);
     let fx = &mut Effects::default();
-    let tickets: Vec<Ticket> = (0..10_000)
-        .map(|flow| ticket(set.arrive(t0, flow * 7919, seats(1), (), fx)))
+    let tickets: Vec<RequestKey> = (0..10_000)
+        .map(|flow| key_of(set.arrive(t0, flow * 7919, seats(1), (), fx)))
         .collect();
     for ticket in tickets {
         set.leave(t0, ticket, fx);

@@ -4,25 +4,25 @@
 use std::time::Duration;
 
 use super::super::QueueDump;
+use super::super::QueueSetTotals;
 use super::super::Queuing;
-use super::super::Reason;
-use super::super::Totals;
+use super::super::RejectReason;
 use crate::flowcontrol::seats::SeatSeconds;
 use crate::flowcontrol::seats::WorkEstimate;
 
-const GUESS: i64 = 3_000_000;
+const ESTIMATED_SERVICE_NANOSECONDS: i64 = 3_000_000;
 const HALF: u64 = u64::MAX / 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
+pub(super) enum ModelRequestState {
     Waiting,
     Executing,
     Lingering,
-    Gone,
+    Removed,
 }
 
-pub(super) struct Request {
-    pub(super) state: State,
+pub(super) struct ModelRequest {
+    pub(super) state: ModelRequestState,
     queue: Option<usize>,
     work: WorkEstimate,
     total_work: u64,
@@ -30,16 +30,16 @@ pub(super) struct Request {
     start: Duration,
 }
 
-struct Queue {
+struct ModelQueue {
     /// Never used twice, so that removing another queue does not change who this is.
-    identity: usize,
+    id: usize,
     next_dispatch_r: u64,
 }
 
-pub(super) struct Model {
-    pub(super) requests: Vec<Request>,
-    queues: Vec<Queue>,
-    identities: usize,
+pub(super) struct QueueSetModel {
+    pub(super) requests: Vec<ModelRequest>,
+    queues: Vec<ModelQueue>,
+    next_id: usize,
     pub(super) queuing: Queuing,
     pub(super) limit: u64,
     pub(super) r: u64,
@@ -55,7 +55,7 @@ pub(super) struct Model {
 
 /// Seats times nanoseconds, in units of 1e-8 seat-seconds, as two's complement.
 #[expect(clippy::as_conversions, reason = "spelled as upstream spells it")]
-fn work(seats: f64, nanoseconds: i64) -> u64 {
+fn seat_seconds(seats: f64, nanoseconds: i64) -> u64 {
     ((seats * nanoseconds as f64 / 10.0).round() as i64) as u64
 }
 
@@ -64,25 +64,27 @@ fn nanoseconds(duration: Duration) -> i64 {
 }
 
 fn total_work(estimate: WorkEstimate) -> u64 {
-    work(f64::from(estimate.initial_seats), GUESS)
-        + work(
-            f64::from(estimate.final_seats),
-            nanoseconds(estimate.additional_latency),
-        )
+    seat_seconds(
+        f64::from(estimate.initial_seats),
+        ESTIMATED_SERVICE_NANOSECONDS,
+    ) + seat_seconds(
+        f64::from(estimate.final_seats),
+        nanoseconds(estimate.additional_latency),
+    )
 }
 
-impl Request {
+impl ModelRequest {
     fn seats(&self) -> u64 {
         u64::from(self.work.initial_seats.max(self.work.final_seats))
     }
 }
 
-impl Model {
+impl QueueSetModel {
     pub(super) fn new(queuing: Queuing, limit: u32) -> Self {
         let mut model = Self {
             requests: Vec::new(),
             queues: Vec::new(),
-            identities: 0,
+            next_id: 0,
             queuing,
             limit: u64::from(limit),
             r: 0,
@@ -104,10 +106,10 @@ impl Model {
         now: Duration,
         hash: u64,
         work: WorkEstimate,
-    ) -> Result<usize, Reason> {
-        self.begin(now);
-        let mut request = Request {
-            state: State::Waiting,
+    ) -> Result<usize, RejectReason> {
+        self.sync(now);
+        let mut request = ModelRequest {
+            state: ModelRequestState::Waiting,
             queue: None,
             work,
             total_work: total_work(work),
@@ -121,7 +123,7 @@ impl Model {
         else {
             if !self.fits(request.seats()) {
                 self.rejected += 1;
-                return Err(Reason::ConcurrencyLimit);
+                return Err(RejectReason::ConcurrencyLimit);
             }
             self.requests.push(request);
             self.execute(self.requests.len() - 1);
@@ -135,10 +137,10 @@ impl Model {
             .iter()
             .find(|&&q| self.work_waiting(q) == least)
             .unwrap();
-        let identity = self.queues[queue].identity;
+        let identity = self.queues[queue].id;
         if self.seats_in_use() >= self.limit && self.waiting(identity).len() >= queue_length_limit {
             self.rejected += 1;
-            return Err(Reason::QueueFull);
+            return Err(RejectReason::QueueFull);
         }
         if !self.is_active(identity) {
             self.queues[queue].next_dispatch_r = self.r;
@@ -151,8 +153,8 @@ impl Model {
     }
 
     pub(super) fn eject(&mut self, now: Duration, id: usize) {
-        self.begin(now);
-        self.requests[id].state = State::Gone;
+        self.sync(now);
+        self.requests[id].state = ModelRequestState::Removed;
         self.rejected += 1;
         self.cancelled += 1;
         self.bound(self.requests[id].queue.unwrap());
@@ -160,61 +162,57 @@ impl Model {
 
     /// Returns how long the seats linger.
     pub(super) fn finish(&mut self, now: Duration, id: usize) -> Duration {
-        self.begin(now);
+        self.sync(now);
         let request = &mut self.requests[id];
-        request.state = State::Lingering;
+        request.state = ModelRequestState::Lingering;
         let WorkEstimate {
             initial_seats,
             additional_latency,
             ..
         } = request.work;
-        let left = GUESS - nanoseconds(now - request.start);
+        let left = ESTIMATED_SERVICE_NANOSECONDS - nanoseconds(now - request.start);
         if let Some(identity) = request.queue {
-            let queue = self
-                .queues
-                .iter_mut()
-                .find(|q| q.identity == identity)
-                .unwrap();
+            let queue = self.queues.iter_mut().find(|q| q.id == identity).unwrap();
             queue.next_dispatch_r = queue
                 .next_dispatch_r
-                .wrapping_sub(work(f64::from(initial_seats), left));
+                .wrapping_sub(seat_seconds(f64::from(initial_seats), left));
             self.bound(identity);
         }
         if additional_latency.is_zero() {
-            self.free(id);
+            self.release_seats(id);
         }
         self.dispatch();
         additional_latency
     }
 
     pub(super) fn release(&mut self, now: Duration, id: usize) {
-        self.begin(now);
-        self.free(id);
+        self.sync(now);
+        self.release_seats(id);
         self.dispatch();
     }
 
     pub(super) fn reconfigure(&mut self, now: Duration, queuing: Queuing, limit: u32) {
-        self.begin(now);
+        self.sync(now);
         self.queuing = queuing;
         self.limit = u64::from(limit);
         self.add_queues();
         self.dispatch();
     }
 
-    pub(super) fn totals(&self) -> Totals {
+    pub(super) fn totals(&self) -> QueueSetTotals {
         let count = |state| self.requests.iter().filter(|r| r.state == state).count();
         let seats = |state| {
             self.requests
                 .iter()
                 .filter(|r| r.state == state)
-                .map(Request::seats)
+                .map(ModelRequest::seats)
                 .sum::<u64>()
         };
-        Totals {
-            requests_waiting: count(State::Waiting),
-            seats_waiting: seats(State::Waiting),
-            requests_executing: count(State::Executing),
-            seats_in_use: seats(State::Executing) + seats(State::Lingering),
+        QueueSetTotals {
+            requests_waiting: count(ModelRequestState::Waiting),
+            seats_waiting: seats(ModelRequestState::Waiting),
+            requests_executing: count(ModelRequestState::Executing),
+            seats_in_use: seats(ModelRequestState::Executing) + seats(ModelRequestState::Lingering),
             dispatched: self.dispatched,
             rejected: self.rejected,
             cancelled: self.cancelled,
@@ -222,32 +220,29 @@ impl Model {
     }
 
     pub(super) fn queues(&self) -> Vec<QueueDump> {
-        let dump = |(index, queue): (usize, &Queue)| {
-            let waiting = self.waiting(queue.identity);
-            let sum =
-                |of: fn(&Request) -> u64| waiting.iter().map(|&id| of(&self.requests[id])).sum();
+        let dump = |(index, queue): (usize, &ModelQueue)| {
+            let waiting = self.waiting(queue.id);
+            let sum = |of: fn(&ModelRequest) -> u64| {
+                waiting.iter().map(|&id| of(&self.requests[id])).sum()
+            };
             QueueDump {
                 index,
                 requests_waiting: waiting.len(),
-                requests_executing: self.executing(queue.identity),
-                seats_in_use: self.seats_in_use_of(queue.identity),
+                requests_executing: self.executing(queue.id),
+                seats_in_use: self.seats_in_use_of(queue.id),
                 next_dispatch_r: SeatSeconds::from_units(queue.next_dispatch_r),
                 initial_seats_sum: sum(|request| u64::from(request.work.initial_seats)),
-                max_seats_sum: sum(Request::seats),
+                max_seats_sum: sum(ModelRequest::seats),
                 total_work_sum: SeatSeconds::from_units(sum(|request| request.total_work)),
             }
         };
         self.queues.iter().enumerate().map(dump).collect()
     }
 
-    fn begin(&mut self, now: Duration) {
+    fn sync(&mut self, now: Duration) {
         self.started.clear();
         self.blocked = None;
-        let active = self
-            .queues
-            .iter()
-            .filter(|q| self.is_active(q.identity))
-            .count();
+        let active = self.queues.iter().filter(|q| self.is_active(q.id)).count();
         let elapsed = nanoseconds(now - self.now);
         self.now = now;
         if active == 0 {
@@ -257,17 +252,17 @@ impl Model {
             .queues
             .iter()
             .map(|q| {
-                let waiting = self.waiting(q.identity);
+                let waiting = self.waiting(q.id);
                 let seats: u64 = waiting.iter().map(|&id| self.requests[id].seats()).sum();
-                seats + self.seats_in_use_of(q.identity)
+                seats + self.seats_in_use_of(q.id)
             })
             .sum();
         let seats = f64::from(u32::try_from(demand.min(self.limit)).unwrap());
         let ratio = seats / f64::from(u32::try_from(active).unwrap());
-        let (r, wrapped) = self.r.overflowing_add(work(ratio, elapsed));
+        let (r, wrapped) = self.r.overflowing_add(seat_seconds(ratio, elapsed));
         self.r = r;
         if !wrapped && r >= HALF + HALF / 2 {
-            self.wind_back();
+            self.advance_epoch();
         }
     }
 
@@ -279,30 +274,33 @@ impl Model {
         for request in self
             .requests
             .iter_mut()
-            .filter(|r| r.state == State::Waiting)
+            .filter(|r| r.state == ModelRequestState::Waiting)
         {
             request.arrival_r += by;
         }
     }
 
-    fn wind_back(&mut self) {
+    fn advance_epoch(&mut self) {
         self.r -= HALF;
         for index in 0..self.queues.len() {
-            let active = self.is_active(self.queues[index].identity);
+            let active = self.is_active(self.queues[index].id);
             let time = &mut self.queues[index].next_dispatch_r;
             *time = if active { time.wrapping_sub(HALF) } else { 0 };
         }
         for request in self
             .requests
             .iter_mut()
-            .filter(|r| r.state == State::Waiting)
+            .filter(|r| r.state == ModelRequestState::Waiting)
         {
             request.arrival_r = request.arrival_r.wrapping_sub(HALF);
         }
     }
 
     fn dispatch(&mut self) {
-        while self.requests.iter().any(|r| r.state == State::Waiting)
+        while self
+            .requests
+            .iter()
+            .any(|r| r.state == ModelRequestState::Waiting)
             && self.seats_in_use() < self.limit
         {
             let count = i64::try_from(self.queues.len()).unwrap();
@@ -310,7 +308,7 @@ impl Model {
             for _ in 0..count {
                 self.robin = (self.robin + 1) % count;
                 let queue = &self.queues[usize::try_from(self.robin).unwrap()];
-                let Some(&oldest) = self.waiting(queue.identity).first() else {
+                let Some(&oldest) = self.waiting(queue.id).first() else {
                     continue;
                 };
                 let finish = queue
@@ -330,37 +328,38 @@ impl Model {
             let estimate = &mut self.requests[id].work;
             if estimate.final_seats > limit {
                 let latency = nanoseconds(estimate.additional_latency);
-                let final_work = work(f64::from(estimate.final_seats), latency);
-                estimate.additional_latency = SeatSeconds::from_units(final_work).per_seat(limit);
+                let final_work = seat_seconds(f64::from(estimate.final_seats), latency);
+                estimate.additional_latency =
+                    SeatSeconds::from_units(final_work).duration_per_seat(limit);
                 estimate.final_seats = limit;
             }
             let queue = &mut self.queues[usize::try_from(robin).unwrap()];
             queue.next_dispatch_r = queue
                 .next_dispatch_r
                 .wrapping_add(self.requests[id].total_work);
-            let identity = queue.identity;
+            let identity = queue.id;
             self.execute(id);
             self.bound(identity);
         }
     }
 
     fn execute(&mut self, id: usize) {
-        self.requests[id].state = State::Executing;
+        self.requests[id].state = ModelRequestState::Executing;
         self.requests[id].start = self.now;
         self.dispatched += 1;
         self.started.push(id);
     }
 
-    fn free(&mut self, id: usize) {
-        self.requests[id].state = State::Gone;
+    fn release_seats(&mut self, id: usize) {
+        self.requests[id].state = ModelRequestState::Removed;
         let Some(identity) = self.requests[id].queue else {
             return;
         };
-        if self.queues.len() <= self.desired() || self.is_active(identity) {
+        if self.queues.len() <= self.desired_queues() || self.is_active(identity) {
             return;
         }
         // Its queue may have gone before it.
-        let Some(index) = self.queues.iter().position(|q| q.identity == identity) else {
+        let Some(index) = self.queues.iter().position(|q| q.id == identity) else {
             return;
         };
         self.queues.remove(index);
@@ -369,7 +368,7 @@ impl Model {
         }
     }
 
-    fn desired(&self) -> usize {
+    fn desired_queues(&self) -> usize {
         match self.queuing {
             Queuing::Exempt | Queuing::Reject => 0,
             Queuing::Queue { dealer, .. } => dealer.deck_size(),
@@ -377,12 +376,12 @@ impl Model {
     }
 
     fn add_queues(&mut self) {
-        while self.queues.len() < self.desired() {
-            self.queues.push(Queue {
-                identity: self.identities,
+        while self.queues.len() < self.desired_queues() {
+            self.queues.push(ModelQueue {
+                id: self.next_id,
                 next_dispatch_r: 0,
             });
-            self.identities += 1;
+            self.next_id += 1;
         }
     }
 
@@ -391,11 +390,7 @@ impl Model {
             return;
         };
         let arrival_r = self.requests[oldest].arrival_r;
-        let queue = self
-            .queues
-            .iter_mut()
-            .find(|q| q.identity == identity)
-            .unwrap();
+        let queue = self.queues.iter_mut().find(|q| q.id == identity).unwrap();
         queue.next_dispatch_r = queue.next_dispatch_r.max(arrival_r);
     }
 
@@ -414,28 +409,39 @@ impl Model {
     }
 
     fn work_waiting(&self, queue: usize) -> u64 {
-        let waiting = self.waiting(self.queues[queue].identity);
+        let waiting = self.waiting(self.queues[queue].id);
         waiting.iter().map(|&id| self.requests[id].total_work).sum()
     }
 
     /// In order of arrival.
     fn waiting(&self, identity: usize) -> Vec<usize> {
-        let in_line = |r: &Request| r.queue == Some(identity) && r.state == State::Waiting;
+        let in_line =
+            |r: &ModelRequest| r.queue == Some(identity) && r.state == ModelRequestState::Waiting;
         (0..self.requests.len())
             .filter(|&id| in_line(&self.requests[id]))
             .collect()
     }
 
     fn executing(&self, identity: usize) -> usize {
-        let runs = |r: &&Request| r.queue == Some(identity) && r.state == State::Executing;
+        let runs = |r: &&ModelRequest| {
+            r.queue == Some(identity) && r.state == ModelRequestState::Executing
+        };
         self.requests.iter().filter(runs).count()
     }
 
     fn seats_in_use_of(&self, identity: usize) -> u64 {
-        let has = |r: &&Request| {
-            r.queue == Some(identity) && matches!(r.state, State::Executing | State::Lingering)
+        let has = |r: &&ModelRequest| {
+            r.queue == Some(identity)
+                && matches!(
+                    r.state,
+                    ModelRequestState::Executing | ModelRequestState::Lingering
+                )
         };
-        self.requests.iter().filter(has).map(Request::seats).sum()
+        self.requests
+            .iter()
+            .filter(has)
+            .map(ModelRequest::seats)
+            .sum()
     }
 
     fn is_active(&self, identity: usize) -> bool {

@@ -9,9 +9,9 @@ use super::super::Arrival;
 use super::super::Departure;
 use super::super::Effects;
 use super::super::QueueSet;
-use super::super::Ticket;
-use super::Dice;
+use super::super::RequestKey;
 use super::MS;
+use super::SplitMix64;
 use super::origin;
 use super::queuing;
 use super::seats;
@@ -19,55 +19,60 @@ use crate::flowcontrol::seats::WorkEstimate;
 
 /// Clients of one flow: each sends a request, waits for its end, thinks, sends the next.
 #[derive(Clone, Copy)]
-struct Flow {
+struct SimFlow {
     clients: u32,
     work: WorkEstimate,
     /// A request runs for half of this time up to all of it.
-    service: Duration,
-    think: Duration,
+    service_time: Duration,
+    think_time: Duration,
 }
 
 /// What came of a flow.
 #[derive(Clone, Copy, Default)]
-struct Outcome {
+struct SimOutcome {
     /// In seat-seconds.
     served: f64,
     longest_wait: Duration,
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum SimEvent {
     Arrive(usize),
     /// The request with this number ends its present phase.
     Leave(usize),
 }
 
 #[derive(Clone, Copy)]
-struct Request {
+struct SimRequest {
     flow: usize,
-    ticket: Ticket,
+    key: RequestKey,
     arrived: Duration,
 }
 
 /// Flows on a level, each in a queue of its own.
 struct Simulation<'a> {
-    flows: &'a [Flow],
+    flows: &'a [SimFlow],
     set: QueueSet<usize>,
     effects: Effects,
-    requests: Vec<Request>,
-    events: BinaryHeap<Reverse<(Duration, Event)>>,
-    dice: Dice,
+    requests: Vec<SimRequest>,
+    events: BinaryHeap<Reverse<(Duration, SimEvent)>>,
+    rng: SplitMix64,
 }
 
 /// What comes of each flow on a level with `limit` seats, measured from the first quarter of the
 /// time on.
-fn simulate(flows: &[Flow], limit: u32, span: Duration, mut dice: Dice) -> Vec<Outcome> {
+fn simulate(
+    flows: &[SimFlow],
+    limit: u32,
+    span: Duration,
+    mut dice: SplitMix64,
+) -> Vec<SimOutcome> {
     let t0 = origin();
     let mut events = BinaryHeap::new();
     for (index, flow) in flows.iter().enumerate() {
         for _ in 0..flow.clients {
             let first = Duration::from_nanos(dice.below(1_000_000));
-            events.push(Reverse((first, Event::Arrive(index))));
+            events.push(Reverse((first, SimEvent::Arrive(index))));
         }
     }
     let set = QueueSet::new(t0, queuing(64, 1, 10_000), limit);
@@ -78,15 +83,15 @@ fn simulate(flows: &[Flow], limit: u32, span: Duration, mut dice: Dice) -> Vec<O
         effects,
         requests,
         events,
-        dice,
+        rng: dice,
     };
-    let mut outcomes = vec![Outcome::default(); flows.len()];
+    let mut outcomes = vec![SimOutcome::default(); flows.len()];
     while let Some(Reverse((now, event))) = simulation.events.pop()
         && now <= span
     {
         match event {
-            Event::Arrive(flow) => simulation.arrive(t0 + now, now, flow),
-            Event::Leave(number) => simulation.leave(t0 + now, now, number),
+            SimEvent::Arrive(flow) => simulation.arrive(t0 + now, now, flow),
+            SimEvent::Leave(number) => simulation.leave(t0 + now, now, number),
         }
         for (flow, served, waited) in simulation.start(now) {
             if now > span / 4 {
@@ -108,9 +113,9 @@ impl Simulation<'_> {
             .arrive(at, hash, self.flows[flow].work, number, &mut self.effects)
         {
             Arrival::Execute(ticket) | Arrival::Queued(ticket) => {
-                self.requests.push(Request {
+                self.requests.push(SimRequest {
                     flow,
-                    ticket,
+                    key: ticket,
                     arrived: now,
                 });
             }
@@ -119,15 +124,19 @@ impl Simulation<'_> {
     }
 
     fn leave(&mut self, at: Instant, now: Duration, number: usize) {
-        let Request { flow, ticket, .. } = self.requests[number];
+        let SimRequest {
+            flow, key: ticket, ..
+        } = self.requests[number];
         match self.set.leave(at, ticket, &mut self.effects) {
             Some(Departure::Lingers(time)) => {
                 self.events
-                    .push(Reverse((now + time, Event::Leave(number))));
+                    .push(Reverse((now + time, SimEvent::Leave(number))));
             }
             Some(Departure::Released(_)) => {
-                self.events
-                    .push(Reverse((now + self.flows[flow].think, Event::Arrive(flow))));
+                self.events.push(Reverse((
+                    now + self.flows[flow].think_time,
+                    SimEvent::Arrive(flow),
+                )));
             }
             departure => panic!("{departure:?}"),
         }
@@ -138,13 +147,17 @@ impl Simulation<'_> {
     fn start(&mut self, now: Duration) -> Vec<(usize, f64, Duration)> {
         let mut started = Vec::new();
         for &ticket in &self.effects.started {
-            let number = *self.set.request(ticket).unwrap();
-            let Request { flow, arrived, .. } = self.requests[number];
-            let Flow { work, service, .. } = self.flows[flow];
+            let number = *self.set.payload(ticket).unwrap();
+            let SimRequest { flow, arrived, .. } = self.requests[number];
+            let SimFlow {
+                work,
+                service_time: service,
+                ..
+            } = self.flows[flow];
             let half = u64::try_from((service / 2).as_nanos()).unwrap();
-            let runs = Duration::from_nanos(half + self.dice.below(half + 1));
+            let runs = Duration::from_nanos(half + self.rng.below(half + 1));
             self.events
-                .push(Reverse((now + runs, Event::Leave(number))));
+                .push(Reverse((now + runs, SimEvent::Leave(number))));
             let held = (runs + work.additional_latency).as_secs_f64();
             started.push((flow, f64::from(work.max_seats()) * held, now - arrived));
         }
@@ -169,16 +182,16 @@ fn max_min(demands: &[f64], capacity: f64) -> Vec<f64> {
 }
 
 /// The seats that a flow would keep busy if it never waited.
-fn demand(flow: &Flow) -> f64 {
-    let held = flow.service.as_secs_f64() * 0.75 + flow.work.additional_latency.as_secs_f64();
-    let busy = held / (held + flow.think.as_secs_f64());
+fn demand(flow: &SimFlow) -> f64 {
+    let held = flow.service_time.as_secs_f64() * 0.75 + flow.work.additional_latency.as_secs_f64();
+    let busy = held / (held + flow.think_time.as_secs_f64());
     f64::from(flow.clients) * f64::from(flow.work.max_seats()) * busy
 }
 
-fn assert_fair(flows: &[Flow], limit: u32, margin: f64) {
+fn assert_fair(flows: &[SimFlow], limit: u32, margin: f64) {
     let span = Duration::from_secs(60);
     for seed in 0..3 {
-        let outcomes = simulate(flows, limit, span, Dice(seed));
+        let outcomes = simulate(flows, limit, span, SplitMix64(seed));
         let demands: Vec<f64> = flows.iter().map(demand).collect();
         let fair = max_min(&demands, f64::from(limit));
         for (index, (outcome, fair)) in outcomes.iter().zip(&fair).enumerate() {
@@ -191,12 +204,12 @@ fn assert_fair(flows: &[Flow], limit: u32, margin: f64) {
     }
 }
 
-fn flow(clients: u32, service: Duration, think: Duration) -> Flow {
-    Flow {
+fn flow(clients: u32, service: Duration, think: Duration) -> SimFlow {
+    SimFlow {
         clients,
         work: seats(1),
-        service,
-        think,
+        service_time: service,
+        think_time: think,
     }
 }
 
@@ -211,7 +224,7 @@ fn floods_share_equally_whatever_their_size() {
 }
 
 #[test]
-fn what_a_small_flow_does_not_use_is_shared_by_the_others() {
+fn seats_unused_by_a_small_flow_are_shared_by_the_others() {
     let flows = [
         flow(2, 10 * MS, 90 * MS),
         flow(40, 10 * MS, MS),
@@ -234,11 +247,11 @@ fn slow_requests_get_no_more_than_quick_ones() {
 #[test]
 fn wide_and_lingering_requests_are_charged_for_their_seats() {
     // Many seats, for the few that stay free while a wide request waits for them are nobody's.
-    let wide = Flow {
+    let wide = SimFlow {
         work: seats(3),
         ..flow(100, 10 * MS, MS)
     };
-    let lingering = Flow {
+    let lingering = SimFlow {
         work: WorkEstimate {
             initial_seats: 2,
             final_seats: 2,
@@ -250,7 +263,7 @@ fn wide_and_lingering_requests_are_charged_for_their_seats() {
 }
 
 #[test]
-fn an_idle_level_serves_everyone_what_they_want() {
+fn an_idle_level_serves_each_flow_its_whole_demand() {
     let flows = [flow(3, 10 * MS, 10 * MS), flow(5, 20 * MS, 40 * MS)];
     assert_fair(&flows, 40, 0.02);
 }
@@ -258,7 +271,7 @@ fn an_idle_level_serves_everyone_what_they_want() {
 /// The bound of fair queuing, for a flow that has one request waiting at a time: when it arrives it
 /// waits for a seat to come free, and then for no more than one turn of each queue that is busy.
 #[test]
-fn a_mouse_waits_for_one_round_whatever_the_elephants_do() {
+fn a_mouse_flow_waits_for_one_round_whatever_the_elephant_flows_do() {
     for (seed, limit, elephants, service) in [
         (1, 1, 3, 10 * MS),
         (2, 2, 8, 2 * MS),
@@ -267,7 +280,7 @@ fn a_mouse_waits_for_one_round_whatever_the_elephants_do() {
     ] {
         let mut flows = vec![flow(100, service, Duration::ZERO); elephants];
         flows.push(flow(1, service, 7 * MS));
-        let outcomes = simulate(&flows, limit, Duration::from_secs(20), Dice(seed));
+        let outcomes = simulate(&flows, limit, Duration::from_secs(20), SplitMix64(seed));
         let waited = outcomes[elephants].longest_wait;
         let round = service * u32::try_from(elephants + 1).unwrap().div_ceil(limit);
         assert!(

@@ -4,18 +4,18 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use super::Format;
-use super::Key;
-use super::Kind;
-use super::Listed;
-use super::Text;
-use super::Value;
+use super::ByteText;
+use super::EventParser;
+use super::EventValue;
+use super::EventValueKind;
+use super::ParsedKey;
+use super::ParsedList;
 
 /// `MaxNestedLevels` is about this; deeper ones are for those who mean harm.
-const DEEPEST: usize = 10_000;
+const MAX_DEPTH: usize = 10_000;
 
 /// More keys than any object has in the maps that are looked into. The names are kept to tell doubles.
-const MOST_KEYS: usize = 1024;
+const MAX_KEYS: usize = 1024;
 
 /// `self-described CBOR`: what begins every body that Kubernetes writes.
 const SELF_DESCRIBED: &[u8] = &[0xd9, 0xd9, 0xf7];
@@ -37,68 +37,70 @@ const TRUE: u64 = 21;
 const NULL: u64 = 22;
 const UNDEFINED: u64 = 23;
 
-pub(super) struct Cbor<'b> {
-    rest: &'b [u8],
+pub(super) struct CborEventParser<'b> {
+    remaining: &'b [u8],
 }
 
 /// How many pairs are left, if that is told, and the names that were there.
-pub(super) struct Pairs<'b> {
-    left: Option<u64>,
-    seen: HashSet<Text<'b>>,
+pub(super) struct CborMapState<'b> {
+    remaining: Option<u64>,
+    names: HashSet<ByteText<'b>>,
 }
 
 /// The beginning of an item.
-struct Head {
+struct CborItemHead {
     major: u8,
     /// The low five bits, which for simple values tell how wide they are.
-    width: u8,
+    additional_info: u8,
     /// None if the length is indefinite.
     argument: Option<u64>,
 }
 
-impl<'b> Cbor<'b> {
+impl<'b> CborEventParser<'b> {
     pub(super) fn new(body: &'b [u8]) -> Self {
         Self {
-            rest: body.strip_prefix(SELF_DESCRIBED).unwrap_or(body),
+            remaining: body.strip_prefix(SELF_DESCRIBED).unwrap_or(body),
         }
     }
 
-    fn take(&mut self, length: u64) -> Option<&'b [u8]> {
-        let (bytes, rest) = self.rest.split_at_checked(usize::try_from(length).ok()?)?;
-        self.rest = rest;
+    fn take_bytes(&mut self, length: u64) -> Option<&'b [u8]> {
+        let (bytes, rest) = self
+            .remaining
+            .split_at_checked(usize::try_from(length).ok()?)?;
+        self.remaining = rest;
         Some(bytes)
     }
 
-    fn head(&mut self) -> Option<Head> {
-        let initial = *self.take(1)?.first()?;
+    fn read_head(&mut self) -> Option<CborItemHead> {
+        let initial = *self.take_bytes(1)?.first()?;
         let (major, width) = (initial >> 5, initial & 0x1f);
         let argument = match width {
             0..24 => Some(u64::from(width)),
             24..28 => {
-                let bytes = self.take(1 << (width - 24))?;
+                let bytes = self.take_bytes(1 << (width - 24))?;
                 Some(bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte)))
             }
             31 if matches!(major, BYTES | TEXT | ARRAY | MAP) => None,
             _ => return None,
         };
-        Some(Head {
+        Some(CborItemHead {
             major,
-            width,
+            additional_info: width,
             argument,
         })
     }
 
     /// The string that a head has begun.
-    fn string(&mut self, head: &Head) -> Option<Text<'b>> {
+    fn read_string(&mut self, head: &CborItemHead) -> Option<ByteText<'b>> {
         if let Some(length) = head.argument {
-            let bytes = self.take(length)?;
-            return well_formed(head.major, bytes).then_some(Cow::Borrowed(bytes));
+            let bytes = self.take_bytes(length)?;
+            return is_valid_string(head.major, bytes).then_some(Cow::Borrowed(bytes));
         }
         let mut whole = Vec::new();
-        while !self.broke_off() {
-            let part = self.head()?;
-            let bytes = self.take(part.argument?)?;
-            if part.major != head.major || !well_formed(part.major, bytes) {
+        while !self.take_break() {
+            let part = self.read_head()?;
+            let bytes = self.take_bytes(part.argument?)?;
+            if part.major != head.major || !is_valid_string(part.major, bytes) {
                 return None;
             }
             whole.extend_from_slice(bytes);
@@ -107,47 +109,47 @@ impl<'b> Cbor<'b> {
     }
 
     /// Passes the end of what has no length, if it is there.
-    fn broke_off(&mut self) -> bool {
-        if let Some((&BREAK, rest)) = self.rest.split_first() {
-            self.rest = rest;
+    fn take_break(&mut self) -> bool {
+        if let Some((&BREAK, rest)) = self.remaining.split_first() {
+            self.remaining = rest;
             return true;
         }
         false
     }
 
-    fn simple(head: &Head) -> Option<Kind> {
+    fn simple_kind(head: &CborItemHead) -> Option<EventValueKind> {
         let argument = head.argument?;
-        match head.width {
+        match head.additional_info {
             // Half, single and double: all bits of the exponent set is no number.
             25 if argument >> 10 & 0x1f == 0x1f => None,
             26 if argument >> 23 & 0xff == 0xff => None,
             27 if argument >> 52 & 0x7ff == 0x7ff => None,
-            25..=27 => Some(Kind::Other),
+            25..=27 => Some(EventValueKind::Other),
             24 => None,
             _ => match argument {
-                NULL | UNDEFINED => Some(Kind::Null),
-                FALSE | TRUE => Some(Kind::Bool),
+                NULL | UNDEFINED => Some(EventValueKind::Null),
+                FALSE | TRUE => Some(EventValueKind::Bool),
                 _ => None,
             },
         }
     }
 
     /// What a head that is no collection and no tag begins, passed over.
-    fn plain(&mut self, head: &Head) -> Option<Kind> {
+    fn skip_scalar(&mut self, head: &CborItemHead) -> Option<EventValueKind> {
         match head.major {
             UNSIGNED | NEGATIVE => {
                 // -1 - n
                 let whole = i64::try_from(head.argument?);
-                Some(whole.map_or(Kind::Other, Kind::of_whole))
+                Some(whole.map_or(EventValueKind::Other, EventValueKind::from_integer))
             }
-            BYTES | TEXT => self.string(head).map(|_| Kind::Text),
-            SIMPLE => Self::simple(head),
+            BYTES | TEXT => self.read_string(head).map(|_| EventValueKind::Text),
+            SIMPLE => Self::simple_kind(head),
             _ => None,
         }
     }
 
     /// Passes over what a head has begun, however deep, without recursion.
-    fn pass(&mut self, head: Head) -> Option<()> {
+    fn skip_item(&mut self, head: CborItemHead) -> Option<()> {
         // How many items are left in the collections that are open; none for those without a length.
         let mut open: Vec<Option<u64>> = Vec::new();
         let mut head = head;
@@ -160,10 +162,10 @@ impl<'b> Cbor<'b> {
                 }),
                 TAG => open.push(Some(1)),
                 _ => {
-                    self.plain(&head)?;
+                    self.skip_scalar(&head)?;
                 }
             }
-            if open.len() > DEEPEST {
+            if open.len() > MAX_DEPTH {
                 return None;
             }
             loop {
@@ -174,94 +176,96 @@ impl<'b> Cbor<'b> {
                         *left -= 1;
                         break;
                     }
-                    Some(None) if self.broke_off() => {}
+                    Some(None) if self.take_break() => {}
                     Some(None) => break,
                 }
                 open.pop();
             }
-            head = self.head()?;
+            head = self.read_head()?;
         }
     }
 }
 
 /// Bytes are what they are, text is UTF-8.
-fn well_formed(major: u8, bytes: &[u8]) -> bool {
+fn is_valid_string(major: u8, bytes: &[u8]) -> bool {
     major == BYTES || std::str::from_utf8(bytes).is_ok()
 }
 
-impl<'b> Format<'b> for Cbor<'b> {
+impl<'b> EventParser<'b> for CborEventParser<'b> {
     /// How many items are left, if that is told.
     type List = Option<u64>;
-    type Map = Pairs<'b>;
+    type Map = CborMapState<'b>;
 
-    fn value(&mut self) -> Option<Value<'b, Pairs<'b>>> {
-        let head = self.head()?;
+    fn read_value(&mut self) -> Option<EventValue<'b, CborMapState<'b>>> {
+        let head = self.read_head()?;
         Some(match head.major {
-            BYTES | TEXT => Value::Text(self.string(&head)?),
-            MAP => Value::Map(Pairs {
-                left: head.argument,
-                seen: HashSet::new(),
+            BYTES | TEXT => EventValue::Text(self.read_string(&head)?),
+            MAP => EventValue::Map(CborMapState {
+                remaining: head.argument,
+                names: HashSet::new(),
             }),
             ARRAY | TAG => {
-                self.pass(head)?;
-                Value::Other
+                self.skip_item(head)?;
+                EventValue::Other
             }
-            _ => match self.plain(&head)? == Kind::Null {
-                true => Value::Null,
-                false => Value::Other,
+            _ => match self.skip_scalar(&head)? == EventValueKind::Null {
+                true => EventValue::Null,
+                false => EventValue::Other,
             },
         })
     }
 
-    fn key(&mut self, map: &mut Pairs<'b>) -> Option<Key<'b>> {
-        match &mut map.left {
-            Some(0) => return Some(Key::End),
+    fn next_key(&mut self, map: &mut CborMapState<'b>) -> Option<ParsedKey<'b>> {
+        match &mut map.remaining {
+            Some(0) => return Some(ParsedKey::End),
             Some(left) => *left -= 1,
-            None if self.broke_off() => return Some(Key::End),
+            None if self.take_break() => return Some(ParsedKey::End),
             None => {}
         }
-        let head = self.head()?;
-        if !matches!(head.major, BYTES | TEXT) || map.seen.len() >= MOST_KEYS {
+        let head = self.read_head()?;
+        if !matches!(head.major, BYTES | TEXT) || map.names.len() >= MAX_KEYS {
             return None;
         }
-        let name = self.string(&head)?;
-        map.seen.insert(name.clone()).then_some(Key::Named(name))
+        let name = self.read_string(&head)?;
+        map.names
+            .insert(name.clone())
+            .then_some(ParsedKey::Named(name))
     }
 
-    fn list(&mut self) -> Option<Listed<Option<u64>>> {
-        let head = self.head()?;
+    fn read_list(&mut self) -> Option<ParsedList<Option<u64>>> {
+        let head = self.read_head()?;
         Some(match head.major {
-            ARRAY => Listed::Items(head.argument),
+            ARRAY => ParsedList::Items(head.argument),
             MAP | TAG => {
-                self.pass(head)?;
-                Listed::Other
+                self.skip_item(head)?;
+                ParsedList::Other
             }
-            _ => match self.plain(&head)? == Kind::Null {
-                true => Listed::Null,
-                false => Listed::Other,
+            _ => match self.skip_scalar(&head)? == EventValueKind::Null {
+                true => ParsedList::Null,
+                false => ParsedList::Other,
             },
         })
     }
 
-    fn item(&mut self, list: &mut Option<u64>) -> Option<bool> {
+    fn next_item(&mut self, list: &mut Option<u64>) -> Option<bool> {
         match list {
             Some(0) => return Some(false),
             Some(left) => *left -= 1,
-            None => return Some(!self.broke_off()),
+            None => return Some(!self.take_break()),
         }
         Some(true)
     }
 
-    fn skip(&mut self) -> Option<Kind> {
-        let head = self.head()?;
+    fn skip_value(&mut self) -> Option<EventValueKind> {
+        let head = self.read_head()?;
         match head.major {
-            ARRAY | TAG => self.pass(head).map(|()| Kind::Other),
-            MAP => self.pass(head).map(|()| Kind::Map),
-            _ => self.plain(&head),
+            ARRAY | TAG => self.skip_item(head).map(|()| EventValueKind::Other),
+            MAP => self.skip_item(head).map(|()| EventValueKind::Map),
+            _ => self.skip_scalar(&head),
         }
     }
 
-    fn end(&mut self) -> Option<()> {
-        self.rest.is_empty().then_some(())
+    fn expect_end(&mut self) -> Option<()> {
+        self.remaining.is_empty().then_some(())
     }
 }

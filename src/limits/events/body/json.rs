@@ -2,96 +2,96 @@
 
 use std::borrow::Cow;
 
-use super::Format;
-use super::Key;
-use super::Kind;
-use super::Listed;
-use super::Text;
-use super::Value;
+use super::ByteText;
+use super::EventParser;
+use super::EventValue;
+use super::EventValueKind;
+use super::ParsedKey;
+use super::ParsedList;
 
 /// Go's `maxNestingDepth`, less the event itself.
-const DEEPEST: usize = 9_999;
+const MAX_DEPTH: usize = 9_999;
 
-pub(super) struct Json<'b> {
+pub(super) struct JsonEventParser<'b> {
     text: &'b [u8],
-    at: usize,
+    position: usize,
     /// What will close the collections that are passed over, outermost first.
-    open: Vec<u8>,
+    open_collections: Vec<u8>,
 }
 
 /// Whether a key or an item was there already.
-pub(super) struct Begun(bool);
+pub(super) struct JsonCollectionState(bool);
 
-impl<'b> Json<'b> {
+impl<'b> JsonEventParser<'b> {
     pub(super) fn new(text: &'b [u8]) -> Self {
         Self {
             text,
-            at: 0,
-            open: Vec::new(),
+            position: 0,
+            open_collections: Vec::new(),
         }
     }
 
     fn peek(&self) -> Option<u8> {
-        self.text.get(self.at).copied()
+        self.text.get(self.position).copied()
     }
 
     /// The next byte that is no white space, not yet passed.
-    fn next(&mut self) -> Option<u8> {
+    fn peek_token(&mut self) -> Option<u8> {
         loop {
             match self.peek()? {
-                b' ' | b'\t' | b'\n' | b'\r' => self.at += 1,
+                b' ' | b'\t' | b'\n' | b'\r' => self.position += 1,
                 byte => return Some(byte),
             }
         }
     }
 
     fn expect(&mut self, byte: u8) -> Option<()> {
-        (self.next()? == byte).then(|| self.at += 1)
+        (self.peek_token()? == byte).then(|| self.position += 1)
     }
 
     /// Passes a string's opening quote, text and closing quote; the text, and whether it has escapes.
-    fn raw_string(&mut self) -> Option<(&'b [u8], bool)> {
+    fn read_raw_string(&mut self) -> Option<(&'b [u8], bool)> {
         self.expect(b'"')?;
-        let start = self.at;
+        let start = self.position;
         let mut escaped = false;
         loop {
-            let rest = self.text.get(self.at..)?;
+            let rest = self.text.get(self.position..)?;
             let plain = rest
                 .iter()
                 .position(|byte| matches!(byte, b'"' | b'\\' | 0..0x20))?;
-            self.at += plain;
+            self.position += plain;
             match self.peek()? {
                 b'"' => {
-                    let raw = self.text.get(start..self.at)?;
-                    self.at += 1;
+                    let raw = self.text.get(start..self.position)?;
+                    self.position += 1;
                     return Some((raw, escaped));
                 }
                 b'\\' => {
                     escaped = true;
-                    self.escape()?;
+                    self.skip_escape()?;
                 }
                 _ => return None,
             }
         }
     }
 
-    fn escape(&mut self) -> Option<()> {
-        match self.text.get(self.at + 1)? {
-            b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 2,
+    fn skip_escape(&mut self) -> Option<()> {
+        match self.text.get(self.position + 1)? {
+            b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.position += 2,
             b'u' => {
-                let digits = self.text.get(self.at + 2..self.at + 6)?;
+                let digits = self.text.get(self.position + 2..self.position + 6)?;
                 if !digits.iter().all(u8::is_ascii_hexdigit) {
                     return None;
                 }
-                self.at += 6;
+                self.position += 6;
             }
             _ => return None,
         }
         Some(())
     }
 
-    fn string(&mut self) -> Option<Text<'b>> {
-        let (raw, escaped) = self.raw_string()?;
+    fn read_string(&mut self) -> Option<ByteText<'b>> {
+        let (raw, escaped) = self.read_raw_string()?;
         Some(if escaped {
             Cow::Owned(unescape(raw))
         } else if std::str::from_utf8(raw).is_ok() {
@@ -104,154 +104,154 @@ impl<'b> Json<'b> {
     }
 
     /// A number, `true`, `false` or `null`.
-    fn scalar(&mut self) -> Option<Kind> {
-        let rest = self.text.get(self.at..)?;
+    fn skip_scalar(&mut self) -> Option<EventValueKind> {
+        let rest = self.text.get(self.position..)?;
         let length = rest
             .iter()
             .position(|byte| !matches!(byte, b'+' | b'-' | b'.' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z'))
             .unwrap_or(rest.len());
         let scalar = rest.get(..length)?;
-        self.at += length;
+        self.position += length;
         match scalar {
-            b"null" => Some(Kind::Null),
-            b"true" | b"false" => Some(Kind::Bool),
+            b"null" => Some(EventValueKind::Null),
+            b"true" | b"false" => Some(EventValueKind::Bool),
             number if is_number(number) => {
                 let whole = std::str::from_utf8(number).ok()?.parse::<i64>();
-                Some(whole.map_or(Kind::Other, Kind::of_whole))
+                Some(whole.map_or(EventValueKind::Other, EventValueKind::from_integer))
             }
             _ => None,
         }
     }
 
     /// Passes over a collection, however deep, without recursion.
-    fn collection(&mut self) -> Option<()> {
-        self.open.clear();
+    fn skip_collection(&mut self) -> Option<()> {
+        self.open_collections.clear();
         loop {
-            let empty = match self.next()? {
-                b'{' => self.begin(b'}')?,
-                b'[' => self.begin(b']')?,
-                b'"' => self.raw_string().map(|_| true)?,
-                _ => self.scalar().map(|_| true)?,
+            let empty = match self.peek_token()? {
+                b'{' => self.enter_collection(b'}')?,
+                b'[' => self.enter_collection(b']')?,
+                b'"' => self.read_raw_string().map(|_| true)?,
+                _ => self.skip_scalar().map(|_| true)?,
             };
-            if empty && self.after_value()? {
+            if empty && self.advance_to_next_value()? {
                 return Some(());
             }
         }
     }
 
     /// Enters a collection, up to its first value. Whether it is over already.
-    fn begin(&mut self, close: u8) -> Option<bool> {
-        self.at += 1;
-        if self.open.len() >= DEEPEST {
+    fn enter_collection(&mut self, close: u8) -> Option<bool> {
+        self.position += 1;
+        if self.open_collections.len() >= MAX_DEPTH {
             return None;
         }
-        if self.next()? == close {
-            self.at += 1;
+        if self.peek_token()? == close {
+            self.position += 1;
             return Some(true);
         }
-        self.open.push(close);
+        self.open_collections.push(close);
         if close == b'}' {
-            self.name()?;
+            self.skip_name()?;
         }
         Some(false)
     }
 
-    fn name(&mut self) -> Option<()> {
-        self.raw_string()?;
+    fn skip_name(&mut self) -> Option<()> {
+        self.read_raw_string()?;
         self.expect(b':')
     }
 
     /// Goes on to the next value. Whether there is none, since the outermost collection is closed.
-    fn after_value(&mut self) -> Option<bool> {
-        while let Some(&close) = self.open.last() {
-            let byte = self.next()?;
-            self.at += 1;
+    fn advance_to_next_value(&mut self) -> Option<bool> {
+        while let Some(&close) = self.open_collections.last() {
+            let byte = self.peek_token()?;
+            self.position += 1;
             if byte == b',' {
                 if close == b'}' {
-                    self.name()?;
+                    self.skip_name()?;
                 }
                 return Some(false);
             }
             if byte != close {
                 return None;
             }
-            self.open.pop();
+            self.open_collections.pop();
         }
         Some(true)
     }
 }
 
-impl<'b> Format<'b> for Json<'b> {
-    type List = Begun;
-    type Map = Begun;
+impl<'b> EventParser<'b> for JsonEventParser<'b> {
+    type List = JsonCollectionState;
+    type Map = JsonCollectionState;
 
-    fn value(&mut self) -> Option<Value<'b, Begun>> {
-        match self.next()? {
-            b'"' => self.string().map(Value::Text),
+    fn read_value(&mut self) -> Option<EventValue<'b, JsonCollectionState>> {
+        match self.peek_token()? {
+            b'"' => self.read_string().map(EventValue::Text),
             b'{' => {
-                self.at += 1;
-                Some(Value::Map(Begun(false)))
+                self.position += 1;
+                Some(EventValue::Map(JsonCollectionState(false)))
             }
-            _ => Some(if self.skip()? == Kind::Null {
-                Value::Null
+            _ => Some(if self.skip_value()? == EventValueKind::Null {
+                EventValue::Null
             } else {
-                Value::Other
+                EventValue::Other
             }),
         }
     }
 
-    fn key(&mut self, map: &mut Begun) -> Option<Key<'b>> {
-        match (self.next()?, std::mem::replace(&mut map.0, true)) {
+    fn next_key(&mut self, map: &mut JsonCollectionState) -> Option<ParsedKey<'b>> {
+        match (self.peek_token()?, std::mem::replace(&mut map.0, true)) {
             (b'}', _) => {
-                self.at += 1;
-                return Some(Key::End);
+                self.position += 1;
+                return Some(ParsedKey::End);
             }
-            (b',', true) => self.at += 1,
+            (b',', true) => self.position += 1,
             (_, false) => {}
             (_, true) => return None,
         }
-        let name = self.string()?;
+        let name = self.read_string()?;
         self.expect(b':')?;
-        Some(Key::Named(name))
+        Some(ParsedKey::Named(name))
     }
 
-    fn list(&mut self) -> Option<Listed<Begun>> {
-        if self.next()? == b'[' {
-            self.at += 1;
-            return Some(Listed::Items(Begun(false)));
+    fn read_list(&mut self) -> Option<ParsedList<JsonCollectionState>> {
+        if self.peek_token()? == b'[' {
+            self.position += 1;
+            return Some(ParsedList::Items(JsonCollectionState(false)));
         }
-        Some(if self.skip()? == Kind::Null {
-            Listed::Null
+        Some(if self.skip_value()? == EventValueKind::Null {
+            ParsedList::Null
         } else {
-            Listed::Other
+            ParsedList::Other
         })
     }
 
-    fn item(&mut self, list: &mut Begun) -> Option<bool> {
+    fn next_item(&mut self, list: &mut JsonCollectionState) -> Option<bool> {
         let begun = std::mem::replace(&mut list.0, true);
-        match (self.next()?, begun) {
+        match (self.peek_token()?, begun) {
             (b']', _) => {
-                self.at += 1;
+                self.position += 1;
                 return Some(false);
             }
-            (b',', true) => self.at += 1, // what follows has to be a value
+            (b',', true) => self.position += 1, // what follows has to be a value
             (_, false) => {}
             (_, true) => return None,
         }
         Some(true)
     }
 
-    fn skip(&mut self) -> Option<Kind> {
-        match self.next()? {
-            b'"' => self.raw_string().map(|_| Kind::Text),
-            b'{' => self.collection().map(|()| Kind::Map),
-            b'[' => self.collection().map(|()| Kind::Other),
-            _ => self.scalar(),
+    fn skip_value(&mut self) -> Option<EventValueKind> {
+        match self.peek_token()? {
+            b'"' => self.read_raw_string().map(|_| EventValueKind::Text),
+            b'{' => self.skip_collection().map(|()| EventValueKind::Map),
+            b'[' => self.skip_collection().map(|()| EventValueKind::Other),
+            _ => self.skip_scalar(),
         }
     }
 
-    fn end(&mut self) -> Option<()> {
-        self.next().is_none().then_some(())
+    fn expect_end(&mut self) -> Option<()> {
+        self.peek_token().is_none().then_some(())
     }
 }
 
@@ -291,18 +291,18 @@ fn unescape(raw: &[u8]) -> Vec<u8> {
         let (plain, escape) = rest.split_at(at);
         push_lossy(&mut text, plain);
         let (c, length) = match escape.get(1) {
-            Some(b'u') => unicode(escape),
-            Some(other) => (simple(*other), 2),
+            Some(b'u') => unescape_unicode(escape),
+            Some(other) => (unescape_simple(*other), 2),
             None => (char::REPLACEMENT_CHARACTER, 1),
         };
-        push(&mut text, c);
+        push_char(&mut text, c);
         rest = escape.get(length..).unwrap_or_default();
     }
     push_lossy(&mut text, rest);
     text
 }
 
-fn simple(escaped: u8) -> char {
+fn unescape_simple(escaped: u8) -> char {
     match escaped {
         b'b' => '\u{8}',
         b'f' => '\u{c}',
@@ -314,7 +314,7 @@ fn simple(escaped: u8) -> char {
 }
 
 /// What `\u0000`, or two of them, at the beginning of a text stand for, and their length.
-fn unicode(escape: &[u8]) -> (char, usize) {
+fn unescape_unicode(escape: &[u8]) -> (char, usize) {
     let unit = |from: usize| {
         let digits = escape.get(from..from + 6)?.strip_prefix(b"\\u")?;
         u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
@@ -328,7 +328,7 @@ fn unicode(escape: &[u8]) -> (char, usize) {
     }
 }
 
-fn push(text: &mut Vec<u8>, c: char) {
+fn push_char(text: &mut Vec<u8>, c: char) {
     text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
 }
 
@@ -337,7 +337,7 @@ fn push_lossy(text: &mut Vec<u8>, bytes: &[u8]) {
     for chunk in bytes.utf8_chunks() {
         text.extend_from_slice(chunk.valid().as_bytes());
         for _ in chunk.invalid() {
-            push(text, char::REPLACEMENT_CHARACTER);
+            push_char(text, char::REPLACEMENT_CHARACTER);
         }
     }
 }

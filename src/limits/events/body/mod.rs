@@ -4,7 +4,7 @@
 //! the object, the event's name and type, its kind and version, and that all around them is well-formed and of the types
 //! that an event's fields have.
 //!
-//! A format is a pull parser ([`Format`]); which fields there are, of what type, and how doubles count is told once, here.
+//! A format is a pull parser ([`EventParser`]); which fields there are, of what type, and how doubles count is told once, here.
 
 mod cbor;
 mod json;
@@ -16,11 +16,11 @@ mod yaml;
 
 use std::borrow::Cow;
 
-use self::shape::Shape;
+use self::shape::EventFieldType;
 
 /// How a body is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encoding {
+pub enum EventEncoding {
     /// `application/cbor`.
     Cbor,
     /// `application/json`.
@@ -31,10 +31,10 @@ pub enum Encoding {
     Yaml,
 }
 
-impl Encoding {
+impl EventEncoding {
     /// By the header `Content-Type`; JSON where there is none. `None` for what kube-apiserver answers with 415.
     #[must_use]
-    pub fn of_object(content_type: Option<&[u8]>) -> Option<Self> {
+    pub fn from_content_type(content_type: Option<&[u8]>) -> Option<Self> {
         match &*media_type(content_type) {
             b"" | b"application/json" => Some(Self::Json),
             b"application/cbor" => Some(Self::Cbor),
@@ -46,7 +46,7 @@ impl Encoding {
 
     /// Likewise of a patch, if it is one that holds the whole object: server-side apply.
     #[must_use]
-    pub fn of_patch(content_type: Option<&[u8]>) -> Option<Self> {
+    pub fn from_patch_content_type(content_type: Option<&[u8]>) -> Option<Self> {
         match &*media_type(content_type) {
             b"application/apply-patch+cbor" => Some(Self::Cbor),
             b"application/apply-patch+yaml" => Some(Self::Yaml),
@@ -65,16 +65,16 @@ fn media_type(content_type: Option<&[u8]>) -> Vec<u8> {
 
 /// The two spellings of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schema {
+pub enum EventSchema {
     /// `v1`.
     Core,
     /// `events.k8s.io/v1`.
     Events,
 }
 
-impl Schema {
+impl EventSchema {
     /// Of an `apiVersion`.
-    fn of(api_version: &[u8]) -> Option<Self> {
+    fn from_api_version(api_version: &[u8]) -> Option<Self> {
         match api_version {
             b"v1" => Some(Self::Core),
             b"events.k8s.io/v1" | b"events.k8s.io/v1beta1" => Some(Self::Events),
@@ -87,7 +87,7 @@ impl Schema {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventBody<'b> {
     /// Which spelling it has.
-    pub schema: Schema,
+    pub schema: EventSchema,
     /// Its `apiVersion` is that of the URL, or it says none.
     pub version_accepted: bool,
     /// `metadata.name`.
@@ -101,40 +101,44 @@ pub struct EventBody<'b> {
 
 /// Reads a body that was sent to an endpoint of `group_version`. `None` if it cannot be read as an event.
 #[must_use]
-pub fn read<'b>(encoding: Encoding, group_version: &[u8], body: &'b [u8]) -> Option<EventBody<'b>> {
+pub fn parse<'b>(
+    encoding: EventEncoding,
+    group_version: &[u8],
+    body: &'b [u8],
+) -> Option<EventBody<'b>> {
     let found = match encoding {
-        Encoding::Cbor => object(&mut cbor::Cbor::new(body)),
-        Encoding::Json => object(&mut json::Json::new(body)),
-        Encoding::Protobuf => protobuf::read(body),
-        Encoding::Yaml => yaml::read(body),
+        EventEncoding::Cbor => read_event(&mut cbor::CborEventParser::new(body)),
+        EventEncoding::Json => read_event(&mut json::JsonEventParser::new(body)),
+        EventEncoding::Protobuf => protobuf::parse(body),
+        EventEncoding::Yaml => yaml::parse(body),
     };
-    found?.decide(group_version)
+    found?.into_event_body(group_version)
 }
 
 /// Text, in a body or made from it.
-type Text<'b> = Cow<'b, [u8]>;
+type ByteText<'b> = Cow<'b, [u8]>;
 
 /// What was found, whichever spelling it is in.
 #[derive(Debug, Default)]
-struct Found<'b> {
-    api_version: Text<'b>,
-    kind: Text<'b>,
-    name: Text<'b>,
-    core: Side<'b>,
-    events: Side<'b>,
+struct EventBodyFields<'b> {
+    api_version: ByteText<'b>,
+    kind: ByteText<'b>,
+    name: ByteText<'b>,
+    core: SchemaFields<'b>,
+    events: SchemaFields<'b>,
 }
 
 /// What one of the spellings says.
 #[derive(Debug, Default)]
-struct Side<'b> {
-    key: [Text<'b>; 7],
-    event_type: Text<'b>,
+struct SchemaFields<'b> {
+    key: [ByteText<'b>; 7],
+    event_type: ByteText<'b>,
     /// A field has a value of another type.
-    wrong: bool,
+    invalid: bool,
 }
 
-impl<'b> Found<'b> {
-    fn decide(self, group_version: &[u8]) -> Option<EventBody<'b>> {
+impl<'b> EventBodyFields<'b> {
+    fn into_event_body(self, group_version: &[u8]) -> Option<EventBody<'b>> {
         if !matches!(&*self.kind, b"" | b"Event") {
             return None;
         }
@@ -143,13 +147,13 @@ impl<'b> Found<'b> {
         } else {
             &self.api_version
         };
-        let schema = Schema::of(own)?;
+        let schema = EventSchema::from_api_version(own)?;
         let version_accepted = own == group_version;
         let side = match schema {
-            Schema::Core => self.core,
-            Schema::Events => self.events,
+            EventSchema::Core => self.core,
+            EventSchema::Events => self.events,
         };
-        (!side.wrong).then_some(EventBody {
+        (!side.invalid).then_some(EventBody {
             schema,
             version_accepted,
             name: self.name,
@@ -158,64 +162,64 @@ impl<'b> Found<'b> {
         })
     }
 
-    fn side(&mut self, schema: Schema) -> &mut Side<'b> {
+    fn schema_fields(&mut self, schema: EventSchema) -> &mut SchemaFields<'b> {
         match schema {
-            Schema::Core => &mut self.core,
-            Schema::Events => &mut self.events,
+            EventSchema::Core => &mut self.core,
+            EventSchema::Events => &mut self.events,
         }
     }
 
     /// A field of this side has a value of another type; of both sides, if it is on both.
-    fn wrong(&mut self, schema: Option<Schema>) {
-        self.core.wrong |= schema != Some(Schema::Events);
-        self.events.wrong |= schema != Some(Schema::Core);
+    fn mark_invalid(&mut self, schema: Option<EventSchema>) {
+        self.core.invalid |= schema != Some(EventSchema::Events);
+        self.events.invalid |= schema != Some(EventSchema::Core);
     }
 }
 
 /// A pull parser.
-trait Format<'b> {
+trait EventParser<'b> {
     /// Where one is within a map.
     type Map;
     /// Likewise within a list.
     type List;
     /// Reads a value, or enters it if it is a map: the caller then asks for keys until there are no more.
-    fn value(&mut self) -> Option<Value<'b, Self::Map>>;
+    fn read_value(&mut self) -> Option<EventValue<'b, Self::Map>>;
     /// The next key of a map; its value must be read or skipped then.
-    fn key(&mut self, map: &mut Self::Map) -> Option<Key<'b>>;
+    fn next_key(&mut self, map: &mut Self::Map) -> Option<ParsedKey<'b>>;
     /// Reads a value that should be a list, and enters it if it is one: the caller then asks for items until there are no more.
-    fn list(&mut self) -> Option<Listed<Self::List>>;
+    fn read_list(&mut self) -> Option<ParsedList<Self::List>>;
     /// Whether a list has another item, which must be read or skipped then.
-    fn item(&mut self, list: &mut Self::List) -> Option<bool>;
+    fn next_item(&mut self, list: &mut Self::List) -> Option<bool>;
     /// Passes over a value.
-    fn skip(&mut self) -> Option<Kind>;
+    fn skip_value(&mut self) -> Option<EventValueKind>;
     /// Nothing follows.
-    fn end(&mut self) -> Option<()>;
+    fn expect_end(&mut self) -> Option<()>;
 }
 
-enum Value<'b, M> {
+enum EventValue<'b, M> {
     Map(M),
     Null,
-    Text(Text<'b>),
+    Text(ByteText<'b>),
     /// Anything else, passed over.
     Other,
 }
 
-enum Listed<L> {
+enum ParsedList<L> {
     Items(L),
     Null,
     /// Anything else, passed over.
     Other,
 }
 
-enum Key<'b> {
-    Named(Text<'b>),
+enum ParsedKey<'b> {
+    Named(ByteText<'b>),
     /// The map is at its end.
     End,
 }
 
 /// What a value was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum EventValueKind {
     Bool,
     /// A whole number of 32 bits.
     Int32,
@@ -227,29 +231,29 @@ enum Kind {
     Text,
 }
 
-impl Kind {
-    fn of_whole(number: i64) -> Self {
+impl EventValueKind {
+    fn from_integer(number: i64) -> Self {
         i32::try_from(number).map_or(Self::Int64, |_| Self::Int32)
     }
 }
 
 /// What a field of an event holds.
-enum Field {
+enum EventBodyField {
     ApiVersion,
     EventType,
     Kind,
     Metadata,
-    Object(Schema),
-    Source(Schema),
+    Object(EventSchema),
+    Source(EventSchema),
     /// Something else, of that shape, in this spelling or both.
-    Typed(Shape, Option<Schema>),
+    Typed(EventFieldType, Option<EventSchema>),
     Unknown,
 }
 
-impl Field {
-    fn named(name: &[u8]) -> Self {
-        use Schema::Core;
-        use Schema::Events;
+impl EventBodyField {
+    fn from_name(name: &[u8]) -> Self {
+        use EventSchema::Core;
+        use EventSchema::Events;
         match name {
             b"apiVersion" => Self::ApiVersion,
             b"kind" => Self::Kind,
@@ -259,25 +263,25 @@ impl Field {
             b"involvedObject" => Self::Object(Core),
             b"deprecatedSource" => Self::Source(Events),
             b"regarding" => Self::Object(Events),
-            b"action" | b"reason" | b"reportingInstance" => Self::Typed(Shape::Text, None),
-            b"eventTime" => Self::Typed(Shape::MicroTime, None),
-            b"related" => Self::Typed(Shape::Object(shape::REFERENCE), None),
-            b"series" => Self::Typed(Shape::Object(shape::SERIES), None),
-            b"message" | b"reportingComponent" => Self::Typed(Shape::Text, Some(Core)),
-            b"firstTimestamp" | b"lastTimestamp" => Self::Typed(Shape::Time, Some(Core)),
-            b"count" => Self::Typed(Shape::Int32, Some(Core)),
-            b"note" | b"reportingController" => Self::Typed(Shape::Text, Some(Events)),
+            b"action" | b"reason" | b"reportingInstance" => Self::Typed(EventFieldType::Text, None),
+            b"eventTime" => Self::Typed(EventFieldType::MicroTime, None),
+            b"related" => Self::Typed(EventFieldType::Object(shape::OBJECT_REFERENCE), None),
+            b"series" => Self::Typed(EventFieldType::Object(shape::EVENT_SERIES), None),
+            b"message" | b"reportingComponent" => Self::Typed(EventFieldType::Text, Some(Core)),
+            b"firstTimestamp" | b"lastTimestamp" => Self::Typed(EventFieldType::Time, Some(Core)),
+            b"count" => Self::Typed(EventFieldType::Int32, Some(Core)),
+            b"note" | b"reportingController" => Self::Typed(EventFieldType::Text, Some(Events)),
             b"deprecatedFirstTimestamp" | b"deprecatedLastTimestamp" => {
-                Self::Typed(Shape::Time, Some(Events))
+                Self::Typed(EventFieldType::Time, Some(Events))
             }
-            b"deprecatedCount" => Self::Typed(Shape::Int32, Some(Events)),
+            b"deprecatedCount" => Self::Typed(EventFieldType::Int32, Some(Events)),
             _ => Self::Unknown,
         }
     }
 }
 
 /// Where in the key a field of the source or of the object stands; `None` for those that are strings, too, but not in it.
-fn place_in_key(source: bool, name: &[u8]) -> Option<Option<usize>> {
+fn key_index(source: bool, name: &[u8]) -> Option<Option<usize>> {
     Some(match (source, name) {
         (true, b"component") => Some(0),
         (true, b"host") => Some(1),
@@ -293,78 +297,89 @@ fn place_in_key(source: bool, name: &[u8]) -> Option<Option<usize>> {
 
 /// Reads a whole body as an event. `None` if it is malformed; an event whose fields are of wrong types is found out later,
 /// when it is known which spelling counts.
-fn object<'b, F: Format<'b>>(format: &mut F) -> Option<Found<'b>> {
-    let mut found = Found::default();
-    match format.value()? {
-        Value::Null => {}
-        Value::Map(mut map) => {
-            while let Key::Named(name) = format.key(&mut map)? {
-                field(format, &name, &mut found)?;
+fn read_event<'b, F: EventParser<'b>>(format: &mut F) -> Option<EventBodyFields<'b>> {
+    let mut found = EventBodyFields::default();
+    match format.read_value()? {
+        EventValue::Null => {}
+        EventValue::Map(mut map) => {
+            while let ParsedKey::Named(name) = format.next_key(&mut map)? {
+                read_field(format, &name, &mut found)?;
             }
         }
-        Value::Other | Value::Text(_) => return None,
+        EventValue::Other | EventValue::Text(_) => return None,
     }
-    format.end()?;
+    format.expect_end()?;
     Some(found)
 }
 
-fn field<'b, F: Format<'b>>(format: &mut F, name: &[u8], found: &mut Found<'b>) -> Option<()> {
-    match Field::named(name) {
-        Field::ApiVersion => text(format, &mut found.api_version)?.then_some(()),
-        Field::Kind => text(format, &mut found.kind)?.then_some(()),
-        Field::EventType => {
-            if !text(format, &mut found.core.event_type)? {
-                found.wrong(None);
+fn read_field<'b, F: EventParser<'b>>(
+    format: &mut F,
+    name: &[u8],
+    found: &mut EventBodyFields<'b>,
+) -> Option<()> {
+    match EventBodyField::from_name(name) {
+        EventBodyField::ApiVersion => read_text(format, &mut found.api_version)?.then_some(()),
+        EventBodyField::Kind => read_text(format, &mut found.kind)?.then_some(()),
+        EventBodyField::EventType => {
+            if !read_text(format, &mut found.core.event_type)? {
+                found.mark_invalid(None);
             }
             found.events.event_type = found.core.event_type.clone(); // one field for both
             Some(())
         }
-        Field::Metadata => metadata(format, found),
-        Field::Object(schema) => reference(format, false, found.side(schema)),
-        Field::Source(schema) => reference(format, true, found.side(schema)),
-        Field::Typed(expected, schema) => {
-            if !shape::fits(format, &expected)? {
-                found.wrong(schema);
+        EventBodyField::Metadata => read_metadata(format, found),
+        EventBodyField::Object(schema) => {
+            read_reference(format, false, found.schema_fields(schema))
+        }
+        EventBodyField::Source(schema) => read_reference(format, true, found.schema_fields(schema)),
+        EventBodyField::Typed(expected, schema) => {
+            if !shape::check_type(format, &expected)? {
+                found.mark_invalid(schema);
             }
             Some(())
         }
-        Field::Unknown => format.skip().map(|_| ()),
+        EventBodyField::Unknown => format.skip_value().map(|_| ()),
     }
 }
 
 /// Reads a string into its place; null leaves what is there. Whether it was either.
-fn text<'b, F: Format<'b>>(format: &mut F, into: &mut Text<'b>) -> Option<bool> {
-    match format.value()? {
-        Value::Text(text) => {
+fn read_text<'b, F: EventParser<'b>>(format: &mut F, into: &mut ByteText<'b>) -> Option<bool> {
+    match format.read_value()? {
+        EventValue::Text(text) => {
             *into = text;
             Some(true)
         }
-        Value::Null => Some(true),
-        Value::Other => Some(false),
-        Value::Map(map) => pass(format, map).map(|()| false),
+        EventValue::Null => Some(true),
+        EventValue::Other => Some(false),
+        EventValue::Map(map) => skip_map(format, map).map(|()| false),
     }
 }
 
 /// Passes over the rest of a map that was entered.
-fn pass<'b, F: Format<'b>>(format: &mut F, mut map: F::Map) -> Option<()> {
-    while let Key::Named(_) = format.key(&mut map)? {
-        format.skip()?;
+fn skip_map<'b, F: EventParser<'b>>(format: &mut F, mut map: F::Map) -> Option<()> {
+    while let ParsedKey::Named(_) = format.next_key(&mut map)? {
+        format.skip_value()?;
     }
     Some(())
 }
 
-fn metadata<'b, F: Format<'b>>(format: &mut F, found: &mut Found<'b>) -> Option<()> {
-    match format.value()? {
-        Value::Null => {}
-        Value::Other | Value::Text(_) => found.wrong(None),
-        Value::Map(mut map) => {
-            while let Key::Named(name) = format.key(&mut map)? {
+fn read_metadata<'b, F: EventParser<'b>>(
+    format: &mut F,
+    found: &mut EventBodyFields<'b>,
+) -> Option<()> {
+    match format.read_value()? {
+        EventValue::Null => {}
+        EventValue::Other | EventValue::Text(_) => found.mark_invalid(None),
+        EventValue::Map(mut map) => {
+            while let ParsedKey::Named(name) = format.next_key(&mut map)? {
                 let well = match &*name {
-                    b"name" => text(format, &mut found.name)?,
-                    other => shape::fits(format, shape::of(shape::METADATA, other))?,
+                    b"name" => read_text(format, &mut found.name)?,
+                    other => {
+                        shape::check_type(format, shape::field_type(shape::OBJECT_META, other))?
+                    }
                 };
                 if !well {
-                    found.wrong(None);
+                    found.mark_invalid(None);
                 }
             }
         }
@@ -373,21 +388,28 @@ fn metadata<'b, F: Format<'b>>(format: &mut F, found: &mut Found<'b>) -> Option<
 }
 
 /// The source or the object. A second one is laid over the first.
-fn reference<'b, F: Format<'b>>(format: &mut F, source: bool, side: &mut Side<'b>) -> Option<()> {
-    match format.value()? {
-        Value::Null => {}
-        Value::Other | Value::Text(_) => side.wrong = true,
-        Value::Map(mut map) => {
-            while let Key::Named(name) = format.key(&mut map)? {
-                let well = match place_in_key(source, &name) {
+fn read_reference<'b, F: EventParser<'b>>(
+    format: &mut F,
+    source: bool,
+    side: &mut SchemaFields<'b>,
+) -> Option<()> {
+    match format.read_value()? {
+        EventValue::Null => {}
+        EventValue::Other | EventValue::Text(_) => side.invalid = true,
+        EventValue::Map(mut map) => {
+            while let ParsedKey::Named(name) = format.next_key(&mut map)? {
+                let well = match key_index(source, &name) {
                     Some(Some(place)) => match side.key.get_mut(place) {
-                        Some(into) => text(format, into)?,
+                        Some(into) => read_text(format, into)?,
                         None => true, // never: there are seven
                     },
-                    Some(None) => matches!(format.skip()?, Kind::Null | Kind::Text),
-                    None => format.skip().map(|_| true)?,
+                    Some(None) => matches!(
+                        format.skip_value()?,
+                        EventValueKind::Null | EventValueKind::Text
+                    ),
+                    None => format.skip_value().map(|_| true)?,
                 };
-                side.wrong |= !well;
+                side.invalid |= !well;
             }
         }
     }

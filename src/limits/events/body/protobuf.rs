@@ -6,15 +6,15 @@
 
 use std::borrow::Cow;
 
-use super::Found;
-use super::Schema;
-use super::Side;
-use super::Text;
+use super::ByteText;
+use super::EventBodyFields;
+use super::EventSchema;
+use super::SchemaFields;
 
 const MAGIC: &[u8] = b"k8s\0";
 
 /// A field's value, on the wire.
-enum Wire<'b> {
+enum EventWireValue<'b> {
     Bytes(&'b [u8]),
     /// Eight bytes, four, or a group.
     Other,
@@ -22,39 +22,39 @@ enum Wire<'b> {
 }
 
 /// The rest of a message.
-struct Message<'b>(&'b [u8]);
+struct EventMessageReader<'b>(&'b [u8]);
 
-pub(super) fn read(body: &[u8]) -> Option<Found<'_>> {
+pub(super) fn parse(body: &[u8]) -> Option<EventBodyFields<'_>> {
     let unknown = body.strip_prefix(MAGIC).filter(|rest| !rest.is_empty())?;
-    let mut found = Found::default();
+    let mut found = EventBodyFields::default();
     let mut raw: &[u8] = &[];
-    let mut unknown = Message(unknown);
-    while let Some((number, value)) = unknown.next()? {
+    let mut unknown = EventMessageReader(unknown);
+    while let Some((number, value)) = unknown.next_field()? {
         match (number, value) {
-            (1, Wire::Bytes(meta)) => type_meta(meta, &mut found)?,
-            (2, Wire::Bytes(bytes)) => raw = bytes,
-            (3 | 4, Wire::Bytes(_)) => {}
+            (1, EventWireValue::Bytes(meta)) => read_type_meta(meta, &mut found)?,
+            (2, EventWireValue::Bytes(bytes)) => raw = bytes,
+            (3 | 4, EventWireValue::Bytes(_)) => {}
             (1..=4, _) => return None,
             _ => {}
         }
     }
     // Which spelling it is, the type tells, and without one the URL: then both are read, and one of them means nothing.
-    let told = Schema::of(&found.api_version);
-    for schema in [Schema::Core, Schema::Events] {
+    let told = EventSchema::from_api_version(&found.api_version);
+    for schema in [EventSchema::Core, EventSchema::Events] {
         if told.is_none_or(|told| told == schema) {
-            let well = event(raw, schema, &mut found);
-            found.side(schema).wrong = well.is_none();
+            let well = read_event(raw, schema, &mut found);
+            found.schema_fields(schema).invalid = well.is_none();
         }
     }
     Some(found)
 }
 
-fn type_meta<'b>(meta: &'b [u8], found: &mut Found<'b>) -> Option<()> {
-    let mut meta = Message(meta);
-    while let Some((number, value)) = meta.next()? {
+fn read_type_meta<'b>(meta: &'b [u8], found: &mut EventBodyFields<'b>) -> Option<()> {
+    let mut meta = EventMessageReader(meta);
+    while let Some((number, value)) = meta.next_field()? {
         match (number, value) {
-            (1, Wire::Bytes(text)) => found.api_version = Cow::Borrowed(text),
-            (2, Wire::Bytes(text)) => found.kind = Cow::Borrowed(text),
+            (1, EventWireValue::Bytes(text)) => found.api_version = Cow::Borrowed(text),
+            (2, EventWireValue::Bytes(text)) => found.kind = Cow::Borrowed(text),
             (1 | 2, _) => return None,
             _ => {}
         }
@@ -63,198 +63,217 @@ fn type_meta<'b>(meta: &'b [u8], found: &mut Found<'b>) -> Option<()> {
 }
 
 /// The numbers of the fields of interest, and what all fields are.
-struct Numbers {
+struct EventFieldNumbers {
     object: u64,
     source: u64,
     event_type: u64,
-    fields: Fields,
+    fields: EventWireFields,
 }
 
-const CORE: Numbers = Numbers {
+const CORE: EventFieldNumbers = EventFieldNumbers {
     object: 2,
     source: 5,
     event_type: 9,
     fields: &[
-        (1, Field::Message(METADATA)),
-        (2, Field::Message(REFERENCE)),
-        (3, Field::Bytes),
-        (4, Field::Bytes),
-        (5, Field::Message(SOURCE)),
-        (6, Field::Message(TIME)),
-        (7, Field::Message(TIME)),
-        (8, Field::Varint),
-        (9, Field::Bytes),
-        (10, Field::Message(TIME)),
-        (11, Field::Message(SERIES)),
-        (12, Field::Bytes),
-        (13, Field::Message(REFERENCE)),
-        (14, Field::Bytes),
-        (15, Field::Bytes),
+        (1, EventWireField::Message(OBJECT_META)),
+        (2, EventWireField::Message(OBJECT_REFERENCE)),
+        (3, EventWireField::Bytes),
+        (4, EventWireField::Bytes),
+        (5, EventWireField::Message(EVENT_SOURCE)),
+        (6, EventWireField::Message(TIMESTAMP)),
+        (7, EventWireField::Message(TIMESTAMP)),
+        (8, EventWireField::Varint),
+        (9, EventWireField::Bytes),
+        (10, EventWireField::Message(TIMESTAMP)),
+        (11, EventWireField::Message(EVENT_SERIES)),
+        (12, EventWireField::Bytes),
+        (13, EventWireField::Message(OBJECT_REFERENCE)),
+        (14, EventWireField::Bytes),
+        (15, EventWireField::Bytes),
     ],
 };
 
-const EVENTS: Numbers = Numbers {
+const EVENTS: EventFieldNumbers = EventFieldNumbers {
     object: 8,
     source: 12,
     event_type: 11,
     fields: &[
-        (1, Field::Message(METADATA)),
-        (2, Field::Message(TIME)),
-        (3, Field::Message(SERIES)),
-        (4, Field::Bytes),
-        (5, Field::Bytes),
-        (6, Field::Bytes),
-        (7, Field::Bytes),
-        (8, Field::Message(REFERENCE)),
-        (9, Field::Message(REFERENCE)),
-        (10, Field::Bytes),
-        (11, Field::Bytes),
-        (12, Field::Message(SOURCE)),
-        (13, Field::Message(TIME)),
-        (14, Field::Message(TIME)),
-        (15, Field::Varint),
+        (1, EventWireField::Message(OBJECT_META)),
+        (2, EventWireField::Message(TIMESTAMP)),
+        (3, EventWireField::Message(EVENT_SERIES)),
+        (4, EventWireField::Bytes),
+        (5, EventWireField::Bytes),
+        (6, EventWireField::Bytes),
+        (7, EventWireField::Bytes),
+        (8, EventWireField::Message(OBJECT_REFERENCE)),
+        (9, EventWireField::Message(OBJECT_REFERENCE)),
+        (10, EventWireField::Bytes),
+        (11, EventWireField::Bytes),
+        (12, EventWireField::Message(EVENT_SOURCE)),
+        (13, EventWireField::Message(TIMESTAMP)),
+        (14, EventWireField::Message(TIMESTAMP)),
+        (15, EventWireField::Varint),
     ],
 };
 
 /// What a field of a known number is.
 #[derive(Clone, Copy)]
-enum Field {
+enum EventWireField {
     /// A string, or bytes.
     Bytes,
     /// An entry of a map from strings to strings.
     Entry,
-    Message(Fields),
+    Message(EventWireFields),
     Varint,
 }
 
-type Fields = &'static [(u64, Field)];
+type EventWireFields = &'static [(u64, EventWireField)];
 
 /// `metav1.ObjectMeta`.
-const METADATA: Fields = &[
-    (1, Field::Bytes),
-    (2, Field::Bytes),
-    (3, Field::Bytes),
-    (4, Field::Bytes),
-    (5, Field::Bytes),
-    (6, Field::Bytes),
-    (7, Field::Varint),
-    (8, Field::Message(TIME)),
-    (9, Field::Message(TIME)),
-    (10, Field::Varint),
-    (11, Field::Entry),
-    (12, Field::Entry),
-    (13, Field::Message(OWNER)),
-    (14, Field::Bytes),
-    (17, Field::Message(MANAGED)),
+const OBJECT_META: EventWireFields = &[
+    (1, EventWireField::Bytes),
+    (2, EventWireField::Bytes),
+    (3, EventWireField::Bytes),
+    (4, EventWireField::Bytes),
+    (5, EventWireField::Bytes),
+    (6, EventWireField::Bytes),
+    (7, EventWireField::Varint),
+    (8, EventWireField::Message(TIMESTAMP)),
+    (9, EventWireField::Message(TIMESTAMP)),
+    (10, EventWireField::Varint),
+    (11, EventWireField::Entry),
+    (12, EventWireField::Entry),
+    (13, EventWireField::Message(OWNER_REFERENCE)),
+    (14, EventWireField::Bytes),
+    (17, EventWireField::Message(MANAGED_FIELDS_ENTRY)),
 ];
 
 /// `metav1.OwnerReference`.
-const OWNER: Fields = &[
-    (1, Field::Bytes),
-    (3, Field::Bytes),
-    (4, Field::Bytes),
-    (5, Field::Bytes),
-    (6, Field::Varint),
-    (7, Field::Varint),
+const OWNER_REFERENCE: EventWireFields = &[
+    (1, EventWireField::Bytes),
+    (3, EventWireField::Bytes),
+    (4, EventWireField::Bytes),
+    (5, EventWireField::Bytes),
+    (6, EventWireField::Varint),
+    (7, EventWireField::Varint),
 ];
 
 /// `metav1.ManagedFieldsEntry`.
-const MANAGED: Fields = &[
-    (1, Field::Bytes),
-    (2, Field::Bytes),
-    (3, Field::Bytes),
-    (4, Field::Message(TIME)),
-    (6, Field::Bytes),
-    (7, Field::Message(&[(1, Field::Bytes)])),
-    (8, Field::Bytes),
+const MANAGED_FIELDS_ENTRY: EventWireFields = &[
+    (1, EventWireField::Bytes),
+    (2, EventWireField::Bytes),
+    (3, EventWireField::Bytes),
+    (4, EventWireField::Message(TIMESTAMP)),
+    (6, EventWireField::Bytes),
+    (7, EventWireField::Message(&[(1, EventWireField::Bytes)])),
+    (8, EventWireField::Bytes),
 ];
 
 /// `core.ObjectReference`.
-const REFERENCE: Fields = &[
-    (1, Field::Bytes),
-    (2, Field::Bytes),
-    (3, Field::Bytes),
-    (4, Field::Bytes),
-    (5, Field::Bytes),
-    (6, Field::Bytes),
-    (7, Field::Bytes),
+const OBJECT_REFERENCE: EventWireFields = &[
+    (1, EventWireField::Bytes),
+    (2, EventWireField::Bytes),
+    (3, EventWireField::Bytes),
+    (4, EventWireField::Bytes),
+    (5, EventWireField::Bytes),
+    (6, EventWireField::Bytes),
+    (7, EventWireField::Bytes),
 ];
 
 /// `core.EventSource`.
-const SOURCE: Fields = &[(1, Field::Bytes), (2, Field::Bytes)];
+const EVENT_SOURCE: EventWireFields = &[(1, EventWireField::Bytes), (2, EventWireField::Bytes)];
 
 /// `EventSeries` of either group.
-const SERIES: Fields = &[(1, Field::Varint), (2, Field::Message(TIME))];
+const EVENT_SERIES: EventWireFields = &[
+    (1, EventWireField::Varint),
+    (2, EventWireField::Message(TIMESTAMP)),
+];
 
 /// `metav1.Timestamp`, as which both kinds of time are sent.
-const TIME: Fields = &[(1, Field::Varint), (2, Field::Varint)];
+const TIMESTAMP: EventWireFields = &[(1, EventWireField::Varint), (2, EventWireField::Varint)];
 
 /// Passes over the fields of a message. `None` if it is malformed.
-fn well_formed(bytes: &[u8], fields: Fields) -> Option<()> {
-    let mut message = Message(bytes);
-    while let Some((number, value)) = message.next()? {
-        check(number, &value, fields)?;
+fn check_message(bytes: &[u8], fields: EventWireFields) -> Option<()> {
+    let mut message = EventMessageReader(bytes);
+    while let Some((number, value)) = message.next_field()? {
+        check_field(number, &value, fields)?;
     }
     Some(())
 }
 
 /// `None` if a field of a known number is not what it should be.
-fn check(number: u64, value: &Wire<'_>, fields: Fields) -> Option<()> {
+fn check_field(number: u64, value: &EventWireValue<'_>, fields: EventWireFields) -> Option<()> {
     let field = fields.iter().find(|(known, _)| *known == number);
     match (field.map(|(_, field)| *field), value) {
-        (None, _) | (Some(Field::Bytes), Wire::Bytes(_)) | (Some(Field::Varint), Wire::Varint) => {
-            Some(())
+        (None, _)
+        | (Some(EventWireField::Bytes), EventWireValue::Bytes(_))
+        | (Some(EventWireField::Varint), EventWireValue::Varint) => Some(()),
+        (Some(EventWireField::Entry), EventWireValue::Bytes(bytes)) => check_map_entry(bytes),
+        (Some(EventWireField::Message(fields)), EventWireValue::Bytes(bytes)) => {
+            check_message(bytes, fields)
         }
-        (Some(Field::Entry), Wire::Bytes(bytes)) => entry(bytes),
-        (Some(Field::Message(fields)), Wire::Bytes(bytes)) => well_formed(bytes, fields),
-        (Some(Field::Bytes | Field::Entry | Field::Message(_) | Field::Varint), _) => None,
+        (
+            Some(
+                EventWireField::Bytes
+                | EventWireField::Entry
+                | EventWireField::Message(_)
+                | EventWireField::Varint,
+            ),
+            _,
+        ) => None,
     }
 }
 
 /// Key and value are strings, whatever wire type they say they have; and any number will do.
-fn entry(bytes: &[u8]) -> Option<()> {
-    let mut message = Message(bytes);
+fn check_map_entry(bytes: &[u8]) -> Option<()> {
+    let mut message = EventMessageReader(bytes);
     while !message.0.is_empty() {
-        let tag = message.varint()?;
+        let tag = message.read_varint()?;
         match ((tag >> 3) & u64::from(u32::MAX), tag & 7) {
-            (1 | 2, _) => message.value(2).map(|_| ())?,
-            (_, 3) => message.group().map(|_| ())?,
-            (_, wire_type) => message.value(wire_type).map(|_| ())?,
+            (1 | 2, _) => message.read_value(2).map(|_| ())?,
+            (_, 3) => message.skip_group().map(|_| ())?,
+            (_, wire_type) => message.read_value(wire_type).map(|_| ())?,
         }
     }
     Some(())
 }
 
-fn event<'b>(raw: &'b [u8], schema: Schema, found: &mut Found<'b>) -> Option<()> {
+fn read_event<'b>(
+    raw: &'b [u8],
+    schema: EventSchema,
+    found: &mut EventBodyFields<'b>,
+) -> Option<()> {
     let numbers = match schema {
-        Schema::Core => CORE,
-        Schema::Events => EVENTS,
+        EventSchema::Core => CORE,
+        EventSchema::Events => EVENTS,
     };
-    let mut side = Side::default();
-    let mut name = Text::default();
-    let mut message = Message(raw);
-    while let Some((number, value)) = message.next()? {
-        check(number, &value, numbers.fields)?;
-        let Wire::Bytes(bytes) = value else { continue };
+    let mut side = SchemaFields::default();
+    let mut name = ByteText::default();
+    let mut message = EventMessageReader(raw);
+    while let Some((number, value)) = message.next_field()? {
+        check_field(number, &value, numbers.fields)?;
+        let EventWireValue::Bytes(bytes) = value else {
+            continue;
+        };
         if number == 1 {
-            metadata(bytes, &mut name)?;
+            read_metadata(bytes, &mut name)?;
         } else if number == numbers.object {
-            reference(bytes, &[2, 3, 4, 5, 6], &mut side)?;
+            read_reference(bytes, &[2, 3, 4, 5, 6], &mut side)?;
         } else if number == numbers.source {
-            reference(bytes, &[0, 1], &mut side)?;
+            read_reference(bytes, &[0, 1], &mut side)?;
         } else if number == numbers.event_type {
             side.event_type = Cow::Borrowed(bytes);
         }
     }
-    *found.side(schema) = side;
+    *found.schema_fields(schema) = side;
     found.name = name; // the same field in both
     Some(())
 }
 
-fn metadata<'b>(meta: &'b [u8], name: &mut Text<'b>) -> Option<()> {
-    let mut meta = Message(meta);
-    while let Some((number, value)) = meta.next()? {
-        if let (1, Wire::Bytes(text)) = (number, value) {
+fn read_metadata<'b>(meta: &'b [u8], name: &mut ByteText<'b>) -> Option<()> {
+    let mut meta = EventMessageReader(meta);
+    while let Some((number, value)) = meta.next_field()? {
+        if let (1, EventWireValue::Bytes(text)) = (number, value) {
             *name = Cow::Borrowed(text);
         }
     }
@@ -262,10 +281,16 @@ fn metadata<'b>(meta: &'b [u8], name: &mut Text<'b>) -> Option<()> {
 }
 
 /// A message whose first fields are strings that go to these places of the key.
-fn reference<'b>(bytes: &'b [u8], places: &[usize], side: &mut Side<'b>) -> Option<()> {
-    let mut message = Message(bytes);
-    while let Some((number, value)) = message.next()? {
-        let Wire::Bytes(text) = value else { continue };
+fn read_reference<'b>(
+    bytes: &'b [u8],
+    places: &[usize],
+    side: &mut SchemaFields<'b>,
+) -> Option<()> {
+    let mut message = EventMessageReader(bytes);
+    while let Some((number, value)) = message.next_field()? {
+        let EventWireValue::Bytes(text) = value else {
+            continue;
+        };
         let nth = usize::try_from(number).ok().and_then(|n| n.checked_sub(1));
         let place = nth.and_then(|nth| places.get(nth));
         if let Some(into) = place.and_then(|place| side.key.get_mut(*place)) {
@@ -275,69 +300,70 @@ fn reference<'b>(bytes: &'b [u8], places: &[usize], side: &mut Side<'b>) -> Opti
     Some(())
 }
 
-impl<'b> Message<'b> {
+impl<'b> EventMessageReader<'b> {
     /// The next field. `None` if it is malformed, `Some(None)` at the end.
     #[expect(clippy::option_option, reason = "malformed, or at its end")]
-    fn next(&mut self) -> Option<Option<(u64, Wire<'b>)>> {
+    fn next_field(&mut self) -> Option<Option<(u64, EventWireValue<'b>)>> {
         if self.0.is_empty() {
             return Some(None);
         }
-        let (number, wire_type) = self.tag()?;
+        let (number, wire_type) = self.read_tag()?;
         let value = match wire_type {
-            3 => self.group()?,
+            3 => self.skip_group()?,
             4 => return None,
-            other => self.value(other)?,
+            other => self.read_value(other)?,
         };
         Some(Some((number, value)))
     }
 
     /// A number, of which Go keeps 32 bits with a sign and takes those above 0, and a wire type.
-    fn tag(&mut self) -> Option<(u64, u64)> {
-        let tag = self.varint()?;
+    fn read_tag(&mut self) -> Option<(u64, u64)> {
+        let tag = self.read_varint()?;
         let number = (tag >> 3) & u64::from(u32::MAX);
         let positive = number > 0 && i32::try_from(number).is_ok();
         positive.then_some((number, tag & 7))
     }
 
-    fn value(&mut self, wire_type: u64) -> Option<Wire<'b>> {
+    fn read_value(&mut self, wire_type: u64) -> Option<EventWireValue<'b>> {
         match wire_type {
             0 => {
-                self.varint()?;
-                Some(Wire::Varint)
+                self.read_varint()?;
+                Some(EventWireValue::Varint)
             }
-            1 => self.bytes(8).map(|_| Wire::Other),
+            1 => self.take_bytes(8).map(|_| EventWireValue::Other),
             2 => {
-                let length = self.varint()?;
-                self.bytes(usize::try_from(length).ok()?).map(Wire::Bytes)
+                let length = self.read_varint()?;
+                self.take_bytes(usize::try_from(length).ok()?)
+                    .map(EventWireValue::Bytes)
             }
-            5 => self.bytes(4).map(|_| Wire::Other),
+            5 => self.take_bytes(4).map(|_| EventWireValue::Other),
             _ => None,
         }
     }
 
     /// Passes over a group, and those in it.
-    fn group(&mut self) -> Option<Wire<'b>> {
+    fn skip_group(&mut self) -> Option<EventWireValue<'b>> {
         let mut depth = 1_usize;
         while depth > 0 {
-            match self.varint()? & 7 {
+            match self.read_varint()? & 7 {
                 3 => depth = depth.checked_add(1)?,
                 4 => depth -= 1,
                 wire_type => {
-                    self.value(wire_type)?;
+                    self.read_value(wire_type)?;
                 }
             }
         }
-        Some(Wire::Other)
+        Some(EventWireValue::Other)
     }
 
-    fn bytes(&mut self, length: usize) -> Option<&'b [u8]> {
+    fn take_bytes(&mut self, length: usize) -> Option<&'b [u8]> {
         let (bytes, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
         Some(bytes)
     }
 
     /// At most ten bytes, of which as much counts as 64 bits hold.
-    fn varint(&mut self) -> Option<u64> {
+    fn read_varint(&mut self) -> Option<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let (byte, rest) = self.0.split_first()?;

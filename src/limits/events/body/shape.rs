@@ -1,16 +1,16 @@
 //! What an event's fields hold beside those that the limits look at: upstream answers a value of another type with 400.
 
-use super::Format;
-use super::Key;
-use super::Kind;
-use super::Listed;
-use super::Value;
-use super::pass;
+use super::EventParser;
+use super::EventValue;
+use super::EventValueKind;
+use super::ParsedKey;
+use super::ParsedList;
+use super::skip_map;
 use crate::api::time::is_micro_time;
 use crate::api::time::is_time;
 
 /// What a field holds; null will do for each.
-pub(super) enum Shape {
+pub(super) enum EventFieldType {
     Any,
     Bool,
     Int32,
@@ -20,132 +20,143 @@ pub(super) enum Shape {
     Map,
     /// `metav1.MicroTime`.
     MicroTime,
-    Object(Fields),
+    Object(EventFieldTypes),
     Text,
     /// `metav1.Time`.
     Time,
 }
 
 /// The fields of an object; what is not among them may be anything.
-pub(super) type Fields = &'static [(&'static str, Shape)];
+pub(super) type EventFieldTypes = &'static [(&'static str, EventFieldType)];
 
 /// `metav1.ObjectMeta`, but for the name.
-pub(super) const METADATA: Fields = &[
-    ("annotations", Shape::Map),
-    ("creationTimestamp", Shape::Time),
-    ("deletionGracePeriodSeconds", Shape::Int64),
-    ("deletionTimestamp", Shape::Time),
-    ("finalizers", Shape::List(&Shape::Text)),
-    ("generateName", Shape::Text),
-    ("generation", Shape::Int64),
-    ("labels", Shape::Map),
-    ("managedFields", Shape::List(&Shape::Object(MANAGED))),
-    ("namespace", Shape::Text),
-    ("ownerReferences", Shape::List(&Shape::Object(OWNER))),
-    ("resourceVersion", Shape::Text),
-    ("selfLink", Shape::Text),
-    ("uid", Shape::Text),
+pub(super) const OBJECT_META: EventFieldTypes = &[
+    ("annotations", EventFieldType::Map),
+    ("creationTimestamp", EventFieldType::Time),
+    ("deletionGracePeriodSeconds", EventFieldType::Int64),
+    ("deletionTimestamp", EventFieldType::Time),
+    ("finalizers", EventFieldType::List(&EventFieldType::Text)),
+    ("generateName", EventFieldType::Text),
+    ("generation", EventFieldType::Int64),
+    ("labels", EventFieldType::Map),
+    (
+        "managedFields",
+        EventFieldType::List(&EventFieldType::Object(MANAGED_FIELDS_ENTRY)),
+    ),
+    ("namespace", EventFieldType::Text),
+    (
+        "ownerReferences",
+        EventFieldType::List(&EventFieldType::Object(OWNER_REFERENCE)),
+    ),
+    ("resourceVersion", EventFieldType::Text),
+    ("selfLink", EventFieldType::Text),
+    ("uid", EventFieldType::Text),
 ];
 
 /// `metav1.ManagedFieldsEntry`.
-const MANAGED: Fields = &[
-    ("apiVersion", Shape::Text),
-    ("fieldsType", Shape::Text),
-    ("fieldsV1", Shape::Any),
-    ("manager", Shape::Text),
-    ("operation", Shape::Text),
-    ("subresource", Shape::Text),
-    ("time", Shape::Time),
+const MANAGED_FIELDS_ENTRY: EventFieldTypes = &[
+    ("apiVersion", EventFieldType::Text),
+    ("fieldsType", EventFieldType::Text),
+    ("fieldsV1", EventFieldType::Any),
+    ("manager", EventFieldType::Text),
+    ("operation", EventFieldType::Text),
+    ("subresource", EventFieldType::Text),
+    ("time", EventFieldType::Time),
 ];
 
 /// `metav1.OwnerReference`.
-const OWNER: Fields = &[
-    ("apiVersion", Shape::Text),
-    ("blockOwnerDeletion", Shape::Bool),
-    ("controller", Shape::Bool),
-    ("kind", Shape::Text),
-    ("name", Shape::Text),
-    ("uid", Shape::Text),
+const OWNER_REFERENCE: EventFieldTypes = &[
+    ("apiVersion", EventFieldType::Text),
+    ("blockOwnerDeletion", EventFieldType::Bool),
+    ("controller", EventFieldType::Bool),
+    ("kind", EventFieldType::Text),
+    ("name", EventFieldType::Text),
+    ("uid", EventFieldType::Text),
 ];
 
 /// `core.ObjectReference`.
-pub(super) const REFERENCE: Fields = &[
-    ("apiVersion", Shape::Text),
-    ("fieldPath", Shape::Text),
-    ("kind", Shape::Text),
-    ("name", Shape::Text),
-    ("namespace", Shape::Text),
-    ("resourceVersion", Shape::Text),
-    ("uid", Shape::Text),
+pub(super) const OBJECT_REFERENCE: EventFieldTypes = &[
+    ("apiVersion", EventFieldType::Text),
+    ("fieldPath", EventFieldType::Text),
+    ("kind", EventFieldType::Text),
+    ("name", EventFieldType::Text),
+    ("namespace", EventFieldType::Text),
+    ("resourceVersion", EventFieldType::Text),
+    ("uid", EventFieldType::Text),
 ];
 
 /// `EventSeries` of either group.
-pub(super) const SERIES: Fields = &[
-    ("count", Shape::Int32),
-    ("lastObservedTime", Shape::MicroTime),
+pub(super) const EVENT_SERIES: EventFieldTypes = &[
+    ("count", EventFieldType::Int32),
+    ("lastObservedTime", EventFieldType::MicroTime),
 ];
 
 /// What a field of that name holds.
-pub(super) fn of(fields: Fields, name: &[u8]) -> &'static Shape {
+pub(super) fn field_type(fields: EventFieldTypes, name: &[u8]) -> &'static EventFieldType {
     let found = fields.iter().find(|(known, _)| known.as_bytes() == name);
-    found.map_or(&Shape::Any, |(_, shape)| shape)
+    found.map_or(&EventFieldType::Any, |(_, shape)| shape)
 }
 
 /// Passes over a value. Whether it is of that shape; `None` if it is malformed.
-pub(super) fn fits<'b, F: Format<'b>>(format: &mut F, shape: &Shape) -> Option<bool> {
+pub(super) fn check_type<'b, F: EventParser<'b>>(
+    format: &mut F,
+    shape: &EventFieldType,
+) -> Option<bool> {
     match shape {
-        Shape::Any => format.skip().map(|_| true),
-        Shape::Bool => kind(format, &[Kind::Bool]),
-        Shape::Int32 => kind(format, &[Kind::Int32]),
-        Shape::Int64 => kind(format, &[Kind::Int32, Kind::Int64]),
-        Shape::List(item) => list(format, item),
-        Shape::Map => object(format, |_| &Shape::Text),
-        Shape::MicroTime => text(format, is_micro_time),
-        Shape::Object(fields) => object(format, |name| of(fields, name)),
-        Shape::Text => kind(format, &[Kind::Text]),
-        Shape::Time => text(format, is_time),
+        EventFieldType::Any => format.skip_value().map(|_| true),
+        EventFieldType::Bool => check_kind(format, &[EventValueKind::Bool]),
+        EventFieldType::Int32 => check_kind(format, &[EventValueKind::Int32]),
+        EventFieldType::Int64 => {
+            check_kind(format, &[EventValueKind::Int32, EventValueKind::Int64])
+        }
+        EventFieldType::List(item) => check_list(format, item),
+        EventFieldType::Map => check_object(format, |_| &EventFieldType::Text),
+        EventFieldType::MicroTime => check_text(format, is_micro_time),
+        EventFieldType::Object(fields) => check_object(format, |name| field_type(fields, name)),
+        EventFieldType::Text => check_kind(format, &[EventValueKind::Text]),
+        EventFieldType::Time => check_text(format, is_time),
     }
 }
 
-fn kind<'b, F: Format<'b>>(format: &mut F, kinds: &[Kind]) -> Option<bool> {
-    let kind = format.skip()?;
-    Some(kind == Kind::Null || kinds.contains(&kind))
+fn check_kind<'b, F: EventParser<'b>>(format: &mut F, kinds: &[EventValueKind]) -> Option<bool> {
+    let kind = format.skip_value()?;
+    Some(kind == EventValueKind::Null || kinds.contains(&kind))
 }
 
-fn text<'b, F: Format<'b>>(format: &mut F, well: fn(&[u8]) -> bool) -> Option<bool> {
-    match format.value()? {
-        Value::Map(map) => pass(format, map).map(|()| false),
-        Value::Null => Some(true),
-        Value::Other => Some(false),
-        Value::Text(text) => Some(well(&text)),
+fn check_text<'b, F: EventParser<'b>>(format: &mut F, well: fn(&[u8]) -> bool) -> Option<bool> {
+    match format.read_value()? {
+        EventValue::Map(map) => skip_map(format, map).map(|()| false),
+        EventValue::Null => Some(true),
+        EventValue::Other => Some(false),
+        EventValue::Text(text) => Some(well(&text)),
     }
 }
 
-fn list<'b, F: Format<'b>>(format: &mut F, item: &Shape) -> Option<bool> {
-    let mut list = match format.list()? {
-        Listed::Items(list) => list,
-        Listed::Null => return Some(true),
-        Listed::Other => return Some(false),
+fn check_list<'b, F: EventParser<'b>>(format: &mut F, item: &EventFieldType) -> Option<bool> {
+    let mut list = match format.read_list()? {
+        ParsedList::Items(list) => list,
+        ParsedList::Null => return Some(true),
+        ParsedList::Other => return Some(false),
     };
     let mut well = true;
-    while format.item(&mut list)? {
-        well &= fits(format, item)?;
+    while format.next_item(&mut list)? {
+        well &= check_type(format, item)?;
     }
     Some(well)
 }
 
-fn object<'b, F: Format<'b>>(
+fn check_object<'b, F: EventParser<'b>>(
     format: &mut F,
-    shape: impl Fn(&[u8]) -> &'static Shape,
+    shape: impl Fn(&[u8]) -> &'static EventFieldType,
 ) -> Option<bool> {
-    let mut map = match format.value()? {
-        Value::Map(map) => map,
-        Value::Null => return Some(true),
-        Value::Other | Value::Text(_) => return Some(false),
+    let mut map = match format.read_value()? {
+        EventValue::Map(map) => map,
+        EventValue::Null => return Some(true),
+        EventValue::Other | EventValue::Text(_) => return Some(false),
     };
     let mut well = true;
-    while let Key::Named(name) = format.key(&mut map)? {
-        well &= fits(format, shape(&name))?;
+    while let ParsedKey::Named(name) = format.next_key(&mut map)? {
+        well &= check_type(format, shape(&name))?;
     }
     Some(well)
 }

@@ -6,18 +6,18 @@ const EVENT: &str = r#"{"kind":"Event","apiVersion":"v1","metadata":{"name":"web
   "involvedObject":{"kind":"Pod","namespace":"default","name":"web-0","uid":"u","apiVersion":"v1"},
   "source":{"component":"kubelet","host":"node-0"},"count":3,"type":"Warning","series":null}"#;
 
-fn json(text: &str) -> Option<String> {
-    key(Encoding::Json, b"v1", text.as_bytes())
+fn parse_json_key(text: &str) -> Option<String> {
+    parse_key(EventEncoding::Json, b"v1", text.as_bytes())
 }
 
-fn key(encoding: Encoding, group_version: &[u8], body: &[u8]) -> Option<String> {
-    let event = read(encoding, group_version, body)?;
+fn parse_key(encoding: EventEncoding, group_version: &[u8], body: &[u8]) -> Option<String> {
+    let event = parse(encoding, group_version, body)?;
     Some(String::from_utf8_lossy(&event.key.concat()).into_owned())
 }
 
 #[test]
-fn the_key_is_joined_without_anything_between() {
-    let event = read(Encoding::Json, b"v1", EVENT.as_bytes()).unwrap();
+fn the_key_is_joined_without_separators() {
+    let event = parse(EventEncoding::Json, b"v1", EVENT.as_bytes()).unwrap();
     assert_eq!(event.key.concat(), b"kubeletnode-0Poddefaultweb-0uv1");
     assert_eq!(
         (&*event.name, &*event.event_type),
@@ -34,14 +34,14 @@ fn the_key_is_joined_without_anything_between() {
 }
 
 #[test]
-fn a_body_cut_anywhere_is_no_event() {
+fn a_truncated_body_is_rejected() {
     for end in 0..EVENT.len() {
-        assert_eq!(json(&EVENT[..end]), None, "{}", &EVENT[..end]);
+        assert_eq!(parse_json_key(&EVENT[..end]), None, "{}", &EVENT[..end]);
     }
 }
 
 #[test]
-fn a_field_of_another_type_makes_it_none() {
+fn a_field_of_the_wrong_type_is_rejected() {
     for wrong in [
         r#"{"source":"a"}"#,
         r#"{"source":[]}"#,
@@ -77,14 +77,14 @@ fn a_field_of_another_type_makes_it_none() {
         r#"{"apiVersion":"v2"}"#,
         r#"{"apiVersion":1}"#,
     ] {
-        assert_eq!(json(wrong), None, "{wrong}");
+        assert_eq!(parse_json_key(wrong), None, "{wrong}");
     }
     let right = r#"{"metadata":{"labels":{"a":null,"b":"c"},"creationTimestamp":null,"generation":9007199254740993,
         "finalizers":[null,"a"],"managedFields":[{"fieldsV1":{"a":[1]},"time":"2024-02-03T04:05:06Z"}],
         "ownerReferences":[{"controller":true},null],"other":[5]},"eventTime":"2024-02-03T04:05:06.000000Z",
         "firstTimestamp":"2024-02-03T04:05:06Z","lastTimestamp":null,"series":{"count":null},"related":{"other":5}}"#;
-    for encoding in [Encoding::Json, Encoding::Yaml] {
-        let found = key(encoding, b"v1", right.as_bytes());
+    for encoding in [EventEncoding::Json, EventEncoding::Yaml] {
+        let found = parse_key(encoding, b"v1", right.as_bytes());
         assert_eq!(found.as_deref(), Some(""), "{encoding:?}");
     }
     // What belongs to the other spelling is not known here.
@@ -93,12 +93,12 @@ fn a_field_of_another_type_makes_it_none() {
         r#"{"note":5}"#,
         r#"{"deprecatedCount":"x"}"#,
     ] {
-        assert_eq!(json(other).as_deref(), Some(""), "{other}");
+        assert_eq!(parse_json_key(other).as_deref(), Some(""), "{other}");
     }
 }
 
 #[test]
-fn json_that_is_none_is_no_event() {
+fn invalid_json_is_rejected() {
     for wrong in [
         "",
         " ",
@@ -131,35 +131,38 @@ fn json_that_is_none_is_no_event() {
         "{\"a\":NaN}",
         "{\"a\":{\"b\":1,}}",
     ] {
-        assert_eq!(json(wrong), None, "{wrong}");
+        assert_eq!(parse_json_key(wrong), None, "{wrong}");
     }
     let right =
         r#" {"a":[0,-0.5e+10,1E5,"\u00e9\n",[],{},[{"b":[null,true]}]],"source":{"host":"h"}} "#;
-    assert_eq!(json(right).as_deref(), Some("h"));
+    assert_eq!(parse_json_key(right).as_deref(), Some("h"));
 }
 
 #[test]
-fn depth_costs_no_stack_and_has_an_end() {
+fn nesting_uses_no_stack_and_is_bounded() {
     let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
-    assert_eq!(json(&nested(9_999)).as_deref(), Some(""));
-    assert_eq!(json(&nested(10_000)), None);
+    assert_eq!(parse_json_key(&nested(9_999)).as_deref(), Some(""));
+    assert_eq!(parse_json_key(&nested(10_000)), None);
     let cbor = |depth: usize| [&b"\xa1\x41a"[..], &b"\x81".repeat(depth), b"\xf6"].concat();
-    assert!(read(Encoding::Cbor, b"v1", &cbor(10_000)).is_some());
-    assert!(read(Encoding::Cbor, b"v1", &cbor(10_001)).is_none());
-    assert!(read(Encoding::Cbor, b"v1", &cbor(3 << 20)).is_none());
+    assert!(parse(EventEncoding::Cbor, b"v1", &cbor(10_000)).is_some());
+    assert!(parse(EventEncoding::Cbor, b"v1", &cbor(10_001)).is_none());
+    assert!(parse(EventEncoding::Cbor, b"v1", &cbor(3 << 20)).is_none());
 }
 
 #[test]
-fn bytes_that_are_no_utf8_are_replaced_one_by_one_as_go_does() {
+fn invalid_utf8_bytes_are_replaced_one_by_one_as_in_go() {
     let body = b"{\"source\":{\"component\":\"a\xe2\x82b\",\"host\":\"\\ud800\\u0041\\ud83d\\ude00\\udc00\"}}";
-    let found = key(Encoding::Json, b"v1", body).unwrap();
+    let found = parse_key(EventEncoding::Json, b"v1", body).unwrap();
     assert_eq!(found, "a\u{fffd}\u{fffd}b\u{fffd}A\u{1f600}\u{fffd}");
 }
 
 #[test]
-fn cbor_may_have_indefinite_lengths_but_no_key_twice() {
+fn cbor_allows_indefinite_lengths_but_no_duplicate_keys() {
     let once = b"\xbf\x46source\xbf\x44host\x5f\x41a\x41b\xff\xff\x61x\x9f\x01\xff\xff";
-    assert_eq!(key(Encoding::Cbor, b"v1", once).as_deref(), Some("ab"));
+    assert_eq!(
+        parse_key(EventEncoding::Cbor, b"v1", once).as_deref(),
+        Some("ab")
+    );
     for wrong in [
         &b"\xa2\x41a\x01\x41a\x02"[..],
         b"\xa1\x41a\xf9\x7e\x00",
@@ -171,12 +174,16 @@ fn cbor_may_have_indefinite_lengths_but_no_key_twice() {
         b"\xa1\x41a\x7f\x41b\xff",
         b"\xa1\x41a\x1c",
     ] {
-        assert_eq!(key(Encoding::Cbor, b"v1", wrong), None, "{wrong:02x?}");
+        assert_eq!(
+            parse_key(EventEncoding::Cbor, b"v1", wrong),
+            None,
+            "{wrong:02x?}"
+        );
     }
 }
 
 #[test]
-fn cbor_has_the_types_of_json() {
+fn cbor_values_are_checked_for_the_same_types_as_json() {
     let metadata = |fields: &[u8]| [&b"\xa1\x48metadata\xa1"[..], fields].concat();
     for right in [
         metadata(b"\x4afinalizers\x82\x41a\xf6"),
@@ -185,7 +192,7 @@ fn cbor_has_the_types_of_json() {
         b"\xa1\x4efirstTimestamp\x542024-02-03T04:05:06Z".to_vec(),
         b"\xa1\x45count\x3a\x7f\xff\xff\xff".to_vec(),
     ] {
-        let found = key(Encoding::Cbor, b"v1", &right);
+        let found = parse_key(EventEncoding::Cbor, b"v1", &right);
         assert_eq!(found.as_deref(), Some(""), "{right:02x?}");
     }
     for wrong in [
@@ -197,12 +204,16 @@ fn cbor_has_the_types_of_json() {
         b"\xa1\x4efirstTimestamp\x49yesterday".to_vec(),
         b"\xa1\x45count\x3a\x80\x00\x00\x00".to_vec(),
     ] {
-        assert_eq!(key(Encoding::Cbor, b"v1", &wrong), None, "{wrong:02x?}");
+        assert_eq!(
+            parse_key(EventEncoding::Cbor, b"v1", &wrong),
+            None,
+            "{wrong:02x?}"
+        );
     }
 }
 
 #[test]
-fn protobuf_is_read_as_its_type_says_and_else_as_the_url_does() {
+fn protobuf_uses_the_schema_of_its_type_meta_or_else_of_the_url() {
     let string = |number: u8, text: &[u8]| {
         [&[number << 3 | 2, u8::try_from(text.len()).unwrap()], text].concat()
     };
@@ -215,36 +226,39 @@ fn protobuf_is_read_as_its_type_says_and_else_as_the_url_does() {
     let body = |meta: &[u8]| [&b"k8s\0"[..], &string(1, meta), &string(2, &core)].concat();
     let typed = body(&[string(1, b"v1"), string(2, b"Event")].concat());
     assert_eq!(
-        key(Encoding::Protobuf, b"v1", &typed).as_deref(),
+        parse_key(EventEncoding::Protobuf, b"v1", &typed).as_deref(),
         Some("ho")
     );
     assert_eq!(
-        key(Encoding::Protobuf, b"v1", &body(b"")).as_deref(),
+        parse_key(EventEncoding::Protobuf, b"v1", &body(b"")).as_deref(),
         Some("ho")
     );
-    let event = read(Encoding::Protobuf, b"v1", &typed).unwrap();
+    let event = parse(EventEncoding::Protobuf, b"v1", &typed).unwrap();
     assert_eq!(&*event.event_type, b"Warning");
     // Field 9 of the other spelling is `related`, field 2 a time.
     assert_eq!(
-        key(Encoding::Protobuf, b"events.k8s.io/v1", &body(b"")),
+        parse_key(EventEncoding::Protobuf, b"events.k8s.io/v1", &body(b"")),
         None
     );
     let other = [&core[..core.len() - 9], &string(9, b"")].concat();
     let other = [&b"k8s\0"[..], &string(2, &other)].concat();
-    let event = read(Encoding::Protobuf, b"events.k8s.io/v1", &other).unwrap();
+    let event = parse(EventEncoding::Protobuf, b"events.k8s.io/v1", &other).unwrap();
     assert_eq!(
         (&*event.event_type, event.key.concat().len()),
         (&b""[..], 0)
     );
-    let event = read(Encoding::Protobuf, b"events.k8s.io/v1", &typed).unwrap();
+    let event = parse(EventEncoding::Protobuf, b"events.k8s.io/v1", &typed).unwrap();
     assert!(!event.version_accepted);
 }
 
 #[test]
-fn a_group_is_passed_over_and_an_illegal_tag_is_not() {
+fn a_group_is_skipped_and_an_illegal_tag_is_rejected() {
     let body = |raw: &[u8]| [&b"k8s\0\x12"[..], &[u8::try_from(raw.len()).unwrap()], raw].concat();
     let fine = body(b"\x83\x01\x0b\x08\x01\x0c\x84\x01\x2a\x03\x0a\x01c");
-    assert_eq!(key(Encoding::Protobuf, b"v1", &fine).as_deref(), Some("c"));
+    assert_eq!(
+        parse_key(EventEncoding::Protobuf, b"v1", &fine).as_deref(),
+        Some("c")
+    );
     for wrong in [
         &b"\x00"[..],
         b"\x0c",
@@ -254,7 +268,7 @@ fn a_group_is_passed_over_and_an_illegal_tag_is_not() {
         b"\x2a\x05\x0a\x01c",
     ] {
         assert_eq!(
-            key(Encoding::Protobuf, b"v1", &body(wrong)),
+            parse_key(EventEncoding::Protobuf, b"v1", &body(wrong)),
             None,
             "{wrong:02x?}"
         );
@@ -262,12 +276,12 @@ fn a_group_is_passed_over_and_an_illegal_tag_is_not() {
 }
 
 #[test]
-fn the_messages_within_a_message_are_looked_into() {
+fn nested_messages_are_checked() {
     let message = |number: u8, text: &[u8]| {
         [&[number << 3 | 2, u8::try_from(text.len()).unwrap()], text].concat()
     };
     let body = |raw: &[u8]| [&b"k8s\0"[..], &message(2, raw)].concat();
-    let found = |raw: &[u8]| key(Encoding::Protobuf, b"v1", &body(raw));
+    let found = |raw: &[u8]| parse_key(EventEncoding::Protobuf, b"v1", &body(raw));
     let label = [message(1, b"a"), message(2, b"b")].concat();
     for right in [
         message(6, b"\x08\x01\x10\x02"),
@@ -304,8 +318,8 @@ fn the_messages_within_a_message_are_looked_into() {
 }
 
 #[test]
-fn yaml_is_read_by_its_own_rules_and_only_its_first_document() {
-    let read = |text: &str| key(Encoding::Yaml, b"v1", text.as_bytes());
+fn yaml_follows_its_own_rules_and_only_the_first_document_counts() {
+    let read = |text: &str| parse_key(EventEncoding::Yaml, b"v1", text.as_bytes());
     for (text, found) in [
         (r#"{"count":3.0,"source":{"host":"h"}}"#, Some("h")),
         ("{\"source\":\t{\n\t\"host\": \"h\"}}\n", Some("h")),
@@ -329,25 +343,25 @@ fn yaml_is_read_by_its_own_rules_and_only_its_first_document() {
 }
 
 #[test]
-fn what_no_recorder_would_write_in_yaml_is_not_read() {
+fn oversized_yaml_is_rejected() {
     let long = format!(
         "source: {{host: h}}\nmessage: {}\n",
-        "x".repeat(yaml::LARGEST)
+        "x".repeat(yaml::MAX_BODY_BYTES)
     );
-    assert_eq!(key(Encoding::Yaml, b"v1", long.as_bytes()), None);
+    assert_eq!(parse_key(EventEncoding::Yaml, b"v1", long.as_bytes()), None);
     let short = "source: {host: h}\nmessage: x\n---\nsource: {host: other}\n";
     assert_eq!(
-        key(Encoding::Yaml, b"v1", short.as_bytes()).as_deref(),
+        parse_key(EventEncoding::Yaml, b"v1", short.as_bytes()).as_deref(),
         Some("h")
     );
 }
 
 #[test]
-fn yaml_may_name_a_value_and_use_it_again_but_not_grow_by_it() {
+fn yaml_aliases_are_allowed_up_to_a_bound() {
     let event = "metadata: &m {name: e, labels: &l {a: b}, annotations: *l}\n\
                  involvedObject: {<<: *m, kind: Pod}\nsource: {host: h}\n";
     assert_eq!(
-        key(Encoding::Yaml, b"v1", event.as_bytes()).as_deref(),
+        parse_key(EventEncoding::Yaml, b"v1", event.as_bytes()).as_deref(),
         Some("hPode")
     );
     let nested = |levels: usize| {
@@ -355,13 +369,13 @@ fn yaml_may_name_a_value_and_use_it_again_but_not_grow_by_it() {
         let values = "~, ".repeat(1000);
         format!("source: {{host: h}}\nother: {begin}[{values}]{end}\n")
     };
-    let read = |levels| key(Encoding::Yaml, b"v1", nested(levels).as_bytes());
+    let read = |levels| parse_key(EventEncoding::Yaml, b"v1", nested(levels).as_bytes());
     assert_eq!(read(5).as_deref(), Some("h"));
     assert_eq!(read(50), None);
 }
 
 #[test]
-fn no_bytes_make_it_panic() {
+fn random_bytes_cause_no_panic() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
@@ -381,32 +395,38 @@ fn no_bytes_make_it_panic() {
             }
         }
         for encoding in [
-            Encoding::Cbor,
-            Encoding::Json,
-            Encoding::Protobuf,
-            Encoding::Yaml,
+            EventEncoding::Cbor,
+            EventEncoding::Json,
+            EventEncoding::Protobuf,
+            EventEncoding::Yaml,
         ] {
-            let _ = read(encoding, b"v1", &body);
+            let _ = parse(encoding, b"v1", &body);
         }
     }
 }
 
 #[test]
-fn the_encoding_is_the_one_that_is_told() {
-    let of = |text: &'static str| Encoding::of_object(Some(text.as_bytes()));
-    assert_eq!(Encoding::of_object(None), Some(Encoding::Json));
-    assert_eq!(of("Application/JSON; charset=utf-8"), Some(Encoding::Json));
+fn the_encoding_follows_the_content_type() {
+    let of = |text: &'static str| EventEncoding::from_content_type(Some(text.as_bytes()));
+    assert_eq!(
+        EventEncoding::from_content_type(None),
+        Some(EventEncoding::Json)
+    );
+    assert_eq!(
+        of("Application/JSON; charset=utf-8"),
+        Some(EventEncoding::Json)
+    );
     assert_eq!(
         of("application/vnd.kubernetes.protobuf"),
-        Some(Encoding::Protobuf)
+        Some(EventEncoding::Protobuf)
     );
     assert_eq!(of("text/plain"), None);
     assert_eq!(
-        Encoding::of_patch(Some(b"application/apply-patch+yaml")),
-        Some(Encoding::Yaml)
+        EventEncoding::from_patch_content_type(Some(b"application/apply-patch+yaml")),
+        Some(EventEncoding::Yaml)
     );
     assert_eq!(
-        Encoding::of_patch(Some(b"application/merge-patch+json")),
+        EventEncoding::from_patch_content_type(Some(b"application/merge-patch+json")),
         None
     );
 }

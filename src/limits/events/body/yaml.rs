@@ -5,47 +5,47 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use super::Format;
-use super::Found;
-use super::Key;
-use super::Kind;
-use super::Listed;
-use super::Value;
-use super::object;
+use super::EventBodyFields;
+use super::EventParser;
+use super::EventValue;
+use super::EventValueKind;
+use super::ParsedKey;
+use super::ParsedList;
+use super::read_event;
 use crate::document;
 use crate::document::Content;
-use crate::document::Entry;
-use crate::document::Faults;
+use crate::document::Diagnostics;
+use crate::document::MappingEntry;
 use crate::document::Node;
-use crate::document::Resolved;
+use crate::document::ResolvedScalar;
 
 /// The largest body that is read, in bytes: an event has one or two KiB, and a tree costs up to 250 times the text.
-pub(super) const LARGEST: usize = 64 << 10;
+pub(super) const MAX_BODY_BYTES: usize = 64 << 10;
 
 /// What may be copied for a body's anchors, aliases and `<<`, which kube-apiserver takes as well: several times an event.
-const MOST_COPIED: usize = 16 << 10;
+const MAX_COPIED_BYTES: usize = 16 << 10;
 
 /// Reads the first document of a body; one without any is an event without any field.
-pub(super) fn read<'b>(body: &[u8]) -> Option<Found<'b>> {
+pub(super) fn parse<'b>(body: &[u8]) -> Option<EventBodyFields<'b>> {
     let text = std::str::from_utf8(body).ok();
-    let text = text.filter(|text| text.len() <= LARGEST)?;
-    let mut faults = Faults::default();
-    let first = document::parse_first_within("body", text, MOST_COPIED, &mut faults)?;
+    let text = text.filter(|text| text.len() <= MAX_BODY_BYTES)?;
+    let mut faults = Diagnostics::default();
+    let first = document::parse_first_bounded("body", text, MAX_COPIED_BYTES, &mut faults)?;
     match first.document {
-        Some(first) => object(&mut Tree { next: Some(&first) }).map(owned),
-        None => Some(Found::default()),
+        Some(first) => read_event(&mut YamlEventParser { next: Some(&first) }).map(into_owned),
+        None => Some(EventBodyFields::default()),
     }
 }
 
 /// The tree does not outlive the reading.
-fn owned<'b>(found: Found<'_>) -> Found<'b> {
+fn into_owned<'b>(found: EventBodyFields<'_>) -> EventBodyFields<'b> {
     let own = |text: Cow<'_, [u8]>| Cow::Owned(text.into_owned());
-    let side = |side: super::Side<'_>| super::Side {
+    let side = |side: super::SchemaFields<'_>| super::SchemaFields {
         key: side.key.map(own),
         event_type: own(side.event_type),
-        wrong: side.wrong,
+        invalid: side.invalid,
     };
-    Found {
+    EventBodyFields {
         api_version: own(found.api_version),
         kind: own(found.kind),
         name: own(found.name),
@@ -55,78 +55,80 @@ fn owned<'b>(found: Found<'_>) -> Found<'b> {
 }
 
 /// Walks a tree as if it were being parsed.
-struct Tree<'n> {
+struct YamlEventParser<'n> {
     /// The value that comes next.
     next: Option<&'n Node>,
 }
 
 /// The entries that are left, the next one last; of equal names only the last written.
-struct Entries<'n>(Vec<&'n Entry>);
+struct YamlEntries<'n>(Vec<&'n MappingEntry>);
 
-impl<'n> Format<'n> for Tree<'n> {
+impl<'n> EventParser<'n> for YamlEventParser<'n> {
     type List = std::slice::Iter<'n, Node>;
-    type Map = Entries<'n>;
+    type Map = YamlEntries<'n>;
 
-    fn value(&mut self) -> Option<Value<'n, Entries<'n>>> {
+    fn read_value(&mut self) -> Option<EventValue<'n, YamlEntries<'n>>> {
         let node = self.next.take()?;
         Some(match &node.content {
             Content::Mapping(entries) => {
                 let mut seen = HashSet::new();
                 let mut last = entries.iter().rev().collect::<Vec<_>>();
                 last.retain(|entry| seen.insert(&entry.name));
-                Value::Map(Entries(last))
+                EventValue::Map(YamlEntries(last))
             }
-            Content::Sequence(_) => Value::Other,
-            Content::Scalar(scalar) => match scalar.resolved {
-                Resolved::Null => Value::Null,
-                Resolved::Text => Value::Text(Cow::Borrowed(scalar.text.as_bytes())),
-                Resolved::Bool(_) | Resolved::Float(_) | Resolved::Integer(_) => Value::Other,
+            Content::Sequence(_) => EventValue::Other,
+            Content::Scalar(scalar) => match scalar.value {
+                ResolvedScalar::Null => EventValue::Null,
+                ResolvedScalar::String => EventValue::Text(Cow::Borrowed(scalar.text.as_bytes())),
+                ResolvedScalar::Bool(_) | ResolvedScalar::Float(_) | ResolvedScalar::Integer(_) => {
+                    EventValue::Other
+                }
             },
         })
     }
 
-    fn key(&mut self, map: &mut Entries<'n>) -> Option<Key<'n>> {
+    fn next_key(&mut self, map: &mut YamlEntries<'n>) -> Option<ParsedKey<'n>> {
         Some(match map.0.pop() {
             Some(entry) => {
                 self.next = Some(&entry.value);
-                Key::Named(Cow::Borrowed(entry.name.as_bytes()))
+                ParsedKey::Named(Cow::Borrowed(entry.name.as_bytes()))
             }
-            None => Key::End,
+            None => ParsedKey::End,
         })
     }
 
-    fn list(&mut self) -> Option<Listed<Self::List>> {
+    fn read_list(&mut self) -> Option<ParsedList<Self::List>> {
         let node = self.next.take()?;
         Some(match &node.content {
-            Content::Sequence(items) => Listed::Items(items.iter()),
-            Content::Mapping(_) | Content::Scalar(_) if node.is_null() => Listed::Null,
-            Content::Mapping(_) | Content::Scalar(_) => Listed::Other,
+            Content::Sequence(items) => ParsedList::Items(items.iter()),
+            Content::Mapping(_) | Content::Scalar(_) if node.is_null() => ParsedList::Null,
+            Content::Mapping(_) | Content::Scalar(_) => ParsedList::Other,
         })
     }
 
-    fn item(&mut self, list: &mut Self::List) -> Option<bool> {
+    fn next_item(&mut self, list: &mut Self::List) -> Option<bool> {
         self.next = list.next();
         Some(self.next.is_some())
     }
 
-    fn skip(&mut self) -> Option<Kind> {
+    fn skip_value(&mut self) -> Option<EventValueKind> {
         let node = self.next.take()?;
         Some(match &node.content {
-            Content::Mapping(_) => Kind::Map,
-            Content::Sequence(_) => Kind::Other,
-            Content::Scalar(scalar) => match scalar.resolved {
-                Resolved::Null => Kind::Null,
-                Resolved::Text => Kind::Text,
-                Resolved::Bool(_) => Kind::Bool,
-                Resolved::Integer(value) => {
-                    i64::try_from(value).map_or(Kind::Other, Kind::of_whole)
+            Content::Mapping(_) => EventValueKind::Map,
+            Content::Sequence(_) => EventValueKind::Other,
+            Content::Scalar(scalar) => match scalar.value {
+                ResolvedScalar::Null => EventValueKind::Null,
+                ResolvedScalar::String => EventValueKind::Text,
+                ResolvedScalar::Bool(_) => EventValueKind::Bool,
+                ResolvedScalar::Integer(value) => {
+                    i64::try_from(value).map_or(EventValueKind::Other, EventValueKind::from_integer)
                 }
-                Resolved::Float(_) => Kind::Other,
+                ResolvedScalar::Float(_) => EventValueKind::Other,
             },
         })
     }
 
-    fn end(&mut self) -> Option<()> {
+    fn expect_end(&mut self) -> Option<()> {
         Some(())
     }
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::*;
 
 /// As kube-apiserver 1.36 wrote them, each with what it says that weir cannot know left out: the reasons of authorization.
-const WRITTEN: [&str; 3] = [
+const KUBE_APISERVER_EVENTS: [&str; 3] = [
     r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"f9fbc0fe-b1e5-4a97-9183-c4eaa7ef4292","stage":"ResponseStarted","requestURI":"/api/v1/namespaces/team-a/pods/web-01-16dc368a8-9b428/exec?command=true\u0026container=c0\u0026stderr=true\u0026stdout=true","verb":"get","user":{"username":"kubernetes-admin","groups":["system:masters","system:authenticated"],"extra":{"authentication.kubernetes.io/credential-id":["X509SHA256=22cb98fed9224b619dbd158b8d9b5c1d0688069115d8b83b6ec882f55d98c0f2"]}},"sourceIPs":["127.0.0.1"],"userAgent":"kubectl/v1.32.4 (linux/amd64) kubernetes/4cb5f07","objectRef":{"resource":"pods","namespace":"team-a","name":"web-01-16dc368a8-9b428","apiVersion":"v1","subresource":"exec"},"responseStatus":{"metadata":{},"code":101},"requestReceivedTimestamp":"2026-11-21T03:44:46.038141Z","stageTimestamp":"2026-11-21T03:44:46.039427Z"}"#,
     r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"825861ca-3710-4894-a245-0483924281a4","stage":"ResponseStarted","requestURI":"/apis/discovery.k8s.io/v1/endpointslices?allowWatchBookmarks=true\u0026resourceVersionMatch=NotOlderThan\u0026sendInitialEvents=true\u0026timeout=6m42s\u0026timeoutSeconds=402\u0026watch=true","verb":"watch","user":{"username":"system:apiserver","uid":"f0eaa49a-5f50-4b1a-9e26-89d640323729","groups":["system:authenticated","system:masters"]},"sourceIPs":["127.0.0.1"],"userAgent":"kube-apiserver/v0.0.0 (linux/amd64) kubernetes/$Format","objectRef":{"resource":"endpointslices","apiGroup":"discovery.k8s.io","apiVersion":"v1"},"responseStatus":{"metadata":{},"code":200},"requestReceivedTimestamp":"2026-11-21T03:43:48.054794Z","stageTimestamp":"2026-11-21T03:43:48.072373Z"}"#,
     r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"a5f40c28-1e7a-4e5f-95b7-39590a1d4c96","stage":"ResponseComplete","requestURI":"/readyz","verb":"get","user":{"username":"system:apiserver","uid":"f0eaa49a-5f50-4b1a-9e26-89d640323729","groups":["system:authenticated","system:masters"]},"sourceIPs":["127.0.0.1"],"userAgent":"kube-apiserver/v0.0.0 (linux/amd64) kubernetes/$Format","responseStatus":{"metadata":{},"code":200},"requestReceivedTimestamp":"2026-11-21T03:43:49.368689Z","stageTimestamp":"2026-11-21T03:43:49.369042Z"}"#,
@@ -19,7 +19,7 @@ fn strings(value: &Value) -> Vec<String> {
 }
 
 /// What weir would have noted of the request of an event.
-fn noted(event: &Value) -> Note {
+fn entry_from_event(event: &Value) -> AuditEntry {
     let text = |field: &str| event[field].as_str().unwrap();
     let user = &event["user"];
     let extra = user["extra"].as_object().into_iter().flatten();
@@ -31,7 +31,7 @@ fn noted(event: &Value) -> Note {
     let stage: Timestamp = text("stageTimestamp").parse().unwrap();
     let code = event["responseStatus"]["code"].as_u64().unwrap();
     let code = u16::try_from(code).unwrap().try_into().unwrap();
-    Note {
+    AuditEntry {
         id: text("auditID").as_bytes().into(),
         method: Method::GET,
         target: target.into(),
@@ -48,31 +48,31 @@ fn noted(event: &Value) -> Note {
         forwarded_for: Box::default(),
         user_agent: text("userAgent").as_bytes().into(),
         long_running,
-        began: false,
+        response_started: false,
         decision: None,
         rule: None,
-        outcome: Outcome::Answered(code),
-        moment: if long_running {
-            Moment::Began
+        outcome: RequestOutcome::Responded(code),
+        phase: if long_running {
+            AuditPhase::ResponseStarted
         } else {
-            Moment::Ended
+            AuditPhase::RequestEnded
         },
-        received,
-        after: stage.duration_since(received).unsigned_abs(),
+        received_at: received,
+        elapsed: stage.duration_since(received).unsigned_abs(),
     }
 }
 
-fn note() -> Note {
-    noted(&serde_json::from_str(WRITTEN[2]).unwrap())
+fn sample_entry() -> AuditEntry {
+    entry_from_event(&serde_json::from_str(KUBE_APISERVER_EVENTS[2]).unwrap())
 }
 
-fn watch() -> Note {
-    noted(&serde_json::from_str(WRITTEN[1]).unwrap())
+fn watch_entry() -> AuditEntry {
+    entry_from_event(&serde_json::from_str(KUBE_APISERVER_EVENTS[1]).unwrap())
 }
 
-fn events(note: &Note, policy: &Policy) -> Vec<Value> {
+fn events(note: &AuditEntry, policy: &AuditPolicy) -> Vec<Value> {
     let mut lines = Vec::new();
-    let (count, _) = note.write(policy, &mut lines);
+    let (count, _) = note.append_events(policy, &mut lines);
     let events: Vec<Value> = String::from_utf8(lines)
         .unwrap()
         .lines()
@@ -82,21 +82,21 @@ fn events(note: &Note, policy: &Policy) -> Vec<Value> {
     events
 }
 
-fn all(note: &Note) -> Vec<Value> {
-    events(note, &Policy::everything())
+fn all_events(note: &AuditEntry) -> Vec<Value> {
+    events(note, &AuditPolicy::log_all())
 }
 
-fn stages(note: &Note) -> Vec<String> {
+fn stages(note: &AuditEntry) -> Vec<String> {
     let stage = |event: &Value| event["stage"].as_str().unwrap().to_owned();
-    all(note).iter().map(stage).collect()
+    all_events(note).iter().map(stage).collect()
 }
 
 #[test]
 fn events_are_written_as_kube_apiserver_writes_them() {
-    for written in WRITTEN {
-        let note = noted(&serde_json::from_str(written).unwrap());
+    for written in KUBE_APISERVER_EVENTS {
+        let note = entry_from_event(&serde_json::from_str(written).unwrap());
         let mut lines = Vec::new();
-        note.write(&Policy::everything(), &mut lines);
+        note.append_events(&AuditPolicy::log_all(), &mut lines);
         let lines = String::from_utf8(lines).unwrap();
         let (received, last) = lines.trim_end().split_once('\n').unwrap();
         assert_eq!(last, written);
@@ -113,55 +113,55 @@ fn events_are_written_as_kube_apiserver_writes_them() {
 
 #[test]
 fn each_stage_is_written_once_wherever_a_request_ends() {
-    let mut ended = watch();
+    let mut ended = watch_entry();
     assert_eq!(stages(&ended), ["RequestReceived", "ResponseStarted"]);
-    (ended.moment, ended.began) = (Moment::Ended, true);
+    (ended.phase, ended.response_started) = (AuditPhase::RequestEnded, true);
     assert_eq!(stages(&ended), ["ResponseComplete"]);
-    ended.outcome = Outcome::Panicked;
+    ended.outcome = RequestOutcome::Panicked;
     assert_eq!(stages(&ended), ["Panic"]);
 
-    let mut refused = watch();
-    refused.moment = Moment::Ended;
-    refused.outcome = Outcome::Rejected("queue-full");
+    let mut refused = watch_entry();
+    refused.phase = AuditPhase::RequestEnded;
+    refused.outcome = RequestOutcome::Rejected("queue-full");
     let three = ["RequestReceived", "ResponseStarted", "ResponseComplete"];
     assert_eq!(stages(&refused), three);
 
-    let mut panicked = note();
-    panicked.outcome = Outcome::Panicked;
-    let events = all(&panicked);
+    let mut panicked = sample_entry();
+    panicked.outcome = RequestOutcome::Panicked;
+    let events = all_events(&panicked);
     assert_eq!(events.len(), 2);
     assert_eq!(events[1]["stage"], "Panic");
     assert_eq!(events[1]["responseStatus"]["code"], 500);
 }
 
 #[test]
-fn a_policy_leaves_out_stages_and_requests() {
+fn a_policy_omits_stages_and_requests() {
     let read = |text: &str| {
-        let mut faults = crate::document::Faults::default();
-        let policy = Policy::read("policy.yaml", text, &mut faults);
+        let mut faults = crate::document::Diagnostics::default();
+        let policy = AuditPolicy::parse("policy.yaml", text, &mut faults);
         assert!(faults.is_empty(), "{faults}");
         policy.unwrap()
     };
     let stages = read(
         "{apiVersion: audit.k8s.io/v1, kind: Policy, omitStages: [RequestReceived], rules: [{level: Metadata}]}",
     );
-    let left = events(&note(), &stages);
+    let left = events(&sample_entry(), &stages);
     assert_eq!(left.len(), 1);
     assert_eq!(left[0]["stage"], "ResponseComplete");
     let others = read(
         "{apiVersion: audit.k8s.io/v1, kind: Policy, rules: [{level: Metadata, users: [alice]}]}",
     );
-    let (count, level) = note().write(&others, &mut Vec::new());
-    assert_eq!((count, level), (0, Level::None));
+    let (count, level) = sample_entry().append_events(&others, &mut Vec::new());
+    assert_eq!((count, level), (0, AuditLevel::None));
 }
 
 #[test]
-fn what_is_not_known_is_not_written() {
-    let mut gone = note();
-    gone.outcome = Outcome::Unanswered;
+fn unknown_fields_are_omitted() {
+    let mut gone = sample_entry();
+    gone.outcome = RequestOutcome::NoResponse;
     gone.user = None;
     gone.user_agent = Box::default();
-    let event = &all(&gone)[1];
+    let event = &all_events(&gone)[1];
     let status = serde_json::json!({
         "metadata": {}, "status": "Failure", "message": "Connection closed early",
     });
@@ -172,32 +172,32 @@ fn what_is_not_known_is_not_written() {
 }
 
 #[test]
-fn a_credential_in_a_query_stays_here() {
-    let mut asked = note();
+fn a_credential_in_a_query_is_redacted() {
+    let mut asked = sample_entry();
     asked.target = "/readyz?verbose&access_token=abc".into();
-    for event in all(&asked) {
+    for event in all_events(&asked) {
         assert_eq!(event["requestURI"], "/readyz?verbose&access_token=redacted");
     }
 }
 
 #[test]
-fn a_stranger_s_mark_stays_here() {
-    let mut stranger = note();
-    stranger.user = Some(Arc::new(UserInfo::stranger("mark".to_owned())));
+fn the_token_hash_of_an_unverified_user_is_not_written() {
+    let mut stranger = sample_entry();
+    stranger.user = Some(Arc::new(UserInfo::unverified("mark".to_owned())));
     let expected = serde_json::json!({
         "username": "system:anonymous", "groups": ["system:unauthenticated"],
     });
-    assert_eq!(all(&stranger)[1]["user"], expected);
+    assert_eq!(all_events(&stranger)[1]["user"], expected);
 }
 
 #[test]
-fn whom_a_request_was_taken_for_stands_beside_who_it_is_once_that_is_decided() {
-    let mut note = note();
+fn the_impersonated_user_is_written_once_impersonation_is_decided() {
+    let mut note = sample_entry();
     note.impersonated = Some(Arc::new(UserInfo {
         name: "bob".to_owned(),
         ..UserInfo::default()
     }));
-    let [received, event] = &all(&note)[..] else {
+    let [received, event] = &all_events(&note)[..] else {
         panic!("two events");
     };
     assert_eq!(received.get("impersonatedUser"), None);
@@ -209,7 +209,7 @@ fn whom_a_request_was_taken_for_stands_beside_who_it_is_once_that_is_decided() {
 }
 
 #[test]
-fn sources_are_those_who_were_named_on_the_way_and_the_last_one() {
+fn source_ips_are_the_forwarded_addresses_and_the_peer() {
     for (named, sources) in [
         ("", &["127.0.0.1"][..]),
         (
@@ -219,24 +219,33 @@ fn sources_are_those_who_were_named_on_the_way_and_the_last_one() {
         ("192.0.2.7,127.0.0.1", &["192.0.2.7", "127.0.0.1"]),
         ("::ffff:192.0.2.7", &["192.0.2.7", "127.0.0.1"]),
     ] {
-        let mut note = note();
+        let mut note = sample_entry();
         note.forwarded_for = named.as_bytes().into();
-        assert_eq!(all(&note)[0]["sourceIPs"], serde_json::json!(sources));
+        assert_eq!(
+            all_events(&note)[0]["sourceIPs"],
+            serde_json::json!(sources)
+        );
     }
 }
 
 #[test]
-fn what_a_client_writes_is_cut_where_it_is_too_much() {
+fn long_client_headers_are_truncated() {
     let header = |text: &str| HeaderValue::from_str(text).unwrap();
     let agent = "x".repeat(1024);
-    assert_eq!(*user_agent(Some(&header(&agent))), *agent.as_bytes());
+    assert_eq!(
+        *truncate_user_agent(Some(&header(&agent))),
+        *agent.as_bytes()
+    );
     let longer = format!("{agent}y");
     let cut = format!("{agent}...TRUNCATED");
-    assert_eq!(*user_agent(Some(&header(&longer))), *cut.as_bytes());
+    assert_eq!(
+        *truncate_user_agent(Some(&header(&longer))),
+        *cut.as_bytes()
+    );
 
     let many = "192.0.2.71, ".repeat(1000) + "192.0.2.1";
-    let kept = forwarded_for(Some(&header(&many)));
-    assert!(kept.len() <= LONGEST_FORWARDED_FOR);
+    let kept = truncate_forwarded_for(Some(&header(&many)));
+    assert!(kept.len() <= MAX_FORWARDED_FOR_BYTES);
     let kept = String::from_utf8(kept.into()).unwrap();
     assert!(
         kept.split(',')
@@ -246,25 +255,25 @@ fn what_a_client_writes_is_cut_where_it_is_too_much() {
 }
 
 #[test]
-fn bytes_that_are_no_text_make_no_line_that_is_none() {
-    let mut odd = note();
+fn invalid_utf8_is_replaced_and_every_line_is_valid_json() {
+    let mut odd = sample_entry();
     odd.id = b"\"\xff\n".as_slice().into();
     odd.user_agent = b"\xfe\\".as_slice().into();
     odd.target = "/api/v1/namespaces/a/pods/%ff%0a?\u{e9}".into();
-    let event = &all(&odd)[1];
+    let event = &all_events(&odd)[1];
     assert_eq!(event["auditID"], "\"\u{fffd}\n");
     assert_eq!(event["objectRef"]["name"], "\u{fffd}\n");
     assert_eq!(event["requestURI"], &*odd.target);
 }
 
 #[test]
-fn a_note_weighs_at_least_what_its_texts_do() {
-    let (mut note, light) = (note(), note().weight());
+fn the_size_of_an_entry_includes_its_texts() {
+    let (mut note, light) = (sample_entry(), sample_entry().size_bytes());
     note.target = "x".repeat(60_000).into();
     note.user = Some(Arc::new(UserInfo {
         groups: vec!["g".repeat(100); 1000],
         ..UserInfo::default()
     }));
-    assert!(note.weight() > light + 160_000 - 1000);
+    assert!(note.size_bytes() > light + 160_000 - 1000);
     assert!(light < 1000, "{light}");
 }

@@ -3,9 +3,9 @@
 use super::*;
 
 #[tokio::test]
-async fn over_http1_a_response_waits_for_a_small_request_body() {
-    let running = start(Settings::default()).await;
-    let pod = pod_of(&running).await;
+async fn a_response_over_http1_waits_for_a_small_request_body() {
+    let running = start(PlaygroundSettings::default()).await;
+    let pod = first_pod(&running).await;
     let log = format!("/api/v1/namespaces/default/pods/{pod}/log");
     for (line, code, framing, rest) in [
         ("POST /version", 405, "content-length: 5", "hello"),
@@ -27,20 +27,21 @@ async fn over_http1_a_response_waits_for_a_small_request_body() {
     ] {
         let (credential, _) = running.user("admin");
         let mut stream = running.tls(credential.as_ref(), b"http/1.1").await;
-        let answered = |counters: &Counters| counters.by_code.get(&code).copied().unwrap_or(0);
+        let answered =
+            |counters: &ServerCounters| counters.by_code.get(&code).copied().unwrap_or(0);
         let before = answered(&running.server.counters());
         let sent = format!("{line} HTTP/1.1\r\nhost: localhost\r\n{framing}\r\n\r\n");
         stream.write_all(sent.as_bytes()).await.unwrap();
-        counted(&running.server, |counters| answered(counters) > before).await;
+        wait_for_counters(&running.server, |counters| answered(counters) > before).await;
         for _ in 0..10 {
             // A response that did not wait would be here by now.
             running
-                .ask("alice", Method::GET, "/livez", &Value::Null)
+                .send("alice", Method::GET, "/livez", &Value::Null)
                 .await;
         }
         assert!(stream.read_u8().now_or_never().is_none(), "{line}");
         stream.write_all(rest.as_bytes()).await.unwrap();
-        let head = head(&mut stream).await;
+        let head = read_head(&mut stream).await;
         assert!(head.starts_with(&format!("http/1.1 {code}")), "{head}");
         assert!(!head.contains("connection: close"), "{line}: {head}");
     }
@@ -48,8 +49,8 @@ async fn over_http1_a_response_waits_for_a_small_request_body() {
 }
 
 #[tokio::test]
-async fn over_http1_a_response_does_not_wait_for_a_body_that_may_never_come() {
-    let running = start(Settings::default()).await;
+async fn a_response_over_http1_does_not_wait_for_a_body_that_may_never_arrive() {
+    let running = start(PlaygroundSettings::default()).await;
     for framing in [
         "content-length: 262144",
         "content-length: 5\r\nconnection: close",
@@ -60,7 +61,7 @@ async fn over_http1_a_response_does_not_wait_for_a_body_that_may_never_come() {
         let mut stream = running.tls(credential.as_ref(), b"http/1.1").await;
         let sent = format!("GET /livez HTTP/1.1\r\nhost: localhost\r\n{framing}\r\n\r\n");
         stream.write_all(sent.as_bytes()).await.unwrap();
-        let head = head(&mut stream).await;
+        let head = read_head(&mut stream).await;
         assert!(head.starts_with("http/1.1 200"), "{framing}: {head}");
         assert!(head.contains("connection: close"), "{framing}: {head}");
     }
@@ -69,32 +70,32 @@ async fn over_http1_a_response_does_not_wait_for_a_body_that_may_never_come() {
 /// A client of HTTP/2 that can reset its streams, as alice.
 #[tokio::test]
 async fn a_request_goes_on_executing_when_its_stream_is_reset() {
-    let settings = Settings {
+    let settings = PlaygroundSettings {
         service_time: Duration::from_secs(3600),
-        ..Settings::default()
+        ..PlaygroundSettings::default()
     };
     let running = start(settings).await;
     let (client, _, ending) = h2_client(&running).await;
     let mut client = client.ready().await.unwrap();
     let list = Request::get("https://localhost/api/v1/nodes");
     let (response, mut stream) = client.send_request(list.body(()).unwrap(), true).unwrap();
-    counted(&running.server, |counters| counters.in_flight == 1).await;
+    wait_for_counters(&running.server, |counters| counters.in_flight == 1).await;
     stream.send_reset(h2::Reason::CANCEL);
-    counted(&running.server, |counters| counters.abandoned == 1).await;
+    wait_for_counters(&running.server, |counters| counters.abandoned == 1).await;
     assert_eq!(running.server.counters().in_flight, 1);
     drop(response);
     ending.abort();
     running.stop.send(()).unwrap();
-    counted(&running.server, |counters| counters.in_flight == 0).await;
+    wait_for_counters(&running.server, |counters| counters.in_flight == 0).await;
     assert_eq!(running.server.counters().max_abandoned, 1);
 }
 
 #[tokio::test]
-async fn streams_that_are_reset_faster_than_their_handlers_end_are_too_many() {
-    let settings = Settings {
+async fn streams_reset_faster_than_their_handlers_end_close_the_connection() {
+    let settings = PlaygroundSettings {
         service_time: Duration::from_secs(3600),
         max_concurrent_streams: 2,
-        ..Settings::default()
+        ..PlaygroundSettings::default()
     };
     let running = start(settings).await;
     let (mut client, mut ping, ending) = h2_client(&running).await;
@@ -109,7 +110,7 @@ async fn streams_that_are_reset_faster_than_their_handlers_end_are_too_many() {
         ping.ping(h2::Ping::opaque()).await.unwrap();
         stream.send_reset(h2::Reason::CANCEL);
     }
-    let ended = tokio::time::timeout(PATIENCE, ending).await.unwrap();
+    let ended = tokio::time::timeout(TEST_TIMEOUT, ending).await.unwrap();
     let error = ended.unwrap().unwrap_err();
     assert!(error.is_go_away() && error.is_remote(), "{error:?}");
     assert_eq!(error.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM));
@@ -119,9 +120,9 @@ async fn streams_that_are_reset_faster_than_their_handlers_end_are_too_many() {
 
 #[tokio::test]
 async fn the_counters_can_be_read() {
-    let running = start(Settings::default()).await;
+    let running = start(PlaygroundSettings::default()).await;
     let (status, text) = running
-        .ask("admin", Method::GET, "/metrics", &Value::Null)
+        .send("admin", Method::GET, "/metrics", &Value::Null)
         .await;
     assert_eq!(status, StatusCode::OK);
     let text = text.as_str().unwrap();
@@ -129,8 +130,8 @@ async fn the_counters_can_be_read() {
 }
 
 #[tokio::test]
-async fn streams_that_are_reset_before_they_are_accepted_are_too_many() {
-    let running = start(Settings::default()).await;
+async fn streams_reset_before_they_are_accepted_close_the_connection() {
+    let running = start(PlaygroundSettings::default()).await;
     let (credential, _) = running.user("alice");
     let mut stream = running.tls(credential.as_ref(), b"h2").await;
     let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
@@ -141,7 +142,7 @@ async fn streams_that_are_reset_before_they_are_accepted_are_too_many() {
         sent.extend_from_slice(&[0, 0, 4, 3, 0, 0, 0, 0, id, 0, 0, 0, 8]);
     }
     stream.write_all(&sent).await.unwrap();
-    counted(&running.server, |counters| {
+    wait_for_counters(&running.server, |counters| {
         counters.too_many_early_resets == 1
     })
     .await;

@@ -1,55 +1,55 @@
 //! A server with priority and fairness: what a request gives it, and what it takes.
 
 use super::*;
-use crate::playground::Classified;
-use crate::playground::Later;
-use crate::playground::Seat;
+use crate::playground::ApiUser;
+use crate::playground::BoxFuture;
+use crate::playground::ClassificationUids;
+use crate::playground::SeatGuard;
 use crate::playground::TooManyRequests;
-use crate::playground::User;
 use http::HeaderValue;
 use http::Uri;
 use tokio::sync::Semaphore;
 
 /// So many seats, and no queue.
 #[derive(Debug)]
-struct Seats(Arc<Semaphore>);
+struct SemaphoreFairness(Arc<Semaphore>);
 
-const CLASSIFIED: Classified = Classified {
+const CLASSIFICATION: ClassificationUids = ClassificationUids {
     flow_schema: HeaderValue::from_static("schema"),
     priority_level: HeaderValue::from_static("level"),
 };
 
-impl Fairness for Seats {
+impl Fairness for SemaphoreFairness {
     fn admit<'a>(
         &'a self,
         _: &'a Method,
         _: &'a Uri,
-        _: &'a User,
-    ) -> Later<'a, Result<Option<Seat>, TooManyRequests>> {
+        _: &'a ApiUser,
+    ) -> BoxFuture<'a, Result<Option<SeatGuard>, TooManyRequests>> {
         Box::pin(async {
             let held = Arc::clone(&self.0).try_acquire_owned();
             let held = held.map_err(|_| TooManyRequests {
-                classified: CLASSIFIED,
+                classification: CLASSIFICATION,
                 retry_after: 7,
             })?;
-            Ok(Some(Seat {
-                classified: CLASSIFIED,
-                held: Box::new(held),
+            Ok(Some(SeatGuard {
+                classification: CLASSIFICATION,
+                permit: Box::new(held),
             }))
         })
     }
 
-    fn run(&self) -> Later<'_, ()> {
+    fn run(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::pending())
     }
 }
 
 #[tokio::test]
-async fn a_request_holds_its_seat_to_its_end_and_a_watch_until_it_has_begun() {
+async fn a_request_holds_its_seat_to_its_end_and_a_watch_until_it_starts() {
     let seats = Arc::new(Semaphore::new(1));
     let running = start_with(
-        Settings::default(),
-        Some(Arc::new(Seats(Arc::clone(&seats)))),
+        PlaygroundSettings::default(),
+        Some(Arc::new(SemaphoreFairness(Arc::clone(&seats)))),
     )
     .await;
     let (credential, _) = running.user("alice");
@@ -64,7 +64,7 @@ async fn a_request_holds_its_seat_to_its_end_and_a_watch_until_it_has_begun() {
         response.headers()["x-kubernetes-pf-prioritylevel-uid"],
         "level"
     );
-    assert_eq!(read(response).await.0, StatusCode::OK);
+    assert_eq!(read_response(response).await.0, StatusCode::OK);
     assert_eq!(seats.available_permits(), 1);
 
     let watch = request(Method::GET, "/api/v1/nodes?watch=1", &Value::Null);
@@ -81,10 +81,10 @@ async fn a_request_holds_its_seat_to_its_end_and_a_watch_until_it_has_begun() {
         response.headers()["x-kubernetes-pf-prioritylevel-uid"],
         "level"
     );
-    let (status, body) = read(response).await;
+    let (status, body) = read_response(response).await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(body, "Too many requests, please try again later.\n");
-    assert_eq!(running.server.counters().refused, 1);
+    assert_eq!(running.server.counters().rejected, 1);
     let health = request(Method::GET, "/readyz", &Value::Null);
     let response = sender.send_request(health).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK, "no seat is asked for");

@@ -3,11 +3,13 @@
 use super::*;
 
 #[tokio::test]
-async fn a_list_of_one_object_tells_how_many_remain_and_version_0_has_no_limit() {
-    let running = start(Settings::default()).await;
+async fn a_limited_list_counts_the_remaining_items_and_version_0_ignores_the_limit() {
+    let running = start(PlaygroundSettings::default()).await;
     let list = async |query: &str| {
         let path = format!("/api/v1/pods?{query}");
-        let (_, pods) = running.ask("alice", Method::GET, &path, &Value::Null).await;
+        let (_, pods) = running
+            .send("alice", Method::GET, &path, &Value::Null)
+            .await;
         let items = pods["items"].as_array().unwrap().len();
         let metadata = &pods["metadata"];
         let continues = metadata.get("continue").is_some();
@@ -25,11 +27,11 @@ async fn a_list_of_one_object_tells_how_many_remain_and_version_0_has_no_limit()
 }
 
 #[tokio::test]
-async fn what_is_stored_is_told_by_metrics_but_the_size_of_events() {
-    let running = start(Settings::default()).await;
-    let bytes = running.server.size("pods").unwrap();
+async fn metrics_report_object_counts_and_sizes_except_the_size_of_events() {
+    let running = start(PlaygroundSettings::default()).await;
+    let bytes = running.server.object_bytes("pods").unwrap();
     let (_, metrics) = running
-        .ask("admin", Method::GET, "/metrics", &Value::Null)
+        .send("admin", Method::GET, "/metrics", &Value::Null)
         .await;
     let metrics = metrics.as_str().unwrap();
     for line in [
