@@ -22,13 +22,13 @@ use criterion::BenchmarkId;
 use criterion::Criterion;
 use criterion::criterion_group;
 use criterion::criterion_main;
-use weir::limits::bucket::Rate;
-use weir::limits::bucket::TokenBucket;
-use weir::limits::events::body;
-use weir::limits::events::body::EventEncoding;
-use weir::limits::lock::spin_lock;
-use weir::limits::lru::Lru;
-use weir::limits::lru::LruKeyHasher;
+use weir::limits::rate::events::body;
+use weir::limits::rate::events::body::EventEncoding;
+use weir::limits::rate::lru::Lru;
+use weir::limits::rate::lru::LruKeyHasher;
+use weir::limits::rate::spin_lock::spin_lock;
+use weir::limits::rate::token_bucket::Rate;
+use weir::limits::rate::token_bucket::TokenBucket;
 
 /// A limit as a worker meets it.
 struct BenchLimit {

@@ -13,8 +13,8 @@ use criterion::criterion_main;
 use http::StatusCode;
 use weir::clock::Clock;
 use weir::metrics::Registry;
-use weir::observe::facts::InfoMetrics;
-use weir::observe::process;
+use weir::observe::info_metrics::InfoMetrics;
+use weir::observe::process_metrics;
 use weir::pipeline::trace::MetricSubject;
 use weir::pipeline::trace::RequestMetrics;
 use weir::pipeline::trace::Trace;
@@ -38,7 +38,7 @@ fn scrape(criterion: &mut Criterion) {
     let registry = Registry::new();
     let metrics = RequestMetrics::register(&registry);
     InfoMetrics::register(None, Vec::new(), &registry);
-    process::register(&registry);
+    process_metrics::register(&registry);
     let mut resource = 0;
     while registry.render().lines().count() < 10_000 {
         record_request(&metrics, &format!("/apis/example.com/v1/things{resource}"));

@@ -19,14 +19,14 @@ use criterion::BenchmarkId;
 use criterion::Criterion;
 use criterion::criterion_group;
 use criterion::criterion_main;
-use weir::flowcontrol::queue_set::Arrival;
-use weir::flowcontrol::queue_set::Effects;
-use weir::flowcontrol::queue_set::QueueSet;
-use weir::flowcontrol::queue_set::Queuing;
-use weir::flowcontrol::queue_set::RequestKey;
-use weir::flowcontrol::seats::WorkEstimate;
-use weir::flowcontrol::shuffle_sharding::Dealer;
-use weir::flowcontrol::shuffle_sharding::flow_hash;
+use weir::flowcontrol::fairqueuing::queue_set::Arrival;
+use weir::flowcontrol::fairqueuing::queue_set::Effects;
+use weir::flowcontrol::fairqueuing::queue_set::QueueSet;
+use weir::flowcontrol::fairqueuing::queue_set::Queuing;
+use weir::flowcontrol::fairqueuing::queue_set::RequestKey;
+use weir::flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
+use weir::flowcontrol::fairqueuing::shuffle_sharding::flow_hash;
 
 const STEP: Duration = Duration::from_micros(1);
 

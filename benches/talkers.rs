@@ -15,11 +15,11 @@ use http::Method;
 use http::StatusCode;
 use http::uri::PathAndQuery;
 use weir::api::UserInfo;
-use weir::observe::talkers::TopTalkers;
-use weir::observe::talkers::TopTalkersQuery;
-use weir::pipeline::record::Record;
-use weir::pipeline::record::RequestObserver;
-use weir::pipeline::record::RequestOutcome;
+use weir::observe::top_talkers::TopTalkers;
+use weir::observe::top_talkers::TopTalkersQuery;
+use weir::pipeline::trace::record::Record;
+use weir::pipeline::trace::record::RequestObserver;
+use weir::pipeline::trace::record::RequestOutcome;
 
 #[expect(clippy::disallowed_methods, reason = "a time to begin at")]
 fn now() -> (Instant, SystemTime) {

@@ -28,12 +28,12 @@ use weir::identity::ClientContext;
 use weir::identity::RequestAuthenticator;
 use weir::identity::TokenAuthenticator;
 use weir::identity::TokenFile;
-use weir::identity::remote::ApiTransport;
-use weir::identity::remote::RemoteFuture;
-use weir::identity::remote::RemoteRequest;
-use weir::identity::remote::RemoteResponse;
+use weir::identity::review_queue::fair_queue::ClientSource;
 use weir::identity::tokens;
-use weir::identity::tokens::turns::ClientSource;
+use weir::identity::transport::ApiTransport;
+use weir::identity::transport::RemoteFuture;
+use weir::identity::transport::RemoteRequest;
+use weir::identity::transport::RemoteResponse;
 use weir::metrics::Registry;
 
 /// Says yes to every token.

@@ -16,14 +16,14 @@ use crate::identity::TokenFile;
 use crate::identity::jwt::JwtIssuer;
 use crate::identity::jwt::KeySet;
 use crate::limits::max_in_flight;
-use crate::limits::rates;
-use crate::limits::upgrades::DEFAULT_UPGRADES_PER_SECOND;
+use crate::limits::rate;
+use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
 use crate::minimum_rate::MinimumRate;
+use crate::observe::admin::log_level::LogLevel;
+use crate::observe::admin::zpages::EffectiveConfig;
 use crate::observe::audit;
-use crate::observe::log_level::LogLevel;
-use crate::observe::log_lines::DroppedLineCounter;
+use crate::observe::logging::non_blocking::DroppedLineCounter;
 use crate::observe::spans;
-use crate::observe::zpages::EffectiveConfig;
 use crate::pipeline::request_body::DEFAULT_BODY_BUFFER;
 use crate::server::tls;
 use crate::upstream;
@@ -38,7 +38,7 @@ pub struct Config {
     /// Who asks.
     pub identity: IdentityConfig,
     /// How much at all.
-    pub rates: rates::RateLimitsConfig,
+    pub rates: rate::RateLimitsConfig,
     /// How much at a time.
     pub admission: AdmissionConfig,
     /// `--request-timeout`.

@@ -17,7 +17,7 @@
 //!
 //! | layer | modules |
 //! |---|---|
-//! | 0 | `clock` `corked` `document` `keyed` `metrics` `minimum_rate` `sparingly` `wire` |
+//! | 0 | `clock` `write_coalescing` `document` `hash_keys` `metrics` `minimum_rate` `log_limiter` `io` |
 //! | 1 | `api` `drain` `request_info` (pure), `playground` (apart from all others) |
 //! | 2 | `identity` |
 //! | 3 | `flowcontrol` `upstream` |
@@ -56,14 +56,14 @@ pub mod upstream;
 // What they share
 pub mod api;
 pub mod clock;
-pub mod corked;
 pub mod document;
 pub mod drain;
-pub mod keyed;
+pub mod hash_keys;
+pub mod io;
+pub mod log_limiter;
 pub mod metrics;
 pub mod minimum_rate;
-pub mod sparingly;
-pub mod wire;
+pub mod write_coalescing;
 
 // A room of its own
 #[cfg(feature = "playground")]

@@ -1,214 +1,308 @@
-//! Imports point one way, and what is pure stays pure.
+//! Imports point one way, decisions are pure, files and folders stay small.
 //!
-//! The table is the one of `src/lib.rs`: a module imports only from rows above its own, and modules of one row do not import
-//! each other. Imports are written one module a line (`use crate::api::UserInfo;`), so that this can read them.
+//! Each folder of `src/` has a table of layers in the docs of its `mod.rs` (`src/lib.rs` for the crate). A module imports only
+//! from rows above its own, modules of one row do not import each other, and no module imports an item of its folder's
+//! `mod.rs`. Imports are written one module a line (`use crate::api::UserInfo;`), so that this test can read them. Tests may
+//! import what they like.
 
 #![expect(
     clippy::unwrap_used,
-    reason = "what does not come as it should fails the test"
+    reason = "a source that cannot be read fails the test"
 )]
 
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 
-const LAYERS: &[&[&str]] = &[
-    &[
-        "clock",
-        "corked",
-        "document",
-        "keyed",
-        "metrics",
-        "minimum_rate",
-        "sparingly",
-        "wire",
-    ],
-    &["api", "drain", "playground", "request_info"],
-    &["identity"],
-    &["flowcontrol", "upstream"],
-    &["limits"],
-    &["pipeline"],
-    &["observe", "server"],
-    &["config"],
-    &["app"],
-    &["cli"],
-    &["lib", "main"],
-];
+/// Modules that import nothing else of the crate.
+const APART: &[&str] = &["playground"];
 
-/// Modules that know nothing but themselves.
-const ISOLATED: &[&str] = &["playground"];
-
-/// Files and folders that decide: no I/O, no clock, no locks, no logs.
+/// Files and folders that decide: no I/O, no clock, no locks, no randomness, no logs.
 const PURE: &[&str] = &[
     "api",
-    "cli/top/lists.rs",
+    "cli/top/format.rs",
     "cli/top/model.rs",
-    "cli/top/once.rs",
-    "cli/top/shown.rs",
-    "cli/top/ui.rs",
+    "cli/top/panels.rs",
+    "cli/top/text_table.rs",
     "cli/top/view.rs",
-    "cli/top/words.rs",
+    "cli/top/view_model.rs",
+    "cli/top/view_options.rs",
     "document",
-    "flowcontrol/allocation.rs",
-    "flowcontrol/borrowing.rs",
-    "flowcontrol/concurrency.rs",
-    "flowcontrol/count_schedule.rs",
-    "flowcontrol/demand.rs",
-    "flowcontrol/fifo.rs",
+    "flowcontrol/concurrency",
+    "flowcontrol/fairqueuing",
     "flowcontrol/matching",
-    "flowcontrol/object_counts.rs",
-    "flowcontrol/queue_set",
-    "flowcontrol/requests.rs",
-    "flowcontrol/resource_metrics.rs",
     "flowcontrol/retry_after.rs",
-    "flowcontrol/seats.rs",
-    "flowcontrol/shares.rs",
-    "flowcontrol/shuffle_sharding.rs",
-    "flowcontrol/watch_tracker.rs",
-    "flowcontrol/work_estimate",
-    "identity/access/cache.rs",
-    "identity/access/review.rs",
-    "identity/authentication_config.rs",
-    "identity/bearer.rs",
-    "identity/generations.rs",
-    "identity/impersonation.rs",
+    "flowcontrol/work_estimator/count_schedule.rs",
+    "flowcontrol/work_estimator/mod.rs",
+    "flowcontrol/work_estimator/object_counts.rs",
+    "flowcontrol/work_estimator/resource_metrics.rs",
+    "flowcontrol/work_estimator/watch_tracker.rs",
+    "identity/bearer_token.rs",
+    "identity/client_certificate/subject.rs",
+    "identity/generational_map.rs",
+    "identity/impersonation/decision_cache.rs",
+    "identity/impersonation/subject_access_review.rs",
+    "identity/impersonation/target.rs",
     "identity/jwt",
-    "identity/subject.rs",
-    "identity/token_file.rs",
-    "identity/tokens/review.rs",
-    "identity/tokens/turns.rs",
-    "limits/bucket.rs",
-    "limits/clients/config.rs",
-    "limits/clients/mod.rs",
-    "limits/events/body",
-    "limits/events/config.rs",
-    "limits/events/mod.rs",
-    "limits/lru.rs",
-    "limits/top_keys.rs",
+    "identity/jwt/authentication_config.rs",
+    "identity/review_queue/fair_queue.rs",
+    "identity/tokens/token_file.rs",
+    "identity/tokens/token_review.rs",
+    "limits/rate/clients/config.rs",
+    "limits/rate/clients/mod.rs",
+    "limits/rate/events/body",
+    "limits/rate/events/config.rs",
+    "limits/rate/events/mod.rs",
+    "limits/rate/lru.rs",
+    "limits/rate/token_bucket.rs",
+    "limits/rate/top_keys.rs",
     "minimum_rate.rs",
+    "observe/audit/event.rs",
+    "observe/audit/go_json.rs",
+    "observe/audit/policy.rs",
     "observe/status/history.rs",
     "observe/status/snapshot.rs",
-    "observe/talkers/name.rs",
-    "observe/talkers/query.rs",
-    "observe/talkers/table.rs",
-    "observe/talkers/weights.rs",
-    "observe/talkers/windows.rs",
-    "observe/audit/event.rs",
-    "observe/audit/json.rs",
-    "observe/audit/policy.rs",
-    "pipeline/counted.rs",
+    "observe/top_talkers/heavy_hitters.rs",
+    "observe/top_talkers/name.rs",
+    "observe/top_talkers/query.rs",
+    "observe/top_talkers/sliding_windows.rs",
+    "observe/top_talkers/weights.rs",
+    "pipeline/trace/outcome.rs",
     "request_info",
-    "server/frame_scan.rs",
-    "upstream/cdn_loop.rs",
-    "upstream/headers.rs",
-    "upstream/loop_probes.rs",
-    "upstream/ping_schedule.rs",
-    "upstream/shares.rs",
+    "server/connection/frame_scanner.rs",
+    "upstream/connection/fair_shares.rs",
+    "upstream/connection/ping_schedule.rs",
+    "upstream/headers/mod.rs",
+    "upstream/loop_detection/cdn_loop.rs",
+    "upstream/loop_detection/probes.rs",
 ];
 
-const IMPURE_TERMS: &[&str] = &[
+const IMPURE: &[&str] = &[
     "tokio",
     "hyper",
     "tracing",
     "rand",
     "fastrand",
+    "RandomState",
     "Instant::now",
-    "SystemTime",
+    "SystemTime::now",
+    "crate::clock",
     "std::fs",
     "std::net::Tcp",
     "std::env",
     "std::thread",
     "Mutex",
+    "RwLock",
+    "sync::atomic",
 ];
 
-fn collect_sources(folder: &Path, found: &mut Vec<PathBuf>) {
+/// Larger files are split by subject.
+const MAX_LINES: usize = 600;
+/// Larger folders are split by subject. A subfolder counts as one, tests do not count.
+const MAX_ENTRIES: usize = 12;
+
+/// One file below `src/`.
+struct Source {
+    path: PathBuf,
+    /// `["limits", "rate"]` for `limits/rate/mod.rs`; empty for `lib.rs`.
+    module: Vec<String>,
+    text: String,
+}
+
+impl Source {
+    /// Its lines without inline tests and comments, from 1.
+    fn program(&self) -> impl Iterator<Item = (usize, &str)> {
+        let end = self.text.find("#[cfg(test)]\nmod tests {");
+        self.text[..end.unwrap_or(self.text.len())]
+            .lines()
+            .enumerate()
+            .map(|(n, line)| (n + 1, line))
+            .filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+
+    fn is_test(&self) -> bool {
+        self.module.iter().any(|part| is_test_module(part))
+    }
+}
+
+fn is_test_module(name: &str) -> bool {
+    name == "tests" || name.ends_with("_tests")
+}
+
+fn find_sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            collect_sources(&path, found);
+            find_sources(&path, found);
         } else if path.extension().is_some_and(|e| e == "rs") {
             found.push(path);
         }
     }
 }
 
-fn layer_of(module: &str) -> Option<usize> {
-    LAYERS.iter().position(|row| row.contains(&module))
-}
-
-fn all_sources() -> Vec<(PathBuf, String)> {
+fn all_sources() -> Vec<Source> {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
-    collect_sources(&src, &mut found);
+    find_sources(&src, &mut found);
     assert!(
         found.len() > 20,
         "the sources are not where this test looks"
     );
+    let source = |path: PathBuf| {
+        let text = fs::read_to_string(&path).unwrap();
+        let path = path.strip_prefix(&src).unwrap().to_owned();
+        let mut module: Vec<String> = path
+            .with_extension("")
+            .iter()
+            .map(|part| part.to_string_lossy().into_owned())
+            .collect();
+        if ["mod", "lib"].contains(&module.last().unwrap().as_str()) {
+            module.pop();
+        }
+        Source { path, module, text }
+    };
     found
         .into_iter()
-        .map(|path| {
-            let text = fs::read_to_string(&path).unwrap();
-            (path.strip_prefix(&src).unwrap().to_owned(), text)
+        .map(source)
+        .filter(|source| source.path != Path::new("main.rs"))
+        .collect()
+}
+
+/// The rows of a `# Layers` table in module docs.
+fn layers(text: &str) -> Vec<Vec<String>> {
+    let docs = text.lines().take_while(|line| line.starts_with("//!"));
+    docs.skip_while(|line| *line != "//! # Layers")
+        .skip(1)
+        .take_while(|line| !line.starts_with("//! # "))
+        .filter(|line| line.starts_with("//! | ") && line.contains('`'))
+        .map(|line| {
+            line.split('`')
+                .skip(1)
+                .step_by(2)
+                .map(str::to_owned)
+                .collect()
         })
         .collect()
 }
 
-/// A file's text without its tests, which may use what they like.
-fn non_test_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
-    text[..end]
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim_start().starts_with("//"))
+/// Modules by folder, and the row of each.
+#[derive(Default)]
+struct Folder {
+    children: BTreeSet<String>,
+    rows: BTreeMap<String, usize>,
 }
 
-fn is_test(path: &Path) -> bool {
-    let name = path.file_stem().unwrap().to_string_lossy();
-    name == "tests" || name.ends_with("_tests") || path.iter().any(|part| part == "tests")
+/// Every folder of modules by its path, with what is wrong with its table.
+fn folders(sources: &[Source]) -> (BTreeMap<Vec<String>, Folder>, Vec<String>) {
+    let mut folders: BTreeMap<Vec<String>, Folder> = BTreeMap::new();
+    for source in sources.iter().filter(|source| !source.is_test()) {
+        if let Some((name, parent)) = source.module.split_last() {
+            let folder = folders.entry(parent.to_vec()).or_default();
+            folder.children.insert(name.clone());
+        }
+    }
+    let mut faults = Vec::new();
+    for source in sources {
+        let Some(folder) = folders.get_mut(&source.module) else {
+            continue;
+        };
+        let path = source.path.display();
+        for (row, names) in layers(&source.text).into_iter().enumerate() {
+            for name in names {
+                if !folder.children.contains(&name) {
+                    faults.push(format!(
+                        "{path}: the table names {name}, which is not there"
+                    ));
+                }
+                if folder.rows.insert(name.clone(), row).is_some() {
+                    faults.push(format!("{path}: the table names {name} twice"));
+                }
+            }
+        }
+        if folder.children.len() > 1 {
+            for name in &folder.children {
+                if !folder.rows.contains_key(name) {
+                    faults.push(format!(
+                        "{path}: {name} is in no row of the table `# Layers`"
+                    ));
+                }
+            }
+        }
+    }
+    (folders, faults)
+}
+
+/// The paths of a line that begin with `crate`, `super` or `self`, as paths from the crate's root.
+fn imported_paths(module: &[String], line: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for head in ["crate::", "super::", "self::"] {
+        for (at, _) in line.match_indices(head) {
+            let before = line[..at].chars().next_back();
+            if before.is_some_and(|c| c.is_alphanumeric() || "_:$".contains(c)) {
+                continue;
+            }
+            let end = line[at..]
+                .find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':')
+                .map_or(line.len(), |end| at + end);
+            let mut base = match head {
+                "crate::" => Vec::new(),
+                "self::" => module.to_vec(),
+                _ => module[..module.len().saturating_sub(1)].to_vec(),
+            };
+            for part in line[at + head.len()..end].split("::") {
+                match part {
+                    "" => {}
+                    "super" => drop(base.pop()),
+                    part => base.push(part.to_owned()),
+                }
+            }
+            found.push(base);
+        }
+    }
+    found
+}
+
+/// The folder in which two modules part, with the entry of each: `None` for the folder's own `mod.rs`.
+fn entries<'a>(
+    from: &'a [String],
+    to: &'a [String],
+) -> (&'a [String], Option<&'a String>, Option<&'a String>) {
+    let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+    (&from[..common], from.get(common), to.get(common))
 }
 
 #[test]
 fn imports_point_down() {
-    let mut faults = Vec::new();
-    for (path, text) in all_sources() {
-        let module = path
-            .iter()
-            .next()
-            .unwrap()
-            .to_string_lossy()
-            .trim_end_matches(".rs")
-            .to_owned();
-        let Some(own) = layer_of(&module) else {
-            faults.push(format!("{}: {module} has no layer", path.display()));
-            continue;
-        };
-        for (n, line) in text.lines().enumerate() {
-            if line.trim_start().starts_with("//") {
-                continue;
+    let sources = all_sources();
+    let (folders, mut faults) = folders(&sources);
+    let modules: BTreeSet<&[String]> = sources.iter().map(|source| &*source.module).collect();
+    for source in sources.iter().filter(|source| !source.is_test()) {
+        for (n, line) in source.program() {
+            let place = format!("{}:{n}", source.path.display());
+            if line.contains("crate::{") || line.contains("super::{") {
+                faults.push(format!("{place}: write one module a line"));
             }
-            for (_, rest) in line
-                .match_indices("crate::")
-                .map(|(at, m)| (at, &line[at + m.len()..]))
-            {
-                let target: String = rest
-                    .chars()
-                    .take_while(|c| c.is_alphanumeric() || *c == '_')
-                    .collect();
-                if target.is_empty() || rest.starts_with('{') {
+            for path in imported_paths(&source.module, line) {
+                let known = (0..=path.len())
+                    .rev()
+                    .find(|k| modules.contains(&path[..*k]));
+                let target = &path[..known.unwrap_or(0)];
+                let (folder, own, other) = entries(&source.module, target);
+                let Some(own) = own else {
+                    continue; // a `mod.rs` is above all that is in its folder
+                };
+                let Some(other) = other else {
                     faults.push(format!(
-                        "{}:{}: write one module a line",
-                        path.display(),
-                        n + 1
+                        "{place}: {own} must not import an item of its folder's mod.rs"
                     ));
-                } else if target != module
-                    && (layer_of(&target).is_none_or(|at| at >= own)
-                        || ISOLATED.contains(&module.as_str()))
-                {
-                    faults.push(format!(
-                        "{}:{}: {module} must not import {target}",
-                        path.display(),
-                        n + 1
-                    ));
+                    continue;
+                };
+                let rows = &folders[folder].rows;
+                let apart = folder.is_empty() && APART.contains(&own.as_str());
+                if apart || rows.get(other) >= rows.get(own) {
+                    faults.push(format!("{place}: {own} must not import {other}"));
                 }
             }
         }
@@ -220,17 +314,17 @@ fn imports_point_down() {
 fn decision_modules_are_pure() {
     let mut faults = Vec::new();
     let mut seen = vec![false; PURE.len()];
-    for (path, text) in all_sources() {
-        let Some(at) = PURE.iter().position(|pure| path.starts_with(pure)) else {
+    for source in all_sources() {
+        let Some(at) = PURE.iter().position(|pure| source.path.starts_with(pure)) else {
             continue;
         };
         seen[at] = true;
-        if is_test(&path) {
+        if source.is_test() {
             continue;
         }
-        for (n, line) in non_test_lines(&text) {
-            for word in IMPURE_TERMS.iter().filter(|word| line.contains(**word)) {
-                faults.push(format!("{}:{}: {word}", path.display(), n + 1));
+        for (n, line) in source.program() {
+            for word in IMPURE.iter().filter(|word| line.contains(**word)) {
+                faults.push(format!("{}:{n}: {word}", source.path.display()));
             }
         }
     }
@@ -242,11 +336,23 @@ fn decision_modules_are_pure() {
 
 #[test]
 fn files_stay_within_the_line_limit() {
-    const MAX_LINES: usize = 600;
     let long: Vec<_> = all_sources()
         .into_iter()
-        .map(|(path, text)| (path, text.lines().count()))
+        .map(|source| (source.path, source.text.lines().count()))
         .filter(|(_, lines)| *lines > MAX_LINES)
         .collect();
-    assert!(long.is_empty(), "split these by step: {long:?}");
+    assert!(long.is_empty(), "split these by subject: {long:?}");
+}
+
+#[test]
+fn folders_stay_within_the_entry_limit() {
+    let sources = all_sources();
+    let large: Vec<_> = folders(&sources)
+        .0
+        .into_iter()
+        // The crate's own folder is its map: `src/lib.rs`.
+        .filter(|(path, folder)| !path.is_empty() && folder.children.len() + 1 > MAX_ENTRIES)
+        .map(|(path, folder)| (path.join("/"), folder.children.len() + 1))
+        .collect();
+    assert!(large.is_empty(), "split these by subject: {large:?}");
 }

@@ -21,44 +21,44 @@ use weir::flowcontrol::bootstrap;
 use weir::flowcontrol::controller;
 use weir::flowcontrol::controller::Controller;
 use weir::flowcontrol::controller::Enforcement;
-use weir::identity::tokens::turns::MAX_QUEUED as WAITING_REVIEWS;
-use weir::identity::tokens::turns::MAX_QUEUED_PER_SOURCE;
+use weir::identity::review_queue::fair_queue::MAX_QUEUED as WAITING_REVIEWS;
+use weir::identity::review_queue::fair_queue::MAX_QUEUED_PER_SOURCE;
 use weir::limits::MaxInFlight;
-use weir::limits::clients::enforce::ClientLimits;
-use weir::limits::events::LimitedEventGroups;
-use weir::limits::events::enforce;
-use weir::limits::events::enforce::EventRateLimit;
-use weir::limits::hold::OWNER_SHARE_DIVISOR;
 use weir::limits::max_in_flight;
-use weir::limits::upgrades::DEFAULT_UPGRADES_PER_SECOND;
-use weir::limits::upgrades::UPGRADE_BURST_SECONDS;
-use weir::limits::upgrades::UpgradeRateLimit;
+use weir::limits::rate::clients::enforcer::ClientLimits;
+use weir::limits::rate::events::LimitedEventGroups;
+use weir::limits::rate::events::enforcer;
+use weir::limits::rate::events::enforcer::EventRateLimit;
+use weir::limits::rejection_hold::OWNER_SHARE_DIVISOR;
+use weir::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
+use weir::limits::upgrade_rate::UPGRADE_BURST_SECONDS;
+use weir::limits::upgrade_rate::UpgradeRateLimit;
 use weir::metrics::Registry;
-use weir::observe::facts;
-use weir::observe::facts::InfoMetrics;
-use weir::observe::front_proxy::FrontProxyHealth;
-use weir::observe::log_lines::DroppedLineCounter;
-use weir::observe::process;
+use weir::observe::info_metrics;
+use weir::observe::info_metrics::InfoMetrics;
+use weir::observe::logging::non_blocking::DroppedLineCounter;
+use weir::observe::process_metrics;
+use weir::observe::readiness::front_proxy::FrontProxyHealth;
 use weir::observe::spans;
-use weir::pipeline::begun::RESET_BURST_SECONDS;
-use weir::pipeline::heads::HEAD_BUDGET;
-use weir::pipeline::heads::HeadBudget;
-use weir::pipeline::holding::MAX_HELD_REJECTIONS as HELD_IN_ALL;
-use weir::pipeline::holding::RejectionDelay;
-use weir::pipeline::in_flight::AbandonedRequests;
-use weir::pipeline::overdue::SlowTransfers;
-use weir::pipeline::refusing::BODY_DRAINS_PER_CONNECTION;
-use weir::pipeline::refusing::BodyDrainBudget;
-use weir::pipeline::refusing::MAX_BODY_DRAINS;
+use weir::pipeline::connection::head_budget::HEAD_BUDGET;
+use weir::pipeline::connection::head_budget::HeadBudget;
+use weir::pipeline::connection::request_count::RESET_BURST_SECONDS;
+use weir::pipeline::reject::BODY_DRAINS_PER_CONNECTION;
+use weir::pipeline::reject::BodyDrainBudget;
+use weir::pipeline::reject::MAX_BODY_DRAINS;
+use weir::pipeline::reject::delay::MAX_HELD_REJECTIONS as HELD_IN_ALL;
+use weir::pipeline::reject::delay::RejectionDelay;
 use weir::pipeline::request_body::REQUEST_BODY_BUDGET;
 use weir::pipeline::request_body::request_body_budget;
+use weir::pipeline::response::abandoned::AbandonedRequests;
+use weir::pipeline::response::deadlines::SlowTransfers;
 use weir::pipeline::trace::RequestMetrics;
 use weir::server::connection::HANDSHAKE_TIMEOUT;
-use weir::upstream::cdn_loop::InstanceId;
-use weir::upstream::loops::LoopDetector;
-use weir::upstream::read_body::SOURCE_FRACTION;
-use weir::upstream::room::ConnectionBudget;
-use weir::upstream::room::SlotMetrics;
+use weir::upstream::body::memory_budget::SOURCE_FRACTION;
+use weir::upstream::connection::connection_budget::ConnectionBudget;
+use weir::upstream::connection::connection_budget::SlotMetrics;
+use weir::upstream::loop_detection::LoopDetector;
+use weir::upstream::loop_detection::cdn_loop::InstanceId;
 
 /// RBAC compares resources as a whole, or by `*` (`ResourceMatches`): `userextras/*` would give no right at all.
 #[test]
@@ -185,7 +185,7 @@ fn the_flags_page_matches_the_program() {
 /// What is bounded before fairness: by whom, how much for one, how much in all, what becomes of more, and what shows it.
 fn limit_rows() -> Vec<[String; 6]> {
     const MIB: usize = 1 << 20;
-    let handshakes = weir::server::turns::handshake_limits(HANDSHAKE_TIMEOUT);
+    let handshakes = weir::server::handshake_queue::handshake_limits(HANDSHAKE_TIMEOUT);
     let mib = |bytes: usize| format!("{} MiB", bytes / MIB);
     let shown = |metrics: &[&str]| {
         let names: Vec<_> = metrics.iter().map(|name| format!("`{name}`")).collect();
@@ -340,7 +340,7 @@ fn the_metrics_page_matches_the_program() {
     };
     let _limiter = MaxInFlight::new(limits, &registry);
     let _events = EventRateLimit::new(
-        &enforce::EventRateLimitConfig {
+        &enforcer::EventRateLimitConfig {
             limits: Vec::new(),
             groups: LimitedEventGroups::All,
             retry_after: true,
@@ -363,9 +363,9 @@ fn the_metrics_page_matches_the_program() {
     let _skipped = BodyDrainBudget::new(&registry);
     let _event_bodies = request_body_budget(&registry);
     InfoMetrics::register(None, Vec::new(), &registry);
-    facts::register_dry_run(false, &registry);
+    info_metrics::register_dry_run(false, &registry);
     let _front_proxy = FrontProxyHealth::register(&registry);
-    process::register(&registry);
+    process_metrics::register(&registry);
     DroppedLineCounter::default().register(&registry);
     let _spans = spans::SpanMetrics::register(&registry);
     let _upstream = weir::upstream::UpstreamMetrics::register(&registry);
@@ -375,7 +375,8 @@ fn the_metrics_page_matches_the_program() {
     let _upgrades = UpgradeRateLimit::new(DEFAULT_UPGRADES_PER_SECOND, &registry);
     let _given_up = AbandonedRequests::register(&registry);
     let _tokens = weir::identity::tokens::TokenMetrics::register(&registry);
-    let _access = weir::identity::access::AccessReviewMetrics::register(&registry);
+    let _access =
+        weir::identity::impersonation::authorizer::AccessReviewMetrics::register(&registry);
     let _audit = weir::observe::audit::AuditMetrics::register(&registry);
     let mut made = String::from("\n| metric | labels | |\n|---|---|---|\n");
     let mut all = [registry.descriptions(), apart.descriptions()].concat();

@@ -8,10 +8,10 @@
     reason = "futures of one kind in a list, and a time to begin at"
 )]
 
-#[path = "memory/heads.rs"]
-mod heads;
-#[path = "memory/held.rs"]
-mod held;
+#[path = "memory/held_rejections.rs"]
+mod held_rejections;
+#[path = "memory/request_heads.rs"]
+mod request_heads;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -34,12 +34,12 @@ use weir::flowcontrol::controller::Controller;
 use weir::flowcontrol::controller::ControllerConfig;
 use weir::flowcontrol::controller::Enforcement;
 use weir::flowcontrol::controller::RequestTimes;
-use weir::limits::events::body;
-use weir::limits::events::body::EventEncoding;
+use weir::limits::rate::events::body;
+use weir::limits::rate::events::body::EventEncoding;
 use weir::metrics::Registry;
-use weir::observe::talkers::TalkerName;
-use weir::observe::talkers::TopTalkers;
-use weir::observe::talkers::Weights;
+use weir::observe::top_talkers::TalkerName;
+use weir::observe::top_talkers::TopTalkers;
+use weir::observe::top_talkers::Weights;
 use weir::request_info::RequestInfo;
 
 fn controller(seats: u32, objects: &[Object]) -> Arc<Controller> {

@@ -14,19 +14,19 @@ use crate::identity::FrontProxyAuthenticator;
 use crate::identity::ImpersonationAuthorizer;
 use crate::identity::RequestAuthenticator;
 use crate::identity::TokenAuthenticator;
-use crate::identity::access;
+use crate::identity::impersonation::authorizer;
 use crate::identity::jwt::JwtIssuer;
-use crate::identity::remote::ApiTransport;
-use crate::identity::remote::UrlFetcher;
 use crate::identity::request_header::IdentityHeaders;
 use crate::identity::tokens;
 use crate::identity::tokens::ServiceAccountKeys;
-use crate::identity::tokens::source::KeyProvider;
-use crate::identity::tokens::source::KeySource;
+use crate::identity::tokens::key_source::KeyProvider;
+use crate::identity::tokens::key_source::KeySource;
+use crate::identity::transport::ApiTransport;
+use crate::identity::transport::UrlFetcher;
 use crate::metrics::Registry;
 use crate::pipeline::impersonation::Impersonation;
 use crate::upstream;
-use crate::upstream::own_calls::ExternalClient;
+use crate::upstream::forward::api_server_client::ExternalClient;
 
 /// What identity is made of besides its configuration.
 pub(super) struct AuthDependencies<'a> {
@@ -142,7 +142,7 @@ fn build_impersonation(
         classify,
         reviews_per_second,
     } = config;
-    let metrics = access::AccessReviewMetrics::register(ground.registry);
+    let metrics = authorizer::AccessReviewMetrics::register(ground.registry);
     let server = ground
         .api_server
         .clone()

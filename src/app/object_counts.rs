@@ -11,10 +11,10 @@ use tracing::debug;
 use tracing::info;
 use tracing::warn;
 
-use crate::app::count_calls::ListCounter;
+use crate::app::list_counter::ListCounter;
 use crate::flowcontrol::controller::Controller;
-use crate::flowcontrol::resource_metrics::ResourceMetrics;
-use crate::upstream::own_calls::ApiServerClient;
+use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
+use crate::upstream::forward::api_server_client::ApiServerClient;
 
 const METRICS_PATH: &str = "/metrics";
 

@@ -1,18 +1,15 @@
 //! What the operator typed: one file a command, and the flags they share.
 
-mod authentication;
+mod command_line;
 pub mod completions;
-mod config_file;
+mod config_resolver;
 pub mod flags;
-pub mod given;
-mod logging;
 pub mod man;
 #[cfg(feature = "playground")]
 pub mod playground;
+pub mod process;
 mod serve;
-mod settings;
 pub mod top;
-mod typed;
 pub mod version;
 
 use std::ffi::OsString;
@@ -29,7 +26,7 @@ use serde_json::json;
 use crate::cli::flags::Cli;
 use crate::cli::flags::Command;
 use crate::cli::flags::LoggingFormat;
-use crate::cli::given::ConfigOrigin;
+use crate::cli::flags::origin::ConfigOrigin;
 use crate::clock::Clock;
 
 /// The exit code of a misuse: bad flags, a bad file (as `clap` and most programs have it).
@@ -55,7 +52,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Parses the command line and the `--config` file that it names, if it names one.
 fn parse(typed: Vec<OsString>) -> Result<Cli, ExitCode> {
     let command = Cli::command();
-    let (matches, tokens, mut said) = typed::parse_collecting_errors(&command, typed);
+    let (matches, tokens, mut said) = command_line::parse_collecting_errors(&command, typed);
     let (Some(matches), true) = (matches, said.iter().all(clap::Error::use_stderr)) else {
         // Help, the version, or no command at all.
         return Err(said
@@ -65,17 +62,17 @@ fn parse(typed: Vec<OsString>) -> Result<Cli, ExitCode> {
     let Some((name, chosen)) = matches.subcommand() else {
         return Err(ExitCode::from(EXIT_USAGE));
     };
-    let mut faults = typed::CommandLineErrors::from_clap(&said);
+    let mut faults = command_line::CommandLineErrors::from_clap(&said);
     let subcommand = command.find_subcommand(name);
     let file = chosen.try_get_one::<PathBuf>("config").ok().flatten();
     let file = match (file, subcommand) {
         (Some(file), Some(subcommand)) => faults.read_config_file(file, subcommand, chosen),
-        _ => config_file::ConfigFile::default(),
+        _ => command_line::config_file::ConfigFile::default(),
     };
     // The program's name and the command come first; the file's flags go between them and what was typed.
     let (front, rest) = tokens.split_at_checked(2).unwrap_or((&tokens, &[]));
     let all: Vec<&OsString> = front.iter().chain(&file.flags).chain(rest).collect();
-    let format = typed::logging_format(&all);
+    let format = command_line::logging_format(&all);
     let cli = command
         .clone()
         .try_get_matches_from(&all)

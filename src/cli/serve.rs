@@ -12,10 +12,10 @@ use crate::api::flowcontrol::Object;
 use crate::app::App;
 use crate::app::ShutdownOutcome;
 use crate::cli::CommandError;
+use crate::cli::config_resolver;
 use crate::cli::flags::ServeArgs;
-use crate::cli::logging;
-use crate::cli::logging::Logging;
-use crate::cli::settings;
+use crate::cli::process::logging;
+use crate::cli::process::logging::Logging;
 use crate::config::AdmissionConfig;
 use crate::limits::max_in_flight::InFlightLimit;
 
@@ -35,7 +35,7 @@ fn serve(args: ServeArgs, logging: &Logging) -> Result<ExitCode, CommandError> {
     raise_open_file_limit();
     let token_file = args.proxy.identity.token_auth_file.is_some();
     let mut config =
-        settings::resolve(args).map_err(|faults| CommandError::Usage(faults.to_string()))?;
+        config_resolver::resolve(args).map_err(|faults| CommandError::Usage(faults.to_string()))?;
     logging.attach_to(&mut config);
     if !config.verifies_tokens() {
         let which = if token_file {

@@ -23,31 +23,31 @@
 //! for them, so that no text costs more than in proportion to its length. It does not write
 //! documents, and opens no files.
 
-mod decode;
-mod faults;
-mod json;
+mod decoder;
+mod diagnostics;
+mod json_tokenizer;
 mod node;
-mod parse;
-mod resolve;
+mod parser;
+mod scalar;
 
-pub use decode::MappingDecoder;
-pub use decode::Strictness;
-pub use decode::ValueDecoder;
-pub use faults::Diagnostic;
-pub use faults::Diagnostics;
-pub use faults::Severity;
+pub use decoder::MappingDecoder;
+pub use decoder::Strictness;
+pub use decoder::ValueDecoder;
+pub use diagnostics::Diagnostic;
+pub use diagnostics::Diagnostics;
+pub use diagnostics::Severity;
 pub use node::Content;
 pub use node::MappingEntry;
 pub use node::Node;
 pub use node::QuotingStyle;
 pub use node::ScalarNode;
 pub use node::SourceLocation;
-pub use parse::FirstDocument;
-pub use parse::parse_all;
-pub use parse::parse_first;
-pub use parse::parse_first_bounded;
-pub use parse::parse_json;
-pub use resolve::ResolvedScalar;
+pub use parser::FirstDocument;
+pub use parser::parse_all;
+pub use parser::parse_first;
+pub use parser::parse_first_bounded;
+pub use parser::parse_json;
+pub use scalar::ResolvedScalar;
 
 #[cfg(test)]
 mod tests;

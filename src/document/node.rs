@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::resolve::ResolvedScalar;
+use super::scalar::ResolvedScalar;
 
 /// Where something stands in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,10 +9,10 @@ use super::QuotingStyle;
 use super::SourceLocation;
 use super::Strictness;
 use super::ValueDecoder;
-use super::parse::MAX_DEPTH;
-use super::parse::MAX_EXPANSION;
 use super::parse_all;
 use super::parse_first_bounded;
+use super::parser::MAX_DEPTH;
+use super::parser::MAX_EXPANSION;
 
 fn parse(text: &str) -> Node {
     let mut faults = Diagnostics::default();

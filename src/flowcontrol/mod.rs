@@ -11,20 +11,20 @@
 //! # The way of a request
 //!
 //! 1. A flow schema matches it. That gives its priority level, and with a property of the request
-//!    (user or namespace) its flow, of which a hash remains: [`shuffle_sharding::flow_hash`].
-//! 2. It is estimated how much work it is, in [`seats`]. Most need one seat; a large list needs
+//!    (user or namespace) its flow, of which a hash remains: [`fairqueuing::shuffle_sharding::flow_hash`].
+//! 2. It is estimated how much work it is, in [`fairqueuing::seats`]. Most need one seat; a large list needs
 //!    more, and a write that many watchers hear of keeps seats busy after its answer.
 //! 3. The flow's hash is [dealt](shuffle_sharding) a few of the level's queues, always the same,
 //!    and the request joins the one in which the least work waits. A queue for each flow would be
 //!    fairer still, but their number has no bound. With a few out of many, a flood spoils all the
 //!    queues of another flow hardly ever.
-//! 4. The level's [`queue_set`] decides who starts: now, in its turn, or not at all.
+//! 4. The level's [`fairqueuing::queue_set`] decides who starts: now, in its turn, or not at all.
 //! 5. It runs, ends, and gives its seats back, at once or a little later.
 //! 6. If it never ran, its client is told for [how long](retry_after) to stay away.
 //!
 //! Meanwhile [`concurrency`] moves seats between the levels: each has a right to its nominal
 //! [share](shares), lends what it does not use, and [borrows](borrowing) where its measured
-//! [`demand`] is greater.
+//! [`concurrency::demand`] is greater.
 //!
 //! # Fair queuing
 //!
@@ -57,7 +57,7 @@
 //!   request whose turn has come waits until enough seats are free, and nobody overtakes it
 //!   meanwhile: seats are wasted for that moment, but it is not starved by a stream of narrow ones.
 //! - *Nobody knows how long a request will run.* It is [taken to run
-//!   3 ms](seats::ESTIMATED_SERVICE_DURATION), and when it ends S is corrected by the difference.
+//!   3 ms](fairqueuing::seats::ESTIMATED_SERVICE_DURATION), and when it ends S is corrected by the difference.
 //!   A queue of slow requests pays for them, if late.
 //! - *A correction may put S back behind the arrival* of the request that is next. It is then
 //!   raised to the R of that arrival, so that a queue of quick requests cannot turn the past into a
@@ -65,7 +65,7 @@
 //!
 //! All this is KEP-1040 as Kubernetes 1.36 carries it out, to the last unit of its fixed-point
 //! arithmetic. Where the KEP and the code differ, the code is followed; where the code is mistaken,
-//! [`queue_set`] says so.
+//! [`fairqueuing::queue_set`] says so.
 //!
 //! # What is pure
 //!
@@ -79,31 +79,15 @@
 //! [`level`] puts one queue set behind a lock, wakes those whose turn has come, and counts; a place
 //! that a request holds there gives itself back when it is dropped. [`controller`] leads each
 //! request to its level and moves seats and configurations. What they count, `metrics` and `dump`
-//! show; `histogram` and [`in_flight`] are kept for them.
+//! show; `histogram` and [`metrics::in_flight`] are kept for them.
 
-pub mod allocation;
 pub mod bootstrap;
-pub mod borrowing;
+mod collector;
 pub mod concurrency;
 pub mod controller;
-pub mod count_schedule;
-pub mod demand;
-mod dump;
-mod exposition;
-mod fifo;
-mod histogram;
-pub mod in_flight;
+pub mod fairqueuing;
 pub mod level;
-pub mod list_samples;
 pub mod matching;
-mod metrics;
-pub mod object_counts;
-pub mod queue_set;
-mod requests;
-pub mod resource_metrics;
+pub mod metrics;
 pub mod retry_after;
-pub mod seats;
-pub mod shares;
-pub mod shuffle_sharding;
-pub mod watch_tracker;
-pub mod work_estimate;
+pub mod work_estimator;

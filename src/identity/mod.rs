@@ -4,22 +4,18 @@
 //! certificate of the client CA, a token whose file, signature or review says so. Everybody else is `system:anonymous` here,
 //! whatever a header says, and keeps the credential it sent for the upstream to judge. A presented certificate that does not
 //! hold is never quietly taken for "no certificate". What is known costs no waiting; only a new token may. Asking itself is
-//! `upstream`'s ([`remote`]). The order is kube-apiserver's (`pkg/kubeapiserver/authenticator/config.go`, 1.36).
+//! `upstream`'s ([`transport`]). The order is kube-apiserver's (`pkg/kubeapiserver/authenticator/config.go`, 1.36).
 
-pub mod access;
-pub mod authentication_config;
-pub mod bearer;
+pub mod accepted_tokens;
+pub mod bearer_token;
 pub mod client_certificate;
-mod generations;
+mod generational_map;
 pub mod impersonation;
 pub mod jwt;
-mod line;
-pub mod proven;
-pub mod remote;
 pub mod request_header;
-mod subject;
-pub mod token_file;
+pub mod review_queue;
 pub mod tokens;
+pub mod transport;
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -40,25 +36,25 @@ use http::HeaderValue;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
-use crate::identity::bearer::BearerCredential;
-use crate::identity::bearer::bearer_credential;
-use crate::identity::proven::TokenHasher;
+use crate::identity::accepted_tokens::TokenHasher;
+use crate::identity::bearer_token::BearerCredential;
+use crate::identity::bearer_token::bearer_credential;
+use crate::identity::review_queue::fair_queue::ClientSource;
+use crate::identity::review_queue::fair_queue::source_network;
 use crate::identity::tokens::TokenLookup;
 use crate::identity::tokens::TokenOutcome;
-use crate::identity::tokens::cache::VerifiedBy;
-use crate::identity::tokens::turns::ClientSource;
-use crate::identity::tokens::turns::source_network;
+use crate::identity::tokens::token_cache::VerifiedBy;
 
-pub use access::ImpersonationAuthorizer;
-pub use bearer::WEBSOCKET_BEARER_PREFIX;
+pub use accepted_tokens::AcceptedTokens;
+pub use accepted_tokens::TokenHash;
+pub use bearer_token::WEBSOCKET_BEARER_PREFIX;
 pub use client_certificate::CertificateError;
 pub use client_certificate::CertificateVerifier;
 pub use client_certificate::PeerCertificate;
-pub use proven::AcceptedTokens;
-pub use proven::TokenHash;
+pub use impersonation::authorizer::ImpersonationAuthorizer;
 pub use request_header::FrontProxyAuthenticator;
-pub use token_file::TokenFile;
 pub use tokens::TokenAuthenticator;
+pub use tokens::token_file::TokenFile;
 
 /// The authenticators that are configured.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use http::header::AUTHORIZATION;
 
 use super::*;
 use crate::identity::tokens::ServiceAccountKeys;
-use crate::identity::tokens::source::KeyProvider;
-use crate::identity::tokens::source::KeySource;
+use crate::identity::tokens::key_source::KeyProvider;
+use crate::identity::tokens::key_source::KeySource;
 use crate::metrics::Registry;
 
 fn authenticator() -> RequestAuthenticator {

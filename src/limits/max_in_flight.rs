@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 
 use crate::api::user::GROUP_MASTERS;
 use crate::clock::Clock;
-use crate::flowcontrol::in_flight::InFlightMetrics;
-use crate::flowcontrol::in_flight::UtilizationLimits;
+use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
+use crate::flowcontrol::metrics::in_flight::UtilizationLimits;
 use crate::limits::AdmissionAttributes;
 use crate::limits::Rejection;
 use crate::metrics::Registry;

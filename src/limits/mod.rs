@@ -3,17 +3,11 @@
 //! A permit is held until the last byte of the answer has gone, and gives itself back when it is dropped. A rejection is
 //! a decision, not an error: it names the limit, and the client is told which.
 
-pub mod bucket;
-pub mod clients;
-pub mod events;
-pub mod hold;
-pub mod lock;
-pub mod lru;
 pub mod max_in_flight;
-pub mod rates;
+pub mod rate;
+pub mod rejection_hold;
 pub mod service_times;
-pub mod top_keys;
-pub mod upgrades;
+pub mod upgrade_rate;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,11 +21,11 @@ use crate::flowcontrol::controller::AdmissionRejection;
 use crate::flowcontrol::controller::Controller;
 use crate::flowcontrol::controller::FlowControlDecision;
 use crate::flowcontrol::controller::RequestTimes;
-use crate::limits::clients::enforce::ClientLimitPermit;
-use crate::limits::clients::enforce::ClientLimitRejection;
-use crate::limits::events::enforce::EventRejection;
-use crate::limits::hold::HoldPolicy;
 use crate::limits::max_in_flight::InFlightPermit;
+use crate::limits::rate::clients::enforcer::ClientLimitPermit;
+use crate::limits::rate::clients::enforcer::ClientLimitRejection;
+use crate::limits::rate::events::enforcer::EventRejection;
+use crate::limits::rejection_hold::HoldPolicy;
 use crate::request_info::RequestInfo;
 use crate::request_info::RequestKind;
 use crate::request_info::Verb;
@@ -145,7 +139,7 @@ impl Rejection {
             Self::EventRateLimit(_) => "event-rate-limit",
             Self::Fairness(rejected) => rejected.reason.label(),
             Self::MaxInFlight { .. } => "max-in-flight",
-            Self::UnprovenUpgrade { .. } => upgrades::UNPROVEN_UPGRADES,
+            Self::UnprovenUpgrade { .. } => upgrade_rate::UNPROVEN_UPGRADES,
         }
     }
 
@@ -318,7 +312,7 @@ mod tests {
     use crate::flowcontrol::controller::tests::POD;
     use crate::flowcontrol::controller::tests::one_level;
     use crate::flowcontrol::controller::tests::reject;
-    use crate::flowcontrol::queue_set::RejectReason;
+    use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 
     #[tokio::test(start_paused = true)]
     async fn a_flow_is_the_same_for_all_rejection_reasons_of_fairness() {

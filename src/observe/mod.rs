@@ -2,20 +2,16 @@
 
 pub mod admin;
 pub mod audit;
-mod buffer;
-pub mod facts;
-pub mod front_proxy;
-pub mod log_level;
-pub mod log_lines;
-pub mod process;
+mod bounded_queue;
+mod client_text;
+pub mod info_metrics;
+pub mod logging;
+pub mod process_metrics;
 pub mod readiness;
-pub mod request_log;
-#[cfg_attr(not(feature = "otlp"), path = "spans/absent.rs")]
+#[cfg_attr(not(feature = "otlp"), path = "spans/disabled.rs")]
 pub mod spans;
 pub mod status;
-pub mod talkers;
-mod texts;
-pub mod zpages;
+pub mod top_talkers;
 
 /// Whether it comes to be so: where the machine stands still, what ends gives up before all of it is written or told.
 #[cfg(test)]

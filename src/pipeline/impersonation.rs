@@ -16,13 +16,13 @@ use crate::clock::Clock;
 use crate::identity::Authentication;
 use crate::identity::ImpersonationAuthorizer;
 use crate::identity::RequestCredential;
-use crate::identity::access::AccessDecision;
-use crate::identity::impersonation;
-use crate::identity::impersonation::ImpersonationTarget;
-use crate::identity::impersonation::InvalidImpersonation;
+use crate::identity::impersonation::authorizer::AccessDecision;
+use crate::identity::impersonation::target;
+use crate::identity::impersonation::target::ImpersonationTarget;
+use crate::identity::impersonation::target::InvalidImpersonation;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
-use crate::pipeline::refusal::RequestRejection;
+use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::trace::Trace;
 
 /// How long a request waits for word about whom it may impersonate: where it is about its class only, which it loses for that moment,
@@ -103,8 +103,7 @@ impl Pipeline {
                 return Ok(EffectiveUser::default());
             }
         };
-        if !(asserted || self.impersonation.classify) || !impersonation::has_impersonation(headers)
-        {
+        if !(asserted || self.impersonation.classify) || !target::has_impersonation(headers) {
             return Ok(EffectiveUser::default());
         }
         // In a box: hardly any request pays for the room that this takes.
@@ -142,8 +141,7 @@ impl Pipeline {
         headers: &HeaderMap,
         asserted: bool,
     ) -> Result<Option<Arc<UserInfo>>, ImpersonationError> {
-        let wish =
-            impersonation::impersonation_target(headers).map_err(ImpersonationError::Invalid)?;
+        let wish = target::impersonation_target(headers).map_err(ImpersonationError::Invalid)?;
         let Some(ImpersonationTarget {
             user,
             required_permissions: rights,

@@ -8,34 +8,14 @@
 //! The futures here are dropped when the client goes away. Whatever was held is given back by that: the upstream's stream
 //! is reset first, then the permit goes.
 
-pub mod audited;
-pub mod begun;
-pub mod body;
-mod counted;
-mod explained;
-mod filters;
-pub mod fragments;
-pub mod guarded;
-pub mod heads;
-pub mod holding;
+mod authenticate;
+pub mod connection;
 pub mod impersonation;
-pub mod in_flight;
-pub mod invalid_head;
-mod known;
-mod list_observer;
-mod malformed;
-pub mod overdue;
-pub mod prepared;
 pub mod rates;
-pub mod record;
-pub mod refusal;
-pub mod refusing;
+pub mod reject;
 pub mod request_body;
-mod request_metrics;
-mod riding;
-mod sender;
+pub mod response;
 pub mod trace;
-pub mod traced;
 mod upgrade;
 
 use std::net::SocketAddr;
@@ -68,64 +48,64 @@ use crate::identity::RequestAuthenticator;
 use crate::limits::Admission;
 use crate::limits::AdmissionAttributes;
 use crate::limits::Permit;
-use crate::limits::rates::RateLimits;
+use crate::limits::rate::RateLimits;
 use crate::limits::service_times::RequestShape;
-use crate::limits::upgrades::UpgradeRateLimit;
-use crate::pipeline::body::Body;
-use crate::pipeline::fragments::TargetFragments;
-use crate::pipeline::guarded::BodyLifetime;
-use crate::pipeline::guarded::GuardedBody;
-use crate::pipeline::heads::HeadBudget;
-use crate::pipeline::holding::HoldState;
-use crate::pipeline::holding::RejectionDelay;
+use crate::limits::upgrade_rate::UpgradeRateLimit;
+use crate::log_limiter::LogLimiter;
+use crate::pipeline::authenticate::AuthFeedback;
+use crate::pipeline::connection::head_budget::HeadBudget;
+use crate::pipeline::connection::target_fragments::TargetFragments;
 use crate::pipeline::impersonation::Impersonation;
-use crate::pipeline::in_flight::AbandonedRequests;
-use crate::pipeline::in_flight::AbandonedRetention;
-use crate::pipeline::in_flight::InFlightRequest;
-use crate::pipeline::list_observer::InitialEventsObserver;
-use crate::pipeline::list_observer::ListObserver;
-use crate::pipeline::list_observer::ObservedList;
-use crate::pipeline::malformed::MalformedRequest;
-use crate::pipeline::overdue::Deadlines;
-use crate::pipeline::prepared::RejectionResponseCache;
-use crate::pipeline::record::RecordGuard;
-use crate::pipeline::record::RequestObservers;
-use crate::pipeline::refusal::RequestRejection;
-use crate::pipeline::refusing::BodyDrainBudget;
-use crate::pipeline::refusing::BodyDrainSlots;
-use crate::pipeline::refusing::DelayableRejection;
-use crate::pipeline::refusing::RejectionContext;
-use crate::pipeline::refusing::RequestBodyState;
+use crate::pipeline::reject::BodyDrainBudget;
+use crate::pipeline::reject::BodyDrainSlots;
+use crate::pipeline::reject::DelayableRejection;
+use crate::pipeline::reject::RejectionContext;
+use crate::pipeline::reject::RequestBodyState;
+use crate::pipeline::reject::delay::HoldState;
+use crate::pipeline::reject::delay::RejectionDelay;
+use crate::pipeline::reject::malformed::MalformedRequest;
+use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::reject::response_cache::RejectionResponseCache;
 use crate::pipeline::request_body::BodyPrefix;
 use crate::pipeline::request_body::OutgoingBody;
-use crate::pipeline::riding::MonitoredUpload;
-use crate::pipeline::riding::PermitLifetime;
-use crate::pipeline::riding::ResponseGuard;
-use crate::pipeline::sender::AuthFeedback;
+use crate::pipeline::response::abandoned::AbandonedRequests;
+use crate::pipeline::response::abandoned::AbandonedRetention;
+use crate::pipeline::response::abandoned::InFlightRequest;
+use crate::pipeline::response::body::Body;
+use crate::pipeline::response::deadlines::Deadlines;
+use crate::pipeline::response::guarded::BodyLifetime;
+use crate::pipeline::response::guarded::GuardedBody;
+use crate::pipeline::response::in_flight::MonitoredUpload;
+use crate::pipeline::response::in_flight::PermitLifetime;
+use crate::pipeline::response::in_flight::ResponseGuard;
+use crate::pipeline::response::list_observer::InitialEventsObserver;
+use crate::pipeline::response::list_observer::ListObserver;
+use crate::pipeline::response::list_observer::ObservedList;
 use crate::pipeline::trace::MetricSubject;
 use crate::pipeline::trace::RequestMetrics;
 use crate::pipeline::trace::Trace;
-use crate::pipeline::traced::Sampler;
+use crate::pipeline::trace::record::RecordGuard;
+use crate::pipeline::trace::record::RequestObservers;
+use crate::pipeline::trace::trace_context::Sampler;
 use crate::pipeline::upgrade::RequestedUpgrade;
 use crate::pipeline::upgrade::start_tunnel;
 use crate::pipeline::upgrade::take_upgrade;
 use crate::pipeline::upgrade::tunnel_client;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
-use crate::sparingly::LogLimiter;
 use crate::upstream::ForwardError;
 use crate::upstream::Upstream;
 use crate::upstream::UpstreamRequest;
-use crate::upstream::body::RequestBody;
-use crate::upstream::body::ResponseBody;
-use crate::upstream::client_body::ClientBody;
+use crate::upstream::body::client_body::ClientBody;
+use crate::upstream::body::memory_budget::MemoryBudget;
+use crate::upstream::body::request_body::RequestBody;
+use crate::upstream::body::request_body::ResponseBody;
+use crate::upstream::connection::connection_budget::Requester;
 use crate::upstream::forward::SendContext;
 use crate::upstream::headers;
 use crate::upstream::headers::IdentityHeaders;
-use crate::upstream::lane::ConnectionClass;
-use crate::upstream::loops::LoopDetector;
-use crate::upstream::read_body::MemoryBudget;
-use crate::upstream::room::Requester;
+use crate::upstream::loop_detection::LoopDetector;
+use crate::upstream::pool::connection_class::ConnectionClass;
 
 /// The `metadata.uid` of what decided (`flowcontrol.apiserver.k8s.io`).
 const FLOW_SCHEMA_UID: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
@@ -227,7 +207,7 @@ impl Pipeline {
             .await;
         trace.annotate_audit_id(response.headers_mut());
         if self.explain_responses {
-            explained::set_explain_headers(response.headers_mut(), trace.decision());
+            response::explain::set_explain_headers(response.headers_mut(), trace.decision());
         }
         response
     }
@@ -243,24 +223,20 @@ impl Pipeline {
         let no = |why: MalformedRequest<'_>| {
             self.metrics.malformed.reject(peer, why, trace.arrived_at())
         };
-        let target = malformed::request_target(peer, &head).map_err(no)?;
-        let info = malformed::parse_info(&head.method, &target).map_err(no)?;
+        let target = reject::malformed::request_target(peer, &head).map_err(no)?;
+        let info = reject::malformed::parse_info(&head.method, &target).map_err(no)?;
         let subject = MetricSubject::from_head(&head, &info);
         let (asked, now) = ((&target, &info), (trace.arrived_at(), Clock.wall()));
         trace.start_counting(RecordGuard::new(&self.observers, (peer, &head), asked, now));
         trace.start_audit(self.wants_audit_id(), &head.headers);
-        let (limit, under_way) = (
-            self.request_deadline(&info, trace.arrived_at()),
-            self.drain_guard(&info),
-        );
+        let deadline = self.request_deadline(&info, trace.arrived_at());
+        let drain_guard = self.drain_guard(&info);
 
         let mut asker = None;
         let answered = async {
             self.check_loop_and_readiness((peer, &head.headers), &info)?;
-            let limit = limit?;
-            let asserted = self
-                .authenticator
-                .asserted_user(peer.client(), &head.headers, now.1);
+            let deadline = deadline?;
+            let asserted = self.asserted_user(peer, &head.headers, now.1);
             let upgrade = take_upgrade(&mut head).filter(|_| info.is_resource_request());
             trace.sample(self.sampler, &mut head.headers);
             trace.propagate_audit_id(&mut head.headers);
@@ -275,27 +251,26 @@ impl Pipeline {
             let (info, user) = (&info, name.for_limits(&known));
             asker = Some(Arc::clone(user));
             let digest = AdmissionAttributes { info, user };
-            let times = trace.admission_times(limit.map(|limit| limit.deadline));
+            let times = trace.admission_times(deadline.map(|limit| limit.deadline));
             let reading = (&mut *body, self.requested_upgrade(&known, upgrade.as_ref()));
             let (permit, ahead) = self
                 .admit(&digest, (peer, &head), reading, times, trace)
                 .await
                 .inspect_err(|no| trace.record_limit_rejection(no, &head.headers))?;
             let requester = peer.requester(user);
-            let listing = self.observed_list(info, &head);
-            headers::strip_hop_by_hop(&mut head.headers); // what was not in the way before
-            headers::keep_unindexed(&mut head.headers);
-            let (request, told) = self.build_upstream_request(*head, peer, (&known, &name))?;
+            let observed_list = self.observed_list(info, &head);
+            headers::prepare_forwarding(&mut head.headers);
+            let (request, feedback) = self.build_upstream_request(*head, peer, (&known, &name))?;
             let passage = AdmittedRequest {
                 request,
                 body: self.outgoing_body(ahead, body),
                 upgrade,
-                feedback: told,
+                feedback,
                 permit,
                 requester,
-                deadline: limit,
-                observed_list: listing,
-                drain_guard: under_way,
+                deadline,
+                observed_list,
+                drain_guard,
             };
             // In a box as well: a refusal does not pay for the room that forwarding needs.
             Box::pin(self.forward(subject, passage, trace)).await
@@ -379,16 +354,17 @@ impl Pipeline {
             request,
             body: OutgoingBody { body, progress },
             upgrade,
-            feedback: told,
+            feedback,
             permit,
             requester,
-            deadline: limit,
-            observed_list: mut listing,
-            drain_guard: under_way,
+            deadline,
+            mut observed_list,
+            drain_guard,
         } = passage;
-        let mut in_flight = self.start_in_flight(subject.info, permit, limit, progress.is_none());
+        let mut in_flight =
+            self.start_in_flight(subject.info, permit, deadline, progress.is_none());
         let head_limit =
-            limit.unwrap_or_else(|| self.response_head_deadline(in_flight.admitted_at()));
+            deadline.unwrap_or_else(|| self.response_head_deadline(in_flight.admitted_at()));
         let upload = progress.map(|progress| MonitoredUpload::new(progress, &self.deadlines));
         let size = body.size_hint().exact();
         let errand = SendContext {
@@ -407,28 +383,27 @@ impl Pipeline {
         let switched = tunnel_client(response.status(), upgrade)?;
         let answered = trace.record_response(subject, response.status(), size);
         trace.record_response_headers(response.headers());
-        self.record_feedback(response.status(), told);
+        self.record_feedback(response.status(), feedback);
         in_flight.record_response((answered, response.status()), |mut permit| {
             permit.record_response(response.status().as_u16());
             self.annotate(response.headers_mut(), &permit, trace);
-            self.permit_lifetime(subject.info, &response, &mut listing, permit)
+            self.permit_lifetime(subject.info, &response, &mut observed_list, permit)
         });
-        let list = self.list_observer(subject.info, listing, &response);
+        let list = self.list_observer(subject.info, observed_list, &response);
         let riding = ResponseGuard {
             trace: trace.hand_over(),
             in_flight,
             upload,
             list,
             active_request: None,
-            _drain_guard: under_way.filter(|_| switched.is_none()), // tunnels are not waited for
+            _drain_guard: drain_guard.filter(|_| switched.is_none()), // tunnels are not waited for
         };
         if let Some(client) = switched {
             return Ok(start_tunnel(response, client, riding, &self.deadlines));
         }
-        let until = self.body_lifetime(subject.info, limit);
+        let until = self.body_lifetime(subject.info, deadline);
         let (mut head, body) = response.into_parts();
-        headers::strip_hop_by_hop(&mut head.headers);
-        headers::keep_unindexed(&mut head.headers);
+        headers::prepare_forwarding(&mut head.headers);
         head.version = Version::HTTP_11; // the connection to the client says its own
         Ok(Response::from_parts(
             head,
@@ -488,7 +463,7 @@ impl Pipeline {
     fn annotate(&self, headers: &mut HeaderMap, permit: &Permit, trace: &mut Trace) {
         trace.annotate_audit_id(headers);
         if self.explain_responses {
-            explained::set_explain_headers(headers, permit.decision().as_ref());
+            response::explain::set_explain_headers(headers, permit.decision().as_ref());
         }
     }
 

@@ -11,13 +11,13 @@ use http::request;
 use crate::clock::Clock;
 use crate::limits::AdmissionAttributes;
 use crate::limits::Rejection;
-use crate::limits::clients::enforce::ClientLimitPermit;
-use crate::limits::clients::enforce::RequestSource;
-use crate::limits::events::enforce::EventRequest;
+use crate::limits::rate::clients::enforcer::ClientLimitPermit;
+use crate::limits::rate::clients::enforcer::RequestSource;
+use crate::limits::rate::events::enforcer::EventRequest;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
-use crate::pipeline::refusal::RequestRejection;
-use crate::pipeline::refusing::RequestBodyState;
+use crate::pipeline::reject::RequestBodyState;
+use crate::pipeline::reject::rejection::RequestRejection;
 use crate::pipeline::request_body::BodyPrefix;
 
 /// What comes of the limits.

@@ -25,20 +25,20 @@ use crate::minimum_rate::MinimumRate;
 use crate::minimum_rate::RateMeter;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
-use crate::pipeline::refusal::RequestRejection;
-use crate::pipeline::refusing::RequestBodyState;
+use crate::pipeline::reject::RequestBodyState;
+use crate::pipeline::reject::rejection::RequestRejection;
 use crate::request_info::RequestInfo;
 use crate::upstream::ForwardError;
-use crate::upstream::body::BodyProgress;
-use crate::upstream::body::BodyState;
-use crate::upstream::body::RequestBody;
-use crate::upstream::body::classify_error;
-use crate::upstream::client_body::ClientBody;
-use crate::upstream::client_body::ClientBodyError;
+use crate::upstream::body::client_body::ClientBody;
+use crate::upstream::body::client_body::ClientBodyError;
+use crate::upstream::body::memory_budget::BufferedBody;
+use crate::upstream::body::memory_budget::MemoryBudget;
+use crate::upstream::body::memory_budget::MemoryReservation;
+use crate::upstream::body::request_body::BodyProgress;
+use crate::upstream::body::request_body::BodyState;
+use crate::upstream::body::request_body::RequestBody;
+use crate::upstream::body::request_body::classify_error;
 use crate::upstream::headers::IdentityHeaders;
-use crate::upstream::read_body::BufferedBody;
-use crate::upstream::read_body::MemoryBudget;
-use crate::upstream::read_body::MemoryReservation;
 
 /// kube-apiserver's limit of a request's body (`MaxRequestBodyBytes`).
 pub const MAX_BODY_SIZE: usize = 3 << 20;
@@ -397,7 +397,7 @@ fn check_size(length: usize) -> Result<(), BodyReadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::read_body::MemoryBudget;
+    use crate::upstream::body::memory_budget::MemoryBudget;
 
     #[test]
     fn a_body_in_parts_reserves_what_it_allocates() {

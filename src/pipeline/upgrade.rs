@@ -14,18 +14,18 @@ use hyper::upgrade::OnUpgrade;
 use crate::identity::Authentication;
 use crate::pipeline::Peer;
 use crate::pipeline::Pipeline;
-use crate::pipeline::body::Body;
-use crate::pipeline::overdue::Deadlines;
-use crate::pipeline::overdue::Expire;
-use crate::pipeline::overdue::Transfer;
-use crate::pipeline::overdue::TransferPhase;
-use crate::pipeline::refusal::RequestRejection;
-use crate::pipeline::riding::ResponseGuard;
+use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::response::body::Body;
+use crate::pipeline::response::deadlines::Deadlines;
+use crate::pipeline::response::deadlines::Expire;
+use crate::pipeline::response::deadlines::Transfer;
+use crate::pipeline::response::deadlines::TransferPhase;
+use crate::pipeline::response::in_flight::ResponseGuard;
 use crate::upstream::ForwardError;
-use crate::upstream::body::ResponseBody;
+use crate::upstream::body::request_body::ResponseBody;
+use crate::upstream::forward::upgrade;
+use crate::upstream::forward::upgrade::TunnelProgress;
 use crate::upstream::headers;
-use crate::upstream::upgrade;
-use crate::upstream::upgrade::TunnelProgress;
 
 /// Takes the connection's own headers off, and the wish to change the protocol with them. Without `Connection` (which the library
 /// refuses on HTTP/2) there is no such wish, and they may stay on until the request goes on.

@@ -12,46 +12,34 @@
 //! `request` what is asked, `fairness`, `journal` and `capacity` whether and when it is served, `authorization`
 //! whether it may be, and `answers` serves it from the `objects` in `storage`.
 
-mod answers;
-mod authentication;
-mod authorization;
-mod capacity;
-mod fairness;
-mod fill;
-mod handlers;
-mod journal;
-/// The kubeconfig for `kubectl`.
-pub mod kubeconfig;
+pub mod auth;
+mod endpoints;
 mod objects;
-mod pki;
 mod request;
 mod server;
-mod service_accounts;
+pub mod serving;
 mod settings;
 mod state;
 mod status;
-mod storage;
 mod time;
-mod tls;
-mod unread;
 
-pub use authentication::ApiUser;
-pub use authorization::Denial;
-pub use authorization::Grant;
-pub use fairness::BoxFuture;
-pub use fairness::ClassificationUids;
-pub use fairness::Fairness;
-pub use fairness::SeatGuard;
-pub use fairness::TooManyRequests;
-pub use journal::RequestRecord;
-pub use journal::ReviewRecord;
-pub use journal::ServerCounters;
-pub use pki::CertificateAndKey;
-pub use pki::Certificates;
-pub use pki::PkiError;
-pub use pki::PlaygroundUser;
+pub use auth::authentication::ApiUser;
+pub use auth::authorization::Denial;
+pub use auth::authorization::Grant;
+pub use auth::pki::CertificateAndKey;
+pub use auth::pki::Certificates;
+pub use auth::pki::PkiError;
+pub use auth::pki::PlaygroundUser;
+pub use auth::service_account_tokens::ISSUER;
+pub use auth::service_account_tokens::ServiceAccountTokenIssuer;
 pub use server::PlaygroundServer;
 pub use server::PlaygroundStartError;
-pub use service_accounts::ISSUER;
-pub use service_accounts::ServiceAccountTokenIssuer;
+pub use serving::fairness::BoxFuture;
+pub use serving::fairness::ClassificationUids;
+pub use serving::fairness::Fairness;
+pub use serving::fairness::SeatGuard;
+pub use serving::fairness::TooManyRequests;
+pub use serving::request_log::RequestRecord;
+pub use serving::request_log::ReviewRecord;
+pub use serving::request_log::ServerCounters;
 pub use settings::PlaygroundSettings;

@@ -3,7 +3,7 @@
 //! Follows `RequestInfoFactory` where a path names a resource; what it does not serve is a route of
 //! its own, so that the answer can be the right kind of 404.
 
-use crate::playground::authorization::AccessAttributes;
+use crate::playground::auth::authorization::AccessAttributes;
 use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::GROUPS;
 use crate::playground::status::StatusError;

@@ -1,15 +1,15 @@
 //! What all connections and answers share.
 
-use crate::playground::authentication::ApiUser;
-use crate::playground::authentication::PlaygroundAuthenticator;
-use crate::playground::authorization;
-use crate::playground::authorization::AccessAttributes;
-use crate::playground::authorization::PolicyChanges;
-use crate::playground::capacity::Capacity;
-use crate::playground::fairness::Fairness;
-use crate::playground::journal::RequestLog;
+use crate::playground::auth::authentication::ApiUser;
+use crate::playground::auth::authentication::PlaygroundAuthenticator;
+use crate::playground::auth::authorization;
+use crate::playground::auth::authorization::AccessAttributes;
+use crate::playground::auth::authorization::PolicyChanges;
+use crate::playground::objects::storage::shared_store::SharedStore;
+use crate::playground::serving::capacity::Capacity;
+use crate::playground::serving::fairness::Fairness;
+use crate::playground::serving::request_log::RequestLog;
 use crate::playground::settings::PlaygroundSettings;
-use crate::playground::storage::SharedStore;
 use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::RwLock;

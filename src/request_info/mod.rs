@@ -14,11 +14,11 @@
 mod error;
 mod escape;
 pub mod go_duration;
-mod kind;
-mod labels;
 mod list_options;
+mod metric_labels;
 mod path;
 mod query;
+mod request_kind;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -38,10 +38,10 @@ use target::RequestTarget;
 pub use error::TargetError;
 pub use error::TimeoutError;
 pub use error::Unresolvable;
-pub use kind::RequestKind;
-pub use labels::MetricLabels;
+pub use metric_labels::MetricLabels;
 pub use query::Parameter;
 pub use query::Query;
+pub use request_kind::RequestKind;
 pub use target::MalformedTarget;
 pub use verb::Verb;
 

@@ -3,21 +3,14 @@
 //! A listener takes connections and hands each to the worker with the fewest; a worker is one single-threaded runtime with
 //! a pipeline of its own, so that a request never changes its core. What is decided about a request is `pipeline`'s.
 
-pub mod accept;
-mod aside;
+pub mod acceptor;
 pub mod connection;
-mod frame_scan;
-pub mod gate;
-mod heads;
-mod inspected;
-pub mod newcomers;
-mod pacing;
-mod proxied;
-mod quiet;
-mod signs_of_life;
-mod streams;
+pub mod handshake_limiter;
+pub mod handshake_queue;
+mod keepalive;
+pub mod pending_handshakes;
+mod proxy_protocol;
 pub mod tls;
-pub mod turns;
 pub mod worker;
 
 use prometheus::CounterVec;

@@ -19,10 +19,10 @@ use tracing::warn;
 
 use crate::clock::Clock;
 use crate::drain::DrainGuard;
-use crate::pipeline::overdue::SCAN_INTERVAL;
+use crate::pipeline::response::deadlines::SCAN_INTERVAL;
 use crate::server::connection;
 use crate::server::connection::ConnectionContext;
-use crate::server::newcomers::PendingHandshakeGuard;
+use crate::server::pending_handshakes::PendingHandshakeGuard;
 
 /// How often idle connections to the upstream are looked through; their time-out is several times that.
 const CLOSE_IDLE_EVERY: Duration = Duration::from_secs(10);

@@ -3,33 +3,15 @@
 //! Promises: a request goes by the [`Way`] that its credential allows and by no other (the types say so); nothing is
 //! buffered; a request is sent again only where it cannot have been executed; every failure says whose it is.
 
-pub mod address;
 pub mod body;
-pub mod cdn_loop;
-pub mod client_body;
-pub mod connector;
+pub mod connection;
 pub mod credentials;
-pub mod failures;
 pub mod forward;
 pub mod headers;
-mod http1;
-mod http2;
 pub mod kubeconfig;
-pub mod lane;
-pub mod loop_probes;
-pub mod loops;
-pub mod own_calls;
-mod ping_schedule;
+pub mod loop_detection;
 pub mod pool;
-pub mod read_body;
-mod resets;
-mod retry_budget;
-pub mod room;
-mod settings;
-pub mod shares;
 pub mod tls;
-pub mod upgrade;
-mod upload;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -59,15 +41,15 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::metrics::GaugeGuard;
 use crate::metrics::Registry;
-use crate::upstream::body::RequestBody;
-use crate::upstream::body::ResponseBody;
-use crate::upstream::cdn_loop::InstanceId;
-use crate::upstream::connector::Connector;
-use crate::upstream::connector::Protocol;
-use crate::upstream::connector::ServerAddress;
+use crate::upstream::body::request_body::RequestBody;
+use crate::upstream::body::request_body::ResponseBody;
+use crate::upstream::connection::connection_budget::ConnectionBudget;
+use crate::upstream::connection::connection_budget::SlotHolder;
+use crate::upstream::connection::connector::Connector;
+use crate::upstream::connection::connector::Protocol;
+use crate::upstream::connection::connector::ServerAddress;
 use crate::upstream::credentials::CredentialExpired;
 use crate::upstream::credentials::OwnCredentials;
-use crate::upstream::failures::FailureStats;
 use crate::upstream::forward::SendContext;
 use crate::upstream::headers::AuthMode;
 use crate::upstream::headers::External;
@@ -77,10 +59,10 @@ use crate::upstream::headers::Internal;
 use crate::upstream::headers::PassThrough;
 use crate::upstream::headers::RequestHead;
 use crate::upstream::headers::Unverified;
-use crate::upstream::lane::ConnectionClass;
+use crate::upstream::loop_detection::cdn_loop::InstanceId;
 use crate::upstream::pool::Pool;
-use crate::upstream::room::ConnectionBudget;
-use crate::upstream::room::SlotHolder;
+use crate::upstream::pool::connection_class::ConnectionClass;
+use crate::upstream::pool::failure_stats::FailureStats;
 
 /// Where the API server is, and what weir shows it.
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ mod controller;
 mod objects;
 mod overload;
 mod playground;
-mod rates;
+mod rate_limits;
 #[path = "../../examples/event_recorder/recorder.rs"]
 mod recorder;
 mod tunnels;

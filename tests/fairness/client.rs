@@ -28,7 +28,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::stand::within;
+use crate::harness::within;
 
 /// A client of weir's: where it is, and who it is.
 #[derive(Clone)]

@@ -4,7 +4,7 @@ use http::StatusCode;
 use tokio::time::Instant;
 
 use crate::LOAD_LOCK;
-use crate::stand::HarnessBuilder;
+use crate::harness::HarnessBuilder;
 
 const USER: &str = "system:serviceaccount:default:controller";
 

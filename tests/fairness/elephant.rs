@@ -17,12 +17,12 @@ use tokio::time::interval_at;
 use crate::LOAD_LOCK;
 use crate::client::TokenClient;
 use crate::env_number;
+use crate::harness::Harness;
+use crate::harness::HarnessBuilder;
+use crate::harness::within;
 use crate::is_nightly;
 use crate::manifests::QUEUE;
 use crate::manifests::level_for;
-use crate::stand::Harness;
-use crate::stand::HarnessBuilder;
-use crate::stand::within;
 
 const SEATS: usize = 20;
 const SERVICE_TIME: Duration = Duration::from_millis(50);

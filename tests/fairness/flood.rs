@@ -10,9 +10,9 @@ use tokio::time::interval;
 use crate::LOAD_LOCK;
 use crate::client::send_http2;
 use crate::env_number;
+use crate::harness::Harness;
+use crate::harness::HarnessBuilder;
 use crate::scrape::Scrape;
-use crate::stand::Harness;
-use crate::stand::HarnessBuilder;
 
 /// A total by which every built-in level has a whole number of seats: they have 245 shares.
 const TOTAL: usize = 49;
@@ -125,11 +125,11 @@ async fn a_flood_never_exceeds_the_total_and_every_request_ends_once() {
     } = flood(&stand, Duration::from_secs(seconds.into())).await;
     let upstream = stand.counters();
     println!(
-        "{served} served, {refused} refused; at most {} at once of {TOTAL}",
+        "{served} served, {rejected} rejected; at most {} at once of {TOTAL}",
         upstream.max_in_flight
     );
-    assert_eq!(served + refused, sent);
-    assert!(refused > 0, "that was no flood");
+    assert_eq!(served + rejected, sent);
+    assert!(rejected > 0, "that was no flood");
     assert!(upstream.max_in_flight <= TOTAL);
     assert_eq!(upstream.rejected, 0);
 
@@ -156,17 +156,17 @@ async fn a_flood_never_exceeds_the_total_and_every_request_ends_once() {
         assert_eq!(value.fract(), 0.0);
         format!("{value}")
     };
-    let [served, refused, sent] = [served, refused, sent].map(|count| count.to_string());
+    let [served, rejected, sent] = [served, rejected, sent].map(|count| count.to_string());
     let fairness = |name: &str| counts(&at_rest(name), &[]);
     assert_eq!(fairness("dispatched_requests_total"), served);
-    assert_eq!(fairness("rejected_requests_total"), refused);
+    assert_eq!(fairness("rejected_requests_total"), rejected);
     assert_eq!(fairness("request_execution_seconds_count"), served);
     assert_eq!(fairness("request_wait_duration_seconds_count"), sent);
     assert_eq!(fairness("work_estimated_seats_count"), sent);
     assert_eq!(counts("weir_upstream_responses_total", &[]), served);
     assert_eq!(counts("apiserver_request_total", &[]), sent);
     let refusals = [("code", "429")];
-    assert_eq!(counts("apiserver_request_total", &refusals), refused);
+    assert_eq!(counts("apiserver_request_total", &refusals), rejected);
     let ended = counts("apiserver_request_terminations_total", &refusals);
-    assert_eq!(ended, refused);
+    assert_eq!(ended, rejected);
 }

@@ -14,9 +14,9 @@ use tokio::task::JoinSet;
 use crate::LOAD_LOCK;
 use crate::client::Http1Connection;
 use crate::client::TokenClient;
-use crate::stand::Harness;
-use crate::stand::HarnessBuilder;
-use crate::stand::within;
+use crate::harness::Harness;
+use crate::harness::HarnessBuilder;
+use crate::harness::within;
 
 const FLOOD: &str = "system:serviceaccount:default:flood";
 const LEADERS: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];

@@ -19,12 +19,12 @@ mod client;
 mod delays;
 mod elephant;
 mod flood;
+mod harness;
 mod leases;
 mod manifests;
-mod operators;
-mod refusals;
+mod metrics_and_dumps;
+mod rejections;
 mod scrape;
-mod stand;
 mod watches;
 
 use tokio::sync::RwLock;

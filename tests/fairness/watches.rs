@@ -4,10 +4,10 @@ use http::StatusCode;
 use http_body_util::BodyExt;
 
 use crate::LOAD_LOCK;
+use crate::harness::HarnessBuilder;
+use crate::harness::within;
 use crate::manifests::REJECT;
 use crate::manifests::level_for;
-use crate::stand::HarnessBuilder;
-use crate::stand::within;
 
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 

@@ -21,9 +21,9 @@ use tempfile::TempDir;
 use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
 use crate::support::eventually;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::ReservedAddress;
 use crate::support::process::WeirProcess;
-use crate::support::upstream::FakeUpstream;
-use crate::support::upstream::ReservedAddress;
 use crate::support::weir;
 use crate::support::weir::WeirBuilder;
 

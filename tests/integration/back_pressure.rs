@@ -13,8 +13,8 @@ use crate::support::HttpVersion;
 use crate::support::UnexpectedEnd;
 use crate::support::client::TestCall;
 use crate::support::client::TestRequest;
-use crate::support::upstream::Exchange;
-use crate::support::upstream::FakeUpstream;
+use crate::support::fake_upstream::Exchange;
+use crate::support::fake_upstream::FakeUpstream;
 use crate::support::weir;
 
 /// What is sent in all.

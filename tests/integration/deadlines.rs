@@ -8,9 +8,9 @@ use h2::Reason;
 use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
 use crate::support::eventually;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::RawUpstream;
 use crate::support::for_each_protocol_pair;
-use crate::support::upstream::FakeUpstream;
-use crate::support::upstream::RawUpstream;
 use crate::support::weir;
 use crate::support::weir::Weir;
 

@@ -8,12 +8,12 @@ use tokio::net::TcpListener;
 use crate::support::HttpVersion;
 use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
-use crate::support::frames;
-use crate::support::frames::RawFrame;
-use crate::support::frames::RawHttp2;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::RawUpstream;
 use crate::support::message::Headers;
-use crate::support::upstream::FakeUpstream;
-use crate::support::upstream::RawUpstream;
+use crate::support::raw_http2;
+use crate::support::raw_http2::RawFrame;
+use crate::support::raw_http2::RawHttp2;
 use crate::support::weir;
 use crate::support::weir::ALICE;
 use crate::support::weir::Weir;
@@ -61,15 +61,15 @@ async fn a_date_header_is_never_added_to_the_hpack_table() {
     ];
     client.send(&RawFrame::request(1, &head, true)).await;
     let mut server = RawHttp2::server(upstream.accept_trusted(HttpVersion::Http2).await, &[]).await;
-    let stream = server.next_frame_of_kind(frames::HEADERS).await.stream;
+    let stream = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
     client.send(&RawFrame::request(3, &head, true)).await;
-    let refused = client.next_frame_of_kind(frames::HEADERS).await;
+    let refused = client.next_frame_of_kind(raw_http2::HEADERS).await;
     let answer = [
         (":status", "200"),
         ("date", "Sun, 06 Nov 1994 08:49:37 GMT"),
     ];
     server.send(&RawFrame::request(stream, &answer, true)).await;
-    let forwarded = client.next_frame_of_kind(frames::HEADERS).await;
+    let forwarded = client.next_frame_of_kind(raw_http2::HEADERS).await;
     assert_eq!((refused.stream, forwarded.stream), (3, 1));
     for answer in [refused, forwarded] {
         let mut bytes = answer.payload.windows(2);

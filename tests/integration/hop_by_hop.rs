@@ -2,11 +2,11 @@
 
 use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::upstream::FakeUpstream;
-use crate::support::upstream::RawUpstream;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::RawUpstream;
+use crate::support::raw_http1::RawHttp1;
 use crate::support::weir;
 use crate::support::weir::ALICE;
-use crate::support::wire::RawHttp1;
 
 #[tokio::test]
 async fn hop_by_hop_headers_of_the_client_are_removed() {

@@ -5,13 +5,13 @@ use serde_json::Value;
 
 use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::frames;
-use crate::support::frames::RawFrame;
-use crate::support::upstream::FakeUpstream;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::raw_http1::RawHttp1;
+use crate::support::raw_http2;
+use crate::support::raw_http2::RawFrame;
 use crate::support::weir;
 use crate::support::weir::ALICE;
 use crate::support::weir::Weir;
-use crate::support::wire::RawHttp1;
 
 const LIST: &str = "/api/v1/pods";
 
@@ -190,7 +190,7 @@ async fn a_malformed_host_on_http2_is_a_400_and_its_connection_goes_on() {
         let mut body = Vec::new();
         loop {
             let frame = client.next_frame().await.unwrap();
-            if frame.kind == frames::DATA {
+            if frame.kind == raw_http2::DATA {
                 assert_eq!(frame.stream, stream, "{frame:?}");
                 body.extend_from_slice(&frame.payload);
             }
@@ -205,14 +205,17 @@ async fn a_malformed_host_on_http2_is_a_400_and_its_connection_goes_on() {
     // The HTTP library resets it before weir sees a request.
     client.send(&RawFrame::request(7, &head("a b"), true)).await;
     assert_eq!(
-        client.next_frame_of_kind(frames::RST_STREAM).await.stream,
+        client
+            .next_frame_of_kind(raw_http2::RST_STREAM)
+            .await
+            .stream,
         7
     );
     client
         .send(&RawFrame::request(9, &head("weir"), true))
         .await;
     upstream.next_exchange().await.respond(200, "{}").await;
-    assert!(client.next_frame_of_kind(frames::HEADERS).await.is_ok());
+    assert!(client.next_frame_of_kind(raw_http2::HEADERS).await.is_ok());
     let series = "weir_malformed_requests_total{cause=\"host\"}";
     assert_eq!(weir.metric(series).await, 3.0);
 }

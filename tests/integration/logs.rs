@@ -6,8 +6,8 @@ use crate::audit::spawn_ok_responder;
 use crate::support::HttpVersion;
 use crate::support::client::FullResponse;
 use crate::support::client::TestRequest;
+use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::WeirProcess;
-use crate::support::upstream::FakeUpstream;
 
 const LIST: &str = "/api/v1/namespaces/a/pods";
 

@@ -11,43 +11,43 @@
     reason = "what does not come as it should fails the test"
 )]
 
+mod admin;
 mod audit;
+mod auth_modes;
+#[cfg(feature = "playground")]
+mod authentication;
 mod back_pressure;
-mod bastion;
+mod configuration;
+mod connection_pool;
 mod deadlines;
-mod doors;
-mod failures;
+mod handshakes;
 mod headers;
-mod heads;
-mod holding;
 mod hop_by_hop;
-mod hostile;
-mod identity;
-mod in_flight;
+mod hostile_clients;
 mod invalid_heads;
-mod limits;
+mod kubeconfig;
 mod logs;
 mod loops;
+mod max_in_flight;
 #[cfg(feature = "playground")]
 mod object_counts;
-mod operators;
-mod pool;
-mod rates;
-mod refused_bodies;
-mod resets;
+mod rate_limits;
+mod rejected_bodies;
+mod rejection_hold;
+mod request_heads;
+mod request_slots;
+mod request_targets;
 mod retries;
-mod seats;
+mod seat_estimates;
 mod self_checks;
-mod settings;
 mod shutdown;
 mod signals;
+mod stalled_transfers;
+mod stream_resets;
 mod streaming;
 mod support;
-mod talkers;
-mod targets;
 mod tls;
-mod transfers;
-mod upgrade;
-mod upgrade_ends;
-#[cfg(feature = "playground")]
-mod who_asks;
+mod top_talkers;
+mod tunnel_ends;
+mod upgrades;
+mod upstream_failures;

@@ -10,15 +10,15 @@ use ::weir::upstream::credentials::BearerToken;
 use ::weir::upstream::credentials::CredentialSource;
 use ::weir::upstream::credentials::bearer::bearer_header;
 
-use crate::seats::StoredObjects;
-use crate::seats::expected_seats;
-use crate::seats::wide_limits;
+use crate::authentication::PlaygroundCluster;
+use crate::authentication::authorization;
+use crate::seat_estimates::StoredObjects;
+use crate::seat_estimates::expected_seats;
+use crate::seat_estimates::wide_limits;
 use crate::support::HttpVersion;
 use crate::support::client::TestClient;
 use crate::support::eventually;
 use crate::support::weir::Weir;
-use crate::who_asks::PlaygroundCluster;
-use crate::who_asks::authorization;
 
 /// A part of the pods: it does not tell how many there are.
 const PODS: &str = "/api/v1/namespaces/default/pods";

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use crate::support::HttpVersion;
 use crate::support::client::TestRequest;
-use crate::support::frames;
-use crate::support::frames::RawFrame;
-use crate::support::frames::RawHttp2;
-use crate::support::upstream;
-use crate::support::upstream::FakeUpstream;
-use crate::support::upstream::RawUpstream;
+use crate::support::fake_upstream;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::RawUpstream;
+use crate::support::raw_http2;
+use crate::support::raw_http2::RawFrame;
+use crate::support::raw_http2::RawHttp2;
 use crate::support::weir;
 use crate::support::weir::Weir;
 
@@ -43,11 +43,11 @@ async fn a_refused_stream_is_retried_and_executed_once() {
             let (weir, upstream) = start().await;
             let call = weir.alice(near).send(ask).await;
             let mut server = accept_http2(&upstream).await;
-            let first = server.next_frame_of_kind(frames::HEADERS).await;
+            let first = server.next_frame_of_kind(raw_http2::HEADERS).await;
             server
                 .send(&RawFrame::reset(first.stream, REFUSED_STREAM))
                 .await;
-            let second = server.next_frame_of_kind(frames::HEADERS).await;
+            let second = server.next_frame_of_kind(raw_http2::HEADERS).await;
             assert!(second.stream > first.stream && second.ends_stream());
             server.send(&RawFrame::ok(second.stream, true)).await;
             assert_eq!(call.response().await.status, 200);
@@ -63,13 +63,13 @@ async fn a_stream_above_goaway_s_last_stream_id_is_retried_elsewhere_and_execute
         let mut client = weir.alice(near);
         let first = client.send(TestRequest::get(LIST)).await;
         let mut leaving = accept_http2(&upstream).await;
-        let begun = leaving.next_frame_of_kind(frames::HEADERS).await.stream;
+        let begun = leaving.next_frame_of_kind(raw_http2::HEADERS).await.stream;
         let second = client.send(TestRequest::get(LIST)).await;
-        let late = leaving.next_frame_of_kind(frames::HEADERS).await.stream;
+        let late = leaving.next_frame_of_kind(raw_http2::HEADERS).await.stream;
         assert!(late > begun);
         leaving.send(&RawFrame::go_away(begun, 0)).await;
         let mut other = accept_http2(&upstream).await;
-        let again = other.next_frame_of_kind(frames::HEADERS).await.stream;
+        let again = other.next_frame_of_kind(raw_http2::HEADERS).await.stream;
         other.send(&RawFrame::ok(again, true)).await;
         assert_eq!(second.response().await.status, 200);
         // What was begun is served where it began.
@@ -85,7 +85,7 @@ async fn a_stream_that_goaway_counts_as_processed_is_not_retried() {
         let (weir, upstream) = start().await;
         let call = weir.alice(near).send(TestRequest::get(LIST)).await;
         let mut leaving = accept_http2(&upstream).await;
-        let begun = leaving.next_frame_of_kind(frames::HEADERS).await.stream;
+        let begun = leaving.next_frame_of_kind(raw_http2::HEADERS).await.stream;
         leaving.send(&RawFrame::go_away(begun, 0)).await;
         drop(leaving);
         let answer = call.response().await;
@@ -102,7 +102,7 @@ async fn a_stream_in_flight_survives_a_goaway_and_new_requests_go_elsewhere() {
         let mut client = weir.alice(near);
         let mut watch = client.send(TestRequest::get(WATCH)).await;
         let mut leaving = accept_http2(&upstream).await;
-        let watched = leaving.next_frame_of_kind(frames::HEADERS).await.stream;
+        let watched = leaving.next_frame_of_kind(raw_http2::HEADERS).await.stream;
         leaving.send(&RawFrame::ok(watched, false)).await;
         watch.head().await;
         leaving.send(&RawFrame::go_away(0x7fff_ffff, 0)).await;
@@ -112,7 +112,7 @@ async fn a_stream_in_flight_survives_a_goaway_and_new_requests_go_elsewhere() {
         assert_eq!(watch.body().next_text().await, "event");
         let call = client.send(TestRequest::get(WATCH)).await;
         let mut other = accept_http2(&upstream).await;
-        let stream = other.next_frame_of_kind(frames::HEADERS).await.stream;
+        let stream = other.next_frame_of_kind(raw_http2::HEADERS).await.stream;
         other.send(&RawFrame::ok(stream, true)).await;
         assert_eq!(call.response().await.status, 200);
         leaving
@@ -129,15 +129,15 @@ async fn a_request_whose_body_was_sent_is_not_retried() {
         let (weir, upstream) = start().await;
         let call = weir.alice(near).send(TestRequest::post(LIST, "{}")).await;
         let mut server = accept_http2(&upstream).await;
-        let stream = server.next_frame_of_kind(frames::HEADERS).await.stream;
-        server.next_frame_of_kind(frames::DATA).await;
+        let stream = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
+        server.next_frame_of_kind(raw_http2::DATA).await;
         server.send(&RawFrame::reset(stream, REFUSED_STREAM)).await;
         let answer = call.response().await;
         assert!(matches!(answer.status, 502 | 503), "{answer:?}");
         assert_eq!(weir.metric(RETRIES_METRIC).await, 0.0);
         // The next frame of a request is the next request's.
         let call = weir.alice(near).send(TestRequest::get(LIST)).await;
-        let next = server.next_frame_of_kind(frames::HEADERS).await;
+        let next = server.next_frame_of_kind(raw_http2::HEADERS).await;
         assert!(next.ends_stream());
         server.send(&RawFrame::ok(next.stream, true)).await;
         assert_eq!(call.response().await.status, 200);
@@ -155,7 +155,7 @@ async fn a_stream_that_is_refused_repeatedly_fails() {
     let refusing = async {
         let mut tries = 0;
         loop {
-            let stream = server.next_frame_of_kind(frames::HEADERS).await.stream;
+            let stream = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
             tries += 1;
             assert!(tries <= 3, "and no end of it");
             server.send(&RawFrame::reset(stream, REFUSED_STREAM)).await;
@@ -179,14 +179,14 @@ async fn a_goaway_before_any_stream_is_no_failure() {
     let mut leaving = accept_http2(&upstream).await;
     leaving.send(&RawFrame::go_away(0, 0)).await;
     let mut other = accept_http2(&upstream).await;
-    let stream = other.next_frame_of_kind(frames::HEADERS).await.stream;
+    let stream = other.next_frame_of_kind(raw_http2::HEADERS).await.stream;
     other.send(&RawFrame::ok(stream, true)).await;
     assert_eq!(call.response().await.status, 200);
 }
 
 #[tokio::test]
 async fn an_upstream_that_sends_goaway_on_every_connection_loses_no_request() {
-    let mut upstream = FakeUpstream::with_protocols(upstream::with_max_streams(4)).await;
+    let mut upstream = FakeUpstream::with_protocols(fake_upstream::with_max_streams(4)).await;
     let weir = weir::builder(upstream.address)
         .upstream_connections(6)
         .start()
@@ -219,7 +219,7 @@ async fn an_upstream_that_sends_goaway_on_every_connection_loses_no_request() {
 
 #[tokio::test]
 async fn a_full_connection_after_goaway_does_not_block_requests() {
-    let mut upstream = FakeUpstream::with_protocols(upstream::with_max_streams(1)).await;
+    let mut upstream = FakeUpstream::with_protocols(fake_upstream::with_max_streams(1)).await;
     let weir = weir::builder(upstream.address)
         .upstream_connections(1)
         .start()

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::bastion::kubeconfig_flags;
-use crate::bastion::kubeconfig_yaml;
+use crate::kubeconfig::kubeconfig_flags;
+use crate::kubeconfig::kubeconfig_yaml;
 use crate::support::HttpVersion;
 use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
+use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::ConfigDir;
 use crate::support::process::WeirProcess;
-use crate::support::upstream::FakeUpstream;
 use crate::support::weir;
 use crate::support::weir::Weir;
 

@@ -8,12 +8,12 @@ use crate::support::HttpVersion;
 use crate::support::client::FullResponse;
 use crate::support::client::TestRequest;
 use crate::support::eventually;
-use crate::support::frames;
-use crate::support::frames::RawFrame;
+use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::WeirProcess;
-use crate::support::upstream::FakeUpstream;
+use crate::support::raw_http1::RawHttp1;
+use crate::support::raw_http2;
+use crate::support::raw_http2::RawFrame;
 use crate::support::weir::ALICE;
-use crate::support::wire::RawHttp1;
 
 const LIST: &str = "/api/v1/pods";
 const WATCH: &str = "/api/v1/pods?watch=1";
@@ -101,7 +101,7 @@ async fn persistent_connections_are_closed_in_the_second_half_of_the_delay() {
     let _ = upstream;
     let mut http1 = weir.raw_http1().await;
     let mut http2 = weir.raw_http2().await;
-    http2.next_frame_of_kind(frames::WINDOW_UPDATE).await;
+    http2.next_frame_of_kind(raw_http2::WINDOW_UPDATE).await;
     let ask = format!(
         "GET {LIST} HTTP/1.1\r\nhost: weir\r\n{}: {}\r\n\r\n",
         ALICE.0, ALICE.1
@@ -125,7 +125,7 @@ async fn persistent_connections_are_closed_in_the_second_half_of_the_delay() {
     }
     http1.reader.wait_for_close().await;
     assert_eq!(
-        http2.next_frame_of_kind(frames::GOAWAY).await.u32_at(4),
+        http2.next_frame_of_kind(raw_http2::GOAWAY).await.u32_at(4),
         0,
         "NO_ERROR"
     );
@@ -145,12 +145,12 @@ async fn idle_connections_get_goaway_or_are_closed() {
     assert_eq!(http1.read_response("GET").await.0.status, 500);
     let mut untouched = weir.raw_http1().await;
     let mut http2 = weir.raw_http2().await;
-    http2.next_frame_of_kind(frames::WINDOW_UPDATE).await;
+    http2.next_frame_of_kind(raw_http2::WINDOW_UPDATE).await;
     weir.send_signal("TERM").await;
     http1.reader.wait_for_close().await;
     untouched.reader.wait_for_close().await;
     assert_eq!(
-        http2.next_frame_of_kind(frames::GOAWAY).await.u32_at(4),
+        http2.next_frame_of_kind(raw_http2::GOAWAY).await.u32_at(4),
         0,
         "NO_ERROR"
     );
@@ -178,16 +178,16 @@ async fn an_in_flight_request_finishes_and_its_connection_closes_last() {
     http2.send(&RawFrame::request(1, &head, true)).await;
     let mut second = upstream.next_exchange().await;
     second.send_head(200, &[]).await;
-    assert!(http2.next_frame_of_kind(frames::HEADERS).await.is_ok());
+    assert!(http2.next_frame_of_kind(raw_http2::HEADERS).await.is_ok());
 
     weir.send_signal("TERM").await;
     weir.next_log_line(CLOSING_LINE).await;
-    http2.next_frame_of_kind(frames::GOAWAY).await;
+    http2.next_frame_of_kind(raw_http2::GOAWAY).await;
     assert!(weir.is_running());
     // There and back once more: the other connection has been told as well by then.
     second.send("part").await;
     assert_eq!(
-        http2.next_frame_of_kind(frames::DATA).await.payload,
+        http2.next_frame_of_kind(raw_http2::DATA).await.payload,
         b"part"
     );
     first.respond(200, "whole").await;
@@ -197,7 +197,11 @@ async fn an_in_flight_request_finishes_and_its_connection_closes_last() {
     http1.reader.wait_for_close().await;
     assert!(weir.is_running());
     second.end().await;
-    while !http2.next_frame_of_kind(frames::DATA).await.ends_stream() {}
+    while !http2
+        .next_frame_of_kind(raw_http2::DATA)
+        .await
+        .ends_stream()
+    {}
     assert_eq!(weir.wait_for_exit().await.code(), Some(0));
 }
 

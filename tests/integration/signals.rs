@@ -1,7 +1,7 @@
 //! Signals that are not an order to stop.
 
+use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::WeirProcess;
-use crate::support::upstream::FakeUpstream;
 
 /// The shipped unit.
 const SYSTEMD_UNIT: &str = include_str!("../../deploy/weir.service");

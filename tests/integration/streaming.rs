@@ -7,11 +7,11 @@ use sha2::Sha256;
 use crate::support::HttpVersion;
 use crate::support::client::TestClient;
 use crate::support::client::TestRequest;
-use crate::support::upstream::FakeUpstream;
-use crate::support::upstream::RawUpstream;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::RawUpstream;
+use crate::support::raw_http1::RawHttp1;
 use crate::support::weir;
 use crate::support::weir::Weir;
-use crate::support::wire::RawHttp1;
 
 const WATCH: &str = "/api/v1/pods?watch=1";
 

@@ -15,12 +15,12 @@ use crate::support::certificates;
 use crate::support::certificates::IssuedCertificate;
 use crate::support::certificates::pki;
 use crate::support::client::TestRequest;
+use crate::support::fake_upstream::FakeUpstream;
 use crate::support::process::WeirProcess;
-use crate::support::upstream::FakeUpstream;
+use crate::support::raw_http1::RawHttp1;
 use crate::support::weir;
 use crate::support::weir::Endpoints;
 use crate::support::weir::Weir;
-use crate::support::wire::RawHttp1;
 
 /// A client that speaks this version alone.
 fn tls_config(

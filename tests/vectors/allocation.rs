@@ -6,8 +6,8 @@
 )]
 
 use serde_json::Value;
-use weir::flowcontrol::allocation::AllocationClass;
-use weir::flowcontrol::allocation::allocate;
+use weir::flowcontrol::concurrency::allocation::AllocationClass;
+use weir::flowcontrol::concurrency::allocation::allocate;
 
 use crate::support;
 

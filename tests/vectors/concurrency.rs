@@ -15,10 +15,10 @@ use std::time::Instant;
 use serde_json::Value;
 use weir::flowcontrol::concurrency::ConcurrencyLimits;
 use weir::flowcontrol::concurrency::LevelSeats;
-use weir::flowcontrol::demand::SeatDemand;
-use weir::flowcontrol::queue_set::Queuing;
-use weir::flowcontrol::shares::LevelSpec;
-use weir::flowcontrol::shuffle_sharding::Dealer;
+use weir::flowcontrol::concurrency::demand::SeatDemand;
+use weir::flowcontrol::concurrency::level_limits::LevelSpec;
+use weir::flowcontrol::fairqueuing::queue_set::Queuing;
+use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 
 use crate::support;
 

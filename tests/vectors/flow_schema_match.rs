@@ -15,9 +15,9 @@ use weir::api::flowcontrol::Object;
 use weir::document;
 use weir::document::Diagnostics;
 use weir::document::Strictness;
+use weir::flowcontrol::fairqueuing::queue_set::Queuing;
 use weir::flowcontrol::matching::Matcher;
 use weir::flowcontrol::matching::RequestDigest;
-use weir::flowcontrol::queue_set::Queuing;
 use weir::request_info::RequestInfo;
 use weir::request_info::Verb;
 

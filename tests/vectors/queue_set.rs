@@ -15,16 +15,16 @@ use std::time::Instant;
 
 use serde_json::Value;
 use serde_json::json;
-use weir::flowcontrol::demand::SeatDemand;
-use weir::flowcontrol::queue_set::Arrival;
-use weir::flowcontrol::queue_set::Departure;
-use weir::flowcontrol::queue_set::Effects;
-use weir::flowcontrol::queue_set::QueueSet;
-use weir::flowcontrol::queue_set::Queuing;
-use weir::flowcontrol::queue_set::RejectReason;
-use weir::flowcontrol::queue_set::RequestKey;
-use weir::flowcontrol::seats::WorkEstimate;
-use weir::flowcontrol::shuffle_sharding::Dealer;
+use weir::flowcontrol::concurrency::demand::SeatDemand;
+use weir::flowcontrol::fairqueuing::queue_set::Arrival;
+use weir::flowcontrol::fairqueuing::queue_set::Departure;
+use weir::flowcontrol::fairqueuing::queue_set::Effects;
+use weir::flowcontrol::fairqueuing::queue_set::QueueSet;
+use weir::flowcontrol::fairqueuing::queue_set::Queuing;
+use weir::flowcontrol::fairqueuing::queue_set::RejectReason;
+use weir::flowcontrol::fairqueuing::queue_set::RequestKey;
+use weir::flowcontrol::fairqueuing::seats::WorkEstimate;
+use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 
 use crate::support;
 

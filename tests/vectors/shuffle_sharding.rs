@@ -2,9 +2,9 @@
 //! hands can be dealt.
 
 use serde_json::Value;
-use weir::flowcontrol::shuffle_sharding::Dealer;
-use weir::flowcontrol::shuffle_sharding::flow_hash;
-use weir::flowcontrol::shuffle_sharding::required_entropy_bits;
+use weir::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
+use weir::flowcontrol::fairqueuing::shuffle_sharding::flow_hash;
+use weir::flowcontrol::fairqueuing::shuffle_sharding::required_entropy_bits;
 
 use crate::support;
 

@@ -7,7 +7,7 @@
 
 use serde_json::Value;
 use serde_json::json;
-use weir::flowcontrol::watch_tracker::WatchTracker;
+use weir::flowcontrol::work_estimator::watch_tracker::WatchTracker;
 use weir::request_info::RequestInfo;
 
 use crate::support;

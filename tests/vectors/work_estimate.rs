@@ -11,9 +11,9 @@ use std::cell::RefCell;
 
 use serde_json::Value;
 use serde_json::json;
-use weir::flowcontrol::work_estimate::EstimateContext;
-use weir::flowcontrol::work_estimate::ObjectStats;
-use weir::flowcontrol::work_estimate::estimate;
+use weir::flowcontrol::work_estimator::EstimateContext;
+use weir::flowcontrol::work_estimator::ObjectStats;
+use weir::flowcontrol::work_estimator::estimate;
 use weir::request_info::RequestInfo;
 
 use crate::support;

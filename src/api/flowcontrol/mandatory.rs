@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use super::FlowSchema;
 use super::Object;
 use super::PriorityLevelConfiguration;
-use super::decode;
+use super::manifest::decode;
 use crate::document;
 use crate::document::Diagnostics;
 use crate::document::Strictness;

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::GROUP;
 use super::Object;
-use super::decode::decode_flow_schema;
-use super::decode::decode_priority_level;
+use super::fields::decode_flow_schema;
+use super::fields::decode_priority_level;
 use super::names;
 use crate::document::Content;
 use crate::document::Diagnostics;

@@ -3,12 +3,12 @@
 //! All served versions (v1, v1beta3, v1beta2, v1beta1) are read into one form: that of v1, spelled
 //! as Kubernetes spells it, with every default filled in. [`read`] takes manifests as an operator
 //! writes or kubectl prints them and reports what Kubernetes 1.36 would refuse, in its own words;
-//! [`decode`] reads without judging, for objects that an API server has accepted already. What
+//! [`fields`] reads without judging, for objects that an API server has accepted already. What
 //! follows from the objects is the business of `flowcontrol`; nothing here writes them.
 
-mod decode;
 mod defaults;
 mod field_error;
+mod fields;
 pub mod mandatory;
 mod manifest;
 mod names;

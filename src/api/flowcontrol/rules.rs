@@ -1,8 +1,8 @@
 //! Rules with subjects outside of a FlowSchema: whatever else picks requests as one does.
 
 use super::PolicyRulesWithSubjects;
-use super::decode;
 use super::field_error::FieldErrors;
+use super::fields;
 use super::validation;
 use crate::document::MappingDecoder;
 
@@ -12,7 +12,7 @@ pub fn read_rules(
     name: &'static str,
 ) -> Vec<PolicyRulesWithSubjects> {
     let rules = fields
-        .objects(name, decode::decode_rule)
+        .objects(name, fields::decode_rule)
         .unwrap_or_default();
     let mut errors = FieldErrors::default();
     for (n, rule) in rules.iter().enumerate() {

@@ -3,7 +3,7 @@
 use super::LimitedPriorityLevelConfiguration;
 use super::Object;
 use super::PriorityLevelConfiguration;
-use super::decode;
+use super::manifest::decode;
 use super::read;
 use crate::document::Diagnostics;
 use crate::document::Strictness;

@@ -8,7 +8,7 @@ use super::ValueKind;
 use super::ValueStart;
 use super::VisitAction;
 use super::Visitor;
-use super::nested::NestedSkipper;
+use super::nested_skipper::NestedSkipper;
 
 /// Stands in a token for whatever is in no text of interest.
 const PLACEHOLDER: u8 = 0xff;

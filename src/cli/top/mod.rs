@@ -1,16 +1,16 @@
 //! `weir top`: the status page in a terminal, for who sits on a bastion.
 //!
-//! What it knows ([`model`]), what of that is shown ([`shown`], [`ui`]) and how that looks ([`view`]) are apart from where it comes from ([`client`]) and from the
+//! What it knows ([`model`]), what of that is shown ([`view_model`], [`view_options`]) and how that looks ([`view`]) are apart from where it comes from ([`client`]) and from the
 //! terminal, which is given back as it was however this ends.
 
 pub mod client;
-mod lists;
+pub mod format;
 pub mod model;
-pub mod once;
-pub mod shown;
-pub mod ui;
+mod panels;
+pub mod text_table;
 pub mod view;
-pub mod words;
+pub mod view_model;
+pub mod view_options;
 
 use std::io;
 use std::io::IsTerminal;
@@ -36,11 +36,11 @@ use crate::cli::top::client::AdminUrl;
 use crate::cli::top::model::KeyOutcome;
 use crate::cli::top::model::StatusUpdate;
 use crate::cli::top::model::TopModel;
-use crate::cli::top::ui::ScrollOffsets;
-use crate::cli::top::ui::ViewOptions;
-use crate::observe::talkers::Dimension;
-use crate::observe::talkers::UsageMeasure;
-use crate::observe::talkers::Window;
+use crate::cli::top::view_options::ScrollOffsets;
+use crate::cli::top::view_options::ViewOptions;
+use crate::observe::top_talkers::Dimension;
+use crate::observe::top_talkers::UsageMeasure;
+use crate::observe::top_talkers::Window;
 
 /// What has come and was not drawn yet: a second brings one.
 const CHANNEL_CAPACITY: usize = 16;
@@ -150,7 +150,7 @@ async fn run_once(args: &TopArgs) -> ExitCode {
 
 async fn fetch_json(args: &TopArgs) -> Result<String, String> {
     let mut snapshot = client::fetch_snapshot(&args.admin).await?;
-    once::select_lists(&mut snapshot.talkers, args.by, args.window, args.sort);
+    text_table::select_lists(&mut snapshot.talkers, args.by, args.window, args.sort);
     let text = serde_json::to_string_pretty(&snapshot).map_err(|why| why.to_string())?;
     Ok(text + "\n")
 }
@@ -164,7 +164,7 @@ async fn fetch_table(args: &TopArgs) -> Result<String, String> {
         let snapshot = client::fetch_snapshot(&args.admin).await?;
         model.handle_update(StatusUpdate::Snapshot(Box::new(snapshot)));
     }
-    Ok(once::render_table(&model.view_model, &model.options))
+    Ok(text_table::render_table(&model.view_model, &model.options))
 }
 
 async fn run_live(args: TopArgs) -> io::Result<()> {

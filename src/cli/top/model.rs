@@ -7,8 +7,8 @@ use ratatui::crossterm::event::KeyEvent;
 use ratatui::crossterm::event::KeyEventKind;
 use ratatui::crossterm::event::KeyModifiers;
 
-use crate::cli::top::shown::ViewModel;
-use crate::cli::top::ui::ViewOptions;
+use crate::cli::top::view_model::ViewModel;
+use crate::cli::top::view_options::ViewOptions;
 use crate::observe::status::history::HistoryRing;
 use crate::observe::status::history::ROW_SECONDS;
 use crate::observe::status::snapshot::StatusHistory;

@@ -1,13 +1,13 @@
 //! Keys, rates and orders, from snapshots that are made up.
 
 use super::*;
-use crate::cli::top::shown::talker_rows;
-use crate::cli::top::shown::to_f64;
-use crate::cli::top::ui::LevelSort;
-use crate::cli::top::ui::MAX_FILTER_LENGTH;
-use crate::cli::top::ui::Panel;
-use crate::cli::top::ui::ScrollOffsets;
-use crate::limits::rates::RateLimitSnapshot;
+use crate::cli::top::view_model::talker_rows;
+use crate::cli::top::view_model::to_f64;
+use crate::cli::top::view_options::LevelSort;
+use crate::cli::top::view_options::MAX_FILTER_LENGTH;
+use crate::cli::top::view_options::Panel;
+use crate::cli::top::view_options::ScrollOffsets;
+use crate::limits::rate::RateLimitSnapshot;
 use crate::observe::status::snapshot::LevelStatus;
 use crate::observe::status::snapshot::TalkerStatus;
 use crate::observe::status::snapshot::TopTalkersStatus;

@@ -18,17 +18,17 @@ use ratatui::widgets::Paragraph;
 use ratatui::widgets::Row;
 use ratatui::widgets::Table;
 
-use crate::cli::top::lists;
-use crate::cli::top::lists::highlight_sorted;
-use crate::cli::top::lists::right_aligned;
+use crate::cli::top::format;
+use crate::cli::top::format::sanitize;
 use crate::cli::top::model::TopModel;
-use crate::cli::top::shown::LevelRow;
-use crate::cli::top::shown::ViewModel;
-use crate::cli::top::ui;
-use crate::cli::top::ui::LevelSort;
-use crate::cli::top::ui::ScrollOffsets;
-use crate::cli::top::words;
-use crate::cli::top::words::sanitize;
+use crate::cli::top::panels;
+use crate::cli::top::panels::highlight_sorted;
+use crate::cli::top::panels::right_aligned;
+use crate::cli::top::view_model::LevelRow;
+use crate::cli::top::view_model::ViewModel;
+use crate::cli::top::view_options;
+use crate::cli::top::view_options::LevelSort;
+use crate::cli::top::view_options::ScrollOffsets;
 use crate::observe::status::snapshot::AdmissionMode;
 use crate::observe::status::snapshot::StatusSnapshot;
 
@@ -78,7 +78,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> ScrollOff
     let rest = area.height.saturating_sub(HEADER_LINES + FOOTER_LINES);
     let rows = talkers.map_or(0, |list| list.rows.len());
     let (limits, talking) =
-        lists::panel_heights(rest, now.rate_limits.len(), rows, model.options.focus);
+        panels::panel_heights(rest, now.rate_limits.len(), rows, model.options.focus);
     let [head, levels, limits, talking, keys] = Layout::vertical([
         Constraint::Length(HEADER_LINES),
         Constraint::Min(3),
@@ -90,10 +90,10 @@ pub fn draw(frame: &mut Frame<'_>, model: &TopModel, address: &str) -> ScrollOff
     frame.render_widget(Paragraph::new(header_text(now, model, address)), head);
     most.levels = draw_levels(frame, levels, now, model);
     if limits.height > 0 {
-        most.limits = lists::draw_limits(frame, limits, model);
+        most.limits = panels::draw_limits(frame, limits, model);
     }
     if let Some(list) = talkers.filter(|_| talking.height > 0) {
-        most.talkers = lists::draw_talkers(frame, talking, list, model);
+        most.talkers = panels::draw_talkers(frame, talking, list, model);
     }
     frame.render_widget(footer_line(model), keys);
     if model.options.help {
@@ -116,12 +116,12 @@ fn draw_waiting(frame: &mut Frame<'_>, area: Rect, model: &TopModel, address: &s
 }
 
 fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'static> {
-    let (ready, good) = words::readiness(now);
+    let (ready, good) = format::readiness(now);
     let mut first = vec![
         Span::from(format!("weir {}", sanitize(&now.version))).bold(),
         Span::from(format!(
             "  up {}  ",
-            words::uptime(whole_seconds(now.uptime_seconds))
+            format::uptime(whole_seconds(now.uptime_seconds))
         )),
         if good {
             Span::from(ready).green()
@@ -130,7 +130,7 @@ fn header_text(now: &StatusSnapshot, model: &TopModel, address: &str) -> Text<'s
         },
     ];
     if now.dry_run {
-        let words = words::DRY_RUN_LABEL.to_uppercase();
+        let words = format::DRY_RUN_LABEL.to_uppercase();
         first.push(Span::from(format!("  {words}")).yellow().bold());
     }
     first.push(Span::from(format!("  {address}  ")).dim());
@@ -177,14 +177,14 @@ fn reason_spans(
 ) -> Vec<Span<'static>> {
     let all = shown.rate(|snapshot| of(snapshot).values().sum());
     let style = if all > 0.0 { hot.bold() } else { Style::new() };
-    let mut line = vec![Span::styled(format!("{}/s", words::rate(all)), style)];
+    let mut line = vec![Span::styled(format!("{}/s", format::rate(all)), style)];
     for (reason, count) in shown.now.iter().flat_map(|(now, _)| of(now)) {
         let rate = shown.rate(|snapshot| of(snapshot).get(reason).copied().unwrap_or_default());
         line.push(Span::from(format!(
             "  {} {}/s ({})",
             sanitize(reason),
-            words::rate(rate),
-            words::count(*count)
+            format::rate(rate),
+            format::count(*count)
         )));
     }
     line
@@ -193,8 +193,8 @@ fn reason_spans(
 fn requests_line(now: &StatusSnapshot, shown: &ViewModel) -> Line<'static> {
     let mut line = vec![Span::from("requests    ").dim()];
     for class in 2..=5_u16 {
-        let of = shown.rate(|snapshot| words::responses_of_class(snapshot, class));
-        line.push(Span::from(format!("{class}xx {}/s  ", words::rate(of))));
+        let of = shown.rate(|snapshot| format::responses_of_class(snapshot, class));
+        line.push(Span::from(format!("{class}xx {}/s  ", format::rate(of))));
     }
     line.push(Span::from(format!(
         "in flight {}  watches {}  held refusals {}  connections {}",
@@ -210,10 +210,10 @@ fn upstream_line(now: &StatusSnapshot) -> Line<'static> {
         Span::from("upstream    ").dim(),
         Span::from(format!(
             "{open} connections  {} failed",
-            words::count(failed)
+            format::count(failed)
         )),
     ];
-    if let Some(places) = words::fullest_connection_budget(now) {
+    if let Some(places) = format::fullest_connection_budget(now) {
         line.push(Span::from(format!("  places {places}")));
     }
     if let Some(last) = &now.upstream.last_failure {
@@ -275,7 +275,7 @@ impl LevelColumns {
 
 fn draw_levels(frame: &mut Frame<'_>, area: Rect, now: &StatusSnapshot, model: &TopModel) -> usize {
     let rows = model.view_model.level_rows(&model.options);
-    let (from, most) = lists::scroll_range(rows.len(), area, model.options.scroll_offsets.levels);
+    let (from, most) = panels::scroll_range(rows.len(), area, model.options.scroll_offsets.levels);
     let columns = LevelColumns::for_width(&rows, area.width);
     let title = match now.mode {
         AdmissionMode::MaxInFlight => "max in flight",
@@ -291,7 +291,11 @@ fn draw_levels(frame: &mut Frame<'_>, area: Rect, now: &StatusSnapshot, model: &
     let shown = shown.map(|row| level_row(row, model, columns, hot));
     let table = Table::new(shown, columns.widths())
         .header(level_header(now, model, columns))
-        .block(lists::panel_block(title, ui::Panel::Levels, model));
+        .block(panels::panel_block(
+            title,
+            view_options::Panel::Levels,
+            model,
+        ));
     frame.render_widget(table, area);
     most
 }
@@ -340,7 +344,7 @@ fn level_row(
         (_, true) => Style::new().yellow(),
         _ => Style::new().cyan(),
     };
-    let seats = words::seats(level.seats_in_use, level.current_limit);
+    let seats = format::seats(level.seats_in_use, level.current_limit);
     let seats = vec![
         Span::styled(seat_bar(row, columns.bar), colour),
         Span::from(format!(" {seats}")),
@@ -355,16 +359,16 @@ fn level_row(
     };
     let mut name = vec![Span::from(sanitize(&level.name))];
     name.extend(level.quiescing.then(|| " going".dim()));
-    let waiting = words::count(level.waiting);
-    let rejected = words::rate(row.rejected);
-    let plot = words::plot(&seat_history(row, model), 1.0, columns.plot.into());
+    let waiting = format::count(level.waiting);
+    let rejected = format::rate(row.rejected);
+    let plot = format::plot(&seat_history(row, model), 1.0, columns.plot.into());
     Row::new(columns.visible([
         Cell::from(Line::from(name)),
         Cell::from(Line::from(seats)),
-        right_aligned(words::borrowed(level.borrowed_seats())),
+        right_aligned(format::borrowed(level.borrowed_seats())),
         number(waiting, level.waiting > 0, Style::new().yellow()),
-        right_aligned(row.wait.map_or_else(|| "-".to_owned(), words::duration)),
-        right_aligned(words::rate(row.dispatched)),
+        right_aligned(row.wait.map_or_else(|| "-".to_owned(), format::duration)),
+        right_aligned(format::rate(row.dispatched)),
         number(rejected, row.rejected > 0.0, hot),
         Cell::from(plot).cyan(),
     ]))

@@ -8,9 +8,9 @@ use ratatui::crossterm::event::KeyModifiers;
 
 use super::*;
 use crate::cli::top::model::StatusUpdate;
-use crate::cli::top::ui::Panel;
-use crate::limits::rates::RateLimitSnapshot;
-use crate::limits::top_keys::TopKey;
+use crate::cli::top::view_options::Panel;
+use crate::limits::rate::RateLimitSnapshot;
+use crate::limits::rate::top_keys::TopKey;
 use crate::observe::status::snapshot::LevelStatus;
 use crate::observe::status::snapshot::SlotHolderStatus;
 use crate::observe::status::snapshot::SlotsStatus;
@@ -359,7 +359,7 @@ fn a_dry_run_shows_would_be_rejections_and_no_red() {
 fn the_focused_panel_has_room_and_levels_keep_some() {
     for focus in [Panel::Levels, Panel::Limits, Panel::Talkers] {
         for rest in 0..200 {
-            let (limits, talkers) = lists::panel_heights(rest, 20, 40, focus);
+            let (limits, talkers) = panels::panel_heights(rest, 20, 40, focus);
             let least = 3.min(rest);
             assert!(
                 limits + talkers + least <= rest,
@@ -371,5 +371,5 @@ fn the_focused_panel_has_room_and_levels_keep_some() {
             }
         }
     }
-    assert_eq!(lists::panel_heights(40, 0, 0, Panel::Levels), (0, 0));
+    assert_eq!(panels::panel_heights(40, 0, 0, Panel::Levels), (0, 0));
 }

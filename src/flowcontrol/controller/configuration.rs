@@ -14,16 +14,16 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use super::snapshot::ConfigSnapshot;
-use crate::flowcontrol::allocation::AllocationError;
 use crate::flowcontrol::concurrency::ConcurrencyLimits;
-use crate::flowcontrol::demand::DemandPeriod;
-use crate::flowcontrol::in_flight::InFlightMetrics;
-use crate::flowcontrol::in_flight::UtilizationLimits;
+use crate::flowcontrol::concurrency::allocation::AllocationError;
+use crate::flowcontrol::concurrency::demand::DemandPeriod;
+use crate::flowcontrol::concurrency::level_limits::LevelSpec;
+use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::level::PriorityLevel;
 use crate::flowcontrol::matching;
 use crate::flowcontrol::matching::Matcher;
-use crate::flowcontrol::queue_set::Queuing;
-use crate::flowcontrol::shares::LevelSpec;
+use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
+use crate::flowcontrol::metrics::in_flight::UtilizationLimits;
 use crate::request_info::RequestKind;
 
 #[derive(Debug)]

@@ -15,10 +15,10 @@ use tokio::time::timeout_at;
 use tracing::info;
 
 use crate::clock::Clock;
+use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
 use crate::flowcontrol::level::SchemaRoute;
 use crate::flowcontrol::level::SeatPermit;
-use crate::flowcontrol::queue_set::RejectReason;
-use crate::sparingly::LogLimiter;
+use crate::log_limiter::LogLimiter;
 
 /// The real request. Its drop is its end.
 #[derive(Debug)]

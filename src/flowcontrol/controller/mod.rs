@@ -9,11 +9,12 @@
 //! What it does not do: read files, answer requests, or decide which requests pass it by. Those
 //! that run long do, except for watches.
 
-mod admitted;
 mod configuration;
-mod counting;
 mod dry_run;
-mod learning;
+pub(in crate::flowcontrol) mod dump;
+mod object_counting;
+mod object_stats;
+mod outcome;
 mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -35,18 +36,19 @@ use tokio::time::interval;
 use tokio::time::timeout_at;
 use tracing::debug;
 
-use self::admitted::DryRun;
-use self::admitted::WatchGuard;
 use self::configuration::Configuration;
-use self::counting::ObjectCounting;
 use self::dry_run::SimulatedRequest;
 use self::snapshot::ConfigSnapshot;
 use crate::api::UserInfo;
 use crate::api::flowcontrol::Object;
 use crate::clock::Clock;
+use crate::flowcontrol::collector;
 use crate::flowcontrol::concurrency::BORROWING_ADJUSTMENT_PERIOD;
-use crate::flowcontrol::in_flight::InFlightMetrics;
-use crate::flowcontrol::in_flight::PEAK_UPDATE_PERIOD;
+use crate::flowcontrol::controller::object_counting::ObjectCounting;
+use crate::flowcontrol::controller::outcome::DryRun;
+use crate::flowcontrol::controller::outcome::WatchGuard;
+use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
 use crate::flowcontrol::level::ArrivalError;
 use crate::flowcontrol::level::ArrivalOutcome;
 use crate::flowcontrol::level::ArrivingRequest;
@@ -54,25 +56,24 @@ use crate::flowcontrol::level::LevelSummary;
 use crate::flowcontrol::level::PriorityLevel;
 use crate::flowcontrol::level::SchemaRoute;
 use crate::flowcontrol::level::SeatPermit;
-use crate::flowcontrol::list_samples::ListSampleQueue;
 use crate::flowcontrol::matching::Matcher;
 use crate::flowcontrol::matching::RequestDigest;
-use crate::flowcontrol::metrics;
-use crate::flowcontrol::object_counts::ObjectCounts;
-use crate::flowcontrol::queue_set::RejectReason;
-use crate::flowcontrol::seats::WorkEstimate;
-use crate::flowcontrol::watch_tracker::WatchTracker;
-use crate::flowcontrol::work_estimate::EstimateContext;
-use crate::flowcontrol::work_estimate::ObjectStats;
-use crate::flowcontrol::work_estimate::estimate;
+use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
+use crate::flowcontrol::metrics::in_flight::PEAK_UPDATE_PERIOD;
+use crate::flowcontrol::work_estimator::EstimateContext;
+use crate::flowcontrol::work_estimator::ObjectStats;
+use crate::flowcontrol::work_estimator::estimate;
+use crate::flowcontrol::work_estimator::list_samples::ListSampleQueue;
+use crate::flowcontrol::work_estimator::object_counts::ObjectCounts;
+use crate::flowcontrol::work_estimator::watch_tracker::WatchTracker;
+use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
 use crate::request_info::RequestInfo;
 use crate::request_info::Verb;
-use crate::sparingly::LogLimiter;
 
-pub use self::admitted::AdmissionPermit;
-pub use self::admitted::AdmissionRejection;
-pub use self::admitted::FlowControlDecision;
+pub use crate::flowcontrol::controller::outcome::AdmissionPermit;
+pub use crate::flowcontrol::controller::outcome::AdmissionRejection;
+pub use crate::flowcontrol::controller::outcome::FlowControlDecision;
 
 /// No request waits longer, whatever its deadline (Kubernetes 1.36,
 /// `server/filters/priority-and-fairness.go`).
@@ -193,7 +194,7 @@ impl Controller {
             dry_run_log: Arc::default(),
             seats_gauge: shown,
         });
-        metrics::register(&controller, registry);
+        collector::register(&controller, registry);
         controller
     }
 

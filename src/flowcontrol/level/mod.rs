@@ -1,6 +1,6 @@
 //! One priority level at work: its lock, who waits in it, and what it counts.
 //!
-//! The [queue set](crate::flowcontrol::queue_set) decides; here its decisions are carried out. One
+//! The [queue set](crate::flowcontrol::fairqueuing::queue_set) decides; here its decisions are carried out. One
 //! mutex guards a level. It is held for one step, never across an await, and nobody is woken under
 //! it. Whoever is admitted holds a [`Place`], in the queue and then in a seat, and a place gives
 //! itself back when it is dropped, wherever that happens.
@@ -11,11 +11,11 @@
 //! Which level a request belongs to, and how many seats the level has, is decided by the
 //! [controller](crate::flowcontrol::controller).
 
-mod details;
-mod place;
+mod counters;
+mod request_details;
+mod seat_permit;
 mod state;
 mod summary;
-mod tally;
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,28 +34,28 @@ use self::state::LevelInner;
 use self::state::LevelState;
 use crate::api::UserInfo;
 use crate::flowcontrol::concurrency::LevelSeats as Seats;
-use crate::flowcontrol::demand::DemandPeriod;
-use crate::flowcontrol::in_flight::InFlightMetrics;
-use crate::flowcontrol::queue_set::LastDispatch;
-use crate::flowcontrol::queue_set::QueueDump;
-use crate::flowcontrol::queue_set::QueueSetTotals;
-use crate::flowcontrol::queue_set::Queuing;
-use crate::flowcontrol::queue_set::RejectReason;
-use crate::flowcontrol::queue_set::RequestKey;
-use crate::flowcontrol::seats::SeatSeconds;
-use crate::flowcontrol::seats::WorkEstimate;
+use crate::flowcontrol::concurrency::demand::DemandPeriod;
+use crate::flowcontrol::fairqueuing::queue_set::LastDispatch;
+use crate::flowcontrol::fairqueuing::queue_set::QueueDump;
+use crate::flowcontrol::fairqueuing::queue_set::QueueSetTotals;
+use crate::flowcontrol::fairqueuing::queue_set::Queuing;
+use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::flowcontrol::fairqueuing::queue_set::RequestKey;
+use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
+use crate::flowcontrol::fairqueuing::seats::WorkEstimate;
+use crate::flowcontrol::metrics::in_flight::InFlightMetrics;
 use crate::request_info::RequestInfo;
 
-pub use self::details::DetailColumn;
-pub use self::details::RequestDetails;
-pub use self::place::ArrivalOutcome;
-pub use self::place::ObjectId;
-pub use self::place::SchemaRoute;
-pub use self::place::SeatPermit;
 pub use self::summary::LevelSummary;
-pub use self::tally::LevelCounters;
-pub use self::tally::SchemaCounters;
-pub use self::tally::Utilization;
+pub use crate::flowcontrol::level::counters::LevelCounters;
+pub use crate::flowcontrol::level::counters::SchemaCounters;
+pub use crate::flowcontrol::level::counters::Utilization;
+pub use crate::flowcontrol::level::request_details::DetailColumn;
+pub use crate::flowcontrol::level::request_details::RequestDetails;
+pub use crate::flowcontrol::level::seat_permit::ArrivalOutcome;
+pub use crate::flowcontrol::level::seat_permit::ObjectId;
+pub use crate::flowcontrol::level::seat_permit::SchemaRoute;
+pub use crate::flowcontrol::level::seat_permit::SeatPermit;
 
 /// A priority level that exists or has existed.
 pub struct PriorityLevel {

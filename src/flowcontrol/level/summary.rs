@@ -3,9 +3,9 @@
 use super::PriorityLevel;
 use super::state::LevelState;
 use crate::flowcontrol::concurrency::LevelSeats as Seats;
-use crate::flowcontrol::histogram::Histogram;
-use crate::flowcontrol::queue_set::QueueSetTotals;
-use crate::flowcontrol::queue_set::RejectReason;
+use crate::flowcontrol::fairqueuing::queue_set::QueueSetTotals;
+use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::flowcontrol::metrics::histogram::Histogram;
 
 /// A level in a few numbers, all of one instant.
 #[derive(Clone, Debug)]

@@ -13,9 +13,9 @@ use crate::api::flowcontrol::LimitResponseType;
 use crate::api::flowcontrol::PriorityLevelConfiguration;
 use crate::api::flowcontrol::PriorityLevelEnablement;
 use crate::api::flowcontrol::mandatory;
-use crate::flowcontrol::queue_set::Queuing;
-use crate::flowcontrol::shares::LevelSpec;
-use crate::flowcontrol::shuffle_sharding::Dealer;
+use crate::flowcontrol::concurrency::level_limits::LevelSpec;
+use crate::flowcontrol::fairqueuing::queue_set::Queuing;
+use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
 
 /// A priority level that schemas lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]

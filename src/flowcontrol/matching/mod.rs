@@ -12,7 +12,7 @@
 //! Not here: keeping levels alive that are gone from the configuration but still have requests, and
 //! writing to the objects' status, which stays kube-apiserver's own.
 
-mod flow;
+mod flow_distinguisher;
 mod levels;
 mod names;
 mod policies;
@@ -21,9 +21,9 @@ mod subjects;
 #[cfg(test)]
 mod tests;
 
-use flow::FlowDistinguisher;
+use flow_distinguisher::FlowDistinguisher;
 
-pub use flow::FlowDistinguisherMethod;
+pub use flow_distinguisher::FlowDistinguisherMethod;
 pub use levels::CompiledLevel;
 pub use policies::Policies;
 pub use rules::Rules;

@@ -21,8 +21,8 @@ use crate::api::flowcontrol::ServiceAccountSubject;
 use crate::api::flowcontrol::Subject;
 use crate::api::flowcontrol::SubjectKind;
 
-mod by_example;
-mod slow;
+mod examples;
+mod reference;
 
 const USERS: [&str; 8] = [
     "",
@@ -244,7 +244,7 @@ fn requests_are_classified_as_by_the_reference_matcher() {
         };
         let schemas: Vec<_> = (0..count).map(|n| random.schema(n)).collect();
         let matcher = Matcher::compile(schemas.iter().collect(), levels.iter().collect());
-        let slow = slow::ReferenceMatcher::new(&schemas, &levels);
+        let slow = reference::ReferenceMatcher::new(&schemas, &levels);
         let order: Vec<_> = matcher
             .schemas()
             .iter()
@@ -258,7 +258,7 @@ fn requests_are_classified_as_by_the_reference_matcher() {
             let request = random.request();
             let digest = request.digest();
             let found = matcher.classify(&digest);
-            let outcome = slow::ReferenceMatch {
+            let outcome = reference::ReferenceMatch {
                 index: found.index,
                 level: &found.level.spec.name,
                 exempt: found.level.is_exempt(),

@@ -7,6 +7,7 @@
 //! some to spare, and, by its version, with white space. What was signed it makes of the parts that it has read. All of them are read
 //! here, too: a client that has the token can make them, and would count as unknown otherwise.
 
+pub mod authentication_config;
 mod issuer;
 mod keys;
 
@@ -30,7 +31,7 @@ pub use issuer::ServiceAccountValidator;
 pub use issuer::ValidatedUser;
 pub use keys::KeySet;
 
-use crate::identity::bearer::BASE64_RAW_URL;
+use crate::identity::bearer_token::BASE64_RAW_URL;
 
 /// The longest token that is looked into. Kubernetes' own have 1 to 2 KiB, an OIDC token with hundreds of groups some tens.
 const MAX_TOKEN_BYTES: usize = 128 << 10;

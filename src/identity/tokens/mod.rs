@@ -2,16 +2,16 @@
 //!
 //! Promises: a token is kept by keyed hash only; what is known costs a hash and a look-up; many who come with the same new token
 //! cause one `TokenReview`, and a flood of different ones a set rate of them; while nobody answers, the last good answer counts
-//! ([`cache::STALE_IF_ERROR`]), never past the token's end; whatever could not be verified is `system:anonymous` (which flow that is,
+//! ([`token_cache::STALE_IF_ERROR`]), never past the token's end; whatever could not be verified is `system:anonymous` (which flow that is,
 //! [`Identity`](crate::identity::Identity) decides).
 //! For a request that goes on with its token the API server judges again: what is found out here decides about limits only.
 
-pub mod cache;
-mod judge;
-pub mod review;
-mod reviews;
-pub mod source;
-pub mod turns;
+pub mod key_source;
+mod signature;
+pub mod token_cache;
+pub mod token_file;
+pub mod token_review;
+mod token_reviewer;
 
 #[cfg(test)]
 #[path = "tests.rs"]
@@ -35,20 +35,20 @@ use tracing::warn;
 
 use crate::api::UserInfo;
 use crate::clock::Clock;
+use crate::identity::accepted_tokens::AcceptedTokens;
+use crate::identity::accepted_tokens::TokenHash;
 use crate::identity::jwt::Jwt;
 use crate::identity::jwt::JwtIssuer;
-use crate::identity::proven::AcceptedTokens;
-use crate::identity::proven::TokenHash;
-use crate::identity::remote::ApiTransport;
-use crate::identity::tokens::cache::TokenCache;
-use crate::identity::tokens::cache::TokenState;
-use crate::identity::tokens::cache::VerifiedBy;
-use crate::identity::tokens::cache::VerifiedToken;
-use crate::identity::tokens::judge::SignatureOutcome;
-use crate::identity::tokens::reviews::TokenReviewResult;
-use crate::identity::tokens::reviews::TokenReviewer;
-use crate::identity::tokens::source::KeySource;
-use crate::identity::tokens::turns::ClientSource;
+use crate::identity::review_queue::fair_queue::ClientSource;
+use crate::identity::tokens::key_source::KeySource;
+use crate::identity::tokens::signature::SignatureOutcome;
+use crate::identity::tokens::token_cache::TokenCache;
+use crate::identity::tokens::token_cache::TokenState;
+use crate::identity::tokens::token_cache::VerifiedBy;
+use crate::identity::tokens::token_cache::VerifiedToken;
+use crate::identity::tokens::token_reviewer::TokenReviewResult;
+use crate::identity::tokens::token_reviewer::TokenReviewer;
+use crate::identity::transport::ApiTransport;
 use crate::metrics::Registry;
 
 /// Locks that the cache is spread over.
@@ -339,7 +339,7 @@ impl TokenAuthenticator {
                 let good = VerifiedToken {
                     user: Arc::new(valid.user),
                     verified_at: Clock.now(),
-                    expires_at: Some(judge::expiry_time(valid.expires_at)),
+                    expires_at: Some(signature::expiry_time(valid.expires_at)),
                     verified_by: VerifiedBy::Signature,
                     must_revalidate: false,
                 };

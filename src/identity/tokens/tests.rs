@@ -19,15 +19,15 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 
 use super::*;
+use crate::identity::accepted_tokens::TokenHasher;
 use crate::identity::jwt::ClaimMapping;
-use crate::identity::proven::TokenHasher;
-use crate::identity::remote::RemoteError;
-use crate::identity::remote::RemoteFuture;
-use crate::identity::remote::RemoteRequest;
-use crate::identity::remote::RemoteResponse;
-use crate::identity::remote::UrlFetcher;
-use crate::identity::tokens::cache::STALE_IF_ERROR;
-use crate::identity::tokens::source::KeyProvider;
+use crate::identity::tokens::key_source::KeyProvider;
+use crate::identity::tokens::token_cache::STALE_IF_ERROR;
+use crate::identity::transport::RemoteError;
+use crate::identity::transport::RemoteFuture;
+use crate::identity::transport::RemoteRequest;
+use crate::identity::transport::RemoteResponse;
+use crate::identity::transport::UrlFetcher;
 
 const ISSUER: &str = "https://kubernetes.default.svc";
 
@@ -80,7 +80,7 @@ impl FakeTokenReviewServer {
                 self.fetches.fetch_add(1, Ordering::SeqCst);
                 json!({"keys": *self.keys.lock().unwrap()})
             }
-            review::PATH => {
+            token_review::PATH => {
                 let asked: Value = serde_json::from_slice(body.unwrap()).unwrap();
                 let token = asked["spec"]["token"].as_str().unwrap();
                 match self.users.lock().unwrap().get(token) {
@@ -99,7 +99,7 @@ impl ApiTransport for Arc<FakeTokenReviewServer> {
     fn send(&self, call: RemoteRequest) -> RemoteFuture {
         let server = Self::clone(self);
         Box::pin(async move {
-            if call.path == review::PATH {
+            if call.path == token_review::PATH {
                 server.reviews.fetch_add(1, Ordering::SeqCst);
                 server.review_permits.acquire().await.unwrap().forget();
             }

@@ -17,12 +17,12 @@ use serde::Serialize;
 use crate::api::UserInfo;
 use crate::api::user::ANONYMOUS;
 use crate::flowcontrol::controller::FlowControlDecision;
-use crate::observe::audit::json;
+use crate::observe::audit::go_json;
 use crate::observe::audit::policy::AuditLevel;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::audit::policy::AuditStage;
-use crate::observe::texts::redact_target;
-use crate::pipeline::record::RequestOutcome;
+use crate::observe::client_text::redact_target;
+use crate::pipeline::trace::record::RequestOutcome;
 use crate::request_info::RequestInfo;
 use crate::request_info::go_duration;
 
@@ -135,7 +135,7 @@ impl AuditEntry {
             .iter()
             .filter(|stage| verdict.includes(**stage))
         {
-            json::append_line(&self.to_event(&info, verdict.level, *stage), lines);
+            go_json::append_line(&self.to_event(&info, verdict.level, *stage), lines);
             written += 1;
         }
         (written, verdict.level)

@@ -6,7 +6,7 @@
 //! because of it (kube-apiserver's `--audit-log-mode=batch`).
 
 mod event;
-mod json;
+mod go_json;
 pub mod output;
 pub mod policy;
 #[cfg(test)]
@@ -27,16 +27,16 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::clock::Clock;
+use crate::log_limiter::LogLimiter;
 use crate::observe::audit::event::AuditEntry;
 use crate::observe::audit::event::AuditPhase;
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::output::LogFileConfig;
 use crate::observe::audit::policy::AuditPolicy;
 use crate::observe::audit::writer::AuditWriter;
-use crate::observe::buffer::BoundedQueue;
-use crate::pipeline::record::Record;
-use crate::pipeline::record::RequestObserver;
-use crate::sparingly::LogLimiter;
+use crate::observe::bounded_queue::BoundedQueue;
+use crate::pipeline::trace::record::Record;
+use crate::pipeline::trace::record::RequestObserver;
 
 pub use writer::AuditMetrics;
 

@@ -24,8 +24,8 @@ use crate::flowcontrol::controller::Enforcement;
 use crate::flowcontrol::controller::RequestTimes;
 use crate::metrics::Registry;
 use crate::observe::eventually;
-use crate::pipeline::audited::AuditContext;
-use crate::pipeline::record::RequestOutcome;
+use crate::pipeline::trace::audit_id::AuditContext;
+use crate::pipeline::trace::record::RequestOutcome;
 use crate::request_info::RequestInfo;
 
 fn record(target: &'static str) -> Record {

@@ -11,13 +11,13 @@ use tokio::sync::oneshot;
 use tracing::warn;
 
 use crate::clock::Clock;
+use crate::log_limiter::LogLimiter;
 use crate::metrics::Registry;
 use crate::observe::audit::event::AuditEntry;
 use crate::observe::audit::output::AuditOutput;
 use crate::observe::audit::policy::AuditLevel;
 use crate::observe::audit::policy::AuditPolicy;
-use crate::observe::buffer::BoundedQueue;
-use crate::sparingly::LogLimiter;
+use crate::observe::bounded_queue::BoundedQueue;
 
 /// Lines are written when there are so many bytes of them, or no more notes.
 const MAX_WRITE_BYTES: usize = 64 * 1024;

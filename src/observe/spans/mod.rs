@@ -5,8 +5,8 @@
 //! them. Spans are made when the request has ended, and wait for the collector in a bounded queue.
 
 pub mod config;
-mod export;
-mod wire;
+mod exporter;
+mod otlp;
 
 use std::fmt;
 use std::time::Duration;
@@ -19,21 +19,21 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::observe::client_text;
+use crate::observe::client_text::truncate;
 use crate::observe::spans::config::TracingConfig;
-use crate::observe::spans::export::OtlpExporter;
-use crate::observe::spans::wire::AttributeValue;
-use crate::observe::spans::wire::KeyValue;
-use crate::observe::spans::wire::Span;
-use crate::observe::spans::wire::SpanStatus;
-use crate::observe::texts;
-use crate::observe::texts::truncate;
-use crate::pipeline::record::Record;
-use crate::pipeline::record::RequestObserver;
-use crate::pipeline::record::RequestOutcome;
-use crate::pipeline::traced::TraceContext;
+use crate::observe::spans::exporter::OtlpExporter;
+use crate::observe::spans::otlp::AttributeValue;
+use crate::observe::spans::otlp::KeyValue;
+use crate::observe::spans::otlp::Span;
+use crate::observe::spans::otlp::SpanStatus;
+use crate::pipeline::trace::record::Record;
+use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::RequestOutcome;
+use crate::pipeline::trace::trace_context::TraceContext;
 use crate::request_info::RequestInfo;
 
-pub use self::export::SpanMetrics;
+pub use crate::observe::spans::exporter::SpanMetrics;
 
 /// Requests whose spans may wait for the collector: OpenTelemetry's default for spans (`OTEL_BSP_MAX_QUEUE_SIZE`), of which
 /// each has two.
@@ -116,7 +116,7 @@ fn build_spans(record: &Record, traced: &TraceContext, now: Instant) -> Vec<Span
     let failed = code.is_none_or(|code| code >= 500);
     let status = failed.then(|| SpanStatus {
         message: String::new(),
-        code: wire::STATUS_CODE_ERROR,
+        code: otlp::STATUS_CODE_ERROR,
     });
     let span = |id: [u8; 8], parent: Option<[u8; 8]>, name, kind| Span {
         trace_id: traced.trace_id.to_vec(),
@@ -135,7 +135,7 @@ fn build_spans(record: &Record, traced: &TraceContext, now: Instant) -> Vec<Span
             traced.request_span,
             traced.parent_span,
             span_name(record),
-            wire::SPAN_KIND_SERVER,
+            otlp::SPAN_KIND_SERVER,
         )
     };
     let Some(forwarded) = traced.forwarded_at else {
@@ -154,7 +154,7 @@ fn build_spans(record: &Record, traced: &TraceContext, now: Instant) -> Vec<Span
             traced.upstream_span,
             Some(traced.request_span),
             name,
-            wire::SPAN_KIND_CLIENT,
+            otlp::SPAN_KIND_CLIENT,
         )
     };
     vec![request, forwarding]
@@ -201,11 +201,11 @@ fn request_attributes(record: &Record) -> Vec<KeyValue> {
     let mut about = SpanAttributes::default();
     about.push_text("http.request.method", Some(record.method.as_str()));
     about.push_text("url.path", Some(record.target.path()));
-    let query = record.target.query().map(texts::redact_query);
+    let query = record.target.query().map(client_text::redact_query);
     about.push_text("url.query", query.as_deref());
     about.push_text("url.scheme", Some("https"));
     let user_agent = record.user_agent.as_ref();
-    let user_agent = user_agent.map(|agent| texts::header_to_text(agent, MAX_TEXT_BYTES));
+    let user_agent = user_agent.map(|agent| client_text::header_to_text(agent, MAX_TEXT_BYTES));
     about.push_text("user_agent.original", user_agent.as_deref());
     about.push_text("client.address", Some(&record.peer.ip().to_string()));
     about.push_text("user.name", record.user.as_ref().map(|user| &*user.name));

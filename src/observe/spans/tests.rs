@@ -20,7 +20,7 @@ use crate::api::UserInfo;
 use crate::clock::Clock;
 use crate::metrics::Registry;
 use crate::observe::eventually;
-use crate::observe::spans::wire::ExportTraceServiceRequest;
+use crate::observe::spans::otlp::ExportTraceServiceRequest;
 
 /// Answers with this gRPC status, and tells what came.
 async fn start_collector(status: &'static str) -> (SocketAddr, mpsc::UnboundedReceiver<Vec<Span>>) {
@@ -57,7 +57,7 @@ async fn start_collector(status: &'static str) -> (SocketAddr, mpsc::UnboundedRe
 
 async fn read_spans(request: http::Request<h2::RecvStream>) -> Vec<Span> {
     assert_eq!(request.method(), Method::POST);
-    assert_eq!(request.uri().path(), wire::EXPORT_PATH);
+    assert_eq!(request.uri().path(), otlp::EXPORT_PATH);
     assert_eq!(request.headers()["content-type"], "application/grpc");
     assert_eq!(request.headers()["te"], "trailers");
     let (mut body, mut read) = (request.into_body(), Vec::new());
@@ -160,7 +160,7 @@ async fn a_request_is_two_spans_at_the_collector() {
     assert_eq!((ids(request), ids(forwarding)), ([2, 3], [3, 4]));
     assert_eq!(
         (request.kind, forwarding.kind),
-        (wire::SPAN_KIND_SERVER, wire::SPAN_KIND_CLIENT)
+        (otlp::SPAN_KIND_SERVER, otlp::SPAN_KIND_CLIENT)
     );
     assert!(sent.iter().all(|span| span.trace_id == [1; 16]));
     let seconds = |span: &Span| {

@@ -7,12 +7,12 @@
 //! user agents, when the talkers' tables are full, six thousandths while somebody looks. An event is 20 KB with 58 levels.
 //! However many look, they share it; one who reads too slowly misses some, and holds nothing.
 
-pub mod counts;
 pub mod history;
+pub mod outcome_counts;
 pub mod page;
 pub mod snapshot;
 pub mod sources;
-mod talking;
+mod top_talkers;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ use crate::observe::status::history::ROW_SECONDS;
 use crate::observe::status::snapshot::StatusSnapshot;
 use crate::observe::status::snapshot::TopTalkersStatus;
 use crate::observe::status::sources::StatusSources;
-use crate::observe::status::talking::LongWindowCache;
+use crate::observe::status::top_talkers::LongWindowCache;
 
 /// How often somebody who looks is told.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::Serialize;
 
-use crate::limits::rates::RateLimitSnapshot;
+use crate::limits::rate::RateLimitSnapshot;
 
 /// One moment of weir.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -6,14 +6,14 @@ use std::time::Instant;
 use std::time::SystemTime;
 
 use crate::drain::Drain;
+use crate::flowcontrol::fairqueuing::queue_set::Queuing;
 use crate::flowcontrol::level;
-use crate::flowcontrol::queue_set::Queuing;
 use crate::limits::Admission;
 use crate::limits::max_in_flight;
-use crate::limits::rates::RateLimitSnapshot;
-use crate::limits::rates::RateLimits;
+use crate::limits::rate::RateLimitSnapshot;
+use crate::limits::rate::RateLimits;
 use crate::observe::readiness::Readiness;
-use crate::observe::status::counts::OutcomeCounts;
+use crate::observe::status::outcome_counts::OutcomeCounts;
 use crate::observe::status::snapshot::AdmissionMode;
 use crate::observe::status::snapshot::ConnectionsStatus;
 use crate::observe::status::snapshot::FailureStatus;
@@ -26,12 +26,12 @@ use crate::observe::status::snapshot::SlotHolderStatus;
 use crate::observe::status::snapshot::SlotsStatus;
 use crate::observe::status::snapshot::StatusSnapshot;
 use crate::observe::status::snapshot::UpstreamStatus;
-use crate::observe::talkers::TopTalkers;
-use crate::pipeline::holding::RejectionDelay;
+use crate::observe::top_talkers::TopTalkers;
+use crate::pipeline::reject::delay::RejectionDelay;
 use crate::upstream;
-use crate::upstream::room::ConnectionBudget;
-use crate::upstream::room::SlotHolder;
-use crate::upstream::room::SlotUsage;
+use crate::upstream::connection::connection_budget::ConnectionBudget;
+use crate::upstream::connection::connection_budget::SlotHolder;
+use crate::upstream::connection::connection_budget::SlotUsage;
 
 /// How many of those whom a limit refused are shown.
 const MAX_TOP_KEYS: usize = 5;
@@ -285,7 +285,7 @@ fn saturating_u64(of: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::record::RequestOutcome;
+    use crate::pipeline::trace::record::RequestOutcome;
 
     #[test]
     fn slot_holders_have_a_kind_and_long_names_are_truncated() {

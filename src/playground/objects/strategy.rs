@@ -7,7 +7,7 @@
 
 use crate::playground::objects::resources::ApiResource;
 use crate::playground::objects::resources::ObjectKind;
-use crate::playground::objects::store::string_at;
+use crate::playground::objects::storage::store::string_at;
 use crate::playground::status::StatusCause;
 use crate::playground::status::StatusError;
 use base64::Engine;

@@ -3,7 +3,7 @@
 //! Pure: the time for ages is an argument.
 
 use crate::playground::objects::resources::ObjectKind;
-use crate::playground::objects::store::string_at;
+use crate::playground::objects::storage::store::string_at;
 use jiff::Timestamp;
 use serde_json::Value;
 use serde_json::json;

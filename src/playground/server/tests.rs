@@ -2,13 +2,13 @@
 
 mod abandoned;
 mod fairness;
-mod stored;
+mod object_counts;
 
 use super::PlaygroundServer;
 use crate::playground::Fairness;
-use crate::playground::journal::ServerCounters;
-use crate::playground::pki::CertificateAndKey;
-use crate::playground::pki::Certificates;
+use crate::playground::auth::pki::CertificateAndKey;
+use crate::playground::auth::pki::Certificates;
+use crate::playground::serving::request_log::ServerCounters;
 use crate::playground::settings::PlaygroundSettings;
 use bytes::Bytes;
 use futures_util::FutureExt;

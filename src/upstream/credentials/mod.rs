@@ -6,10 +6,10 @@
 //! soon enough for whatever rotates them. Deliberately not here: clients' credentials, and the calls themselves.
 
 pub mod bearer;
-pub mod exec;
 pub mod exec_credential;
-mod refresh;
-mod renewal;
+pub mod exec_plugin;
+mod refresh_schedule;
+mod refresh_task;
 
 use std::fmt;
 use std::path::Path;
@@ -31,17 +31,17 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::upstream::credentials::bearer::bearer_header;
-use crate::upstream::credentials::exec::ExecPlugin;
-use crate::upstream::credentials::exec::PluginError;
-use crate::upstream::credentials::exec::PluginFailure;
 use crate::upstream::credentials::exec_credential::PluginCredential;
-use crate::upstream::credentials::refresh::RefreshSchedule;
-use crate::upstream::credentials::refresh::next_refresh;
+use crate::upstream::credentials::exec_plugin::ExecPlugin;
+use crate::upstream::credentials::exec_plugin::PluginError;
+use crate::upstream::credentials::exec_plugin::PluginFailure;
+use crate::upstream::credentials::refresh_schedule::RefreshSchedule;
+use crate::upstream::credentials::refresh_schedule::next_refresh;
 use crate::upstream::tls::Pem;
 use crate::upstream::tls::PemError;
 use crate::upstream::tls::parse_certified_key;
 
-pub use renewal::RefreshTask;
+pub use refresh_task::RefreshTask;
 
 /// How often files are read again: as client-go reads a token file, which is half of what the kubelet leaves between a new token
 /// and the end of the old one.

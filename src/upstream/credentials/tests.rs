@@ -19,9 +19,9 @@ use serde_json::Value;
 use serde_json::json;
 
 use super::*;
-use crate::upstream::credentials::exec::tests::script_plugin;
 use crate::upstream::credentials::exec_credential::tests::exec_credential;
-use crate::upstream::credentials::refresh::REJECTED_REFRESH_INTERVAL;
+use crate::upstream::credentials::exec_plugin::tests::script_plugin;
+use crate::upstream::credentials::refresh_schedule::REJECTED_REFRESH_INTERVAL;
 use crate::upstream::tls::client_config;
 use crate::upstream::tls::parse_roots;
 use crate::upstream::tls::tests::self_signed_pair;

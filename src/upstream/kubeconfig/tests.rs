@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::*;
 use crate::upstream::credentials::BearerToken;
-use crate::upstream::credentials::exec::ExecPlugin;
 use crate::upstream::credentials::exec_credential::ExecApiVersion;
+use crate::upstream::credentials::exec_plugin::ExecPlugin;
 
 const FILE: &str = "/etc/weir/kubeconfig";
 

@@ -16,9 +16,9 @@ use crate::support::message::ReceivedBody;
 use crate::support::message::ReceivedResponse;
 use crate::support::message::SentBody;
 use crate::support::message::header_map;
+use crate::support::raw_http1::RawHttp1;
+use crate::support::raw_http1::RawReader;
 use crate::support::weir::Endpoints;
-use crate::support::wire::RawHttp1;
-use crate::support::wire::RawReader;
 use crate::support::within;
 
 /// A request to be sent.

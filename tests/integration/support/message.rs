@@ -11,8 +11,8 @@ use http::HeaderName;
 use http::HeaderValue;
 
 use crate::support::UnexpectedEnd;
-use crate::support::wire::RawReader;
-use crate::support::wire::RawWriter;
+use crate::support::raw_http1::RawReader;
+use crate::support::raw_http1::RawWriter;
 use crate::support::within;
 
 /// Headers in order, repeated ones too.

@@ -4,12 +4,12 @@
 
 pub(crate) mod certificates;
 pub(crate) mod client;
-pub(crate) mod frames;
+pub(crate) mod fake_upstream;
 pub(crate) mod message;
 pub(crate) mod process;
-pub(crate) mod upstream;
+pub(crate) mod raw_http1;
+pub(crate) mod raw_http2;
 pub(crate) mod weir;
-pub(crate) mod wire;
 
 use std::fmt;
 use std::future::Future;

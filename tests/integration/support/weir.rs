@@ -17,16 +17,16 @@ use weir::config::AdmissionConfig;
 use weir::config::Config;
 use weir::identity::TokenFile;
 use weir::limits::max_in_flight;
-use weir::limits::rates;
-use weir::observe::zpages::EffectiveConfig;
+use weir::limits::rate;
+use weir::observe::admin::zpages::EffectiveConfig;
 use weir::server::tls;
 use weir::upstream;
-use weir::upstream::cdn_loop::InstanceId;
-use weir::upstream::connector::ServerAddress;
+use weir::upstream::connection::connector::ServerAddress;
 use weir::upstream::credentials::BearerToken;
 use weir::upstream::credentials::CredentialSource;
 use weir::upstream::credentials::bearer::bearer_header;
 use weir::upstream::headers::IdentityHeaders;
+use weir::upstream::loop_detection::cdn_loop::InstanceId;
 
 use crate::support::EVENT_TIMEOUT;
 use crate::support::HttpVersion;
@@ -35,10 +35,10 @@ use crate::support::certificates::IssuedCertificate;
 use crate::support::certificates::pki;
 use crate::support::client::FullResponse;
 use crate::support::client::TestClient;
-use crate::support::frames::RawHttp2;
 use crate::support::message::Framing;
-use crate::support::wire::RawHttp1;
-use crate::support::wire::limit_socket_buffers;
+use crate::support::raw_http1::RawHttp1;
+use crate::support::raw_http1::limit_socket_buffers;
+use crate::support::raw_http2::RawHttp2;
 use crate::support::within;
 
 /// The token file: alice by `alice-token`, root of system:masters by `root-token`.
@@ -93,7 +93,7 @@ pub(crate) fn builder(upstream: SocketAddr) -> WeirBuilder {
                 reviews_per_second: 50,
             },
         },
-        rates: rates::RateLimitsConfig::default(),
+        rates: rate::RateLimitsConfig::default(),
         admission: AdmissionConfig::MaxInFlight(max_in_flight::MaxInFlightConfig {
             read_only: 0.into(),
             mutating: 0.into(),
@@ -150,7 +150,7 @@ impl WeirBuilder {
     }
 
     /// Client limits and event limits.
-    pub(crate) fn rates(mut self, rates: rates::RateLimitsConfig) -> Self {
+    pub(crate) fn rates(mut self, rates: rate::RateLimitsConfig) -> Self {
         self.config.rates = rates;
         self
     }

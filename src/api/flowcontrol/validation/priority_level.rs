@@ -8,9 +8,9 @@ use crate::api::flowcontrol::PriorityLevelConfiguration;
 use crate::api::flowcontrol::PriorityLevelConfigurationSpec;
 use crate::api::flowcontrol::PriorityLevelEnablement;
 use crate::api::flowcontrol::QueuingConfiguration;
-use crate::api::flowcontrol::decode::PRESERVE_ZERO_SHARES;
 use crate::api::flowcontrol::field_error::FieldErrors;
 use crate::api::flowcontrol::field_error::go_quote;
+use crate::api::flowcontrol::fields::PRESERVE_ZERO_SHARES;
 use crate::api::flowcontrol::mandatory;
 use crate::api::flowcontrol::manifest::Version;
 

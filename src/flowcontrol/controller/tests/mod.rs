@@ -2,10 +2,10 @@
 //! runtime's, which stands still.
 
 mod dry_run;
-mod passing;
+mod immediate;
+mod queuing;
 mod reconfiguration;
-mod storm;
-mod waiting;
+mod stress;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -30,8 +30,8 @@ use crate::api::flowcontrol::QueuingConfiguration;
 use crate::api::flowcontrol::ResourcePolicyRule;
 use crate::api::flowcontrol::Subject;
 use crate::api::flowcontrol::SubjectKind;
+use crate::flowcontrol::fairqueuing::queue_set::QueueSetTotals;
 use crate::flowcontrol::level::LevelDump;
-use crate::flowcontrol::queue_set::QueueSetTotals;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
 pub(crate) const POD: &str = "/api/v1/namespaces/a/pods/p";

@@ -1,0 +1,249 @@
+//! What clients get that wait as they are told: the `kube` crate's, with everything as it has it, with refusals held back and
+//! without, side by side. They are never held, so that it should be the same: ends with an error where it is not.
+//!
+//! The `kube` crate's speak HTTP/1.1, a connection for each request at a time. Many that share one of HTTP/2 are shown as
+//! well, without a verdict: no more than a few of the times that they were told are remembered of it.
+//!
+//! Usage: cargo bench --bench backoff [-- SECONDS for each run, default 5]
+
+#[path = "../tests/clients/playground.rs"]
+#[expect(clippy::panic, clippy::unwrap_used, reason = "written for tests")]
+mod playground;
+
+use std::env;
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use http::Request;
+use http::StatusCode;
+use http::header::AUTHORIZATION;
+use http::header::RETRY_AFTER;
+use http_body_util::BodyExt;
+use hyper::client::conn::http2;
+use hyper::client::conn::http2::SendRequest;
+use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::RootCertStore;
+use rustls::crypto::aws_lc_rs;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::ServerName;
+use rustls_pki_types::pem::PemObject;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+use weir::clock::Clock;
+
+use crate::playground::ALICE;
+use crate::playground::Playground;
+
+/// Four times as many as have room, so that most of them hear 429 and wait.
+const CLIENTS: usize = 40;
+const LIMIT_FLAG: &str = "--max-requests-inflight=10";
+
+/// As many on so many connections.
+const CONNECTIONS: usize = 4;
+
+/// What an answer takes, so that it is not the machine that says how many there are.
+const SERVICE_TIME_FLAG: &str = "--service-time=50ms";
+
+/// What else the machine does can spoil a round: where the median of these is too far off, more are taken, and all count.
+const ROUNDS: usize = 5;
+const MAX_ROUNDS: usize = 21;
+
+/// How far the median may be from 1.
+const MAX_DEVIATION: f64 = 0.03;
+
+/// Who asks.
+#[derive(Clone, Copy)]
+enum ClientKind {
+    /// The `kube` crate's clients, one at a time each.
+    Kube,
+    /// As many, but on a few connections of HTTP/2.
+    SharedHttp2,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let seconds = env::args()
+        .skip(1)
+        .find_map(|argument| argument.parse().ok());
+    let time = Duration::from_secs(seconds.unwrap_or(5));
+    println!("good answers a second for {CLIENTS} clients that wait as they are told");
+    let ratio = measure_ratio(ClientKind::Kube, time, MAX_ROUNDS).await?;
+    println!("the same on {CONNECTIONS} connections of HTTP/2, without a verdict");
+    measure_ratio(ClientKind::SharedHttp2, time, ROUNDS).await?;
+    if (ratio - 1.0).abs() > MAX_DEVIATION {
+        return Err(format!("holding changes what they get: {ratio:.3}").into());
+    }
+    Ok(())
+}
+
+/// The median of what they get with holding, as a part of what they get without.
+async fn measure_ratio(
+    who: ClientKind,
+    time: Duration,
+    most: usize,
+) -> Result<f64, Box<dyn Error>> {
+    println!("{:>12} {:>12} {:>8}", "hold 1s", "hold 0", "ratio");
+    let mut ratios = Vec::new();
+    loop {
+        let mut flags = ["--rejection-hold=1s", "--rejection-hold=0"];
+        let turned = ratios.len() % 2 == 1; // whatever the machine drifts to meets both
+        if turned {
+            flags.reverse();
+        }
+        let [first, second] = flags;
+        let mut good = [
+            measure_throughput(who, first, time).await?,
+            measure_throughput(who, second, time).await?,
+        ];
+        if turned {
+            good.reverse();
+        }
+        let [held, not_held] = good;
+        println!("{held:>12.1} {not_held:>12.1} {:>8.3}", held / not_held);
+        ratios.push(held / not_held);
+        ratios.sort_by(f64::total_cmp);
+        let median = ratios.get(ratios.len() / 2).copied().unwrap_or_default();
+        let fits = (median - 1.0).abs() <= MAX_DEVIATION;
+        if ratios.len() >= most || ratios.len() >= ROUNDS && fits {
+            println!("median of the ratios: {median:.3}");
+            return Ok(median);
+        }
+    }
+}
+
+/// Good answers a second.
+async fn measure_throughput(
+    who: ClientKind,
+    hold: &str,
+    time: Duration,
+) -> Result<f64, Box<dyn Error>> {
+    let flags = [
+        "--enable-priority-and-fairness=false",
+        LIMIT_FLAG,
+        SERVICE_TIME_FLAG,
+        hold,
+    ];
+    let playground = Playground::start(&flags).await;
+    let good = Arc::new(AtomicU64::new(0));
+    let mut asking = JoinSet::new();
+    match who {
+        ClientKind::Kube => spawn_kube_clients(&playground, &good, &mut asking).await,
+        ClientKind::SharedHttp2 => spawn_http2_clients(&playground, &good, &mut asking).await?,
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await; // they have found their pace
+    let (before, began) = (good.load(Ordering::Relaxed), Clock.now());
+    tokio::time::sleep(time).await;
+    let more = u32::try_from(good.load(Ordering::Relaxed) - before)?;
+    let per_second = f64::from(more) / Clock.now().saturating_duration_since(began).as_secs_f64();
+    if per_second > 0.0 && asking.try_join_next().is_none() {
+        Ok(per_second)
+    } else {
+        Err("some client has ended, or nobody got an answer".into())
+    }
+}
+
+async fn spawn_kube_clients(
+    playground: &Playground,
+    good: &Arc<AtomicU64>,
+    asking: &mut JoinSet<()>,
+) {
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        clients.push(playground.pods(ALICE[1]).await);
+    }
+    for (pods, name) in clients {
+        let good = Arc::clone(good);
+        asking.spawn(async move {
+            loop {
+                if pods.get(&name).await.is_ok() {
+                    good.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+    }
+}
+
+async fn spawn_http2_clients(
+    playground: &Playground,
+    good: &Arc<AtomicU64>,
+    asking: &mut JoinSet<()>,
+) -> Result<(), Box<dyn Error>> {
+    let (_, name) = playground.pods(ALICE[1]).await;
+    let address = playground.read_file("address");
+    let tokens = playground.read_file("tokens.csv");
+    let token = tokens
+        .lines()
+        .filter_map(|line| line.split_once(','))
+        .find(|(_, rest)| rest.split(',').next() == Some(ALICE[0]))
+        .map(|(token, _)| token)
+        .ok_or("she has no token")?;
+    let request = Request::get(format!(
+        "https://{address}/api/v1/namespaces/default/pods/{name}"
+    ))
+    .header(AUTHORIZATION, format!("Bearer {token}"))
+    .body(String::new())?;
+    for _ in 0..CONNECTIONS {
+        let sender = connect(playground, &address).await?;
+        for _ in 0..CLIENTS / CONNECTIONS {
+            let (sender, request) = (sender.clone(), request.clone());
+            let good = Arc::clone(good);
+            asking.spawn(async move {
+                let _ = request_loop(sender, request, &good).await; // that it ends is an error
+            });
+        }
+    }
+    Ok(())
+}
+
+async fn connect(
+    playground: &Playground,
+    address: &str,
+) -> Result<SendRequest<String>, Box<dyn Error>> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(playground.read_file("ca.crt").as_bytes()) {
+        roots.add(certificate?)?;
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let name = ServerName::try_from("localhost")?;
+    let stream = TcpStream::connect(address).await?;
+    let stream = TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await?;
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+/// For ever; waits as long as it is told to.
+async fn request_loop(
+    mut sender: SendRequest<String>,
+    request: Request<String>,
+    good: &AtomicU64,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    loop {
+        sender.ready().await?;
+        let response = sender.send_request(request.clone()).await?;
+        let (head, body) = response.into_parts();
+        body.collect().await?;
+        match head.status {
+            StatusCode::OK => {
+                good.fetch_add(1, Ordering::Relaxed);
+            }
+            StatusCode::TOO_MANY_REQUESTS => {
+                let told = head.headers.get(RETRY_AFTER).ok_or("not told when")?;
+                tokio::time::sleep(Duration::from_secs(told.to_str()?.parse()?)).await;
+            }
+            other => return Err(format!("{other}").into()),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What is shown besides what is counted.
+
+use std::sync::Arc;
+
+use rustls::sign::CertifiedKey;
+
+use crate::config;
+use crate::config::AdmissionConfig;
+use crate::flowcontrol::controller::Enforcement;
+use crate::metrics::Registry;
+use crate::observe::info_metrics;
+use crate::observe::info_metrics::CertificateExpiry;
+use crate::observe::info_metrics::InfoMetrics;
+use crate::observe::process_metrics;
+use crate::observe::readiness::Readiness;
+use crate::upstream;
+use crate::upstream::credentials::OwnCredentials;
+use crate::upstream::tls;
+
+/// Shows whether what limits only counts.
+pub(super) fn register_dry_run(limits: &AdmissionConfig, registry: &Registry) {
+    let enforcement = match limits {
+        AdmissionConfig::Fairness { config, .. } => Some(config.enforcement),
+        AdmissionConfig::MaxInFlight(_) => None,
+    };
+    info_metrics::register_dry_run(enforcement == Some(Enforcement::DryRun), registry);
+}
+
+/// Shows the process, readiness and the certificates that weir shows to others.
+pub(super) fn register(
+    serving: &config::ServingConfig,
+    upstream: &upstream::UpstreamConfig,
+    own: &Arc<OwnCredentials>,
+    readiness: &Arc<Readiness>,
+    registry: &Registry,
+) {
+    let given = |key: &Arc<CertifiedKey>| -> CertificateExpiry {
+        let key = Arc::clone(key);
+        Box::new(move || tls::expiry(&key))
+    };
+    let renewed = Arc::clone(own);
+    let mut certificates: Vec<(&'static str, CertificateExpiry)> = vec![
+        ("serving", given(&serving.tls.certificate)),
+        (
+            "own",
+            Box::new(move || {
+                let key = renewed.certificate()?;
+                tls::expiry(&key)
+            }),
+        ),
+    ];
+    if let Some(front_proxy) = &upstream.front_proxy {
+        certificates.push(("front-proxy", given(front_proxy)));
+    }
+    process_metrics::register(registry);
+    InfoMetrics::register(Some(Arc::clone(readiness)), certificates, registry);
+}

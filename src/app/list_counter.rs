@@ -1,0 +1,192 @@
+//! Asks the API server how many objects there are of what its metrics do not tell: by lists of one object, where weir may.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use http::HeaderValue;
+use http::StatusCode;
+use http::uri::PathAndQuery;
+use serde_json::json;
+use tracing::debug;
+use tracing::info;
+
+use crate::api::list_scan::ListScan;
+use crate::api::list_scan::ListSummary;
+use crate::api::list_scan::MediaType;
+use crate::app::self_access::SelfAccessDecision;
+use crate::app::self_access::parse_decision;
+use crate::app::self_access::self_access_review;
+use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::work_estimator::count_schedule::CountCall;
+use crate::flowcontrol::work_estimator::count_schedule::CountOutcome;
+use crate::flowcontrol::work_estimator::count_schedule::CountableResource;
+use crate::flowcontrol::work_estimator::count_schedule::NextCountCall;
+use crate::identity::transport::ApiTransport;
+use crate::upstream::forward::api_server_client::ApiServerClient;
+
+/// Metadata alone. Nothing else is accepted: a server that has no such form answers 406 and sends no object.
+const METADATA_ONLY: HeaderValue =
+    HeaderValue::from_static("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1");
+
+/// The metadata of one object, which etcd bounds to 1.5 MB, in JSON. A server that ignores the limit sends more.
+const MAX_BYTES: usize = 4 << 20;
+
+/// Asks for counts.
+#[derive(Clone, Debug)]
+pub(super) struct ListCounter {
+    calls: ApiServerClient,
+    controller: Arc<Controller>,
+}
+
+impl ListCounter {
+    pub(super) const fn new(calls: ApiServerClient, controller: Arc<Controller>) -> Self {
+        Self { calls, controller }
+    }
+
+    /// Runs until it is dropped.
+    pub(super) async fn run(&self) {
+        let mut told = false;
+        loop {
+            let call = match self.controller.next_count_call() {
+                NextCountCall::Call(call) => call,
+                NextCountCall::Wait(until) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(until.into()) => {}
+                        () = self.controller.wait_for_new_resource() => {}
+                    }
+                    continue;
+                }
+            };
+            let outcome = match &call {
+                CountCall::Review(of) => self.review(of).await,
+                CountCall::List(of) => self.list(of).await,
+            };
+            if outcome == CountOutcome::Counted && !std::mem::replace(&mut told, true) {
+                info!(
+                    "objects that the API server's metrics do not count are counted by lists of one object (limit=1)"
+                );
+            }
+            debug!(?call, ?outcome, "object counts");
+            self.controller.finish_count_call(&call, outcome);
+        }
+    }
+
+    /// Whether weir may list it, in all namespaces.
+    async fn review(&self, of: &CountableResource) -> CountOutcome {
+        let CountableResource {
+            group,
+            version,
+            resource,
+        } = of;
+        let attributes =
+            json!({"verb": "list", "group": group, "version": version, "resource": resource});
+        let call = self_access_review(&json!({"resourceAttributes": attributes}));
+        match self
+            .calls
+            .send(call)
+            .await
+            .map(|reply| parse_decision(&reply))
+        {
+            Ok(SelfAccessDecision::Allowed) => CountOutcome::Allowed,
+            Ok(SelfAccessDecision::Denied) => CountOutcome::Denied,
+            Ok(SelfAccessDecision::NotServed(_)) => CountOutcome::NoReviews,
+            Ok(SelfAccessDecision::NoDecision) | Err(_) => CountOutcome::Failed,
+        }
+    }
+
+    /// The list of one object.
+    async fn list(&self, of: &CountableResource) -> CountOutcome {
+        let Ok(target) = of.target().parse::<PathAndQuery>() else {
+            return CountOutcome::Uncountable;
+        };
+        let mut scan = ListScan::new(MediaType::Json);
+        let mut left = MAX_BYTES;
+        let read = self.calls.stream(target, Some(METADATA_ONLY), |piece| {
+            scan.feed(piece);
+            match left.checked_sub(piece.len()) {
+                Some(rest) => {
+                    left = rest;
+                    ControlFlow::Continue(())
+                }
+                None => ControlFlow::Break(()),
+            }
+        });
+        match read.await {
+            Ok((StatusCode::OK, ControlFlow::Continue(()))) => {
+                let Some(count) = scan.finish().and_then(object_count) else {
+                    return CountOutcome::Uncountable;
+                };
+                self.controller.record_polled_count(of, count);
+                CountOutcome::Counted
+            }
+            Ok((StatusCode::OK, ControlFlow::Break(()))) => CountOutcome::Uncountable,
+            Ok((StatusCode::FORBIDDEN, _)) => CountOutcome::Denied,
+            Ok((code, _)) if is_final(code) => CountOutcome::Uncountable,
+            Ok(_) | Err(_) => CountOutcome::Failed,
+        }
+    }
+}
+
+/// Whether the API server will answer the same list like that again.
+fn is_final(code: StatusCode) -> bool {
+    code.is_client_error()
+        && ![
+            StatusCode::UNAUTHORIZED,
+            StatusCode::REQUEST_TIMEOUT,
+            StatusCode::TOO_MANY_REQUESTS,
+        ]
+        .contains(&code)
+}
+
+/// How many objects there are, as a list of one tells; none if it does not, as where the server ignores the limit.
+fn object_count(list: ListSummary) -> Option<u64> {
+    match (list.items, list.remaining_items) {
+        (0, None) if !list.has_continue_token => Some(0),
+        (1, None) if !list.has_continue_token => Some(1),
+        (1, Some(remaining)) => remaining.checked_add(1),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_is_the_item_plus_the_remaining_item_count() {
+        let told = |metadata: &str, items: &str| {
+            let kind = r#""kind":"PartialObjectMetadataList""#;
+            let list = format!(r#"{{{kind},"metadata":{{{metadata}}},"items":[{items}]}}"#);
+            let mut scan = ListScan::new(MediaType::Json);
+            scan.feed(list.as_bytes());
+            object_count(scan.finish().unwrap())
+        };
+        let item = r#"{"metadata":{"name":"a"}}"#;
+        let more = r#""continue":"x","remainingItemCount":498"#;
+        assert_eq!(told(more, item), Some(499));
+        assert_eq!(told(r#""resourceVersion":"7""#, item), Some(1));
+        assert_eq!(told("", ""), Some(0));
+        assert_eq!(told(r#""continue":"x""#, item), None, "not told");
+        let ignored = format!("{item},{item}");
+        assert_eq!(told("", &ignored), None, "the limit was ignored");
+        let many = format!(r#""continue":"x","remainingItemCount":{}"#, i64::MAX);
+        assert_eq!(told(&many, item), Some(1 << 63));
+    }
+
+    #[test]
+    fn an_overload_is_retried_and_a_missing_resource_is_not() {
+        for (code, last) in [
+            (400, true),
+            (404, true),
+            (405, true),
+            (406, true),
+            (401, false),
+            (429, false),
+            (500, false),
+            (503, false),
+        ] {
+            let code = StatusCode::from_u16(code).unwrap();
+            assert_eq!(is_final(code), last, "{code}");
+        }
+    }
+}

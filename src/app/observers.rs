@@ -1,0 +1,102 @@
+//! Who is told of each request: the audit log, the logs, whoever traces, and the client itself.
+
+use std::sync::Arc;
+
+use crate::app::StartError;
+use crate::config::ReportingConfig;
+use crate::metrics::Registry;
+use crate::observe::audit;
+use crate::observe::audit::AuditLog;
+use crate::observe::logging::request_log::AccessLog;
+use crate::observe::logging::request_log::RejectionLog;
+use crate::observe::spans;
+use crate::observe::spans::SpanProcessor;
+use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::RequestObservers;
+use crate::pipeline::trace::trace_context::Sampler;
+
+/// The logs of requests, and their traces.
+#[derive(Clone, Debug)]
+pub(super) struct Observers {
+    audit_log: Option<Arc<AuditLog>>,
+    rejections: Arc<RejectionLog>,
+    spans: Option<Arc<SpanProcessor>>,
+    /// Which requests are traced, if any are.
+    pub(super) sampler: Option<Sampler>,
+    /// `--explain-responses`.
+    pub(super) explain_responses: bool,
+}
+
+impl Observers {
+    /// Opens the logs that there are to be; their metrics are there in any case.
+    pub(super) fn start(telling: ReportingConfig, registry: &Registry) -> Result<Self, StartError> {
+        let ReportingConfig {
+            audit,
+            explain,
+            spans: tracing,
+            dropped_lines,
+        } = telling;
+        dropped_lines.register(registry);
+        let (auditing, tracings) = (
+            audit::AuditMetrics::register(registry),
+            spans::SpanMetrics::register(registry),
+        );
+        let open = |config: audit::AuditConfig| {
+            let path = match &config.file {
+                Some(file) => file.path.display().to_string(),
+                None => "-".to_owned(),
+            };
+            AuditLog::start(config, auditing)
+                .map_err(|why| StartError::new(format!("--audit-log-path {path}"), why))
+        };
+        Ok(Self {
+            audit_log: audit.map(open).transpose()?,
+            rejections: Arc::default(),
+            sampler: tracing
+                .as_ref()
+                .map(|tracing| Sampler::new(tracing.sampling_rate_per_million)),
+            spans: tracing.map(|tracing| Arc::new(SpanProcessor::start(tracing, tracings))),
+            explain_responses: explain,
+        })
+    }
+
+    /// Those of one worker: `others` and the logs.
+    pub(super) fn request_observers(
+        &self,
+        others: [Arc<dyn RequestObserver>; 2],
+    ) -> RequestObservers {
+        let rejections: Arc<dyn RequestObserver> = Arc::<RejectionLog>::clone(&self.rejections);
+        let mut all = Vec::from(others);
+        all.extend([rejections, Arc::new(AccessLog)]);
+        let audit_log = self.audit_log.as_ref();
+        all.extend(
+            audit_log.map(|log| -> Arc<dyn RequestObserver> { Arc::<AuditLog>::clone(log) }),
+        );
+        let spans = self.spans.as_ref();
+        all.extend(
+            spans.map(|spans| -> Arc<dyn RequestObserver> { Arc::<SpanProcessor>::clone(spans) }),
+        );
+        all.into()
+    }
+
+    /// Whether there is an audit log.
+    pub(super) const fn has_audit_log(&self) -> bool {
+        self.audit_log.is_some()
+    }
+
+    /// Sums up each second what was not logged.
+    pub(super) async fn run(self) {
+        self.rejections.run().await;
+    }
+
+    /// Writes and sends what is still to be, if that does not take long.
+    pub(super) async fn finish(self) {
+        self.rejections.log_summaries();
+        if let Some(log) = self.audit_log {
+            log.finish().await;
+        }
+        if let Some(spans) = self.spans {
+            spans.finish().await;
+        }
+    }
+}

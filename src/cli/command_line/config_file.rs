@@ -1,0 +1,281 @@
+//! `--config FILE`: the same settings as the flags, in YAML.
+//!
+//! There is one parser, that of the flags: each entry of the file becomes the flag of its name and is checked as such, so
+//! that a fault names the file, the line and the field. A flag on the command line wins over the file's entry.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use clap::Arg;
+use clap::ArgAction;
+use clap::ArgMatches;
+use clap::Command;
+use clap::parser::ValueSource;
+use serde_json::Value;
+
+use crate::cli::flags::origin;
+use crate::document;
+use crate::document::Content;
+use crate::document::Diagnostics;
+use crate::document::Node;
+use crate::document::SourceLocation;
+
+/// What stands in the file only.
+pub(in crate::cli) const CLIENT_LIMITS: &str = "clientLimits";
+pub(in crate::cli) const AUTHENTICATION: &str = "authentication";
+
+/// What a file has.
+#[derive(Debug, Default)]
+pub(in crate::cli) struct ConfigFile {
+    /// The flags that its entries stand for, without those that were typed.
+    pub(in crate::cli) flags: Vec<OsString>,
+    /// Where each of them stands, by the flag's name.
+    pub(in crate::cli) locations: BTreeMap<String, SourceLocation>,
+    /// What has no flag.
+    pub(in crate::cli) file_only: Vec<(String, Value)>,
+}
+
+/// The settings of a file, without those that `typed` has already.
+pub(in crate::cli) fn read(
+    file: &str,
+    text: &str,
+    command: &Command,
+    typed: &ArgMatches,
+    faults: &mut Diagnostics,
+) -> ConfigFile {
+    let documents = document::parse_all(file, text, faults);
+    let mut settings = ConfigFile::default();
+    for (n, document) in documents.iter().enumerate() {
+        if n > 0 {
+            faults.report_error(
+                &document.location,
+                "",
+                "one document is expected, this is another",
+            );
+            continue;
+        }
+        let Content::Mapping(entries) = &document.content else {
+            faults.report_error(
+                &document.location,
+                "",
+                "settings are expected here, such as securePort: 6443",
+            );
+            continue;
+        };
+        let mut seen: Vec<(String, &SourceLocation)> = Vec::new();
+        for entry in entries {
+            let key = entry.name.as_str();
+            let name = flag_name(key);
+            if let Some((_, first)) = seen.iter().find(|(seen, _)| *seen == name) {
+                faults.report_error(
+                    &entry.location,
+                    key,
+                    format!("this setting stands in line {} already", first.line),
+                );
+                continue;
+            }
+            seen.push((name.clone(), &entry.location));
+            if key == CLIENT_LIMITS || key == AUTHENTICATION {
+                settings
+                    .file_only
+                    .push((key.to_owned(), origin::node_to_json(&entry.value)));
+                continue; // no flag's: `settings` reads it
+            }
+            let flags = entry_flags(key, &name, &entry.value, command, typed, faults);
+            if !flags.is_empty() {
+                settings
+                    .locations
+                    .insert(name, entry.value.location.clone());
+            }
+            settings.flags.extend(flags);
+        }
+    }
+    settings
+}
+
+/// `maxRequestsInflight` and `max-requests-inflight` are the flag `max-requests-inflight`; `clientCAFile` is `client-ca-file`.
+pub(in crate::cli) fn flag_name(key: &str) -> String {
+    let letters: Vec<char> = key.chars().collect();
+    let mut name = String::with_capacity(key.len() + 8);
+    for (n, letter) in letters.iter().enumerate() {
+        let before = n.checked_sub(1).and_then(|n| letters.get(n));
+        let after = letters.get(n + 1);
+        let begins_word = letter.is_ascii_uppercase()
+            && before.is_some_and(|b| {
+                !b.is_ascii_uppercase() && *b != '-' || after.is_some_and(char::is_ascii_lowercase)
+            });
+        if begins_word && !name.ends_with('-') {
+            name.push('-');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
+}
+
+fn entry_flags(
+    key: &str,
+    name: &str,
+    value: &Node,
+    command: &Command,
+    typed: &ArgMatches,
+    faults: &mut Diagnostics,
+) -> Vec<OsString> {
+    let argument = command
+        .get_arguments()
+        .find(|a| a.get_long() == Some(name) && name != "config");
+    let Some(argument) =
+        argument.filter(|a| matches!(a.get_action(), ArgAction::Set | ArgAction::Append))
+    else {
+        let near = closest_flag(name, command);
+        let hint = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+        faults.report_error(&value.location, key, format!("unknown setting{hint}"));
+        return Vec::new();
+    };
+    if value.is_null() {
+        return Vec::new();
+    }
+    let texts: Option<Vec<String>> = match &value.content {
+        Content::Scalar(scalar) => Some(vec![scalar.text.clone()]),
+        Content::Sequence(items) if matches!(argument.get_action(), ArgAction::Append) => items
+            .iter()
+            .map(|item| item.as_str().map(str::to_owned))
+            .collect(),
+        Content::Sequence(_) | Content::Mapping(_) => None,
+    };
+    let Some(texts) = texts else {
+        faults.report_error(
+            &value.location,
+            key,
+            format!("a single value is expected, got {}", value.kind()),
+        );
+        return Vec::new();
+    };
+    let flags: Vec<OsString> = texts
+        .iter()
+        .map(|text| format!("--{name}={text}").into())
+        .collect();
+    // Alone, so that what is wrong with it is told with its place.
+    let alone = Arg::new("setting")
+        .long(name.to_owned())
+        .action(argument.get_action().clone())
+        .value_parser(argument.get_value_parser().clone())
+        .value_delimiter(argument.get_value_delimiter());
+    if let Err(fault) = Command::new("weir")
+        .no_binary_name(true)
+        .arg(alone)
+        .try_get_matches_from(&flags)
+    {
+        faults.report_error(&value.location, key, clap_message(&fault));
+        return Vec::new();
+    }
+    if typed.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine) {
+        return Vec::new();
+    }
+    flags
+}
+
+/// What the parser says, without how to call the program.
+pub(in crate::cli) fn clap_message(fault: &clap::Error) -> String {
+    let text = fault.to_string();
+    let sentence = text.split("\n\n").next().unwrap_or_default();
+    sentence.trim_start_matches("error: ").replace('\n', " ")
+}
+
+/// The setting whose name looks most like `name`, if one looks like it at all.
+fn closest_flag(name: &str, command: &Command) -> Option<String> {
+    let flags = command
+        .get_arguments()
+        .filter_map(Arg::get_long)
+        .filter(|flag| *flag != "config");
+    let near = flags
+        .map(|flag| (strsim::jaro_winkler(name, flag), flag))
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    near.filter(|(likeness, _)| *likeness > 0.8)
+        .map(|(_, flag)| flag.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::cli::flags::Cli;
+
+    fn read(text: &str, typed: &[&str]) -> (Vec<OsString>, String) {
+        let command = Cli::command();
+        let line = ["weir", "serve"].iter().chain(typed);
+        let matches = command.clone().try_get_matches_from(line).unwrap();
+        let (serve, typed) = (
+            command.find_subcommand("serve").unwrap(),
+            matches.subcommand().unwrap().1,
+        );
+        let mut faults = Diagnostics::default();
+        let settings = super::read("weir.yaml", text, serve, typed, &mut faults);
+        (settings.flags, faults.to_string())
+    }
+
+    #[test]
+    fn a_setting_maps_to_its_flag_in_either_spelling() {
+        for (key, name) in [
+            ("maxRequestsInflight", "max-requests-inflight"),
+            ("max-requests-inflight", "max-requests-inflight"),
+            ("clientCaFile", "client-ca-file"),
+            ("clientCAFile", "client-ca-file"),
+            (
+                "http2MaxStreamsPerConnection",
+                "http2-max-streams-per-connection",
+            ),
+            ("tlsCertFile", "tls-cert-file"),
+        ] {
+            assert_eq!(flag_name(key), name);
+        }
+    }
+
+    #[test]
+    fn a_flag_on_the_command_line_wins() {
+        let text = "maxRequestsInflight: 7\nrequestTimeout: 30s\n";
+        let (flags, faults) = read(text, &["--max-requests-inflight=9"]);
+        assert_eq!(
+            (flags, faults.as_str()),
+            (vec!["--request-timeout=30s".into()], "")
+        );
+    }
+
+    #[test]
+    fn lists_are_repeated_flags() {
+        let (flags, faults) = read("trustedProxies: [10.0.0.0/8, 192.168.0.0/16]\n", &[]);
+        assert_eq!(faults, "");
+        assert_eq!(
+            flags,
+            [
+                "--trusted-proxies=10.0.0.0/8",
+                "--trusted-proxies=192.168.0.0/16"
+            ]
+        );
+    }
+
+    #[test]
+    fn every_error_has_its_line_and_field() {
+        let text = "maxRequestInflight: 7\nrequestTimeout: 30\nsecurePort: 1\nsecure-port: 2\nbindAddress: [a]\n";
+        let (_, faults) = read(text, &[]);
+        let lines: Vec<_> = faults.lines().collect();
+        assert_eq!(lines.len(), 4, "{faults}");
+        assert_eq!(
+            lines[0],
+            "weir.yaml:1:21: maxRequestInflight: unknown setting; did you mean max-requests-inflight?"
+        );
+        assert!(
+            lines[1].starts_with("weir.yaml:2:17: requestTimeout: invalid value '30'"),
+            "{faults}"
+        );
+        assert!(lines[1].contains("missing unit"), "{faults}");
+        assert_eq!(
+            lines[2],
+            "weir.yaml:4:1: secure-port: this setting stands in line 3 already"
+        );
+        assert!(
+            lines[3].starts_with("weir.yaml:5:14: bindAddress: a single value is expected"),
+            "{faults}"
+        );
+    }
+}

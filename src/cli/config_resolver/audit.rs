@@ -1,0 +1,71 @@
+//! The audit log: its policy, and where it goes.
+
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::FlagErrors;
+use crate::cli::flags::ReportingArgs;
+use crate::config::ReportingConfig;
+use crate::document;
+use crate::observe::audit;
+use crate::observe::audit::output::LogFileConfig;
+use crate::observe::audit::policy::AuditPolicy;
+use crate::observe::logging::non_blocking::DroppedLineCounter;
+use crate::observe::spans;
+
+const PATH: &str = "audit-log-path";
+const POLICY: &str = "audit-policy-file";
+
+/// As lumberjack counts.
+const MEGABYTE: u64 = 1 << 20;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl FlagErrors {
+    pub(super) fn resolve_reporting(
+        &mut self,
+        args: ReportingArgs,
+        spans: Option<spans::config::TracingConfig>,
+    ) -> ReportingConfig {
+        let ReportingArgs {
+            audit_log_path,
+            audit_policy_file,
+            audit_log_maxage,
+            audit_log_maxbackup,
+            audit_log_maxsize,
+            explain_responses,
+        } = args;
+        if audit_log_path.is_none() && audit_policy_file.is_some() {
+            self.add(
+                POLICY,
+                format!("only together with --{PATH}: where the log is written"),
+            );
+        }
+        let policy = match audit_policy_file {
+            None => Some(AuditPolicy::log_all()),
+            Some(file) => self.read_audit_policy(&file),
+        };
+        let file = |path: PathBuf| {
+            (path != Path::new("-")).then(|| LogFileConfig {
+                path,
+                max_size: u64::from(audit_log_maxsize) * MEGABYTE,
+                max_backups: usize::try_from(audit_log_maxbackup).unwrap_or(usize::MAX),
+                max_age: DAY * audit_log_maxage,
+            })
+        };
+        let audit = audit_log_path.map(file).zip(policy);
+        ReportingConfig {
+            audit: audit.map(|(file, policy)| audit::AuditConfig { policy, file }),
+            explain: explain_responses,
+            spans,
+            dropped_lines: DroppedLineCounter::default(), // `logging` knows
+        }
+    }
+
+    fn read_audit_policy(&mut self, file: &Path) -> Option<AuditPolicy> {
+        let text = String::from_utf8_lossy(&self.read_file(POLICY, file)?).into_owned();
+        let mut faults = document::Diagnostics::default();
+        let policy = AuditPolicy::parse(&file.display().to_string(), &text, &mut faults);
+        self.merge(POLICY, &faults).then_some(policy)?
+    }
+}

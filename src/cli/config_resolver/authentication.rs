@@ -1,0 +1,327 @@
+//! What the flags say about verifying tokens and about front proxies: reads the files that they name.
+
+use std::path::Path;
+
+use rustls::RootCertStore;
+
+use crate::cli::command_line::config_file::AUTHENTICATION;
+use crate::cli::config_resolver::FlagErrors;
+use crate::cli::flags::AssertBy;
+use crate::cli::flags::IdentityArgs;
+use crate::cli::flags::UpstreamArgs;
+use crate::config;
+use crate::config::IssuerKeys;
+use crate::document;
+use crate::identity::TokenFile;
+use crate::identity::jwt::JwtIssuer;
+use crate::identity::jwt::KeySet;
+use crate::identity::jwt::authentication_config;
+use crate::identity::jwt::authentication_config::ConfiguredIssuer;
+use crate::identity::jwt::authentication_config::JwksLocation;
+use crate::upstream::headers::IdentityHeaders;
+use crate::upstream::tls;
+
+const SERVICE_ACCOUNT_KEYS: &str = "service-account-key-file";
+const SERVICE_ACCOUNT_ISSUER: &str = "service-account-issuer";
+const FRONT_PROXY_CA: &str = "requestheader-client-ca-file";
+const ASSERT_BY: &str = "assert-by";
+const AUTHENTICATION_CONFIG: &str = "authentication-config";
+const CONFIG: &str = "config";
+
+/// Whose certificates clients are asked for.
+pub(in crate::cli) fn client_certificate_roots(
+    who: &config::IdentityConfig,
+) -> Option<RootCertStore> {
+    let proxies = who.front_proxies.as_ref();
+    match (&who.client_ca, proxies) {
+        (Some(clients), Some(proxies)) => {
+            let mut roots = clients.clone();
+            roots.extend(proxies.ca.roots.iter().cloned());
+            Some(roots)
+        }
+        (clients, proxies) => clients
+            .clone()
+            .or_else(|| proxies.map(|proxies| proxies.ca.clone())),
+    }
+}
+
+fn identity_headers(identity: &IdentityArgs) -> IdentityHeaders {
+    IdentityHeaders {
+        username: identity.requestheader_username_headers.clone(),
+        uid: identity.requestheader_uid_headers.clone(),
+        group: identity.requestheader_group_headers.clone(),
+        extra_prefix: identity
+            .requestheader_extra_headers_prefix
+            .iter()
+            .map(|prefix| prefix.as_str().to_owned())
+            .collect(),
+    }
+}
+
+impl FlagErrors {
+    /// Who asks.
+    pub(in crate::cli) fn resolve_identity(
+        &mut self,
+        args: &IdentityArgs,
+        file: Option<&Path>,
+    ) -> Option<config::IdentityConfig> {
+        let client_ca = match &args.client_ca_file {
+            Some(file) => self
+                .read_root_certificates("client-ca-file", file)
+                .map(Some),
+            None => Some(None),
+        };
+        let tokens = self.read_token_file(args.token_auth_file.as_deref());
+        let front_proxies = self.resolve_front_proxies(args);
+        self.check_separate_cas(
+            client_ca.as_ref().and_then(Option::as_ref),
+            front_proxies.as_ref(),
+        );
+        let verification = self.resolve_verification(args, file);
+        Some(config::IdentityConfig {
+            client_ca: client_ca?,
+            tokens: tokens?,
+            headers: identity_headers(args),
+            front_proxies,
+            verification: verification?,
+            impersonation: config::ImpersonationConfig {
+                classify: args.classify_impersonated,
+                reviews_per_second: args.access_reviews_per_second,
+            },
+        })
+    }
+
+    /// Who may impersonate is for the API server to say, and weir must be somebody to ask it.
+    pub(in crate::cli) fn check_classification(
+        &mut self,
+        identity: &IdentityArgs,
+        upstream: &UpstreamArgs,
+    ) {
+        if identity.classify_impersonated && upstream.kubeconfig.is_none() {
+            self.add(
+                "classify-impersonated",
+                "needs a --kubeconfig: with its credentials the API server is asked who may impersonate whom",
+            );
+        }
+    }
+
+    fn read_token_file(&mut self, file: Option<&Path>) -> Option<TokenFile> {
+        let Some(file) = file else {
+            return Some(TokenFile::default());
+        };
+        let text = String::from_utf8_lossy(&self.read_file("token-auth-file", file)?).into_owned();
+        match TokenFile::parse(&text) {
+            Ok(tokens) => Some(tokens),
+            Err(lines) => {
+                for (line, what) in lines {
+                    self.add(
+                        "token-auth-file",
+                        format!("{}:{line}: {what}", file.display()),
+                    );
+                }
+                None
+            }
+        }
+    }
+
+    /// Whether a certificate's user is asserted by impersonation, with what that takes.
+    pub(in crate::cli) fn resolve_impersonation(&mut self, args: &UpstreamArgs) -> bool {
+        if args.assert_by != AssertBy::Impersonation {
+            return false;
+        }
+        if args.kubeconfig.is_none() {
+            self.add(
+                ASSERT_BY,
+                "impersonation needs a --kubeconfig: its credentials are those that impersonate",
+            );
+        }
+        if args.proxy_client_cert_file.is_some() {
+            self.add(
+                ASSERT_BY,
+                "impersonation and --proxy-client-cert-file are two ways of saying the same: give one of them",
+            );
+        }
+        true
+    }
+
+    /// Front proxies before weir, if a CA is named for them.
+    fn resolve_front_proxies(&mut self, args: &IdentityArgs) -> Option<config::FrontProxyConfig> {
+        let allowed = &args.requestheader_allowed_names;
+        let Some(file) = &args.requestheader_client_ca_file else {
+            if !allowed.is_empty() {
+                self.add(
+                    "requestheader-allowed-names",
+                    format!("only together with --{FRONT_PROXY_CA}: nobody is believed without it"),
+                );
+            }
+            return None;
+        };
+        Some(config::FrontProxyConfig {
+            ca: self.read_root_certificates(FRONT_PROXY_CA, file)?,
+            allowed_names: allowed.clone(),
+        })
+    }
+
+    /// Clients and front proxies have different CAs, or front proxies have names: otherwise any client could name anybody.
+    fn check_separate_cas(
+        &mut self,
+        client_ca: Option<&RootCertStore>,
+        proxies: Option<&config::FrontProxyConfig>,
+    ) {
+        let (Some(clients), Some(proxies)) = (client_ca, proxies) else {
+            return;
+        };
+        let shared = proxies.ca.roots.iter().any(|ca| clients.roots.contains(ca));
+        if shared && proxies.allowed_names.is_empty() {
+            self.add(
+                FRONT_PROXY_CA,
+                "holds a CA of --client-ca-file, so that any client's certificate would make it a front proxy; give \
+                 --requestheader-allowed-names, or another CA",
+            );
+        }
+    }
+
+    /// How tokens are verified that are in no file.
+    fn resolve_verification(
+        &mut self,
+        args: &IdentityArgs,
+        file: Option<&Path>,
+    ) -> Option<config::VerificationConfig> {
+        let account_keys = self.read_service_account_keys(args);
+        let here = file.map_or(Some(None), |file| self.issuers_from_config_file(file));
+        let issuers = match (&args.authentication_config, here?) {
+            (Some(file), None) => self.issuers_from_authentication_config(file),
+            (None, here) => Some(here.unwrap_or_default()),
+            (Some(_), Some(_)) => {
+                let what = format!(
+                    "not together with {AUTHENTICATION} in the --config file: each names the issuers"
+                );
+                self.add(AUTHENTICATION_CONFIG, what);
+                None
+            }
+        };
+        Some(config::VerificationConfig {
+            issuers: issuers?,
+            service_account_keys: account_keys,
+            service_account_issuers: args.service_account_issuer.clone(),
+            audiences: args.api_audiences.clone(),
+            cache_ttl: args.authentication_token_webhook_cache_ttl,
+            reviews_per_second: args.token_reviews_per_second,
+        })
+    }
+
+    fn read_service_account_keys(&mut self, args: &IdentityArgs) -> Option<KeySet> {
+        if !args.service_account_key_file.is_empty() && args.service_account_issuer.is_empty() {
+            self.add(
+                SERVICE_ACCOUNT_ISSUER,
+                format!("needed with --{SERVICE_ACCOUNT_KEYS}: whose tokens these keys sign"),
+            );
+        }
+        let mut all: Option<KeySet> = None;
+        for file in &args.service_account_key_file {
+            let pem = self.read_file(SERVICE_ACCOUNT_KEYS, file)?;
+            let keys = KeySet::from_pem(&pem).map_err(|why| format!("{}: {why}", file.display()));
+            let keys = self.check(SERVICE_ACCOUNT_KEYS, keys)?;
+            all = Some(match all {
+                Some(others) => others.merge(keys),
+                None => keys,
+            });
+        }
+        all
+    }
+
+    /// Those of the `--config` file, if it names any. It was read for the flags already, and what is wrong with it as a whole was
+    /// told then.
+    #[expect(
+        clippy::option_option,
+        reason = "the outer one is for faults, as everywhere here"
+    )]
+    fn issuers_from_config_file(
+        &mut self,
+        file: &Path,
+    ) -> Option<Option<Vec<(JwtIssuer, IssuerKeys)>>> {
+        let text = String::from_utf8_lossy(&self.read_file(CONFIG, file)?).into_owned();
+        let mut faults = document::Diagnostics::default();
+        let documents = document::parse_all(&file.display().to_string(), &text, &mut faults);
+        let first = documents.first();
+        let given = first.and_then(|first| first.field(AUTHENTICATION));
+        let Some(given) = given.filter(|given| !given.is_null()) else {
+            return Some(None);
+        };
+        let configured = authentication_config::decode_section(given, AUTHENTICATION, &mut faults);
+        if !self.merge(CONFIG, &faults) {
+            return None;
+        }
+        let folder = file.parent().unwrap_or_else(|| Path::new(""));
+        let issuers: Option<_> = configured
+            .into_iter()
+            .map(|issuer| self.resolve_issuer((CONFIG, folder), issuer))
+            .collect();
+        issuers.map(Some)
+    }
+
+    fn issuers_from_authentication_config(
+        &mut self,
+        file: &Path,
+    ) -> Option<Vec<(JwtIssuer, IssuerKeys)>> {
+        let text =
+            String::from_utf8_lossy(&self.read_file(AUTHENTICATION_CONFIG, file)?).into_owned();
+        let mut faults = document::Diagnostics::default();
+        let nodes = document::parse_all(&file.display().to_string(), &text, &mut faults);
+        let configured = authentication_config::decode_documents(&nodes, &mut faults);
+        if !self.merge(AUTHENTICATION_CONFIG, &faults) {
+            return None;
+        }
+        let folder = file.parent().unwrap_or_else(|| Path::new(""));
+        configured
+            .into_iter()
+            .map(|issuer| self.resolve_issuer((AUTHENTICATION_CONFIG, folder), issuer))
+            .collect()
+    }
+
+    fn resolve_issuer(
+        &mut self,
+        (flag, folder): (&str, &Path),
+        configured: ConfiguredIssuer,
+    ) -> Option<(JwtIssuer, IssuerKeys)> {
+        let ConfiguredIssuer {
+            issuer,
+            jwks_location: keys,
+            certificate_authority,
+            location: place,
+        } = configured;
+        let keys = match keys {
+            JwksLocation::File(file) => {
+                let file = folder.join(file);
+                let json = self.read_file(flag, &file)?;
+                let keys =
+                    KeySet::from_jwks(&json).map_err(|why| format!("{}: {why}", file.display()));
+                IssuerKeys::Configured(self.check(flag, keys)?)
+            }
+            JwksLocation::Url(url) => IssuerKeys::Url(
+                url,
+                self.issuer_root_certificates((flag, &place), certificate_authority)?,
+            ),
+            JwksLocation::Discovery(url) => IssuerKeys::Discovery(
+                url,
+                self.issuer_root_certificates((flag, &place), certificate_authority)?,
+            ),
+        };
+        Some((issuer, keys))
+    }
+
+    fn issuer_root_certificates(
+        &mut self,
+        (flag, place): (&str, &document::SourceLocation),
+        pem: Option<String>,
+    ) -> Option<RootCertStore> {
+        let roots = match pem {
+            Some(pem) => tls::parse_roots(
+                &format!("{place}: issuer.certificateAuthority"),
+                pem.as_bytes(),
+            ),
+            None => tls::load_system_roots(),
+        };
+        self.check(flag, roots)
+    }
+}

@@ -1,0 +1,525 @@
+//! The flags, in one place: each with its name (kube-apiserver's own wherever it has one), its default and its text.
+//!
+//! Form only: what a flag means to the program is `settings`' to say. The same names stand in a `--config` file (see
+//! `config_file`), and the table in docs/reference/flags.md is made from here.
+
+pub mod origin;
+
+use std::net::IpAddr;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::Parser;
+use clap::Subcommand;
+use clap::ValueEnum;
+use http::HeaderName;
+use ipnet::IpNet;
+
+use crate::cli::flags::origin::ConfigOrigin;
+use crate::limits::upgrade_rate::DEFAULT_UPGRADES_PER_SECOND;
+use crate::request_info::go_duration;
+
+/// A reverse proxy that stands in front of kube-apiserver and keeps it standing.
+#[derive(Debug, Parser)]
+#[command(name = "weir", version, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What weir can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Stand in front of an API server.
+    Serve(Box<ServeArgs>),
+    /// Show what an operator sees, live, from weir's admin address.
+    Top(crate::cli::top::TopArgs),
+    /// Stand in front of a small API server in memory, with certificates and a kubeconfig made on the spot.
+    #[cfg(feature = "playground")]
+    Playground(Box<crate::cli::playground::PlaygroundArgs>),
+    /// Print the version, the Kubernetes release that weir follows, and the features of this build.
+    Version(crate::cli::version::VersionArgs),
+    /// Print a shell's completion script.
+    Completions(crate::cli::completions::CompletionsArgs),
+    /// Write manual pages.
+    Man(crate::cli::man::ManArgs),
+}
+
+/// `weir serve`.
+#[derive(Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// Which API server.
+    #[command(flatten)]
+    pub upstream: UpstreamArgs,
+    /// Everything else.
+    #[command(flatten)]
+    pub proxy: ProxyArgs,
+}
+
+/// Which API server weir stands in front of.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Upstream")]
+pub struct UpstreamArgs {
+    /// The API server, as https://HOST:PORT; this or --kubeconfig is required.
+    #[arg(long, value_name = "URL")]
+    pub upstream: Option<String>,
+    /// CA of the API server's certificate (PEM); the system's CAs if not given.
+    #[arg(long, value_name = "FILE")]
+    pub upstream_ca_file: Option<PathBuf>,
+    /// The API server, its CA and the credentials for weir's own calls, from a kubeconfig. Clients' requests do
+    /// not carry these credentials, except with --assert-by=impersonation. Not together with --upstream or --upstream-ca-file.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The kubeconfig's context to use; its current one if not given.
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Certificate by which the API server takes weir for a front proxy and believes the user that it names; signed by
+    /// the CA of the API server's --requestheader-client-ca-file, with a common name that its --requestheader-allowed-names
+    /// admits (kubeadm: front-proxy-client). Needed for clients that come with a certificate.
+    #[arg(long, value_name = "FILE")]
+    pub proxy_client_cert_file: Option<PathBuf>,
+    /// Key of --proxy-client-cert-file.
+    #[arg(long, value_name = "FILE")]
+    pub proxy_client_key_file: Option<PathBuf>,
+    /// How the API server is told who a client with a certificate is: as a front proxy, by --proxy-client-cert-file; or, where
+    /// there is no front proxies' CA to sign one, by impersonation with the credentials of --kubeconfig, whose user must then
+    /// be allowed to impersonate users, groups, serviceaccounts, uids and userextras.
+    #[arg(long, value_name = "WAY", value_enum, default_value_t = AssertBy::FrontProxy)]
+    pub assert_by: AssertBy,
+}
+
+/// How the API server is told who a client with a certificate is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AssertBy {
+    /// As a front proxy, by --proxy-client-cert-file.
+    #[default]
+    FrontProxy,
+    /// By weir's own credentials, which may impersonate.
+    Impersonation,
+}
+
+/// What holds for every API server.
+#[derive(Args, Clone, Debug)]
+pub struct ProxyArgs {
+    /// A YAML file with the same settings, by the flags' names (in camelCase or as they are). Flags win. clientLimits and
+    /// authentication, which have no flag, stand in it only.
+    #[arg(long, value_name = "FILE", help_heading = "General")]
+    pub config: Option<PathBuf>,
+    /// Towards clients.
+    #[command(flatten)]
+    pub serving: ServingArgs,
+    /// Who asks.
+    #[command(flatten)]
+    pub identity: IdentityArgs,
+    /// How much at a time.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// What is told of requests.
+    #[command(flatten)]
+    pub reporting: ReportingArgs,
+    /// The rest.
+    #[command(flatten)]
+    pub operation: OperationArgs,
+    /// Where all of it stands, and what it comes to.
+    #[arg(skip)]
+    pub origin: ConfigOrigin,
+}
+
+/// Towards clients.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Serving")]
+pub struct ServingArgs {
+    /// Address to listen on: 0.0.0.0 by default, for the playground 127.0.0.1.
+    #[arg(long, value_name = "IP")]
+    pub bind_address: Option<IpAddr>,
+    /// Port to listen on; 0 takes any free one.
+    #[arg(long, value_name = "PORT", default_value_t = 6443)]
+    pub secure_port: u16,
+    /// Certificate that clients see, with its intermediates (PEM). Required, except by the playground.
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// Key of --tls-cert-file, required like it.
+    #[arg(long, value_name = "FILE")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Minimum TLS version.
+    #[arg(long, value_name = "VERSION", value_enum, default_value_t = TlsVersion::VersionTLS12)]
+    pub tls_min_version: TlsVersion,
+    /// Most streams at a time on an HTTP/2 connection of a client; 0 is 100, as for kube-apiserver.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub http2_max_streams_per_connection: u32,
+    /// Probability (0 to 0.02) that an HTTP/2 request gets its client a GOAWAY, so that it reconnects, perhaps to another weir.
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = parse_goaway_chance)]
+    pub goaway_chance: f64,
+    /// How long the head of a request may take from its first byte (408; on HTTP/2 the connection ends). Idle connections are none
+    /// of its concern. 0 is no limit.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
+    pub request_header_timeout: Duration,
+    /// Most requests a second that a client may cancel on an HTTP/2 connection, and four times as many at once; more, and the
+    /// connection ends with GOAWAY (ENHANCE_YOUR_CALM). 0 is no limit.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    pub http2_max_resets_per_second: u32,
+    /// Most open connections of clients; by default what the open-file limit allows.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: Option<u32>,
+}
+
+/// kube-apiserver's names of the TLS versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TlsVersion {
+    /// TLS 1.2 and 1.3.
+    #[value(name = "VersionTLS12")]
+    VersionTLS12,
+    /// TLS 1.3 only.
+    #[value(name = "VersionTLS13")]
+    VersionTLS13,
+}
+
+/// Who asks.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Identity")]
+pub struct IdentityArgs {
+    /// CA of the clients' certificates (PEM). Without it no client is asked for one.
+    #[arg(long, value_name = "FILE")]
+    pub client_ca_file: Option<PathBuf>,
+    /// Tokens and whose they are, a line each: token,user,uid,"group1,group2". Used to tell users apart; the token itself
+    /// goes on to the API server, which judges it.
+    #[arg(long, value_name = "FILE")]
+    pub token_auth_file: Option<PathBuf>,
+    /// Public keys (PEM) that service accounts' tokens are signed with. May be given several times. Without it the API server
+    /// is asked for them (/openid/v1/jwks), where weir has credentials of its own.
+    #[arg(long, value_name = "FILE")]
+    pub service_account_key_file: Vec<PathBuf>,
+    /// The issuer of service accounts' tokens. May be given several times. Needed with --service-account-key-file; otherwise
+    /// the API server is asked.
+    #[arg(long, value_name = "URL")]
+    pub service_account_issuer: Vec<String>,
+    /// Audiences of tokens for the API server, as in its own --api-audiences; by default the issuer.
+    #[arg(long, value_name = "AUDIENCE", value_delimiter = ',')]
+    pub api_audiences: Vec<String>,
+    /// Issuers of OIDC tokens that weir verifies by itself: kube-apiserver's AuthenticationConfiguration, which may say by
+    /// jwksURL or jwksFile where an issuer's keys are.
+    #[arg(long, value_name = "FILE")]
+    pub authentication_config: Option<PathBuf>,
+    /// How long the API server's word about a token (TokenReview) is good for.
+    #[arg(long, value_name = "DURATION", default_value = "2m0s", value_parser = parse_duration)]
+    pub authentication_token_webhook_cache_ttl: Duration,
+    /// Most TokenReviews a second that the API server is asked for, where weir has credentials of its own; 0 asks for none.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    pub token_reviews_per_second: u32,
+    /// Count a request that impersonates for whom it impersonates, as the API server does, once the API server has said that it may
+    /// (SubjectAccessReview, with the credentials of --kubeconfig). Otherwise it counts for who sends it.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub classify_impersonated: bool,
+    /// Most SubjectAccessReviews a second that the API server is asked for: one for each user, group, uid and extra value that a
+    /// client impersonates, good for 10 seconds. Only with --classify-impersonated or --assert-by=impersonation.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub access_reviews_per_second: u32,
+    /// CA of the certificates of front proxies before weir (PEM), whose word about who asks is believed.
+    #[arg(long, value_name = "FILE")]
+    pub requestheader_client_ca_file: Option<PathBuf>,
+    /// The common names of these certificates; any of that CA if not given.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub requestheader_allowed_names: Vec<String>,
+    /// Networks whose X-Forwarded-For is believed: it goes on to the API server and into the audit log. What goes by a client's
+    /// address here sees the connection's own, or that of --proxy-protocol. May be given several times, or as a list.
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub trusted_proxies: Vec<IpNet>,
+    /// Connections from --trusted-proxies tell by the PROXY protocol (version 2) whose they are; one without its header is
+    /// the proxy's own. Only for proxies that always send it: a client's own bytes would be believed otherwise.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub proxy_protocol: bool,
+    /// Headers that carry the user's name: read from trusted front proxies before weir. weir sends the first to the API server,
+    /// and strips all of them from clients' requests.
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "X-Remote-User"
+    )]
+    pub requestheader_username_headers: Vec<HeaderName>,
+    /// Likewise for the uid.
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "X-Remote-Uid"
+    )]
+    pub requestheader_uid_headers: Vec<HeaderName>,
+    /// Likewise for the groups.
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "X-Remote-Group"
+    )]
+    pub requestheader_group_headers: Vec<HeaderName>,
+    /// Likewise for everything else; the beginning of the headers' names.
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        value_delimiter = ',',
+        default_value = "X-Remote-Extra-"
+    )]
+    pub requestheader_extra_headers_prefix: Vec<HeaderName>,
+}
+
+/// How much at a time.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// With priority and fairness (the default) it and --max-mutating-requests-inflight are added up to the total number of
+    /// seats. Without, the most read-only requests (get, list) in flight; 0 is no limit then.
+    #[arg(long, value_name = "N", default_value_t = 400)]
+    pub max_requests_inflight: u32,
+    /// With priority and fairness (the default) it and --max-requests-inflight are added up to the total number of seats.
+    /// Without, the most mutating requests in flight; 0 is no limit then.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub max_mutating_requests_inflight: u32,
+    /// With priority and fairness: how often the API server is asked, with weir's own credentials, how many objects there are and
+    /// how large (GET /metrics); 0s not at all. Where it does not tell, weir counts by lists of one object (?limit=1) what is
+    /// listed through it, as far as it may list, and otherwise by the lists and watches that pass through.
+    #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = parse_duration)]
+    pub object_count_poll_period: Duration,
+    /// API Priority and Fairness: requests queue by flow, and the two limits above are only added up to its total. With
+    /// false they hold by themselves.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = true,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub enable_priority_and_fairness: bool,
+    /// A file or a folder of files (YAML or JSON) with FlowSchemas and PriorityLevelConfigurations, as kubectl prints them.
+    /// They stand beside the built-in ones, and in the place of those of the same name. May be given several times.
+    #[arg(long, value_name = "PATH")]
+    pub flowcontrol_config: Vec<PathBuf>,
+    /// DryRun lets every request pass priority and fairness at once, and only counts what would have become of it. Event and
+    /// client limits still refuse; max-in-flight has no dry run.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = FlowcontrolEnforcement::Enforce)]
+    pub flowcontrol_enforcement: FlowcontrolEnforcement,
+    /// kube-apiserver's own AdmissionConfiguration, of which the plugin EventRateLimit is used.
+    #[arg(long, value_name = "FILE")]
+    pub admission_control_config_file: Option<PathBuf>,
+    /// The configuration of EventRateLimit by itself (eventratelimit.admission.k8s.io/v1alpha1). Without either file events
+    /// are not limited.
+    #[arg(long, value_name = "FILE")]
+    pub event_rate_limit_config: Option<PathBuf>,
+    /// Which API groups' events are limited: all (the core group and events.k8s.io), or core as kube-apiserver has it.
+    #[arg(long, value_name = "GROUPS", value_enum, default_value_t = EventGroups::All)]
+    pub event_rate_limit_groups: EventGroups,
+    /// Tell the client of an event too many when to come again. kube-apiserver does not, and client-go then drops the event.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = true,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub event_rate_limit_retry_after: bool,
+    /// Longest that a request may take, unless it is a long-running one; more than 0s.
+    #[arg(long, value_name = "DURATION", default_value = "1m0s", value_parser = parse_request_timeout)]
+    pub request_timeout: Duration,
+    /// A client that comes back before its Retry-After is over gets its next 429 or 503 only when that time is over, or after
+    /// this long; 0 sends all of them at once. At most 1m.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_rejection_hold)]
+    pub rejection_hold: Duration,
+    /// How much of a request's body is awaited before the request takes a seat, in bytes: a client that does not send its body
+    /// holds nothing. 0 awaits none (but that of GET, HEAD and upgrades). At most 3 MiB.
+    #[arg(long, value_name = "BYTES", default_value_t = 65536, value_parser = clap::value_parser!(u32).range(0..=3 << 20))]
+    pub request_body_buffer: u32,
+    /// Least rate at which a client has to send its request's body, or take its answer, while it is waited for, in bytes a second;
+    /// a transfer that falls behind by --min-transfer-rate-grace is ended. 0 asks for none.
+    #[arg(long, value_name = "BYTES", default_value_t = 1024)]
+    pub min_transfer_rate: u32,
+    /// How far a transfer may fall behind --min-transfer-rate.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_positive_duration)]
+    pub min_transfer_rate_grace: Duration,
+    /// Most requests a second of one address (of IPv6 a /64) that may ask for another protocol (Upgrade: exec, attach, port-forward)
+    /// without a credential that the API server has accepted, and five times as many at once; 429 beyond. Each costs the API
+    /// server a TLS handshake. 0 is no limit.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_UPGRADES_PER_SECOND, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    pub unproven_upgrades_per_second: u32,
+    /// Most HTTP/2 connections to the API server that each worker opens for each kind of credential, for requests that end;
+    /// watches have others, as many as they need (at most a quarter of the open-file limit, with all else that lasts).
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub upstream_max_connections: u32,
+}
+
+/// What becomes of the decisions of priority and fairness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FlowcontrolEnforcement {
+    /// They are only counted.
+    #[value(name = "DryRun")]
+    DryRun,
+    /// They hold.
+    #[value(name = "Enforce")]
+    Enforce,
+}
+
+/// The API groups of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EventGroups {
+    /// The core group and events.k8s.io.
+    All,
+    /// The core group.
+    Core,
+}
+
+/// What is told of requests.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Audit")]
+pub struct ReportingArgs {
+    /// Write an audit log to this file, an event (audit.k8s.io/v1) a line; - is the standard output. Events that are not
+    /// written fast enough are dropped and counted: no request waits for the log.
+    #[arg(long, value_name = "FILE")]
+    pub audit_log_path: Option<PathBuf>,
+    /// Which requests are in it: kube-apiserver's own audit policy. weir notes no bodies, so that Request and RequestResponse
+    /// count as Metadata. Without a policy all requests are in it.
+    #[arg(long, value_name = "FILE")]
+    pub audit_policy_file: Option<PathBuf>,
+    /// Days for which rotated files of the audit log are kept; 0 is for ever.
+    #[arg(long, value_name = "DAYS", default_value_t = 0)]
+    pub audit_log_maxage: u32,
+    /// How many rotated files of the audit log are kept; 0 is any number.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub audit_log_maxbackup: u32,
+    /// Size in megabytes at which the file of the audit log is rotated.
+    #[arg(long, value_name = "MB", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub audit_log_maxsize: u32,
+    /// Tell in headers of answers, weir's own too, what was decided about their requests: X-Weir-Flow-Schema,
+    /// X-Weir-Priority-Level, X-Weir-Queue-Wait, X-Weir-Seats.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub explain_responses: bool,
+}
+
+/// Running it.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Operation")]
+pub struct OperationArgs {
+    /// How long weir keeps serving after SIGTERM with only /readyz failing, so that load balancers can take it out of rotation.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
+    pub shutdown_delay_duration: Duration,
+    /// The longest time over which open watches are ended after SIGTERM (200 a second, if that is sooner). 0 ends all at once, and
+    /// their clients come back together.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
+    pub shutdown_watch_termination_grace_period: Duration,
+    /// Where /livez, /readyz, /metrics, the status page and /debug are served, in plain HTTP and without authentication: whoever
+    /// reaches it sees users' names, so keep it on the loopback. On any other address nothing can be changed: PUT of the log
+    /// level is 403.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6480")]
+    pub admin_address: SocketAddr,
+    /// Where /livez and /readyz are served as well, for probes that cannot reach the admin address.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub health_address: Option<SocketAddr>,
+    /// Serve /metrics on --health-address, too.
+    #[arg(
+        long,
+        value_name = "BOOL",
+        default_value_t = false,
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        action = clap::ArgAction::Set
+    )]
+    pub health_metrics: bool,
+    /// Threads that serve; by default one for each core.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: Option<u16>,
+    /// Traces by OpenTelemetry: kube-apiserver's TracingConfiguration, which says where the collector is (OTLP by gRPC) and how
+    /// many requests are traced whose client has not begun a trace.
+    #[arg(long, value_name = "FILE")]
+    pub tracing_config_file: Option<PathBuf>,
+    /// How logs are written.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LoggingFormat::Text)]
+    pub logging_format: LoggingFormat,
+    /// What is logged: error, warn, info, debug, or a filter such as weir::upstream=debug,info (weir::access=debug:
+    /// each request; weir::rejections: refusals).
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log_level: String,
+}
+
+/// kube-apiserver's names of the log formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LoggingFormat {
+    /// A line for people.
+    Text,
+    /// An object a line.
+    Json,
+}
+
+/// A duration as Go writes it: `1m30s`, `500ms`.
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let nanos = go_duration::parse(text.as_bytes())
+        .map_err(|why| format!("{why}; give it as 30s, 1m30s or 500ms"))?;
+    u64::try_from(nanos)
+        .map(Duration::from_nanos)
+        .map_err(|_| "it must not be negative".to_owned())
+}
+
+fn parse_positive_duration(text: &str) -> Result<Duration, String> {
+    let duration = parse_duration(text)?;
+    if duration.is_zero() {
+        return Err("it must be longer than 0s".to_owned());
+    }
+    Ok(duration)
+}
+
+/// Zero would answer every request 504.
+fn parse_request_timeout(text: &str) -> Result<Duration, String> {
+    let limit = parse_duration(text)?;
+    if limit.is_zero() {
+        return Err("it must be more than 0s: every request would be answered 504".to_owned());
+    }
+    Ok(limit)
+}
+
+/// Longer ones would outlast the time that clients give a request.
+const MAX_REJECTION_HOLD: Duration = Duration::from_secs(60);
+
+fn parse_rejection_hold(text: &str) -> Result<Duration, String> {
+    let hold = parse_duration(text)?;
+    if hold > MAX_REJECTION_HOLD {
+        return Err("it must not be longer than 1m".to_owned());
+    }
+    Ok(hold)
+}
+
+fn parse_goaway_chance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(chance) if (0.0..=0.02).contains(&chance) => Ok(chance),
+        // kube-apiserver's own wording.
+        _ => Err("--goaway-chance can not be less than 0 or greater than 0.02".to_owned()),
+    }
+}

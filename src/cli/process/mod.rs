@@ -1,0 +1,3 @@
+//! TODO
+
+pub(in crate::cli) mod logging;

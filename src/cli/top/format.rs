@@ -1,0 +1,231 @@
+//! Numbers and names as `weir top` writes them.
+
+use crate::cli::top::view_model::to_f64;
+use crate::limits::rate::RateLimitSnapshot;
+use crate::observe::status::snapshot::SlotsStatus;
+use crate::observe::status::snapshot::StatusSnapshot;
+
+/// The blocks that small plots are made of, the lowest first.
+const PLOT_BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// What `--flowcontrol-enforcement=DryRun` means, for who sees rejections.
+pub const DRY_RUN_LABEL: &str = "dry run: levels refuse nothing";
+
+/// Text that a client may have chosen, for a terminal: nothing in it moves the cursor or turns the line round.
+#[must_use]
+pub fn sanitize(text: &str) -> String {
+    let harmless = |c: char| match c {
+        '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}'
+        | '\u{feff}' => '·',
+        c if c.is_control() => '·',
+        c => c,
+    };
+    text.chars().map(harmless).collect()
+}
+
+/// Something a second.
+#[must_use]
+pub fn rate(rate: f64) -> String {
+    match rate {
+        ..=0.0 => "0".to_owned(),
+        ..0.1 => "<0.1".to_owned(),
+        ..10.0 => format!("{rate:.1}"),
+        ..100_000.0 => format!("{rate:.0}"),
+        _ => format!("{:.0}k", rate / 1000.0),
+    }
+}
+
+/// How many.
+#[must_use]
+pub fn count(count: u64) -> String {
+    match count {
+        0..100_000 => count.to_string(),
+        100_000..10_000_000 => format!("{:.0}k", to_f64(count) / 1e3),
+        _ => format!("{:.0}M", to_f64(count) / 1e6),
+    }
+}
+
+/// A time that something took.
+#[must_use]
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        ..=0.0 => "0".to_owned(),
+        ..0.001 => "<1ms".to_owned(),
+        ..1.0 => format!("{:.0}ms", seconds * 1000.0),
+        ..100.0 => format!("{seconds:.1}s"),
+        _ => format!("{seconds:.0}s"),
+    }
+}
+
+/// A time that goes on, in seconds.
+#[must_use]
+pub fn uptime(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{minutes}m{:02}s", seconds % 60),
+        3600..86_400 => format!("{hours}h{:02}m", minutes % 60),
+        _ => format!("{days}d{:02}h", hours % 24),
+    }
+}
+
+/// So much data.
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
+    let mut rest = to_f64(bytes);
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if rest < 1024.0 {
+            return format!("{rest:.0} {unit}");
+        }
+        rest /= 1024.0;
+    }
+    format!("{rest:.0} TiB")
+}
+
+/// Seats that are borrowed, or lent.
+#[must_use]
+pub fn borrowed(seats: i64) -> String {
+    match seats {
+        0 => "-".to_owned(),
+        1.. => format!("+{seats}"),
+        _ => seats.to_string(),
+    }
+}
+
+/// A level's seats.
+#[must_use]
+pub fn seats(in_use: u64, limit: Option<u32>) -> String {
+    match limit {
+        Some(limit) => format!("{in_use}/{limit}"),
+        None => format!("{in_use}/-"),
+    }
+}
+
+/// The last values as blocks, as many as there is room for; nothing is drawn as nothing.
+#[must_use]
+pub fn plot(values: &[f32], most: f32, width: usize) -> String {
+    let from = values.len().saturating_sub(width);
+    let shown = values.get(from..).unwrap_or_default();
+    let blocks = shown.iter().map(|&value| plot_block(value, most));
+    let blank = std::iter::repeat_n(' ', width.saturating_sub(shown.len()));
+    blank.chain(blocks).collect()
+}
+
+#[expect(clippy::as_conversions, reason = "between 0 and 7, and it saturates")]
+fn plot_block(value: f32, most: f32) -> char {
+    if value <= 0.0 || most <= 0.0 {
+        return ' ';
+    }
+    let height = (value / most * 8.0).ceil() as usize;
+    let last = PLOT_BLOCKS.len() - 1;
+    PLOT_BLOCKS
+        .get(height.saturating_sub(1).min(last))
+        .copied()
+        .unwrap_or(' ')
+}
+
+/// The sum of one class of codes.
+#[must_use]
+pub fn responses_of_class(snapshot: &StatusSnapshot, class: u16) -> u64 {
+    let codes = snapshot.requests.by_code.iter();
+    codes
+        .filter(|(code, _)| **code / 100 == class)
+        .map(|(_, count)| count)
+        .sum()
+}
+
+/// A limit's name, and whether it only counts.
+#[must_use]
+pub fn limit_name(limit: &RateLimitSnapshot) -> String {
+    let counts_only = if limit.dry_run { " (dry run)" } else { "" };
+    format!("{}{counts_only}", sanitize(&limit.name))
+}
+
+/// Whom a limit refused most, and how often.
+#[must_use]
+pub fn top_rejected_key(limit: &RateLimitSnapshot) -> String {
+    let first = limit.top.first();
+    first.map_or_else(
+        || "-".to_owned(),
+        |top| format!("{} ({})", sanitize(&top.key), count(top.rejections)),
+    )
+}
+
+/// The kind of places that is fullest, and what holds most of it; nothing where none is taken.
+#[must_use]
+pub fn fullest_connection_budget(snapshot: &StatusSnapshot) -> Option<String> {
+    let taken = snapshot.upstream.places.iter().filter(|of| of.taken > 0);
+    let fullest = taken.max_by(|one, other| {
+        let fullness =
+            |of: &SlotsStatus| (u128::from(of.taken) << 64) / u128::from(of.total.max(1));
+        fullness(one).cmp(&fullness(other))
+    })?;
+    let of = format!(
+        "{} {}/{}",
+        sanitize(&fullest.kind),
+        fullest.taken,
+        fullest.total
+    );
+    let most = fullest.holders.iter().find(|holder| holder.by != "watches");
+    Some(match most {
+        Some(most) => format!("{of} (most: {} {})", sanitize(&most.name), most.taken),
+        None => of,
+    })
+}
+
+/// What `/readyz` says, and whether that is good.
+#[must_use]
+pub fn readiness(snapshot: &StatusSnapshot) -> (String, bool) {
+    let readiness = &snapshot.readiness;
+    match (readiness.ready, &readiness.upstream_failure) {
+        _ if readiness.shutting_down => ("shutting down".to_owned(), false),
+        (Some(true), _) => ("ready".to_owned(), true),
+        _ if readiness.loop_failure.is_some() => {
+            ("the upstream leads back to this weir".to_owned(), false)
+        }
+        (_, Some(why)) => (format!("API server: {}", sanitize(why)), false),
+        (None, None) => ("asking the API server".to_owned(), true),
+        (Some(false), None) => ("not ready".to_owned(), false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_move_the_cursor() {
+        let name = "evil\x1b[2J\r\n\u{9b}31m\u{202e}fox ✓ü";
+        assert_eq!(sanitize(name), "evil·[2J···31m·fox ✓ü");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(
+            [0.0, 0.04, 3.25, 99.5, 250_000.0].map(rate),
+            ["0", "<0.1", "3.2", "100", "250k"]
+        );
+        assert_eq!(
+            [0, 99_999, 100_000, 12_345_678].map(count),
+            ["0", "99999", "100k", "12M"]
+        );
+        assert_eq!(
+            [0.0, 0.0002, 0.25, 1.25].map(duration),
+            ["0", "<1ms", "250ms", "1.2s"]
+        );
+        assert_eq!(
+            [59, 61, 3600, 90_000].map(uptime),
+            ["59s", "1m01s", "1h00m", "1d01h"]
+        );
+        assert_eq!([10, 2048, 5 << 20].map(bytes), ["10 B", "2 KiB", "5 MiB"]);
+    }
+
+    #[test]
+    fn a_plot_has_the_given_width_and_ends_with_the_newest_value() {
+        assert_eq!(plot(&[0.0, 1.0, 4.0, 8.0], 8.0, 3), "▁▄█");
+        assert_eq!(plot(&[8.0], 8.0, 3), "  █");
+        assert_eq!(plot(&[], 0.0, 2), "  ");
+    }
+}

@@ -1,0 +1,320 @@
+//! `weir top --once`: the same as one table, for a script or a look through a narrow door.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::cli::top::format;
+use crate::cli::top::format::sanitize;
+use crate::cli::top::view_model::ViewModel;
+use crate::cli::top::view_model::compare_talkers;
+use crate::cli::top::view_model::talker_rows;
+use crate::cli::top::view_options::ViewOptions;
+use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::snapshot::TopTalkersStatus;
+use crate::observe::top_talkers::Dimension;
+use crate::observe::top_talkers::UsageMeasure;
+use crate::observe::top_talkers::Window;
+
+/// Everything as text, in lines.
+#[must_use]
+pub fn render_table(shown: &ViewModel, ui: &ViewOptions) -> String {
+    let Some((now, _)) = &shown.now else {
+        return String::new();
+    };
+    let mut text = render_overview(now, shown);
+    text.push_str(&render_levels(now, shown, ui));
+    if !now.rate_limits.is_empty() {
+        text.push('\n');
+        text.push_str(&render_limits(shown, ui));
+    }
+    if let Some(list) = shown.talker_list(ui) {
+        text.push('\n');
+        text.push_str(&render_talkers(list, ui));
+    }
+    text
+}
+
+/// The lists that are asked for, in the order that is asked for; without a wish all, as they came.
+pub fn select_lists(
+    lists: &mut Vec<TopTalkersStatus>,
+    by: Option<Dimension>,
+    window: Option<Window>,
+    sort: Option<UsageMeasure>,
+) {
+    lists.retain(|list| {
+        by.is_none_or(|by| list.by == by.name())
+            && window.is_none_or(|window| list.window_seconds == window.duration().as_secs())
+    });
+    if let Some(sort) = sort {
+        for list in lists {
+            list.rows.sort_by(|a, b| compare_talkers(sort, a, b));
+        }
+    }
+}
+
+fn render_overview(now: &StatusSnapshot, shown: &ViewModel) -> String {
+    let (ready, _) = format::readiness(now);
+    let codes = (2..=5_u16).map(|class| {
+        let rate = shown.rate(|snapshot| format::responses_of_class(snapshot, class));
+        format!("{class}xx {}/s", format::rate(rate))
+    });
+    let dry_run = match now.dry_run {
+        true => format!(", {}", format::DRY_RUN_LABEL),
+        false => String::new(),
+    };
+    let open: u64 = now.upstream.connections.values().sum();
+    let failed: u64 = now.upstream.failures.values().sum();
+    let mut lines = vec![
+        format!("weir {}: {ready}{dry_run}", sanitize(&now.version)),
+        format!(
+            "requests: {}, in flight {}, watches {}",
+            codes.collect::<Vec<_>>().join(", "),
+            now.requests.in_flight,
+            now.requests.watches
+        ),
+    ];
+    lines.extend(reason_lines("rejections", shown, |snapshot| {
+        &snapshot.rejections
+    }));
+    if now.dry_run {
+        let would_be = reason_lines("would-be rejections", shown, |snapshot| {
+            &snapshot.would_be_rejections
+        });
+        lines.extend(would_be);
+    }
+    lines.push(format!(
+        "upstream: {open} connections, {failed} requests without an answer"
+    ));
+    lines.extend(format::fullest_connection_budget(now).map(|places| format!("places: {places}")));
+    lines.push("\n".to_owned());
+    lines.join("\n")
+}
+
+fn reason_lines(
+    title: &str,
+    shown: &ViewModel,
+    of: fn(&StatusSnapshot) -> &BTreeMap<String, u64>,
+) -> Vec<String> {
+    let all = shown.rate(|snapshot| of(snapshot).values().sum());
+    let mut lines = vec![format!("{title}: {}/s", format::rate(all))];
+    let reasons = shown.now.iter().flat_map(|(now, _)| of(now));
+    lines.extend(reasons.map(|(reason, count)| format!("  {}: {count} in all", sanitize(reason))));
+    lines
+}
+
+fn render_levels(now: &StatusSnapshot, shown: &ViewModel, ui: &ViewOptions) -> String {
+    let rows = shown.level_rows(ui).into_iter().map(|row| {
+        let level = row.level;
+        vec![
+            sanitize(&level.name),
+            format::seats(level.seats_in_use, level.current_limit),
+            format::borrowed(level.borrowed_seats()),
+            level.waiting.to_string(),
+            row.wait.map_or_else(|| "-".to_owned(), format::duration),
+            format::rate(row.dispatched),
+            format::rate(row.rejected),
+            level.rejected_total().to_string(),
+        ]
+    });
+    let (rate, count) = match now.dry_run {
+        true => ("WOULD-BE/S", "WOULD-BE"),
+        false => ("REJECTED/S", "REJECTED"),
+    };
+    let head = [
+        "LEVEL",
+        "SEATS",
+        "BORROWED",
+        "WAITING",
+        "WAIT",
+        "THROUGH/S",
+        rate,
+        count,
+    ];
+    render_columns(&head, 1, rows.collect())
+}
+
+fn render_limits(shown: &ViewModel, ui: &ViewOptions) -> String {
+    let rows = shown.limit_rows(ui).into_iter().map(|row| {
+        let limit = row.limit;
+        vec![
+            format::limit_name(limit),
+            sanitize(&limit.allows),
+            format::rate(row.passed),
+            format::rate(row.delayed),
+            format::rate(row.rejected),
+            limit.rejected.to_string(),
+            format!("{}/{}", limit.keys, limit.most_keys),
+            format::top_rejected_key(limit),
+        ]
+    });
+    let head = [
+        "LIMIT",
+        "ALLOWS",
+        "PASSED/S",
+        "DELAYED/S",
+        "REFUSED/S",
+        "REFUSED",
+        "KEYS",
+        "REFUSED MOST",
+    ];
+    render_columns(&head, 2, rows.collect())
+}
+
+fn render_talkers(list: &TopTalkersStatus, ui: &ViewOptions) -> String {
+    let minutes = list.window_seconds / 60;
+    let by = format!("{} ({minutes}m)", sanitize(&list.by).to_uppercase());
+    let head = [
+        by.as_str(),
+        "REQUESTS",
+        "SEAT-SECONDS",
+        "WAITED",
+        "BYTES",
+        "REJECTED",
+        "UP TO SO MANY MORE",
+    ];
+    let rows = talker_rows(list, ui).into_iter().map(|row| {
+        vec![
+            sanitize(&row.name),
+            row.requests.to_string(),
+            format::rate(row.seat_seconds),
+            format::duration(row.queue_wait_seconds),
+            format::bytes(row.bytes),
+            row.rejections.to_string(),
+            row.error.to_string(),
+        ]
+    });
+    render_columns(&head, 1, rows.collect())
+}
+
+/// Cells in columns: the first `texts` to the left, the others to the right.
+fn render_columns(head: &[&str], texts: usize, rows: Vec<Vec<String>>) -> String {
+    let head = head.iter().map(|&title| title.to_owned()).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+    let mut widths: Vec<usize> = Vec::new();
+    for row in &rows {
+        widths.resize(row.len(), 0);
+        for (cell, width) in row.iter().zip(&mut widths) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for row in rows {
+        for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let between = if at > 0 { "  " } else { "" };
+            let _ = match at < texts {
+                true => write!(text, "{between}{cell:width$}"),
+                false => write!(text, "{between}{cell:>width$}"),
+            };
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::top::model::StatusUpdate;
+    use crate::cli::top::model::TopModel;
+    use crate::limits::rate::RateLimitSnapshot;
+    use crate::observe::status::snapshot::SlotHolderStatus;
+    use crate::observe::status::snapshot::SlotsStatus;
+    use crate::observe::status::snapshot::TalkerStatus;
+
+    #[test]
+    fn columns_are_aligned() {
+        let rows = vec![
+            vec!["a".to_owned(), "100".to_owned()],
+            vec!["longer".to_owned(), "7".to_owned()],
+        ];
+        assert_eq!(
+            render_columns(&["N", "X"], 1, rows),
+            "N         X\na       100\nlonger    7\n"
+        );
+    }
+
+    fn model() -> TopModel {
+        let mut model = TopModel::default();
+        for second in 1..=2 {
+            let rejected = second * 50;
+            let mut now = StatusSnapshot {
+                unix_ms: second * 1000,
+                dry_run: true,
+                would_be_rejections: [("queue-full".to_owned(), rejected)].into(),
+                rate_limits: vec![RateLimitSnapshot {
+                    name: "clientLimits/x".to_owned(),
+                    allows: "each user: 5/s".to_owned(),
+                    dry_run: true,
+                    rejected,
+                    ..RateLimitSnapshot::default()
+                }],
+                ..StatusSnapshot::default()
+            };
+            now.rejections = [("client-limit".to_owned(), 3)].into();
+            let places = |kind: &str, taken| SlotsStatus {
+                kind: kind.to_owned(),
+                total: 10,
+                taken,
+                holders: vec![SlotHolderStatus {
+                    by: "user".to_owned(),
+                    name: "alice".to_owned(),
+                    taken,
+                }],
+            };
+            now.upstream.places = vec![places("long-running", 1), places("watch", second * 2)];
+            model.handle_update(StatusUpdate::Snapshot(Box::new(now)));
+        }
+        model
+    }
+
+    #[test]
+    fn a_dry_run_and_limits_are_in_the_table() {
+        let model = model();
+        let text = render_table(&model.view_model, &model.options);
+        for part in [
+            ", dry run: levels refuse nothing\n",
+            "rejections: 0/s\n  client-limit: 3 in all\n",
+            "\nplaces: watch 4/10 (most: alice 4)\n\n",
+            "would-be rejections: 50/s\n  queue-full: 100 in all\n",
+            "WOULD-BE/S  WOULD-BE\n",
+            "\nclientLimits/x (dry run)  each user: 5/s         0          0         50      100   0/0             -\n",
+        ] {
+            assert!(text.contains(part), "{part:?} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn lists_are_selected_by_grouping_and_window_and_sorted() {
+        let row = |name: &str, requests, bytes| TalkerStatus {
+            name: name.to_owned(),
+            requests,
+            bytes,
+            ..TalkerStatus::default()
+        };
+        let list = |by: Dimension, window: Window| TopTalkersStatus {
+            by: by.name().to_owned(),
+            window_seconds: window.duration().as_secs(),
+            rows: vec![row("asks", 9, 1), row("reads", 1, 9)],
+            ..TopTalkersStatus::default()
+        };
+        let all = Window::ALL.map(|window| Dimension::ALL.map(|by| list(by, window)));
+        let all = all.as_flattened();
+        let mut lists = all.to_vec();
+        select_lists(&mut lists, None, None, None);
+        assert_eq!(lists, all);
+        select_lists(&mut lists, None, Some(Window::FiveMinutes), None);
+        assert_eq!(lists.len(), Dimension::ALL.len());
+        select_lists(
+            &mut lists,
+            Some(Dimension::Flow),
+            None,
+            Some(UsageMeasure::Bytes),
+        );
+        assert_eq!(lists.len(), 1);
+        assert_eq!(
+            (lists[0].by.as_str(), lists[0].window_seconds),
+            ("flow", 300)
+        );
+        assert_eq!(lists[0].rows[0].name, "reads");
+    }
+}

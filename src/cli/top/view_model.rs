@@ -1,0 +1,255 @@
+//! What is shown: rows, their rates and their order, from two snapshots.
+
+use std::cmp::Ordering;
+
+use crate::cli::top::view_options::LevelSort;
+use crate::cli::top::view_options::Panel;
+use crate::cli::top::view_options::ViewOptions;
+use crate::limits::rate::RateLimitSnapshot;
+use crate::observe::status::snapshot::LevelStatus;
+use crate::observe::status::snapshot::StatusHistory;
+use crate::observe::status::snapshot::StatusSnapshot;
+use crate::observe::status::snapshot::TalkerStatus;
+use crate::observe::status::snapshot::TopTalkersStatus;
+use crate::observe::top_talkers;
+
+/// It stays while it is frozen.
+#[derive(Clone, Debug, Default)]
+pub struct ViewModel {
+    /// The newest, and the one that rates are from.
+    pub now: Option<(StatusSnapshot, Option<StatusSnapshot>)>,
+    /// What was before.
+    pub history: StatusHistory,
+}
+
+/// A level, and how fast what grows does.
+#[derive(Clone, Debug)]
+pub struct LevelRow<'s> {
+    /// As it is.
+    pub level: &'s LevelStatus,
+    /// Requests let through, a second.
+    pub dispatched: f64,
+    /// Requests rejected, a second.
+    pub rejected: f64,
+    /// How long requests waited lately, on average; none where none did.
+    pub wait: Option<f64>,
+}
+
+/// A limit, and how fast what grows does.
+#[derive(Clone, Debug)]
+pub struct LimitRow<'s> {
+    /// As it is.
+    pub limit: &'s RateLimitSnapshot,
+    /// Requests that passed, a second.
+    pub passed: f64,
+    /// Requests delayed, a second.
+    pub delayed: f64,
+    /// Requests refused, a second.
+    pub rejected: f64,
+}
+
+impl ViewModel {
+    /// A second's part of what grew from `then` to `now`.
+    #[must_use]
+    pub fn rate(&self, of: impl Fn(&StatusSnapshot) -> u64) -> f64 {
+        let Some((now, Some(then))) = &self.now else {
+            return 0.0;
+        };
+        per_second(of(now).saturating_sub(of(then)), self.interval_millis())
+    }
+
+    /// The levels that are wanted, in the order that is wanted.
+    #[must_use]
+    pub fn level_rows(&self, ui: &ViewOptions) -> Vec<LevelRow<'_>> {
+        let Some((now, then)) = &self.now else {
+            return Vec::new();
+        };
+        let before = |name: &str| {
+            let mut levels = then.iter().flat_map(|then| &then.levels);
+            levels.find(|level| level.name == name)
+        };
+        let millis = self.interval_millis();
+        let wanted = now
+            .levels
+            .iter()
+            .filter(|level| ui.matches_filter(&level.name));
+        let mut rows: Vec<_> = wanted
+            .map(|level| LevelRow::new(level, before(&level.name), millis))
+            .collect();
+        rows.sort_by(|a, b| {
+            let order = a.compare(b, ui.sort);
+            let order = if ui.reversed { order.reverse() } else { order };
+            order.then_with(|| a.level.name.cmp(&b.level.name))
+        });
+        rows
+    }
+
+    /// The limits that are wanted: who refuses most first, those that only count after the others, then in the order of the
+    /// configuration.
+    #[must_use]
+    pub fn limit_rows(&self, ui: &ViewOptions) -> Vec<LimitRow<'_>> {
+        let Some((now, then)) = &self.now else {
+            return Vec::new();
+        };
+        let millis = self.interval_millis();
+        let before = |name: &str| {
+            let mut limits = then.iter().flat_map(|then| &then.rate_limits);
+            limits.find(|limit| limit.name == name)
+        };
+        let wanted = now
+            .rate_limits
+            .iter()
+            .filter(|limit| ui.matches_filter(&limit.name));
+        let mut rows: Vec<_> = wanted
+            .map(|limit| LimitRow::new(limit, before(&limit.name), millis))
+            .collect();
+        let refused = |row: &LimitRow<'_>| if row.limit.dry_run { 0.0 } else { row.rejected };
+        rows.sort_by(|a, b| {
+            let order = refused(b).total_cmp(&refused(a));
+            order.then_with(|| b.rejected.total_cmp(&a.rejected))
+        });
+        rows
+    }
+
+    /// The list of talkers that is chosen, if there is one.
+    #[must_use]
+    pub fn talker_list(&self, ui: &ViewOptions) -> Option<&TopTalkersStatus> {
+        let (now, _) = self.now.as_ref()?;
+        let chosen = |list: &&TopTalkersStatus| {
+            list.by == ui.by.name() && list.window_seconds == ui.window.duration().as_secs()
+        };
+        now.talkers.iter().find(chosen)
+    }
+
+    /// What there is to scroll, from above.
+    #[must_use]
+    pub fn panels(&self, ui: &ViewOptions) -> Vec<Panel> {
+        let limits = self.now.iter().any(|(now, _)| !now.rate_limits.is_empty());
+        let talkers = self.talker_list(ui).is_some();
+        let all = [
+            (Panel::Levels, true),
+            (Panel::Limits, limits),
+            (Panel::Talkers, talkers),
+        ];
+        let there = all.into_iter().filter(|(_, there)| *there);
+        there.map(|(block, _)| block).collect()
+    }
+
+    /// How far the two snapshots are apart; 0 if there are none.
+    fn interval_millis(&self) -> u64 {
+        match &self.now {
+            Some((now, Some(then))) => now.unix_ms.saturating_sub(then.unix_ms),
+            _ => 0,
+        }
+    }
+}
+
+/// Who is wanted of them, in the order that is wanted.
+#[must_use]
+pub fn talker_rows<'s>(list: &'s TopTalkersStatus, ui: &ViewOptions) -> Vec<&'s TalkerStatus> {
+    let mut rows: Vec<_> = list
+        .rows
+        .iter()
+        .filter(|row| ui.matches_filter(&row.name))
+        .collect();
+    rows.sort_by(|a, b| compare_talkers(ui.talker_sort, a, b));
+    rows
+}
+
+/// The order by what one has done; of those who have done as much, by name.
+pub(super) fn compare_talkers(
+    sort: top_talkers::UsageMeasure,
+    a: &TalkerStatus,
+    b: &TalkerStatus,
+) -> Ordering {
+    let order = match sort {
+        top_talkers::UsageMeasure::Bytes => b.bytes.cmp(&a.bytes),
+        top_talkers::UsageMeasure::QueueWait => {
+            b.queue_wait_seconds.total_cmp(&a.queue_wait_seconds)
+        }
+        top_talkers::UsageMeasure::Rejections => b.rejections.cmp(&a.rejections),
+        top_talkers::UsageMeasure::Requests => b.requests.cmp(&a.requests),
+        top_talkers::UsageMeasure::SeatSeconds => b.seat_seconds.total_cmp(&a.seat_seconds),
+    };
+    order.then_with(|| a.name.cmp(&b.name))
+}
+
+impl<'s> LimitRow<'s> {
+    fn new(limit: &'s RateLimitSnapshot, before: Option<&RateLimitSnapshot>, millis: u64) -> Self {
+        let grew = |of: fn(&RateLimitSnapshot) -> u64| {
+            let then = before.map_or_else(|| of(limit), of);
+            per_second(of(limit).saturating_sub(then), millis)
+        };
+        Self {
+            limit,
+            passed: grew(|limit| limit.passed),
+            delayed: grew(|limit| limit.delayed),
+            rejected: grew(|limit| limit.rejected),
+        }
+    }
+}
+
+impl<'s> LevelRow<'s> {
+    fn new(level: &'s LevelStatus, before: Option<&LevelStatus>, millis: u64) -> Self {
+        let none = LevelStatus::default();
+        let then = before.unwrap_or(&none);
+        let grew = |now: u64, then: u64| match before {
+            Some(_) => per_second(now.saturating_sub(then), millis),
+            None => 0.0,
+        };
+        let waited = level.waits.count.saturating_sub(then.waits.count);
+        let seconds = (level.waits.seconds - then.waits.seconds).max(0.0);
+        let some = before.is_some() && waited > 0;
+        Self {
+            level,
+            dispatched: grew(level.dispatched, then.dispatched),
+            rejected: grew(level.rejected_total(), then.rejected_total()),
+            wait: some.then(|| seconds / to_f64(waited)),
+        }
+    }
+
+    /// Seats taken to seats there are.
+    #[must_use]
+    pub fn utilization(&self) -> f64 {
+        match self.level.current_limit {
+            Some(limit) if limit > 0 => to_f64(self.level.seats_in_use) / f64::from(limit),
+            _ => 0.0,
+        }
+    }
+
+    /// Names ascend, numbers descend.
+    fn compare(&self, other: &Self, sort: LevelSort) -> Ordering {
+        let waiting = || other.level.waiting.cmp(&self.level.waiting);
+        let fullness = || other.utilization().total_cmp(&self.utilization());
+        match sort {
+            LevelSort::Name => self.level.name.cmp(&other.level.name),
+            LevelSort::Seats => fullness(),
+            LevelSort::Borrowed => other
+                .level
+                .borrowed_seats()
+                .cmp(&self.level.borrowed_seats()),
+            LevelSort::Waiting => waiting(),
+            LevelSort::Wait => {
+                let wait = |row: &Self| row.wait.unwrap_or_default();
+                wait(other).total_cmp(&wait(self))
+            }
+            LevelSort::Dispatched => other.dispatched.total_cmp(&self.dispatched),
+            LevelSort::Rejected => (other.rejected.total_cmp(&self.rejected))
+                .then_with(waiting)
+                .then_with(fullness),
+        }
+    }
+}
+
+fn per_second(count: u64, millis: u64) -> f64 {
+    if millis == 0 {
+        return 0.0;
+    }
+    to_f64(count) * 1000.0 / to_f64(millis)
+}
+
+/// Counts as they are shown: to a few digits.
+#[expect(clippy::as_conversions, reason = "shown to a few digits")]
+pub const fn to_f64(count: u64) -> f64 {
+    count as f64
+}

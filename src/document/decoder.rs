@@ -1,0 +1,501 @@
+//! Reads a [`Node`] field by field, and reports what does not fit.
+//!
+//! A reader asks for each field that it knows; what is left when it is done is unknown, and
+//! [`Strictness`] says what follows. A field that cannot be read gives a fault and `None`, so that
+//! reading goes on and everything is reported at once. Null is the same as absent.
+
+use std::collections::HashSet;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use super::diagnostics::Diagnostic;
+use super::diagnostics::Diagnostics;
+use super::diagnostics::Severity;
+use super::node::Content;
+use super::node::MappingEntry;
+use super::node::Node;
+use super::node::SourceLocation;
+use super::node::find_entry;
+use super::scalar::ResolvedScalar;
+
+/// What becomes of fields that the reader does not know, and of fields given twice (the last of
+/// which counts).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// Nothing: what Kubernetes does when it reads its configuration files, and
+    /// `fieldValidation=Ignore`. A null in a list is an empty item.
+    Lenient,
+    /// They are errors. So is a null in a list.
+    Strict,
+    /// They are warnings: `fieldValidation=Warn`. A null in a list is an empty item.
+    Warn,
+}
+
+impl Strictness {
+    fn severity(self) -> Option<Severity> {
+        match self {
+            Self::Lenient => None,
+            Self::Strict => Some(Severity::Error),
+            Self::Warn => Some(Severity::Warning),
+        }
+    }
+}
+
+impl Node {
+    /// Reads the fields of this mapping, which has the path `field` (empty for a whole document).
+    /// `None`, and a fault, if it is no mapping.
+    pub fn decode<T>(
+        &self,
+        faults: &mut Diagnostics,
+        field: &str,
+        strictness: Strictness,
+        read: impl FnOnce(&mut MappingDecoder<'_>) -> T,
+    ) -> Option<T> {
+        self.decoder(faults, field, strictness).object(read)
+    }
+
+    /// This value as a [`Value`] with the path `field`, to be read as something else than a
+    /// mapping.
+    pub fn decoder<'a>(
+        &'a self,
+        faults: &'a mut Diagnostics,
+        field: &str,
+        strictness: Strictness,
+    ) -> ValueDecoder<'a> {
+        ValueDecoder {
+            node: self,
+            path: field.to_owned(),
+            diagnostics: faults,
+            strictness,
+        }
+    }
+}
+
+/// The fields of a mapping that is being read.
+#[derive(Debug)]
+pub struct MappingDecoder<'a> {
+    node: &'a Node,
+    entries: &'a [MappingEntry],
+    path: String,
+    known_fields: Vec<&'static str>,
+    diagnostics: &'a mut Diagnostics,
+    strictness: Strictness,
+}
+
+impl<'a> MappingDecoder<'a> {
+    /// The field, unless absent or null.
+    pub fn value(&mut self, name: &'static str) -> Option<ValueDecoder<'_>> {
+        let node = self.node(name)?;
+        let path = self.path(name);
+        Some(ValueDecoder {
+            node,
+            path,
+            diagnostics: self.diagnostics,
+            strictness: self.strictness,
+        })
+    }
+
+    /// The field as it was parsed, unless absent or null.
+    pub fn node(&mut self, name: &'static str) -> Option<&'a Node> {
+        self.mark_known(&[name]);
+        find_entry(self.entries, name)
+            .map(|entry| &entry.value)
+            .filter(|node| !node.is_null())
+    }
+
+    /// A string.
+    pub fn string(&mut self, name: &'static str) -> Option<String> {
+        self.value(name)?.string()
+    }
+
+    /// A string that means something else, which `parse` finds out.
+    pub fn parse<T, E: Display>(
+        &mut self,
+        name: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        self.value(name)?.parse(parse)
+    }
+
+    /// A boolean.
+    pub fn boolean(&mut self, name: &'static str) -> Option<bool> {
+        self.value(name)?.boolean()
+    }
+
+    /// A whole number within `range`.
+    pub fn integer<T>(&mut self, name: &'static str, range: RangeInclusive<T>) -> Option<T>
+    where
+        T: Copy + Display + PartialOrd + TryFrom<i128>,
+    {
+        self.value(name)?.integer(range)
+    }
+
+    /// A finite number.
+    pub fn number(&mut self, name: &'static str) -> Option<f64> {
+        self.value(name)?.number()
+    }
+
+    /// A mapping, whose fields `read` takes.
+    pub fn object<T>(
+        &mut self,
+        name: &'static str,
+        read: impl FnOnce(&mut MappingDecoder<'_>) -> T,
+    ) -> Option<T> {
+        self.value(name)?.object(read)
+    }
+
+    /// A list, whose items `read` takes one by one; items that it cannot read are left out.
+    pub fn list<T>(
+        &mut self,
+        name: &'static str,
+        read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        self.value(name)?.list(read)
+    }
+
+    /// A list of mappings.
+    pub fn objects<T>(
+        &mut self,
+        name: &'static str,
+        mut read: impl FnMut(&mut MappingDecoder<'_>) -> T,
+    ) -> Option<Vec<T>> {
+        self.list(name, |item| item.object(&mut read))
+    }
+
+    /// A list of strings.
+    pub fn strings(&mut self, name: &'static str) -> Option<Vec<String>> {
+        self.list(name, |item| item.string())
+    }
+
+    /// A mapping from names that are not known beforehand, in the order written, the last of equal
+    /// names kept.
+    pub fn map<T>(
+        &mut self,
+        name: &'static str,
+        read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
+    ) -> Option<Vec<(String, T)>> {
+        self.value(name)?.map(read)
+    }
+
+    /// Reports as errors those of the fields that are absent or null.
+    pub fn require(&mut self, names: &[&'static str]) {
+        for &name in names {
+            if self.node(name).is_none() {
+                self.report_error(name, "required, but not given");
+            }
+        }
+    }
+
+    /// Takes note that fields may be there, without reading them.
+    pub fn mark_known(&mut self, names: &[&'static str]) {
+        for &name in names {
+            if !self.known_fields.contains(&name) {
+                self.known_fields.push(name);
+            }
+        }
+    }
+
+    /// Reports an error of the field, at its place if it is there; of the mapping itself if `name`
+    /// is empty.
+    pub fn report_error(&mut self, name: &str, message: impl Into<String>) {
+        let (place, path) = (self.location(name).clone(), self.path(name));
+        self.diagnostics.report_error(&place, &path, message);
+    }
+
+    /// Reports a warning likewise.
+    pub fn report_warning(&mut self, name: &str, message: impl Into<String>) {
+        let (place, path) = (self.location(name).clone(), self.path(name));
+        self.diagnostics.report_warning(&place, &path, message);
+    }
+
+    /// Where the field's value stands; where the mapping does, if the field is absent or `name`
+    /// empty.
+    #[must_use]
+    pub fn location(&self, name: &str) -> &'a SourceLocation {
+        find_entry(self.entries, name).map_or(&self.node.location, |entry| &entry.value.location)
+    }
+
+    /// The path of the field; that of the mapping itself if `name` is empty.
+    #[must_use]
+    pub fn path(&self, name: &str) -> String {
+        match (self.path.as_str(), name) {
+            (path, "") => path.to_owned(),
+            ("", name) => name.to_owned(),
+            (path, name) => format!("{path}.{name}"),
+        }
+    }
+
+    fn unknown_field_message(&self) -> String {
+        if self.known_fields.is_empty() {
+            return "unknown field; none is known here".to_owned();
+        }
+        format!(
+            "unknown field; known here: {}",
+            self.known_fields.join(", ")
+        )
+    }
+
+    /// Reports unknown fields and fields given twice, each once, as Go does.
+    fn finish(self) {
+        let Some(severity) = self.strictness.severity() else {
+            return;
+        };
+        let mut seen = HashSet::new();
+        let mut told = HashSet::new();
+        for MappingEntry {
+            name,
+            location: place,
+            ..
+        } in self.entries
+        {
+            let known = self.known_fields.contains(&name.as_str());
+            let again = !seen.insert(name);
+            if known != again || !told.insert(name) {
+                continue;
+            }
+            let message = if known {
+                "given twice; the last one counts".to_owned()
+            } else {
+                self.unknown_field_message()
+            };
+            let (place, field) = (place.clone(), self.path(name));
+            self.diagnostics.push(Diagnostic {
+                location: place,
+                severity,
+                field,
+                message,
+            });
+        }
+    }
+}
+
+/// One value that is being read.
+#[derive(Debug)]
+pub struct ValueDecoder<'a> {
+    node: &'a Node,
+    path: String,
+    diagnostics: &'a mut Diagnostics,
+    strictness: Strictness,
+}
+
+impl<'a> ValueDecoder<'a> {
+    /// The value as it was parsed.
+    #[must_use]
+    pub fn node(&self) -> &'a Node {
+        self.node
+    }
+
+    /// The path, as `spec.rules[0]`.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Where faults go, for a reader that works on the node itself.
+    pub fn diagnostics(&mut self) -> &mut Diagnostics {
+        self.diagnostics
+    }
+
+    /// A string.
+    pub fn string(self) -> Option<String> {
+        if self.is_zero_value() {
+            return Some(String::new());
+        }
+        match self.node.as_str() {
+            Some(text) => Some(text.to_owned()),
+            None => self.report_expected("a string"),
+        }
+    }
+
+    /// A string that means something else, which `parse` finds out; its error is reported with the
+    /// string that it did not understand.
+    pub fn parse<T, E: Display>(self, parse: impl FnOnce(&str) -> Result<T, E>) -> Option<T> {
+        let Some(text) = self.node.as_str() else {
+            return self.report_expected("a string");
+        };
+        parse(text)
+            .map_err(|e| {
+                let message = format!("{e}, got {}", self.node.describe());
+                self.diagnostics
+                    .report_error(&self.node.location, &self.path, message);
+            })
+            .ok()
+    }
+
+    /// A boolean.
+    pub fn boolean(self) -> Option<bool> {
+        match self.resolved_scalar() {
+            Some(ResolvedScalar::Bool(value)) => Some(value),
+            _ if self.is_zero_value() => Some(false),
+            _ => self.report_expected("true or false"),
+        }
+    }
+
+    /// A whole number within `range`.
+    pub fn integer<T>(self, range: RangeInclusive<T>) -> Option<T>
+    where
+        T: Copy + Display + PartialOrd + TryFrom<i128>,
+    {
+        let value = match self.resolved_scalar() {
+            Some(ResolvedScalar::Integer(value)) => T::try_from(value).ok(),
+            _ if self.is_zero_value() => T::try_from(0).ok(),
+            _ => None,
+        };
+        match value.filter(|value| range.contains(value)) {
+            Some(value) => Some(value),
+            None => self.report_expected(&format!(
+                "a whole number from {} to {}",
+                range.start(),
+                range.end()
+            )),
+        }
+    }
+
+    /// A finite number.
+    pub fn number(self) -> Option<f64> {
+        let value = match self.resolved_scalar() {
+            Some(ResolvedScalar::Float(value)) => Some(value),
+            // Through text, which rounds as a decimal would; a cast may not say so.
+            Some(ResolvedScalar::Integer(value)) => value.to_string().parse().ok(),
+            _ if self.is_zero_value() => Some(0.0),
+            _ => None,
+        };
+        match value.filter(|value: &f64| value.is_finite()) {
+            Some(value) => Some(value),
+            None => self.report_expected("a number"),
+        }
+    }
+
+    /// A mapping, whose fields `read` takes.
+    pub fn object<T>(self, read: impl FnOnce(&mut MappingDecoder<'_>) -> T) -> Option<T> {
+        let entries: &[MappingEntry] = match &self.node.content {
+            Content::Mapping(entries) => entries,
+            Content::Scalar(_) if self.is_zero_value() => &[],
+            Content::Scalar(_) | Content::Sequence(_) => {
+                return self.report_expected_collection("a mapping");
+            }
+        };
+        let Self {
+            node,
+            path,
+            diagnostics: faults,
+            strictness,
+        } = self;
+        let mut fields = MappingDecoder {
+            node,
+            entries,
+            path,
+            known_fields: Vec::new(),
+            diagnostics: faults,
+            strictness,
+        };
+        let value = read(&mut fields);
+        fields.finish();
+        Some(value)
+    }
+
+    /// A list, whose items `read` takes one by one; items that it cannot read are left out.
+    pub fn list<T>(self, mut read: impl FnMut(ValueDecoder<'_>) -> Option<T>) -> Option<Vec<T>> {
+        let items: &[Node] = match &self.node.content {
+            Content::Sequence(items) => items,
+            Content::Scalar(_) if self.is_zero_value() => &[],
+            Content::Mapping(_) | Content::Scalar(_) => {
+                return self.report_expected_collection("a list");
+            }
+        };
+        let Self {
+            path,
+            diagnostics: faults,
+            strictness,
+            ..
+        } = self;
+        let read_one = |(n, node)| {
+            let path = format!("{path}[{n}]");
+            read(ValueDecoder {
+                node,
+                path,
+                diagnostics: &mut *faults,
+                strictness,
+            })
+        };
+        Some(items.iter().enumerate().filter_map(read_one).collect())
+    }
+
+    /// A mapping from names that are not known beforehand, in the order written, the last of equal
+    /// names kept. Values that `read` cannot read are left out.
+    pub fn map<T>(
+        self,
+        mut read: impl FnMut(ValueDecoder<'_>) -> Option<T>,
+    ) -> Option<Vec<(String, T)>> {
+        let entries: &[MappingEntry] = match &self.node.content {
+            Content::Mapping(entries) => entries,
+            Content::Scalar(_) if self.is_zero_value() => &[],
+            Content::Scalar(_) | Content::Sequence(_) => {
+                return self.report_expected_collection("a mapping");
+            }
+        };
+        let Self {
+            path,
+            diagnostics: faults,
+            strictness,
+            ..
+        } = self;
+        let mut seen = HashSet::new();
+        let mut values = Vec::new();
+        for MappingEntry {
+            name,
+            location: place,
+            value: node,
+        } in entries.iter().rev()
+        {
+            let path = format!("{path}[{name}]");
+            if seen.insert(name) {
+                let value = ValueDecoder {
+                    node,
+                    path,
+                    diagnostics: &mut *faults,
+                    strictness,
+                };
+                values.extend(read(value).map(|value| (name.clone(), value)));
+            } else if let Some(severity) = strictness.severity() {
+                let message = "given twice; the last one counts".to_owned();
+                faults.push(Diagnostic {
+                    location: place.clone(),
+                    severity,
+                    field: path,
+                    message,
+                });
+            }
+        }
+        values.reverse();
+        Some(values)
+    }
+
+    /// Reports that the value should have been `what`, without quoting it.
+    fn report_expected_collection<T>(self, what: &str) -> Option<T> {
+        let message = format!("expected {what}, got {}", self.node.kind());
+        self.diagnostics
+            .report_error(&self.node.location, &self.path, message);
+        None
+    }
+
+    /// Reports that the value should have been `what`. For values that are no secrets: it is quoted.
+    pub fn report_expected<T>(self, what: &str) -> Option<T> {
+        let message = format!("expected {what}, got {}", self.node.describe());
+        self.diagnostics
+            .report_error(&self.node.location, &self.path, message);
+        None
+    }
+
+    fn resolved_scalar(&self) -> Option<ResolvedScalar> {
+        match &self.node.content {
+            Content::Scalar(scalar) => Some(scalar.value),
+            Content::Mapping(_) | Content::Sequence(_) => None,
+        }
+    }
+
+    /// A null that Go would leave at its zero value.
+    fn is_zero_value(&self) -> bool {
+        self.strictness != Strictness::Strict && self.node.is_null()
+    }
+}

@@ -1,0 +1,323 @@
+//! The seats of all priority levels: what the configuration gives each, and what it has at the
+//! moment.
+//!
+//! This is the whole of the arithmetic that stands between the configuration objects and the
+//! levels' queue sets. Its owner tells it the levels when they change and calls
+//! [`Concurrency::adjust`] every [`BORROWING_ADJUSTMENT_PERIOD`]; it then installs each level's
+//! `current_limit`. Which objects are valid, which levels are imagined or still draining, is
+//! decided before; all that have or may yet have requests are to be given.
+
+pub mod allocation;
+pub mod borrowing;
+pub mod demand;
+pub mod level_limits;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::flowcontrol::concurrency::allocation::AllocationError;
+use crate::flowcontrol::concurrency::borrowing::BorrowingInput;
+use crate::flowcontrol::concurrency::borrowing::compute_adjustment;
+use crate::flowcontrol::concurrency::demand::DemandPeriod;
+use crate::flowcontrol::concurrency::demand::SmoothedDemand;
+use crate::flowcontrol::concurrency::level_limits::LevelLimits;
+use crate::flowcontrol::concurrency::level_limits::LevelSpec;
+use crate::flowcontrol::concurrency::level_limits::max_seats;
+use crate::flowcontrol::fairqueuing::queue_set::Queuing;
+
+/// How long levels keep what they have borrowed: `borrowingAdjustmentPeriod`.
+pub const BORROWING_ADJUSTMENT_PERIOD: Duration = Duration::from_secs(10);
+
+/// How the seats of one server stand divided.
+#[derive(Clone, Debug)]
+pub struct ConcurrencyLimits {
+    server_concurrency_limit: u32,
+    levels: Vec<LevelSeats>,
+    fair_fraction: f64,
+}
+
+/// One level's part.
+#[derive(Clone, Debug)]
+pub struct LevelSeats {
+    /// What was configured.
+    pub spec: LevelSpec,
+    /// What follows from that and all other levels' shares.
+    pub limits: LevelLimits,
+    /// The most seats that one of its requests may be estimated at, if that is bounded. A level
+    /// that ceases to queue keeps the bound it had: so it is upstream.
+    pub max_seats: Option<u32>,
+    /// The statistics of its demand.
+    pub demand: SmoothedDemand,
+    /// What it needs of its own seats.
+    pub min_current_limit: u32,
+    /// What it would have if seats could be had without limit.
+    pub target: f64,
+    /// The seats it has until the next adjustment.
+    pub current_limit: u32,
+}
+
+impl ConcurrencyLimits {
+    /// Of a server with so many seats, and no levels yet.
+    #[must_use]
+    pub const fn new(server_concurrency_limit: u32) -> Self {
+        Self {
+            server_concurrency_limit,
+            levels: Vec::new(),
+            fair_fraction: 0.0,
+        }
+    }
+
+    /// Changes the number of seats. It takes effect with the next
+    /// [`configure`](Self::configure).
+    pub const fn set_server_concurrency_limit(&mut self, server_concurrency_limit: u32) {
+        self.server_concurrency_limit = server_concurrency_limit;
+    }
+
+    /// Divides the seats among these levels from now on, and adjusts.
+    ///
+    /// A level that was there before, by name, keeps the memory of its demand.
+    ///
+    /// # Errors
+    ///
+    /// As for [`adjust`](Self::adjust).
+    pub fn configure(
+        &mut self,
+        specs: Vec<LevelSpec>,
+        demand: impl FnMut(&str) -> DemandPeriod,
+    ) -> Result<(), AllocationError> {
+        let mut before: HashMap<String, LevelSeats> = self
+            .levels
+            .drain(..)
+            .map(|level| (level.spec.name.clone(), level))
+            .collect();
+        let share_sum = specs
+            .iter()
+            .map(|spec| u64::from(spec.nominal_concurrency_shares))
+            .sum();
+        self.levels = specs
+            .into_iter()
+            .map(|spec| {
+                let limits =
+                    LevelLimits::from_spec(&spec, share_sum, self.server_concurrency_limit);
+                match before.remove(&spec.name) {
+                    Some(level) => level.with_spec(spec, limits),
+                    None => LevelSeats::new(spec, limits),
+                }
+            })
+            .collect();
+        self.adjust(demand)
+    }
+
+    /// Ends a period: takes in each level's demand, which `demand` is asked for once by name, and
+    /// divides the seats anew.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration leaves no way to divide the seats; then the limited levels keep what
+    /// they have.
+    pub fn adjust(
+        &mut self,
+        mut demand: impl FnMut(&str) -> DemandPeriod,
+    ) -> Result<(), AllocationError> {
+        for level in &mut self.levels {
+            level.demand.update(demand(&level.spec.name));
+        }
+        let claims: Vec<BorrowingInput> = self
+            .levels
+            .iter()
+            .map(LevelSeats::borrowing_input)
+            .collect();
+        let adjustment = compute_adjustment(&claims);
+        for (level, share) in self.levels.iter_mut().zip(adjustment.allocations) {
+            level.min_current_limit = share.min_current;
+            level.target = share.target;
+            level.current_limit = share.current.unwrap_or(level.current_limit);
+        }
+        self.fair_fraction = adjustment.fair_fraction;
+        adjustment.error.map_or(Ok(()), Err)
+    }
+
+    /// The levels, in the order in which they were given.
+    #[must_use]
+    pub fn levels(&self) -> &[LevelSeats] {
+        &self.levels
+    }
+
+    /// The sum of the nominal limits, which rounding makes larger than the server's limit.
+    #[must_use]
+    pub fn nominal_limit_sum(&self) -> u64 {
+        self.levels
+            .iter()
+            .map(|level| u64::from(level.limits.nominal))
+            .sum()
+    }
+
+    /// The part of its target that an unbounded level got: `seat_fair_frac`.
+    #[must_use]
+    pub const fn fair_fraction(&self) -> f64 {
+        self.fair_fraction
+    }
+
+    /// What the ratio metrics of a level divide by: its current limit, or a tenth of the server's
+    /// if it has none.
+    #[must_use]
+    pub fn utilization_denominator(&self, level: &LevelSeats) -> u32 {
+        if level.current_limit > 0 {
+            return level.current_limit;
+        }
+        (self.server_concurrency_limit.saturating_add(5) / 10).max(1)
+    }
+}
+
+impl LevelSeats {
+    fn new(spec: LevelSpec, limits: LevelLimits) -> Self {
+        let lendable = limits.nominal - limits.lower;
+        Self {
+            max_seats: max_seats(spec.queuing, limits.nominal),
+            spec,
+            limits,
+            demand: SmoothedDemand::default(),
+            min_current_limit: 0,
+            target: 0.0,
+            current_limit: limits.nominal - lendable / 2,
+        }
+    }
+
+    fn with_spec(self, spec: LevelSpec, limits: LevelLimits) -> Self {
+        let max_seats = max_seats(spec.queuing, limits.nominal).or(self.max_seats);
+        Self {
+            spec,
+            limits,
+            max_seats,
+            ..self
+        }
+    }
+
+    fn borrowing_input(&self) -> BorrowingInput {
+        BorrowingInput {
+            exempt: self.spec.queuing == Queuing::Exempt,
+            limits: self.limits,
+            demand: self.demand,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flowcontrol::concurrency::demand::Moments;
+    use crate::flowcontrol::fairqueuing::shuffle_sharding::Dealer;
+
+    fn spec(name: &str, shares: u32, lendable: u32, queuing: Queuing) -> LevelSpec {
+        LevelSpec {
+            name: name.to_owned(),
+            queuing,
+            nominal_concurrency_shares: shares,
+            lendable_percent: lendable,
+            borrowing_limit_percent: None,
+        }
+    }
+
+    fn queues() -> Queuing {
+        Queuing::Queue {
+            dealer: Dealer::new(64, 6).unwrap(),
+            queue_length_limit: 50,
+        }
+    }
+
+    fn constant_demand(seats: f64) -> DemandPeriod {
+        let moments = Some(Moments {
+            average: seats,
+            deviation: 0.0,
+        });
+        DemandPeriod {
+            seconds: 10.0,
+            min: seats,
+            max: seats,
+            moments,
+        }
+    }
+
+    fn level_named<'a>(concurrency: &'a ConcurrencyLimits, name: &str) -> &'a LevelSeats {
+        concurrency
+            .levels()
+            .iter()
+            .find(|level| level.spec.name == name)
+            .unwrap()
+    }
+
+    #[test]
+    fn seats_go_where_the_demand_is_and_come_back() {
+        let mut concurrency = ConcurrencyLimits::new(100);
+        let specs = vec![
+            spec("busy", 50, 50, queues()),
+            spec("idle", 50, 80, queues()),
+            spec("exempt", 0, 0, Queuing::Exempt),
+        ];
+        concurrency
+            .configure(specs, |_| constant_demand(0.0))
+            .unwrap();
+        assert_eq!(concurrency.nominal_limit_sum(), 100);
+        assert_eq!(level_named(&concurrency, "busy").current_limit, 71);
+        let ask = |name: &str| constant_demand(if name == "busy" { 400.0 } else { 2.0 });
+        concurrency.adjust(ask).unwrap();
+        assert_eq!(level_named(&concurrency, "busy").current_limit, 90);
+        assert_eq!(level_named(&concurrency, "idle").current_limit, 10);
+        assert_eq!(level_named(&concurrency, "exempt").current_limit, 2);
+        concurrency
+            .adjust(|name| constant_demand(if name == "idle" { 50.0 } else { 0.0 }))
+            .unwrap();
+        assert_eq!(level_named(&concurrency, "idle").current_limit, 50);
+    }
+
+    #[test]
+    fn a_level_keeps_its_demand_statistics_across_a_reconfiguration() {
+        let mut concurrency = ConcurrencyLimits::new(100);
+        let specs = |queuing| vec![spec("a", 1, 0, queuing), spec("b", 1, 0, queues())];
+        concurrency
+            .configure(specs(queues()), |_| constant_demand(40.0))
+            .unwrap();
+        concurrency
+            .configure(specs(Queuing::Reject), |_| constant_demand(0.0))
+            .unwrap();
+        let level = level_named(&concurrency, "a");
+        assert!(level.demand.smoothed > 39.0);
+        assert_eq!(
+            level.max_seats,
+            Some(8),
+            "what the level allowed when it had queues"
+        );
+        concurrency
+            .configure(vec![spec("b", 1, 0, queues())], |_| constant_demand(0.0))
+            .unwrap();
+        concurrency
+            .configure(specs(Queuing::Reject), |_| constant_demand(0.0))
+            .unwrap();
+        let level = level_named(&concurrency, "a");
+        assert_eq!(
+            (level.demand.smoothed, level.max_seats),
+            (0.0, None),
+            "it was forgotten"
+        );
+    }
+
+    #[test]
+    fn the_utilization_denominator_is_positive_even_without_seats() {
+        let mut concurrency = ConcurrencyLimits::new(100);
+        let specs = vec![
+            spec("a", 1, 0, queues()),
+            spec("exempt", 0, 0, Queuing::Exempt),
+        ];
+        concurrency
+            .configure(specs, |_| constant_demand(0.0))
+            .unwrap();
+        assert_eq!(
+            concurrency.utilization_denominator(level_named(&concurrency, "a")),
+            100
+        );
+        assert_eq!(
+            concurrency.utilization_denominator(level_named(&concurrency, "exempt")),
+            10
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! What is learned of the number and the size of objects, by which later requests are estimated.
+
+use std::sync::Arc;
+
+use tokio::time::sleep;
+
+use crate::api::list_scan::ListSummary;
+use crate::api::list_scan::MediaType;
+use crate::api::watch_scan::InitialEvents;
+use crate::clock::Clock;
+use crate::flowcontrol::controller::Controller;
+use crate::flowcontrol::controller::lock;
+use crate::flowcontrol::work_estimator::list_samples::ListRequest;
+use crate::flowcontrol::work_estimator::list_samples::ListSampleBuilder;
+use crate::flowcontrol::work_estimator::object_counts::ListResponse;
+use crate::flowcontrol::work_estimator::object_counts::SizeAccuracy;
+use crate::flowcontrol::work_estimator::resource_metrics::ResourceMetrics;
+
+/// What an object in protobuf is longer by in storage than in a list: `k8s`, apiVersion and kind are around it there (15 bytes
+/// and their lengths), the list's own tag (3) and the version (about 8) are not.
+const STORAGE_OVERHEAD_BYTES: u64 = 16;
+
+impl Controller {
+    /// Takes in the answer to a list.
+    pub fn record_list_response(&self, list: &ListRequest, summary: ListSummary) {
+        let ListSummary {
+            items,
+            remaining_items,
+            has_continue_token: continues,
+            bytes,
+            transformed: abridged,
+            media_type: coding,
+        } = summary;
+        let measure = size_accuracy(coding, abridged, list);
+        let around = match measure {
+            SizeAccuracy::Protobuf => items.saturating_mul(STORAGE_OVERHEAD_BYTES),
+            SizeAccuracy::Abridged | SizeAccuracy::Text | SizeAccuracy::Server => 0,
+        };
+        let answer = ListResponse {
+            items,
+            remaining_items,
+            has_continue: continues,
+            bytes: bytes.saturating_add(around),
+            accuracy: measure,
+        };
+        if let Some(info) = list.info() {
+            lock(&self.object_counts).record_list(Clock.now(), &info, answer);
+        }
+    }
+
+    /// Takes in what a watch sent of what there was when it began: all of it if that is `complete`, at least so much if it is
+    /// not.
+    pub fn record_initial_events(
+        &self,
+        watch: &ListRequest,
+        events: InitialEvents,
+        coding: MediaType,
+        complete: bool,
+    ) {
+        let answer = ListResponse {
+            items: events.objects,
+            remaining_items: complete.then_some(0),
+            has_continue: !complete,
+            bytes: events.bytes,
+            accuracy: size_accuracy(coding, events.transformed, watch),
+        };
+        if let Some(info) = watch.info() {
+            lock(&self.object_counts).record_list(Clock.now(), &info, answer);
+        }
+    }
+
+    /// Takes in what kube-apiserver has counted itself: it goes before what is learned from answers for three minutes.
+    pub fn record_server_counts(&self, metrics: &ResourceMetrics) {
+        lock(&self.object_counts).record_server_counts(Clock.now(), metrics.counts());
+    }
+
+    /// Begins a compressed answer to a list; it is read by [`Controller::run`] when it has ended.
+    #[must_use]
+    pub fn start_list_sample(&self, list: ListRequest, coding: MediaType) -> ListSampleBuilder {
+        Arc::clone(&self.list_samples).start_sample(list, coding)
+    }
+
+    /// Reads compressed answers, one after another, at a bounded rate. Runs until it is dropped.
+    pub(super) async fn process_list_samples(&self) {
+        loop {
+            let sample = self.list_samples.next().await;
+            if self.has_fresh_size(sample.list()) {
+                continue;
+            }
+            let (summary, time) = sample.scan().await;
+            if let Some(summary) = summary {
+                self.record_list_response(sample.list(), summary);
+            }
+            drop(sample); // it takes room
+            sleep(time).await;
+        }
+    }
+
+    fn has_fresh_size(&self, list: &ListRequest) -> bool {
+        list.info()
+            .is_none_or(|info| lock(&self.object_counts).has_fresh_size(Clock.now(), &info))
+    }
+}
+
+fn size_accuracy(coding: MediaType, abridged: bool, list: &ListRequest) -> SizeAccuracy {
+    match coding {
+        _ if abridged || !list.whole_objects => SizeAccuracy::Abridged,
+        MediaType::Json | MediaType::Cbor => SizeAccuracy::Text,
+        MediaType::Protobuf => SizeAccuracy::Protobuf,
+    }
+}

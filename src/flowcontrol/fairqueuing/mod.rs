@@ -1,0 +1,5 @@
+//! TODO
+
+pub mod queue_set;
+pub mod seats;
+pub mod shuffle_sharding;

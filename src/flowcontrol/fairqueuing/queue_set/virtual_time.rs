@@ -1,0 +1,70 @@
+//! The progress meter R: how it moves, and how it is wound back.
+
+use std::time::Instant;
+
+use super::QueueSet;
+use super::decisions::Effects;
+use super::decisions::EpochAdvance;
+use crate::flowcontrol::fairqueuing::seats::SeatSeconds;
+
+/// By how much an epoch lowers every virtual time.
+const EPOCH: SeatSeconds = SeatSeconds::from_units(u64::MAX / 2);
+
+/// Where an epoch ends: a quarter of the range short of overflow.
+const EPOCH_END: SeatSeconds = SeatSeconds::from_units(u64::MAX / 2 + u64::MAX / 2 / 2);
+
+impl<T> QueueSet<T> {
+    /// Brings R up to `now`, with what has held since the last step, and returns the time of this
+    /// step (a clock that steps back is taken to stand still).
+    ///
+    /// Upstream: `syncTimeLocked`. R is rounded each time, so a step that upstream does not have
+    /// would change the order of later dispatches.
+    pub(super) fn sync(&mut self, now: Instant, effects: &mut Effects) -> Instant {
+        let elapsed = now.saturating_duration_since(self.last_sync);
+        self.last_sync = self.last_sync.max(now);
+        let progress = SeatSeconds::from_seats(self.virtual_time_ratio(), elapsed);
+        let (r, wrapped) = self.current_r.overflowing_add(progress);
+        self.current_r = r;
+        if !wrapped && r >= EPOCH_END {
+            effects.epoch_advance = Some(self.advance_epoch());
+        }
+        self.last_sync
+    }
+
+    /// dR/dt: the seats that each active queue gets when all get the same.
+    #[expect(clippy::as_conversions, reason = "a ratio of counts is a float")]
+    fn virtual_time_ratio(&self) -> f64 {
+        if self.active_queues == 0 {
+            return 0.0;
+        }
+        let demand = self.seats_in_use_by_queues + self.totals.seats_waiting;
+        demand.min(u64::from(self.concurrency_limit)) as f64 / self.active_queues as f64
+    }
+
+    /// Upstream: `advanceEpoch`. Only the differences between virtual times matter, so lowering all
+    /// of them alike changes no decision.
+    fn advance_epoch(&mut self) -> EpochAdvance {
+        let mut success = true;
+        let mut lower = |time: &mut SeatSeconds| {
+            let (lowered, wrapped) = time.overflowing_sub(EPOCH);
+            *time = lowered;
+            success &= !wrapped;
+        };
+        lower(&mut self.current_r);
+        for queue in &mut self.queues {
+            if queue.is_active() {
+                lower(&mut queue.next_dispatch_r);
+            } else {
+                queue.next_dispatch_r = SeatSeconds::ZERO;
+            }
+        }
+        for request in self
+            .requests
+            .iter_mut()
+            .filter(|request| request.is_waiting())
+        {
+            lower(&mut request.arrived_r);
+        }
+        EpochAdvance { success }
+    }
+}

@@ -1,0 +1,210 @@
+//! What is counted of a priority level: plain numbers, changed under the level's lock.
+//!
+//! They are kept per flow schema too, in rows that are found by index, so that nothing is looked up
+//! for a request. A row stays when its schema has gone, as a metric's series does.
+
+use std::time::Duration;
+use std::time::Instant;
+
+use crate::flowcontrol::concurrency::LevelSeats as Seats;
+use crate::flowcontrol::fairqueuing::queue_set::EpochAdvance;
+use crate::flowcontrol::fairqueuing::queue_set::Load;
+use crate::flowcontrol::fairqueuing::queue_set::Queuing;
+use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::flowcontrol::metrics::histogram::Histogram;
+use crate::flowcontrol::metrics::histogram::TimingRatioHistogram;
+
+const QUEUE_LENGTH_BUCKETS: &[f64] = &[0.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0];
+const DURATION_BUCKETS: &[f64] = &[
+    0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0,
+];
+const WATCH_COUNT_BUCKETS: &[f64] = &[0.0, 1.0, 10.0, 100.0, 1000.0, 10000.0];
+const SEAT_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 100.0];
+const REQUEST_UTILIZATION_BUCKETS: &[f64] =
+    &[0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 1.0];
+const SEAT_UTILIZATION_BUCKETS: &[f64] = &[
+    0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0,
+];
+const DEMAND_BUCKETS: &[f64] = &[0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.7, 2.0, 2.8, 4.0, 6.0];
+
+/// All that is counted of a level.
+#[derive(Clone, Debug)]
+pub struct LevelCounters {
+    /// One for each schema that has ever led here.
+    pub schemas: Vec<SchemaCounters>,
+    /// How often virtual time was wound back: without and with success.
+    pub epoch_advances: [u64; 2],
+    /// Ratios over time.
+    pub utilization: Utilization,
+    /// What the level's seats were when they were last divided.
+    pub seats: Option<Seats>,
+}
+
+/// Utilization of the level, over time.
+#[derive(Clone, Debug)]
+pub struct Utilization {
+    /// Waiting requests to places in queues.
+    pub waiting: TimingRatioHistogram,
+    /// Executing requests to seats there are.
+    pub executing: TimingRatioHistogram,
+    /// Seats in use to seats there are.
+    pub seats: TimingRatioHistogram,
+    /// Seats wanted to seats there are.
+    pub demand: TimingRatioHistogram,
+}
+
+/// What is counted of one schema's requests in a level.
+#[derive(Clone, Debug)]
+pub struct SchemaCounters {
+    /// The name of the schema.
+    pub flow_schema: String,
+    /// Requests that started.
+    pub dispatched: u64,
+    /// Requests that run.
+    pub executing: u64,
+    /// The seats that these and lingering ones have.
+    pub executing_seats: u64,
+    /// Requests that wait.
+    pub waiting: u64,
+    /// The seats that these will occupy.
+    pub waiting_seats: u64,
+    /// Requests that did not start.
+    pub rejected: [(RejectReason, u64); 3],
+    /// How often one was next and did not fit.
+    pub no_accommodation: u64,
+    /// Of the queue that each joined.
+    pub queue_lengths: Histogram,
+    /// How long those waited that were turned away at once: not at all.
+    pub rejected_waits: Histogram,
+    /// How long the others waited, those who gave up too: so it is upstream.
+    pub waits: Histogram,
+    /// How long requests ran.
+    pub executions: Histogram,
+    /// How long watches took to be initialized.
+    pub watch_initializations: Histogram,
+    /// How many watches each write was estimated to concern.
+    pub watch_counts: Histogram,
+    /// How many seats each request was estimated to need.
+    pub estimated_seats: Histogram,
+}
+
+impl LevelCounters {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            schemas: Vec::new(),
+            epoch_advances: [0; 2],
+            utilization: Utilization {
+                waiting: TimingRatioHistogram::new(REQUEST_UTILIZATION_BUCKETS, now, 1),
+                executing: TimingRatioHistogram::new(REQUEST_UTILIZATION_BUCKETS, now, 1),
+                seats: TimingRatioHistogram::new(SEAT_UTILIZATION_BUCKETS, now, 1),
+                demand: TimingRatioHistogram::new(DEMAND_BUCKETS, now, 1),
+            },
+            seats: None,
+        }
+    }
+
+    /// The index of a schema's row.
+    pub(super) fn register_schema(&mut self, flow_schema: &str) -> usize {
+        let known = self
+            .schemas
+            .iter()
+            .position(|row| row.flow_schema == flow_schema);
+        known.unwrap_or_else(|| {
+            self.schemas.push(SchemaCounters::new(flow_schema));
+            self.schemas.len() - 1
+        })
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "rows are only ever added")]
+    pub(super) fn schema_mut(&mut self, index: usize) -> &mut SchemaCounters {
+        &mut self.schemas[index]
+    }
+
+    /// The name of a row.
+    pub(super) fn schema_name(&self, index: usize) -> &str {
+        self.schemas.get(index).map_or("", |row| &row.flow_schema)
+    }
+
+    pub(super) fn record_epoch_advance(&mut self, epoch: EpochAdvance) {
+        let [failures, successes] = &mut self.epoch_advances;
+        *if epoch.success { successes } else { failures } += 1;
+    }
+
+    /// The level's seats have been divided anew.
+    pub(super) fn set_seats(&mut self, now: Instant, seats: &Seats, denominator: u32) {
+        let places = match seats.spec.queuing {
+            Queuing::Queue {
+                dealer,
+                queue_length_limit,
+            } => dealer.deck_size().saturating_mul(queue_length_limit).max(1),
+            Queuing::Exempt | Queuing::Reject => 1,
+        };
+        let Utilization {
+            waiting,
+            executing,
+            seats: in_use,
+            demand,
+        } = &mut self.utilization;
+        waiting.set_denominator(now, u64::try_from(places).unwrap_or(u64::MAX));
+        for ratio in [executing, in_use, demand] {
+            ratio.set_denominator(now, u64::from(denominator));
+        }
+        self.seats = Some(seats.clone());
+    }
+
+    /// From `now` on this is there.
+    pub(super) fn set_load(&mut self, now: Instant, load: Load) {
+        let ratios = &mut self.utilization;
+        ratios.waiting.set(now, to_u64(load.requests_waiting));
+        ratios.executing.set(now, to_u64(load.requests_executing));
+        ratios.seats.set(now, load.seats_in_use);
+        ratios.demand.set(now, load.seat_demand);
+    }
+}
+
+impl SchemaCounters {
+    fn new(flow_schema: &str) -> Self {
+        Self {
+            flow_schema: flow_schema.to_owned(),
+            dispatched: 0,
+            executing: 0,
+            executing_seats: 0,
+            waiting: 0,
+            waiting_seats: 0,
+            rejected: [
+                (RejectReason::ConcurrencyLimit, 0),
+                (RejectReason::QueueFull, 0),
+                (RejectReason::TimeOut, 0),
+            ],
+            no_accommodation: 0,
+            queue_lengths: Histogram::new(QUEUE_LENGTH_BUCKETS),
+            rejected_waits: Histogram::new(DURATION_BUCKETS),
+            waits: Histogram::new(DURATION_BUCKETS),
+            executions: Histogram::new(DURATION_BUCKETS),
+            watch_initializations: Histogram::new(DURATION_BUCKETS),
+            watch_counts: Histogram::new(WATCH_COUNT_BUCKETS),
+            estimated_seats: Histogram::new(SEAT_BUCKETS),
+        }
+    }
+
+    pub(super) fn record_rejection(&mut self, why: RejectReason) {
+        for (reason, times) in &mut self.rejected {
+            *times += u64::from(*reason == why);
+        }
+    }
+
+    pub(super) fn record_execution(&mut self, is_watch: bool, time: Duration) {
+        self.executing -= 1;
+        let times = if is_watch {
+            &mut self.watch_initializations
+        } else {
+            &mut self.executions
+        };
+        times.observe(time.as_secs_f64());
+    }
+}
+
+/// How many there are of something in memory.
+fn to_u64(requests: usize) -> u64 {
+    u64::try_from(requests).unwrap_or(u64::MAX)
+}

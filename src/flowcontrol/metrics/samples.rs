@@ -1,0 +1,113 @@
+//! How numbers that are kept as plain values become metrics when somebody looks.
+//!
+//! The `prometheus` crate's own metrics are atomics that are changed as things happen. Here things
+//! happen under a lock, and there a plain number is exact and costs nothing; a
+//! [`Collector`](prometheus::core::Collector) reads them all at once.
+
+use std::collections::HashMap;
+
+use prometheus::core::Desc;
+use prometheus::proto::Bucket;
+use prometheus::proto::Counter;
+use prometheus::proto::Gauge;
+use prometheus::proto::LabelPair;
+use prometheus::proto::Metric;
+use prometheus::proto::MetricFamily;
+use prometheus::proto::MetricType;
+
+use crate::flowcontrol::metrics::histogram::Histogram;
+
+/// A metric as it is declared: all that does not change.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::flowcontrol) struct MetricSpec {
+    pub(in crate::flowcontrol) name: &'static str,
+    pub(in crate::flowcontrol) kind: MetricType,
+    /// In alphabetical order, as Kubernetes shows them.
+    pub(in crate::flowcontrol) labels: &'static [&'static str],
+    /// With Kubernetes' stability mark.
+    pub(in crate::flowcontrol) help: &'static str,
+}
+
+/// The metrics of one shape, as they are found.
+#[derive(Debug)]
+pub(in crate::flowcontrol) struct MetricSamples {
+    spec: MetricSpec,
+    metrics: Vec<Metric>,
+}
+
+impl MetricSpec {
+    #[expect(
+        clippy::expect_used,
+        reason = "names and labels are constants of this program; a test shows them all"
+    )]
+    pub(in crate::flowcontrol) fn desc(&self) -> Desc {
+        let labels = self.labels.iter().map(|&label| label.to_owned()).collect();
+        Desc::new(
+            self.name.to_owned(),
+            self.help.to_owned(),
+            labels,
+            HashMap::new(),
+        )
+        .expect("a metric's name and labels are well-formed")
+    }
+
+    pub(in crate::flowcontrol) const fn samples(self) -> MetricSamples {
+        MetricSamples {
+            spec: self,
+            metrics: Vec::new(),
+        }
+    }
+}
+
+impl MetricSamples {
+    /// A counter or gauge, with the values of the labels in their order.
+    pub(in crate::flowcontrol) fn add_value(&mut self, labels: &[&str], value: f64) {
+        let mut metric = self.new_metric(labels);
+        if self.spec.kind == MetricType::COUNTER {
+            let mut counter = Counter::default();
+            counter.set_value(value);
+            metric.set_counter(counter);
+        } else {
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            metric.set_gauge(gauge);
+        }
+        self.metrics.push(metric);
+    }
+
+    /// A histogram.
+    pub(in crate::flowcontrol) fn add_histogram(&mut self, labels: &[&str], histogram: &Histogram) {
+        let buckets = histogram.buckets().map(|(bound, count)| {
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(bound);
+            bucket.set_cumulative_count(count);
+            bucket
+        });
+        let mut shown = prometheus::proto::Histogram::default();
+        shown.set_bucket(buckets.collect());
+        shown.set_sample_count(histogram.count());
+        shown.set_sample_sum(histogram.sum());
+        let mut metric = self.new_metric(labels);
+        metric.set_histogram(shown);
+        self.metrics.push(metric);
+    }
+
+    pub(in crate::flowcontrol) fn into_family(self) -> MetricFamily {
+        let mut family = MetricFamily::default();
+        family.set_name(self.spec.name.to_owned());
+        family.set_help(self.spec.help.to_owned());
+        family.set_field_type(self.spec.kind);
+        family.set_metric(self.metrics);
+        family
+    }
+
+    fn new_metric(&self, values: &[&str]) -> Metric {
+        let pairs = self.spec.labels.iter().zip(values).map(|(name, value)| {
+            let mut pair = LabelPair::default();
+            pair.set_name((*name).to_owned());
+            pair.set_value((*value).to_owned());
+            pair
+        });
+        Metric::from_label(pairs.collect())
+    }
+}

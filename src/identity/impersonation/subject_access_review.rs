@@ -1,0 +1,193 @@
+//! `SubjectAccessReview` (`authorization.k8s.io/v1`): what is asked, and what the answer says. Pure.
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::Map;
+use serde_json::Value;
+use serde_json::json;
+
+use crate::api::UserInfo;
+use crate::identity::impersonation::target::ImpersonationPermission;
+use crate::identity::transport::RemoteRequest;
+use crate::identity::transport::RemoteResponse;
+use crate::identity::transport::ReviewError;
+
+/// Where reviews are created.
+pub const PATH: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+
+/// The longest reason that is kept, in bytes: it is told to the client, and authorizers write a sentence.
+const MAX_REASON_BYTES: usize = 256;
+
+/// What the API server says about a right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AccessReviewDecision {
+    /// The user has it.
+    Allowed,
+    /// The user has it not, and why, if that is told.
+    Denied(Box<str>),
+}
+
+#[derive(Deserialize)]
+struct SubjectAccessReview {
+    status: SubjectAccessReviewStatus,
+}
+
+#[derive(Deserialize)]
+struct SubjectAccessReviewStatus {
+    allowed: bool,
+    #[serde(default)]
+    denied: bool,
+    #[serde(default)]
+    reason: String,
+}
+
+/// The call that asks whether `who` may impersonate.
+#[must_use]
+pub fn request(who: &UserInfo, right: &ImpersonationPermission) -> RemoteRequest {
+    let ImpersonationPermission {
+        group,
+        resource,
+        subresource,
+        namespace,
+        name,
+    } = right;
+    let extra: Map<String, Value> = who
+        .extra
+        .iter()
+        .map(|(key, values)| (key.clone(), json!(values)))
+        .collect();
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "resourceAttributes": {
+                "verb": "impersonate",
+                "group": group,
+                "version": "v1",
+                "resource": resource,
+                "subresource": subresource,
+                "namespace": namespace,
+                "name": name,
+            },
+            "user": who.name,
+            "uid": who.uid,
+            "groups": who.groups,
+            "extra": extra,
+        },
+    });
+    RemoteRequest {
+        path: PATH,
+        body: Some(Bytes::from(review.to_string())),
+    }
+}
+
+/// What the answer to [`call`] says (`webhook.WebhookAuthorizer`, Kubernetes 1.36): only what is allowed and not denied is a yes.
+///
+/// # Errors
+/// It says nothing about the right.
+pub fn parse_response(reply: &RemoteResponse) -> Result<AccessReviewDecision, ReviewError> {
+    reply.check_review_status()?;
+    let SubjectAccessReview { status } = serde_json::from_slice(&reply.body).map_err(|why| {
+        ReviewError::Failed(format!("its answer is no SubjectAccessReview: {why}"))
+    })?;
+    let SubjectAccessReviewStatus {
+        allowed,
+        denied,
+        mut reason,
+    } = status;
+    if allowed && !denied {
+        return Ok(AccessReviewDecision::Allowed);
+    }
+    reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
+    Ok(AccessReviewDecision::Denied(reason.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    fn parse(status: u16, body: &str) -> Result<AccessReviewDecision, ReviewError> {
+        parse_response(&RemoteResponse {
+            status: StatusCode::from_u16(status).unwrap(),
+            body: Bytes::copy_from_slice(body.as_bytes()),
+        })
+    }
+
+    #[test]
+    fn the_request_is_a_valid_subject_access_review() {
+        let who = UserInfo {
+            name: "alice".to_owned(),
+            uid: "u".to_owned(),
+            groups: vec!["dev".to_owned()],
+            extra: vec![("k".to_owned(), vec!["v".to_owned()])],
+        };
+        let right = ImpersonationPermission {
+            group: "authentication.k8s.io",
+            resource: "userextras",
+            subresource: "scopes".to_owned(),
+            namespace: String::new(),
+            name: "all".to_owned(),
+        };
+        let body: Value = serde_json::from_slice(&request(&who, &right).body.unwrap()).unwrap();
+        assert_eq!(
+            body,
+            json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
+                "resourceAttributes": {"verb": "impersonate", "group": "authentication.k8s.io", "version": "v1",
+                    "resource": "userextras", "subresource": "scopes", "namespace": "", "name": "all"},
+                "user": "alice", "uid": "u", "groups": ["dev"], "extra": {"k": ["v"]}}})
+        );
+    }
+
+    #[test]
+    fn anything_but_allowed_and_not_denied_is_denied() {
+        assert_eq!(
+            parse(201, r#"{"status":{"allowed":true}}"#),
+            Ok(AccessReviewDecision::Allowed)
+        );
+        for (body, reason) in [
+            (r#"{"status":{"allowed":false}}"#, ""),
+            (
+                r#"{"status":{"allowed":true,"denied":true,"reason":"r"}}"#,
+                "r",
+            ),
+            (r#"{"status":{"allowed":false,"evaluationError":"e"}}"#, ""),
+        ] {
+            assert_eq!(
+                parse(201, body),
+                Ok(AccessReviewDecision::Denied(reason.into())),
+                "{body}"
+            );
+        }
+        let long = format!(
+            r#"{{"status":{{"allowed":false,"reason":"{}"}}}}"#,
+            "ä".repeat(1000)
+        );
+        let Ok(AccessReviewDecision::Denied(reason)) = parse(201, &long) else {
+            panic!("denied")
+        };
+        assert_eq!(reason.len(), MAX_REASON_BYTES);
+    }
+
+    #[test]
+    fn an_invalid_response_is_no_decision() {
+        for code in [409, 429, 500, 503] {
+            let told = parse(code, r#"{"status":{"allowed":true}}"#);
+            assert!(matches!(told, Err(ReviewError::Failed(_))), "{code}");
+        }
+        for code in [401, 403, 404, 405] {
+            let told = parse(code, r#"{"status":{"allowed":true}}"#);
+            assert!(matches!(told, Err(ReviewError::NotPermitted(_))), "{code}");
+        }
+        for body in [
+            "",
+            "{}",
+            r#"{"status":{}}"#,
+            r#"{"status":{"allowed":"true"}}"#,
+        ] {
+            let told = parse(200, body);
+            assert!(matches!(told, Err(ReviewError::Failed(_))), "{body}");
+        }
+    }
+}

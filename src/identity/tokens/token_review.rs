@@ -1,0 +1,177 @@
+//! `TokenReview` (`authentication.k8s.io/v1`): what is asked, and what the answer says. Pure.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::api::UserInfo;
+use crate::identity::transport::RemoteRequest;
+use crate::identity::transport::RemoteResponse;
+use crate::identity::transport::ReviewError;
+
+/// Where reviews are created.
+pub const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+
+/// What the API server says about a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenReviewOutcome {
+    /// It is this user's.
+    Authenticated(UserInfo),
+    /// It is nobody's.
+    Rejected,
+}
+
+#[derive(Deserialize)]
+struct TokenReview {
+    status: TokenReviewStatus,
+}
+
+#[derive(Deserialize)]
+struct TokenReviewStatus {
+    #[serde(default)]
+    authenticated: bool,
+    #[serde(default)]
+    user: TokenReviewUser,
+    #[serde(default)]
+    audiences: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct TokenReviewUser {
+    #[serde(default)]
+    username: String,
+    #[serde(default)]
+    uid: String,
+    #[serde(default)]
+    groups: Vec<String>,
+    #[serde(default)]
+    extra: BTreeMap<String, Vec<String>>,
+}
+
+/// The call that has `token` reviewed; for one of `audiences`, if there are any.
+#[must_use]
+pub fn request(token: &[u8], audiences: &[String]) -> Option<RemoteRequest> {
+    let token = str::from_utf8(token).ok()?;
+    let mut spec = json!({ "token": token });
+    if let (false, Some(spec)) = (audiences.is_empty(), spec.as_object_mut()) {
+        spec.insert("audiences".to_owned(), audiences.into());
+    }
+    let review = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": spec,
+    });
+    Some(RemoteRequest {
+        path: PATH,
+        body: Some(Bytes::from(review.to_string())),
+    })
+}
+
+/// What the answer to [`call`] says (`webhook.WebhookTokenAuthenticator`, Kubernetes 1.36): with audiences asked for, one of them
+/// must be among those that the API server names.
+///
+/// # Errors
+/// It says nothing about the token.
+pub fn parse_response(
+    reply: &RemoteResponse,
+    audiences: &[String],
+) -> Result<TokenReviewOutcome, ReviewError> {
+    reply.check_review_status()?;
+    let TokenReview { status } = serde_json::from_slice(&reply.body)
+        .map_err(|why| ReviewError::Failed(format!("its answer is no TokenReview: {why}")))?;
+    let TokenReviewStatus {
+        authenticated,
+        user,
+        audiences: told,
+    } = status;
+    let meant = audiences.is_empty() || told.iter().any(|told| audiences.iter().any(|a| a == told));
+    if !authenticated || !meant || user.username.is_empty() {
+        return Ok(TokenReviewOutcome::Rejected);
+    }
+    let user = UserInfo {
+        name: user.username,
+        uid: user.uid,
+        groups: user.groups,
+        extra: user.extra.into_iter().collect(),
+    };
+    Ok(TokenReviewOutcome::Authenticated(
+        user.with_authenticated_group(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    fn response(status: u16, body: &str) -> RemoteResponse {
+        RemoteResponse {
+            status: StatusCode::from_u16(status).unwrap(),
+            body: Bytes::copy_from_slice(body.as_bytes()),
+        }
+    }
+
+    #[test]
+    fn the_request_is_a_valid_token_review() {
+        let call = request(b"secret", &["api".to_owned()]).unwrap();
+        let body: serde_json::Value = serde_json::from_slice(&call.body.unwrap()).unwrap();
+        assert_eq!(
+            body,
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+                   "spec": {"token": "secret", "audiences": ["api"]}})
+        );
+        assert!(request(b"\xff", &[]).is_none());
+    }
+
+    #[test]
+    fn the_user_is_taken_from_the_response() {
+        let body = r#"{"status":{"authenticated":true,"audiences":["api"],"user":{"username":"alice","uid":"u",
+            "groups":["dev","system:authenticated"],"extra":{"k":["v"]}}}}"#;
+        let user = UserInfo {
+            name: "alice".to_owned(),
+            uid: "u".to_owned(),
+            groups: vec!["dev".to_owned(), "system:authenticated".to_owned()],
+            extra: vec![("k".to_owned(), vec!["v".to_owned()])],
+        };
+        let good = Ok(TokenReviewOutcome::Authenticated(user));
+        assert_eq!(parse_response(&response(201, body), &[]), good);
+        assert_eq!(
+            parse_response(&response(201, body), &["api".to_owned()]),
+            good
+        );
+        let other = parse_response(&response(201, body), &["other".to_owned()]);
+        assert_eq!(other, Ok(TokenReviewOutcome::Rejected));
+    }
+
+    #[test]
+    fn anything_but_authenticated_with_a_name_is_rejected() {
+        for body in [
+            r#"{"status":{"user":{"username":"alice"}}}"#,
+            r#"{"status":{"authenticated":false,"user":{"username":"alice"}}}"#,
+            r#"{"status":{"authenticated":true,"user":{}}}"#,
+            r#"{"status":{"error":"invalid bearer token"}}"#,
+        ] {
+            let told = parse_response(&response(201, body), &[]);
+            assert_eq!(told, Ok(TokenReviewOutcome::Rejected), "{body}");
+        }
+    }
+
+    #[test]
+    fn an_invalid_response_is_no_outcome() {
+        for code in [429, 500, 503] {
+            let told = parse_response(&response(code, "{}"), &[]);
+            assert!(matches!(told, Err(ReviewError::Failed(_))), "{code}");
+        }
+        for code in [401, 403, 404] {
+            let told = parse_response(&response(code, "{}"), &[]);
+            assert!(matches!(told, Err(ReviewError::NotPermitted(_))), "{code}");
+        }
+        for body in ["", "{}", r#"{"status":{"authenticated":"yes"}}"#] {
+            let told = parse_response(&response(200, body), &[]);
+            assert!(matches!(told, Err(ReviewError::Failed(_))), "{body}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! So many at a time for each key, and those who wait in the order of their coming.
+//!
+//! A key is known only while somebody holds or waits for one of its slots, so there are never more keys than requests.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::Semaphore;
+
+use crate::limits::rate::lru::LruKey;
+
+/// The slots of all keys.
+#[derive(Debug)]
+pub(super) struct KeyedSlots {
+    slots_per_key: usize,
+    /// Guards who is there; held for a look.
+    semaphores: Mutex<HashMap<LruKey, KeySemaphore>>,
+}
+
+#[derive(Debug)]
+struct KeySemaphore {
+    semaphore: Arc<Semaphore>,
+    request_count: usize,
+}
+
+/// A request that holds a slot or waits for one; gives it back when it is dropped.
+#[derive(Debug)]
+pub(super) struct KeyedSlotHandle {
+    slots: Arc<KeyedSlots>,
+    key: LruKey,
+    semaphore: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl KeyedSlots {
+    pub(super) fn new(most: u32) -> Arc<Self> {
+        Arc::new(Self {
+            slots_per_key: usize::try_from(most)
+                .unwrap_or(Semaphore::MAX_PERMITS)
+                .min(Semaphore::MAX_PERMITS),
+            semaphores: Mutex::default(),
+        })
+    }
+
+    fn lock_semaphores(&self) -> MutexGuard<'_, HashMap<LruKey, KeySemaphore>> {
+        self.semaphores
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn handle(self: &Arc<Self>, key: LruKey) -> KeyedSlotHandle {
+        let mut keys = self.lock_semaphores();
+        let there = keys.entry(key).or_insert_with(|| KeySemaphore {
+            semaphore: Arc::new(Semaphore::new(self.slots_per_key)),
+            request_count: 0,
+        });
+        there.request_count += 1;
+        KeyedSlotHandle {
+            slots: Arc::clone(self),
+            key,
+            semaphore: Arc::clone(&there.semaphore),
+            permit: None,
+        }
+    }
+}
+
+impl KeyedSlotHandle {
+    /// Takes a slot if one is free and nobody waits for it. Whether it did.
+    pub(super) fn try_acquire(&mut self) -> bool {
+        self.permit = Arc::clone(&self.semaphore).try_acquire_owned().ok();
+        self.permit.is_some()
+    }
+
+    /// Takes a slot when it is this one's turn. Cancel safety: the place in the queue is lost.
+    pub(super) async fn acquire(&mut self) {
+        // It is never closed.
+        self.permit = Arc::clone(&self.semaphore).acquire_owned().await.ok();
+    }
+}
+
+impl Drop for KeyedSlotHandle {
+    fn drop(&mut self) {
+        drop(self.permit.take());
+        let mut keys = self.slots.lock_semaphores();
+        if let Some(there) = keys.get_mut(&self.key) {
+            there.request_count -= 1;
+            if there.request_count == 0 {
+                keys.remove(&self.key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::rate::lru::LruKeyHasher;
+
+    #[test]
+    fn a_key_is_removed_with_its_last_handle() {
+        let (slots, key) = (
+            KeyedSlots::new(1),
+            LruKeyHasher::default().hash_joined([&b"a"[..]]),
+        );
+        let (mut first, mut second) = (slots.handle(key), slots.handle(key));
+        assert!(first.try_acquire());
+        assert!(!second.try_acquire());
+        drop(first);
+        assert!(second.try_acquire());
+        assert_eq!(slots.lock_semaphores().len(), 1);
+        drop(second);
+        assert!(slots.lock_semaphores().is_empty());
+    }
+
+    #[tokio::test]
+    async fn slots_are_granted_in_order_of_arrival() {
+        let (slots, key) = (
+            KeyedSlots::new(1),
+            LruKeyHasher::default().hash_joined([&b"a"[..]]),
+        );
+        let mut held = slots.handle(key);
+        assert!(held.try_acquire());
+        let (mut second, mut third) = (slots.handle(key), slots.handle(key));
+        let mut second_waits = Box::pin(second.acquire());
+        assert!(futures_util::poll!(&mut second_waits).is_pending());
+        let mut third_waits = Box::pin(third.acquire());
+        assert!(futures_util::poll!(&mut third_waits).is_pending());
+        drop(held);
+        assert!(futures_util::poll!(&mut third_waits).is_pending());
+        assert!(futures_util::poll!(&mut second_waits).is_ready());
+    }
+}

@@ -1,0 +1,29 @@
+//! The rules as operators see them.
+
+use crate::limits::rate::clients::config::ClientDistinguisher;
+use crate::limits::rate::clients::config::ClientLimitRule;
+use crate::limits::rate::token_bucket::Rate;
+
+/// What a rule allows, in few words.
+#[must_use]
+pub(super) fn rule_summary(rule: &ClientLimitRule) -> String {
+    let rate = |rate: &Rate| format!("{}/s, burst {}", rate.per_second(), rate.burst());
+    let who = match rule.distinguisher {
+        ClientDistinguisher::Namespace => "namespace",
+        ClientDistinguisher::SourceAddress => "address",
+        ClientDistinguisher::User => "user",
+        ClientDistinguisher::UserAndAgent => "user and agent",
+    };
+    let running = &rule.long_running;
+    let parts = [
+        rule.requests.as_ref().map(rate),
+        rule.writes
+            .as_ref()
+            .map(|writes| format!("writes of all {}", rate(writes))),
+        rule.concurrency.map(|most| format!("{most} at a time")),
+        running.watches.map(|most| format!("{most} watches")),
+        running.streams.map(|most| format!("{most} streams")),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    format!("each {who}: {}", parts.join("; "))
+}

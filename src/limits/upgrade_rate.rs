@@ -1,0 +1,137 @@
+//! How often requests without a proven credential may ask for another protocol (`Upgrade`).
+//!
+//! Each has a connection of its own to the API server, and costs it a TLS handshake before it knows the user: about a
+//! millisecond, a hundred times what it costs the client to ask. A token bucket for each source network bounds that. A
+//! credential that the API server has accepted is not counted, so that a user of `kubectl exec` meets it with a new token only.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use prometheus::IntCounter;
+
+use crate::limits::Rejection;
+use crate::limits::rate::lru::Lru;
+use crate::limits::rate::lru::LruKey;
+use crate::limits::rate::lru::LruKeyHasher;
+use crate::limits::rate::spin_lock::spin_lock;
+use crate::limits::rate::token_bucket::Rate;
+use crate::limits::rate::token_bucket::TokenBucket;
+use crate::limits::retry_after_seconds;
+use crate::metrics::Registry;
+
+/// The limit, in a word.
+pub const UNPROVEN_UPGRADES: &str = "unproven-upgrades";
+
+/// The default of `--unproven-upgrades-per-second`: more than people and CI jobs behind one address begin with new tokens, and
+/// about a hundredth of one of the API server's cores in handshakes.
+pub const DEFAULT_UPGRADES_PER_SECOND: u32 = 10;
+
+/// The burst, in seconds of the rate: a page of a dashboard opens several at once.
+pub const UPGRADE_BURST_SECONDS: u32 = 5;
+
+/// Networks whose buckets are kept; the one that was quiet for longest goes first.
+const MAX_NETWORKS: usize = 4096;
+
+/// The buckets, shared by all workers.
+#[derive(Debug)]
+pub struct UpgradeRateLimit {
+    /// None: no limit.
+    rate: Option<Rate>,
+    keys: LruKeyHasher,
+    /// Held for one step; nothing is awaited under it.
+    buckets: Mutex<Lru<TokenBucket>>,
+    rejected: IntCounter,
+}
+
+impl UpgradeRateLimit {
+    /// So many a second for each network, and [`UPGRADE_BURST_SECONDS`] times as many at once; 0 is no limit.
+    #[must_use]
+    pub fn new(per_second: u32, registry: &Registry) -> Arc<Self> {
+        let burst = per_second.saturating_mul(UPGRADE_BURST_SECONDS);
+        Arc::new(Self {
+            rate: (per_second > 0).then(|| Rate::new(per_second, burst)),
+            keys: LruKeyHasher::default(),
+            buckets: Mutex::new(Lru::new(MAX_NETWORKS)),
+            rejected: registry.counter(
+                "weir_unproven_upgrades_rejected_total",
+                "Requests for another protocol (Upgrade) without a credential that the API server has accepted that were rejected because their network sent more than --unproven-upgrades-per-second.",
+            ),
+        })
+    }
+
+    /// Admits a request from this network. Behind a trusted proxy many clients have one address, so that there is no network to
+    /// count, and no limit.
+    ///
+    /// # Errors
+    /// [`Rejection::UnprovenUpgrade`] if its bucket is empty.
+    pub fn admit(&self, network: Option<IpAddr>, now: Instant) -> Result<(), Rejection> {
+        let Some((rate, network)) = self.rate.as_ref().zip(network) else {
+            return Ok(());
+        };
+        let key = self.network_key(network);
+        let taken = {
+            let mut buckets = spin_lock(&self.buckets);
+            let (bucket, _) = buckets.get_or_insert_with(key, || TokenBucket::full(rate, now));
+            bucket.take(rate, now)
+        };
+        taken.map_err(|wait| {
+            self.rejected.inc();
+            Rejection::UnprovenUpgrade {
+                retry_after: retry_after_seconds(wait),
+            }
+        })
+    }
+
+    fn network_key(&self, network: IpAddr) -> LruKey {
+        match network {
+            IpAddr::V4(address) => self.keys.hash_separate([&address.octets()[..]]),
+            IpAddr::V6(address) => self.keys.hash_separate([&address.octets()[..]]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn network(last: u8) -> Option<IpAddr> {
+        Some(IpAddr::from([192, 0, 2, last]))
+    }
+
+    #[test]
+    fn each_network_has_its_own_burst_and_rate() {
+        let registry = Registry::new();
+        let (upgrades, now) = (UpgradeRateLimit::new(2, &registry), Instant::now());
+        for _ in 0..2 * UPGRADE_BURST_SECONDS {
+            upgrades.admit(network(1), now).unwrap();
+        }
+        let rejected = upgrades.admit(network(1), now);
+        assert!(
+            matches!(rejected, Err(Rejection::UnprovenUpgrade { retry_after: 1 })),
+            "{rejected:?}"
+        );
+        upgrades.admit(network(2), now).unwrap();
+        let later = now + Duration::from_secs(1);
+        assert!(
+            upgrades.admit(network(1), later).is_ok() && upgrades.admit(network(1), later).is_ok()
+        );
+        assert!(upgrades.admit(network(1), later).is_err());
+        let count = "weir_unproven_upgrades_rejected_total 2";
+        assert!(registry.render().contains(count));
+    }
+
+    #[test]
+    fn requests_pass_without_a_rate_or_a_network() {
+        let now = Instant::now();
+        let unlimited = UpgradeRateLimit::new(0, &Registry::new());
+        let limited = UpgradeRateLimit::new(1, &Registry::new());
+        for _ in 0..1000 {
+            unlimited.admit(network(1), now).unwrap();
+            limited.admit(None, now).unwrap();
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! TODO
+
+pub mod non_blocking;
+pub mod request_log;

@@ -1,0 +1,121 @@
+//! How requests ended: by code, and by the limit that refused them. Plain counters in memory of a fixed size.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use crate::limits::upgrade_rate::UNPROVEN_UPGRADES;
+use crate::pipeline::reject::rejection::EVENT_BODIES;
+use crate::pipeline::trace::record::Record;
+use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::RequestOutcome;
+
+/// HTTP has codes from 100 to 599; what comes beyond is counted as the last.
+const FIRST_CODE: u16 = 100;
+const CODE_COUNT: usize = 500;
+
+/// Totals since the start. Relaxed: each number stands for itself.
+#[derive(Debug)]
+pub struct OutcomeCounts {
+    by_code: Box<[AtomicU64]>,
+    aborted: AtomicU64,
+    /// Rejected by a limit of how many at all; what levels reject they count themselves.
+    by_rate_limit: [(&'static str, AtomicU64); 4],
+}
+
+impl Default for OutcomeCounts {
+    fn default() -> Self {
+        Self {
+            by_code: (0..CODE_COUNT).map(|_| AtomicU64::new(0)).collect(),
+            aborted: AtomicU64::new(0),
+            by_rate_limit: [
+                "client-limit",
+                "event-rate-limit",
+                EVENT_BODIES,
+                UNPROVEN_UPGRADES,
+            ]
+            .map(|limit| (limit, AtomicU64::new(0))),
+        }
+    }
+}
+
+impl OutcomeCounts {
+    pub(super) fn record_outcome(&self, outcome: RequestOutcome) {
+        if let RequestOutcome::Rejected(by) = outcome {
+            let known = self.by_rate_limit.iter().find(|(limit, _)| *limit == by);
+            known.inspect(|(_, count)| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        let Some(code) = outcome.code() else {
+            self.aborted.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let at = usize::from(code.as_u16().saturating_sub(FIRST_CODE));
+        if let Some(count) = self.by_code.get(at.min(CODE_COUNT - 1)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Those codes that there were.
+    #[must_use]
+    pub fn by_code(&self) -> BTreeMap<u16, u64> {
+        let counts = self
+            .by_code
+            .iter()
+            .map(|count| count.load(Ordering::Relaxed));
+        let counts = (FIRST_CODE..).zip(counts);
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Requests that a limit of how many at all rejected, by the limit; those that there were.
+    pub fn by_rate_limit(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.by_rate_limit.iter();
+        let counts = counts.map(|(limit, count)| (*limit, count.load(Ordering::Relaxed)));
+        counts.filter(|(_, count)| *count > 0)
+    }
+
+    /// Requests whose clients went away before there was an answer.
+    #[must_use]
+    pub fn aborted(&self) -> u64 {
+        self.aborted.load(Ordering::Relaxed)
+    }
+}
+
+impl RequestObserver for OutcomeCounts {
+    fn on_ended(&self, record: &Record, _: Instant) {
+        self.record_outcome(record.outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    #[test]
+    fn every_status_code_is_counted() {
+        let counts = OutcomeCounts::default();
+        for code in [200, 429, 429, 100, 599, 999] {
+            let code = StatusCode::from_u16(code).unwrap();
+            counts.record_outcome(RequestOutcome::Responded(code));
+        }
+        counts.record_outcome(RequestOutcome::NoResponse);
+        let codes = counts.by_code();
+        assert_eq!(codes, [(100, 1), (200, 1), (429, 2), (599, 2)].into());
+        assert_eq!(counts.aborted(), 1);
+    }
+
+    #[test]
+    fn rejections_of_rate_limits_are_counted_by_limit_and_those_of_levels_are_not() {
+        let counts = OutcomeCounts::default();
+        for limit in ["client-limit", "queue-full", "client-limit", "event-bodies"] {
+            counts.record_outcome(RequestOutcome::Rejected(limit));
+        }
+        let by_rates: Vec<_> = counts.by_rate_limit().collect();
+        assert_eq!(by_rates, [("client-limit", 2), ("event-bodies", 1)]);
+        assert_eq!(counts.by_code(), [(429, 4)].into());
+    }
+}

@@ -1,0 +1,132 @@
+//! What a request counts for, and for whom, as the limits see it: read off its record when it has ended.
+
+use std::time::Instant;
+
+use super::TalkerName;
+use super::Weights;
+use super::WorkerShard;
+use crate::clock::Clock;
+use crate::flowcontrol::matching::FlowDistinguisherMethod;
+use crate::hash_keys::HashKey;
+use crate::pipeline::trace::record::Record;
+use crate::pipeline::trace::record::RequestObserver;
+use crate::pipeline::trace::record::RequestOutcome;
+
+/// What has no namespace or no user agent, as kubectl prints it.
+const NONE: &[u8] = b"<none>";
+
+/// Who was turned away before it was known who it is.
+const UNKNOWN: &[u8] = b"<unknown>";
+
+/// One that runs long counts when its answer begins, for it may run for hours, and its bytes when it ends. A watch holds its
+/// seats until it has sent what there was when it began; here, until its answer has begun.
+impl RequestObserver for WorkerShard {
+    fn on_response_started(&self, record: &Record) {
+        self.count_request(record, self.request_weights(record, Clock.now()));
+    }
+
+    fn on_ended(&self, record: &Record, now: Instant) {
+        if !record.long_running || !matches!(record.outcome, RequestOutcome::Responded(_)) {
+            self.count_request(record, self.request_weights(record, now));
+        } else if record.sent_bytes > 0 {
+            self.count_request(record, Weights::from_bytes(record.sent_bytes));
+        }
+    }
+}
+
+impl WorkerShard {
+    fn request_weights(&self, record: &Record, now: Instant) -> Weights {
+        let rejected = matches!(record.outcome, RequestOutcome::Rejected(_));
+        let (seats, queue_wait) = match &record.decision {
+            Some(decision) => (u64::from(decision.seats), decision.queue_wait),
+            None if record.long_running => Default::default(),
+            None => (self.default_seats, Default::default()),
+        };
+        let since = now.saturating_duration_since(record.arrived);
+        let held = since.saturating_sub(queue_wait);
+        let seats = if rejected { 0 } else { seats };
+        Weights::from_request(record.sent_bytes, queue_wait, rejected, (seats, held))
+    }
+
+    /// Of all that its names are made of.
+    fn request_fingerprint(&self, record: &Record) -> HashKey {
+        let decision = record.decision.as_ref();
+        self.fingerprint((
+            (record.method.as_str(), record.peer.ip()),
+            record.target.as_str(),
+            record
+                .effective_user()
+                .map(|user| (&*user.name, &*user.uid)),
+            record.user_agent.as_ref().map(|agent| agent.as_bytes()),
+            decision.map(|decision| {
+                (
+                    &*decision.flow_schema().name,
+                    decision.distinguisher_method(),
+                )
+            }),
+        ))
+    }
+
+    fn count_request(&self, record: &Record, weights: Weights) {
+        let likeness = self.request_fingerprint(record);
+        if self.count_cached(likeness, weights) {
+            return;
+        }
+        let Ok(info) = record.info() else {
+            return; // never: it was parsed before
+        };
+        let address = record.peer.ip().to_canonical().to_string();
+        let agent = record.user_agent.as_ref();
+        let agent = agent.map_or(NONE, |agent| agent.as_bytes());
+        let decision = record.decision.as_ref();
+        let user = record.effective_user();
+        let user_name = user.map_or(UNKNOWN, |user| user.name.as_bytes());
+        let namespace = Some(info.namespace()).filter(|name| !name.is_empty());
+        let namespace = namespace.unwrap_or(NONE);
+        let resource = [
+            info.resource(),
+            if info.api_group().is_empty() {
+                b""
+            } else {
+                b"."
+            },
+            info.api_group(),
+            if info.subresource().is_empty() {
+                b""
+            } else {
+                b"/"
+            },
+            info.subresource(),
+        ];
+        let [resource, dot, group, slash, subresource] = if info.is_resource_request() {
+            resource
+        } else {
+            [info.path(), b"", b"", b"", b""]
+        };
+        let verb = info.verb().as_str().as_bytes();
+        let asked = [verb, b" ", resource, dot, group, slash, subresource];
+
+        let schema = decision.map_or(&b""[..], |decision| decision.flow_schema().name.as_bytes());
+        let distinguisher = match decision.map(|decision| decision.distinguisher_method()) {
+            Some(FlowDistinguisherMethod::ByNamespace) => Some(info.namespace()),
+            Some(FlowDistinguisherMethod::ByUser) => {
+                user.map(|user| user.distinguisher().as_bytes())
+            }
+            Some(FlowDistinguisherMethod::Single) | None => None,
+        };
+        let slash = distinguisher.map_or(&b""[..], |_| b"/");
+        let flow = [schema, slash, distinguisher.unwrap_or_default()];
+        self.count(
+            Some(likeness),
+            [
+                decision.map(|_| TalkerName::new(&flow)),
+                Some(TalkerName::new(&[namespace])),
+                Some(TalkerName::new(&asked)),
+                Some(TalkerName::new(&[address.as_bytes()])),
+                Some(TalkerName::new(&[user_name])),
+                Some(TalkerName::new(&[agent])),
+            ],
+            weights,
+        );
+    }
+}

@@ -1,0 +1,593 @@
+//! What is shown, against an exact count.
+
+#![expect(
+    clippy::as_conversions,
+    reason = "the numbers are small, and compared with others of their kind"
+)]
+
+use std::collections::HashMap;
+use std::hash::RandomState;
+use std::sync::LazyLock;
+use std::time::Duration;
+use std::time::Instant;
+
+use super::heavy_hitters::HeavyHitters;
+use super::heavy_hitters::MIN_KEPT_PER_MEASURE;
+use super::weights::MEASURES;
+use super::*;
+use crate::hash_keys::HashKey;
+use crate::request_info;
+
+fn seeded_rng() -> fastrand::Rng {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    fastrand::Rng::with_seed(seed)
+}
+
+/// Some names do much, in one measure or another; many do little.
+fn random_request(random: &mut fastrand::Rng, many: u64) -> (u64, Weights) {
+    let who = match random.u8(0..4) {
+        0 => random.u64(0..20),
+        1 => random.u64(0..200),
+        _ => random.u64(0..many),
+    };
+    let much = who % 7 == 0;
+    let weights = Weights([
+        if much {
+            random.u64(0..1 << 30)
+        } else {
+            random.u64(0..1000)
+        },
+        if random.u8(0..10) == 0 {
+            random.u64(0..1_000_000)
+        } else {
+            0
+        },
+        u64::from(who % 11 == 0),
+        1,
+        random.u64(0..50_000_000) * (1 + who % 3),
+    ]);
+    (who, weights)
+}
+
+/// Counts all, and forgets nobody.
+#[derive(Clone, Default)]
+struct ExactCounts {
+    by_name: HashMap<u64, Weights>,
+    total: Weights,
+}
+
+impl ExactCounts {
+    fn add(&mut self, who: u64, weights: Weights) {
+        self.by_name.entry(who).or_default().add(weights);
+        self.total.add(weights);
+    }
+
+    fn merge(&mut self, other: &Self) {
+        for (who, weights) in &other.by_name {
+            self.add(*who, *weights);
+        }
+    }
+
+    /// Everything that a table promises.
+    fn assert_bounds(&self, table: &HeavyHitters, note: &str) {
+        assert_eq!(table.total(), self.total, "{note}");
+        let shown: HashMap<u64, _> = table
+            .entries()
+            .map(|e| (e.name.parse().unwrap(), e))
+            .collect();
+        for measure in 0..MEASURES {
+            let floor = table.cutoff().get(measure);
+            let bound = self.total.get(measure) / u64::try_from(MIN_KEPT_PER_MEASURE).unwrap();
+            assert!(floor <= bound, "{note}: the floor {floor} is above {bound}");
+            for (who, done) in &self.by_name {
+                let done = done.get(measure);
+                let Some(entry) = shown.get(who) else {
+                    assert!(
+                        done <= floor,
+                        "{note}: {who} did {done}, and the floor is {floor}"
+                    );
+                    continue;
+                };
+                let (seen, error) = (entry.count.get(measure), entry.error.get(measure));
+                assert!(
+                    seen <= done && done <= seen + error && error <= floor,
+                    "{note}: {who} did {done}: {entry:?}"
+                );
+            }
+        }
+    }
+}
+
+fn add_request(table: &mut HeavyHitters, who: u64, weights: Weights) {
+    static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    table.add(HashKey::of(&*SECRET, who), who.to_string().into(), weights);
+}
+
+#[test]
+fn a_count_is_never_too_high_and_too_low_by_at_most_its_error() {
+    let mut random = seeded_rng();
+    for round in 0..30 {
+        let many = 1 << random.u32(4..16);
+        let (mut table, mut exact) = (
+            HeavyHitters::new(random.usize(500..900)),
+            ExactCounts::default(),
+        );
+        for _ in 0..random.u32(1..40_000) {
+            let (who, weights) = random_request(&mut random, many);
+            if random.u16(..) == 0 {
+                table.add_unattributed(weights);
+                exact.add(who, weights);
+            } else {
+                add_request(&mut table, who, weights);
+                exact.add(who, weights);
+            }
+        }
+        exact.assert_bounds(&table, &format!("round {round}"));
+        let closed = table.compact();
+        exact.assert_bounds(&closed, &format!("round {round}, closed"));
+        assert!(closed.entries().count() <= MEASURES * MIN_KEPT_PER_MEASURE);
+    }
+}
+
+#[test]
+fn merged_tables_keep_the_error_bound() {
+    let mut random = seeded_rng();
+    for round in 0..20 {
+        let most = if random.bool() { usize::MAX } else { 500 };
+        let (mut all, mut exact_all) = (HeavyHitters::new(most), ExactCounts::default());
+        for _ in 0..random.u32(1..10) {
+            let many = 1 << random.u32(4..16);
+            let (mut table, mut exact) = (HeavyHitters::new(500), ExactCounts::default());
+            for _ in 0..random.u32(1..10_000) {
+                let (who, weights) = random_request(&mut random, many);
+                add_request(&mut table, who, weights);
+                exact.add(who, weights);
+            }
+            exact_all.merge(&exact);
+            all.merge(&if random.bool() {
+                table.compact()
+            } else {
+                table
+            });
+            exact_all.assert_bounds(&all, &format!("round {round}"));
+        }
+    }
+}
+
+#[test]
+fn few_names_are_counted_exactly() {
+    let (mut table, mut exact) = (
+        HeavyHitters::new(heavy_hitters::MAX_ENTRIES),
+        ExactCounts::default(),
+    );
+    let mut random = seeded_rng();
+    for _ in 0..100_000 {
+        let (who, weights) = random_request(
+            &mut random,
+            u64::try_from(heavy_hitters::MAX_ENTRIES).unwrap(),
+        );
+        add_request(&mut table, who, weights);
+        exact.add(who, weights);
+    }
+    exact.assert_bounds(&table, "few");
+    assert_eq!(table.cutoff(), Weights::ZERO);
+}
+
+fn talker_name<'a>(parts: &'a [&'a [u8]]) -> Option<TalkerName<'a>> {
+    Some(TalkerName::new(parts))
+}
+
+fn one_request() -> Weights {
+    Weights::from_request(
+        100,
+        Duration::from_millis(2),
+        false,
+        (3, Duration::from_millis(500)),
+    )
+}
+
+fn user_query(window: Window, sort: UsageMeasure) -> TopTalkersQuery {
+    TopTalkersQuery {
+        window,
+        by: Dimension::User,
+        sort,
+        limit: 10,
+    }
+}
+
+fn user_name(user: &[u8]) -> Vec<u8> {
+    user.to_vec()
+}
+
+fn count_user(desk: &WorkerShard, user: &str, weights: Weights) {
+    let user = user_name(user.as_bytes());
+    desk.count(
+        None,
+        [None, None, None, None, talker_name(&[&user]), None],
+        weights,
+    );
+}
+
+#[test]
+fn windows_cover_their_duration_and_nothing_older() {
+    let begin = Instant::now();
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
+    let mut random = seeded_rng();
+    let mut done = Vec::new();
+    let mut now = Duration::ZERO;
+    for _ in 0..4000 {
+        now += Duration::from_millis(random.u64(1..5000));
+        count_user(
+            &desk,
+            if random.bool() { "alice" } else { "bob" },
+            one_request(),
+        );
+        let at = begin + now;
+        talkers.flush_shards(at);
+        // What is gathered at a new tick was done before it.
+        done.push(now.as_secs() / 5);
+        if random.u8(0..50) > 0 {
+            continue;
+        }
+        for window in Window::ALL {
+            let top = talkers.top_at(&user_query(window, UsageMeasure::Requests), at);
+            let covered = Duration::from_secs_f64(top.covered_seconds);
+            let length = window.duration().min(now);
+            assert!(
+                covered >= length && covered <= length.mul_f64(1.1),
+                "{window:?} {covered:?} of {now:?}"
+            );
+            // Parts begin at whole ticks; what was covered came as a fraction of a second.
+            let least = (now.saturating_sub(covered) + Duration::from_millis(1)).as_secs() / 5;
+            // A count lies in the tick before the one in which it was gathered, if that was the first of its tick.
+            let shown = top.rows.iter().map(|row| row.usage.requests).sum::<u64>();
+            let surely = done.iter().filter(|tick| **tick > least).count() as u64;
+            let at_most = done.iter().filter(|tick| **tick >= least).count() as u64;
+            assert!(
+                (surely..=at_most + 1).contains(&shown),
+                "{window:?} at {now:?}: {shown}, not {surely} to {at_most}"
+            );
+            assert_eq!(
+                (top.total.requests, top.max_error),
+                (shown, Usage::default())
+            );
+        }
+    }
+}
+
+#[test]
+fn windows_are_empty_after_a_long_idle_time() {
+    let begin = Instant::now();
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
+    count_user(&desk, "alice", one_request());
+    let at = |seconds| begin + Duration::from_secs(seconds);
+    let requests = |window, now| {
+        talkers
+            .top_at(&user_query(window, UsageMeasure::Requests), now)
+            .total
+            .requests
+    };
+    assert_eq!(Window::ALL.map(|window| requests(window, at(1))), [1, 1, 1]);
+    assert_eq!(
+        Window::ALL.map(|window| requests(window, at(64))),
+        [1, 1, 1]
+    );
+    assert_eq!(
+        Window::ALL.map(|window| requests(window, at(65))),
+        [0, 1, 1]
+    );
+    assert_eq!(
+        Window::ALL.map(|window| requests(window, at(330))),
+        [0, 0, 1]
+    );
+    assert_eq!(
+        Window::ALL.map(|window| requests(window, at(3600))),
+        [0, 0, 1]
+    );
+    assert_eq!(
+        Window::ALL.map(|window| requests(window, at(90_000))),
+        [0, 0, 0]
+    );
+    // A clock that steps back, and one that has stood still.
+    assert_eq!(Window::ALL.map(|window| requests(window, at(5))), [0, 0, 0]);
+}
+
+/// Everybody who does much does it in one measure only; noise is made by fifty thousand.
+fn noise_and_five_leaders(
+    talkers: &TopTalkers,
+    begin: Instant,
+) -> [(UsageMeasure, &'static str, Weights); 5] {
+    let short = Duration::from_millis(1);
+    let long = Duration::from_secs(30);
+    let none = Duration::ZERO;
+    let five = [
+        (
+            UsageMeasure::Bytes,
+            "reader",
+            5000,
+            Weights::from_request(1 << 30, none, false, (1, short)),
+        ),
+        (
+            UsageMeasure::QueueWait,
+            "waiter",
+            5000,
+            Weights::from_request(10, long, false, (1, short)),
+        ),
+        (
+            UsageMeasure::Rejections,
+            "refused",
+            5000,
+            Weights::from_request(10, none, true, (0, none)),
+        ),
+        (
+            UsageMeasure::Requests,
+            "asker",
+            50,
+            Weights::from_request(10, none, false, (1, short)),
+        ),
+        (
+            UsageMeasure::SeatSeconds,
+            "holder",
+            5000,
+            Weights::from_request(10, none, false, (10, long)),
+        ),
+    ];
+    let desk = talkers.new_shard();
+    let noise = Weights::from_request(10, none, false, (1, short));
+    let mut done = five.map(|(sort, who, _, _)| (sort, who, Weights::ZERO));
+    for n in 0..50_000_u32 {
+        count_user(&desk, &format!("noise-{n}"), noise);
+        for ((_, who, every, weights), (_, _, done)) in five.iter().zip(&mut done) {
+            if n % every == 0 {
+                count_user(&desk, who, *weights);
+                done.add(*weights);
+            }
+        }
+        if n % 1000 == 0 {
+            talkers.flush_shards(begin + Duration::from_millis(n.into()));
+        }
+    }
+    done
+}
+
+#[test]
+fn the_first_name_of_each_measure_is_kept() {
+    let begin = Instant::now();
+    let talkers = TopTalkers::new(begin, 1);
+    let now = begin + Duration::from_secs(50);
+    for (sort, who, done) in noise_and_five_leaders(&talkers, begin) {
+        let top = talkers.top_at(&user_query(Window::OneMinute, sort), now);
+        let first = &top.rows[0];
+        assert_eq!(first.name, who, "{sort:?}: {top:?}");
+        let of = |amounts: Usage| match sort {
+            UsageMeasure::Bytes => amounts.bytes as f64,
+            UsageMeasure::QueueWait => amounts.queue_wait_seconds,
+            UsageMeasure::Rejections => amounts.rejections as f64,
+            UsageMeasure::Requests => amounts.requests as f64,
+            UsageMeasure::SeatSeconds => amounts.seat_seconds,
+        };
+        let done = of(done.into());
+        let (least, most) = (of(first.usage), of(first.usage) + of(first.error));
+        assert!((least..=most).contains(&done), "{done}: {first:?}");
+    }
+}
+
+#[test]
+fn shards_of_many_workers_are_merged() {
+    let begin = Instant::now();
+    let talkers = TopTalkers::new(begin, 1);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let desk = talkers.new_shard();
+            scope.spawn(move || {
+                for n in 0..20_000_u32 {
+                    count_user(
+                        &desk,
+                        if n % 4 == 0 { "alice" } else { "bob" },
+                        one_request(),
+                    );
+                    count_user(
+                        &desk,
+                        &format!("{:?} {n}", std::thread::current().id()),
+                        one_request(),
+                    );
+                }
+            });
+        }
+        for _ in 0..100 {
+            talkers.flush_shards(begin);
+        }
+    });
+    let top = talkers.top_at(
+        &user_query(Window::OneMinute, UsageMeasure::Requests),
+        begin,
+    );
+    assert_eq!(top.total.requests, 160_000);
+    let shown: Vec<_> = top
+        .rows
+        .iter()
+        .take(2)
+        .map(|row| (&*row.name, row.usage.requests, row.error.requests))
+        .collect();
+    for ((name, seen, error), (who, done)) in
+        shown.into_iter().zip([("bob", 60_000), ("alice", 20_000)])
+    {
+        assert!(
+            name == who && seen <= done && done <= seen + error,
+            "{name} {seen} {error}"
+        );
+    }
+}
+
+#[test]
+fn usage_over_the_capacity_of_a_shard_is_part_of_the_error() {
+    let begin = Instant::now();
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
+    let busy = lock(&talkers.shared.windows); // somebody looks at a window
+    for n in 0..1000 {
+        count_user(&desk, &format!("user-{n}"), one_request());
+    }
+    drop(busy);
+    let top = talkers.top_at(
+        &user_query(Window::OneMinute, UsageMeasure::Requests),
+        begin,
+    );
+    assert_eq!(
+        (top.total.requests, top.max_error.requests),
+        (1000, 1000 - 224)
+    );
+    assert_eq!(top.rows[0].error.requests, 1000 - 224);
+
+    let busy = lock(&desk.batches); // somebody takes what lies here
+    count_user(&desk, "late", one_request());
+    drop(busy);
+    let top = talkers.top_at(
+        &user_query(Window::OneMinute, UsageMeasure::Requests),
+        begin,
+    );
+    assert_eq!(
+        (top.total.requests, top.max_error.requests),
+        (1001, 1001 - 224)
+    );
+}
+
+#[test]
+fn a_long_name_is_truncated() {
+    let begin = Instant::now();
+    let talkers = TopTalkers::new(begin, 1);
+    let desk = talkers.new_shard();
+    let long = |last: &str| format!("{}{last}", "é".repeat(1 << 18));
+    for (times, user) in [
+        (5, long("")),
+        (4, long("12")),
+        (3, "x".repeat(192)),
+        (2, "x".repeat(193)),
+        (1, "\u{fffd}".repeat(90)),
+    ] {
+        for _ in 0..times {
+            count_user(&desk, &user, one_request());
+        }
+    }
+    desk.count(
+        None,
+        [None, None, None, None, talker_name(&[&[0xff; 300]]), None],
+        one_request(),
+    );
+    let top = talkers.top_at(
+        &user_query(Window::OneMinute, UsageMeasure::Requests),
+        begin,
+    );
+    let rows: Vec<_> = top
+        .rows
+        .iter()
+        .map(|row| (row.usage.requests, row.name.len(), row.name.ends_with('…')))
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            (5, 191, true),
+            (4, 191, true),
+            (3, 192, false),
+            (2, 192, true),
+            (1, 192, true),
+            (1, 192, true)
+        ]
+    );
+}
+
+#[test]
+fn a_name_does_not_depend_on_how_its_parts_are_split() {
+    let secret = RandomState::new();
+    let key = |parts: &[&[u8]]| TalkerName::new(parts).key(&secret);
+    assert_eq!(key(&[b"list pods"]), key(&[b"list", b" ", b"pods"]));
+    assert_ne!(key(&[b"list pods"]), key(&[b"list pod"]));
+    assert_ne!(key(&[&[b'a'; 600]]), key(&[&[b'a'; 601]]), "by the length");
+    assert_eq!(
+        &*TalkerName::new(&[b"list", b" ", b"pods"]).to_display(),
+        "list pods"
+    );
+}
+
+#[test]
+fn all_invalid_parameters_are_reported_at_once() {
+    let parse = |text: &str| TopTalkersQuery::parse(request_info::Query::new(text.as_bytes()));
+    assert_eq!(parse(""), Ok(TopTalkersQuery::default()));
+    let all = parse("window=60m&by=userAgent&sort=queueWait&limit=50").unwrap();
+    assert_eq!(
+        (all.window, all.by, all.sort, all.limit),
+        (
+            Window::SixtyMinutes,
+            Dimension::UserAgent,
+            UsageMeasure::QueueWait,
+            50
+        )
+    );
+    for by in Dimension::ALL {
+        assert_eq!(parse(&format!("by={}", by.name())).unwrap().by, by);
+        assert_eq!(
+            serde_json::to_string(&by).unwrap(),
+            format!("\"{}\"", by.name())
+        );
+    }
+    for sort in UsageMeasure::ALL {
+        assert_eq!(parse(&format!("sort={}", sort.name())).unwrap().sort, sort);
+        assert_eq!(
+            serde_json::to_string(&sort).unwrap(),
+            format!("\"{}\"", sort.name())
+        );
+    }
+    for window in Window::ALL {
+        assert_eq!(
+            parse(&format!("window={}", window.name())).unwrap().window,
+            window
+        );
+        assert_eq!(
+            serde_json::to_string(&window).unwrap(),
+            format!("\"{}\"", window.name())
+        );
+    }
+    let wrong = parse("window=2m&by=pod&sort=size&limit=0&limit=x&of=1&a%zz=b").unwrap_err();
+    assert_eq!(
+        wrong.to_string(),
+        "window=2m: must be one of 1m, 5m, 60m\n\
+         by=pod: must be one of flow, namespace, resource, sourceAddress, user, userAgent\n\
+         sort=size: must be one of bytes, queueWait, rejections, requests, seatSeconds\n\
+         limit=0: must be a number from 1 to 50\n\
+         limit=x: must be a number from 1 to 50\n\
+         of: unknown; there are by, limit, sort and window\n\
+         a parameter cannot be decoded: must be NAME=VALUE, with %XX for what is special in a URL\n"
+    );
+    let long = parse(&format!("by={}", "%00".repeat(3000)))
+        .unwrap_err()
+        .to_string();
+    assert!(long.len() < 500, "{long}");
+}
+
+#[test]
+fn the_json_holds_the_query_and_the_error_bounds() {
+    let begin = Instant::now();
+    let talkers = TopTalkers::new(begin, 1);
+    count_user(&talkers.new_shard(), "alice", one_request());
+    let top = talkers.top_at(
+        &user_query(Window::FiveMinutes, UsageMeasure::SeatSeconds),
+        begin + Duration::from_secs(7),
+    );
+    let none = serde_json::json!({"requests": 0, "seatSeconds": 0.0, "bytes": 0, "rejections": 0, "queueWaitSeconds": 0.0});
+    let one = serde_json::json!({"requests": 1, "seatSeconds": 1.5, "bytes": 100, "rejections": 0, "queueWaitSeconds": 0.002});
+    let mut row = one.clone();
+    row["name"] = "alice".into();
+    row["error"] = none.clone();
+    let expected = serde_json::json!({
+        "window": "5m", "by": "user", "sort": "seatSeconds", "limit": 10,
+        "coveredSeconds": 7.0, "total": one, "maxError": none, "rows": [row],
+    });
+    assert_eq!(serde_json::to_value(&top).unwrap(), expected);
+    assert_eq!(
+        serde_json::from_value::<TopTalkersReport>(expected).unwrap(),
+        top
+    );
+}

@@ -1,0 +1,536 @@
+//! Every way of saying no, and how it looks on the wire.
+//!
+//! A no is a `metav1.Status` that names weir and the limit or the fault in its first cause, so that `kubectl` prints a
+//! sentence and a log on the client's side tells who refused. (kube-apiserver itself answers plain text to too many
+//! requests; client-go takes both.) How it goes out is `prepared`'s: saying no must cost next to nothing.
+//! A refusal never touches the upstream. It does not look at the request's body; what becomes of that is `refusing`'s.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use http::StatusCode;
+
+use crate::api::Status;
+use crate::flowcontrol::fairqueuing::queue_set::RejectReason;
+use crate::identity::AuthenticationError;
+use crate::limits::Rejection;
+use crate::limits::rate::clients::enforcer::ClientLimitRejection;
+use crate::limits::rate::events::enforcer::EventRejection;
+use crate::limits::rejection_hold::HoldPolicy;
+use crate::pipeline::impersonation::ImpersonationError;
+use crate::pipeline::reject::invalid_head::InvalidHead;
+use crate::pipeline::request_body::BodyReadError;
+use crate::request_info::RequestKind;
+use crate::request_info::TargetError;
+use crate::upstream::ForwardError;
+use crate::upstream::headers::MAX_HEADER_BYTES;
+use crate::upstream::headers::UnencodableUser;
+use crate::upstream::loop_detection::LoopRejection;
+
+/// After how many seconds a request that did not reach the API server is worth another try: one, which client-go takes
+/// for "retry", and which gives a restarting server a moment.
+const RETRY_AFTER_UNSENT: u32 = 1;
+
+/// What refuses events for whose bodies there is no room.
+pub const EVENT_BODIES: &str = "event-bodies";
+
+/// What `/readyz` says once weir has been told to go, in the form of kube-apiserver's.
+const SHUTTING_DOWN_BODY: &[u8] =
+    b"[-]shutdown failed: weir is shutting down\nreadyz check failed\n";
+
+/// What a client with a certificate is told where there is no way to assert its user.
+const NO_FRONT_PROXY_MESSAGE: &str = "weir knows you by your client certificate but cannot tell the API server so: it needs \
+     --proxy-client-cert-file and --proxy-client-key-file, signed by the CA of the API server's \
+     --requestheader-client-ca-file, or --assert-by=impersonation and the right to impersonate; a bearer token \
+     without a client certificate is passed on as it is";
+
+/// Why a request gets no answer of the upstream's.
+#[derive(Clone, Debug)]
+pub enum RequestRejection {
+    /// What was sent is no request that could be passed on.
+    BadRequest(String),
+    /// The request's body cannot be had.
+    Body(BodyReadError),
+    /// `CONNECT`, which the proxy does not do.
+    Connect,
+    /// No answer from the upstream.
+    Forward(ForwardError),
+    /// Go's server would answer it before any handler.
+    InvalidHead(InvalidHead),
+    /// A certificate's user who may not impersonate, where weir asserts by impersonation itself.
+    Impersonation(ImpersonationError),
+    /// More headers than can go on.
+    HeadersTooLong,
+    /// It was here before, or has been through too many proxies.
+    Loop(LoopRejection),
+    /// Too many heads wait in memory for it to be known whose they are.
+    HeadBudgetExhausted,
+    /// Told to go: `/readyz` on the client's port.
+    NotReady,
+    /// A certificate's user, and no way to assert one.
+    NoFrontProxyCertificate,
+    /// A defect of weir's.
+    Panic,
+    /// A limit rejects the request.
+    Limit(Rejection),
+    /// RequestInfo cannot be made of it: upstream's own text.
+    RequestInfo(Bytes),
+    /// No answer within the request's time.
+    Timeout(Duration),
+    /// The request's head did not come within `--request-header-timeout`.
+    HeadTimeout,
+    /// The credential that was presented does not hold.
+    Unauthenticated(AuthenticationError),
+    /// The user cannot be asserted in headers.
+    UnencodableUser(UnencodableUser),
+}
+
+impl From<TargetError<'_>> for RequestRejection {
+    fn from(error: TargetError<'_>) -> Self {
+        match error {
+            TargetError::Malformed(why) => Self::BadRequest(why.to_string()),
+            TargetError::Unresolvable(unresolvable) => {
+                Self::RequestInfo(unresolvable.body().into())
+            }
+        }
+    }
+}
+
+impl From<AuthenticationError> for RequestRejection {
+    fn from(error: AuthenticationError) -> Self {
+        Self::Unauthenticated(error)
+    }
+}
+
+impl From<ForwardError> for RequestRejection {
+    fn from(error: ForwardError) -> Self {
+        Self::Forward(error)
+    }
+}
+
+impl From<LoopRejection> for RequestRejection {
+    fn from(why: LoopRejection) -> Self {
+        Self::Loop(why)
+    }
+}
+
+impl From<UnencodableUser> for RequestRejection {
+    fn from(error: UnencodableUser) -> Self {
+        Self::UnencodableUser(error)
+    }
+}
+
+impl RequestRejection {
+    /// The status code it is answered with.
+    #[must_use]
+    pub fn code(&self) -> StatusCode {
+        match self {
+            Self::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Self::Body(BodyReadError::Aborted | BodyReadError::Malformed) => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::Body(BodyReadError::BudgetExhausted) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Body(BodyReadError::TooLarge(_)) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Body(BodyReadError::TooSlow) => StatusCode::REQUEST_TIMEOUT,
+            Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Forward(ForwardError::ShareExceeded(_)) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Forward(error) if error.is_unsent() => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Forward(_) => StatusCode::BAD_GATEWAY,
+            Self::InvalidHead(why) => why.code(),
+            Self::HeadTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::HeadersTooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::Loop(_) => StatusCode::LOOP_DETECTED,
+            // Not 431: the head itself is well, and client-go tries a 503 with Retry-After again.
+            Self::HeadBudgetExhausted => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotReady | Self::Panic | Self::RequestInfo(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+            Self::Impersonation(ImpersonationError::Denied(_)) => StatusCode::FORBIDDEN,
+            Self::Impersonation(ImpersonationError::Undecided) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Impersonation(ImpersonationError::Invalid(_)) => StatusCode::BAD_REQUEST,
+            Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Timeout(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::NoFrontProxyCertificate | Self::Unauthenticated(_) | Self::UnencodableUser(_) => {
+                StatusCode::UNAUTHORIZED
+            }
+        }
+    }
+
+    /// Whether a limit or the time that a request may take is the reason: kube-apiserver's "terminations".
+    #[must_use]
+    pub const fn is_termination(&self) -> bool {
+        self.limit().is_some() || matches!(self, Self::Timeout(_))
+    }
+
+    /// Whether it is the client that ended the request: no answer is received.
+    #[must_use]
+    pub const fn is_client_abort(&self) -> bool {
+        matches!(self, Self::Body(BodyReadError::Aborted))
+    }
+
+    /// Whether an HTTP/1.1 connection ends with the answer, because it is not certain where the next request begins.
+    #[must_use]
+    pub const fn closes_connection(&self) -> bool {
+        matches!(self, Self::InvalidHead(_) | Self::HeadTimeout)
+    }
+
+    /// The cause of an answer that stands in the place of the API server's, which did not come: 502, 503, 504.
+    #[must_use]
+    pub const fn upstream_failure_cause(&self) -> Option<&'static str> {
+        match self {
+            Self::Forward(error) => Some(error.label()),
+            Self::Timeout(_) => Some("weir/request-timeout"),
+            Self::BadRequest(_)
+            | Self::Body(_)
+            | Self::Connect
+            | Self::Impersonation(_)
+            | Self::InvalidHead(_)
+            | Self::HeadersTooLong
+            | Self::Loop(_)
+            | Self::NoFrontProxyCertificate
+            | Self::HeadBudgetExhausted
+            | Self::NotReady
+            | Self::Panic
+            | Self::Limit(_)
+            | Self::RequestInfo(_)
+            | Self::HeadTimeout
+            | Self::Unauthenticated(_)
+            | Self::UnencodableUser(_) => None,
+        }
+    }
+
+    /// The limit whose no it is, in a word: see [`Rejection::limit`], and the room for events' bodies.
+    #[must_use]
+    pub const fn limit(&self) -> Option<&'static str> {
+        if let Self::Limit(rejection) = self {
+            return Some(rejection.limit_label());
+        }
+        if matches!(self, Self::Body(BodyReadError::BudgetExhausted)) {
+            return Some(EVENT_BODIES);
+        }
+        None
+    }
+
+    /// The seconds of `Retry-After`, where the answer carries one.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<u32> {
+        match self {
+            Self::Limit(rejection) => rejection
+                .sends_retry_after()
+                .then(|| rejection.retry_after()),
+            Self::Forward(error) => error.is_transient().then_some(RETRY_AFTER_UNSENT),
+            Self::Body(BodyReadError::BudgetExhausted)
+            | Self::Impersonation(ImpersonationError::Undecided)
+            | Self::HeadBudgetExhausted => Some(RETRY_AFTER_UNSENT),
+            Self::BadRequest(_)
+            | Self::Body(_)
+            | Self::Connect
+            | Self::Impersonation(_)
+            | Self::InvalidHead(_)
+            | Self::HeadersTooLong
+            | Self::Loop(_)
+            | Self::NoFrontProxyCertificate
+            | Self::NotReady
+            | Self::Panic
+            | Self::RequestInfo(_)
+            | Self::HeadTimeout
+            | Self::Timeout(_)
+            | Self::Unauthenticated(_)
+            | Self::UnencodableUser(_) => None,
+        }
+    }
+
+    /// How a client is held that comes back before its `Retry-After` is over; `None` where the answer carries none. What is no
+    /// limit's rejection may be over at any moment, so it is held for its own `Retry-After` at most, whatever was sent before.
+    #[must_use]
+    pub fn hold_policy(&self) -> Option<HoldPolicy> {
+        let seconds = self.retry_after()?;
+        Some(if let Self::Limit(rejection) = self {
+            rejection.hold_policy()
+        } else {
+            HoldPolicy::capped_at(Duration::from_secs(seconds.into()))
+        })
+    }
+
+    /// The Status, for what has one; the other two are plain text, as upstream's.
+    ///
+    /// # Errors
+    /// The text of what has none.
+    pub fn status(&self) -> Result<Status, Bytes> {
+        let (reason, cause, message) = match self {
+            Self::NotReady => return Err(Bytes::from_static(SHUTTING_DOWN_BODY)),
+            Self::RequestInfo(text) => return Err(text.clone()),
+            Self::BadRequest(why) => ("BadRequest", "weir/bad-request", why.clone()),
+            Self::Body(fault) => body_read_error(*fault),
+            Self::Panic => (
+                "InternalError",
+                "weir/panic",
+                "this request met a defect of weir's; its log says where".to_owned(),
+            ),
+            Self::Connect => (
+                "MethodNotAllowed",
+                "weir/connect",
+                "CONNECT is not passed on: use a GET or POST that asks for an upgrade".to_owned(),
+            ),
+            Self::Forward(error) => upstream_failure(error),
+            Self::InvalidHead(why) => (why.reason(), "weir/bad-request", why.message()),
+            Self::HeadersTooLong => headers_too_long(),
+            // client-go makes InternalError of a 5xx that it does not know, and does not try it again without Retry-After.
+            Self::Loop(why) => ("InternalError", "weir/loop", why.to_string()),
+            Self::HeadBudgetExhausted => head_budget_exhausted(),
+            Self::HeadTimeout => head_timeout(),
+            Self::NoFrontProxyCertificate => {
+                unauthorized("weir/no-front-proxy-certificate", NO_FRONT_PROXY_MESSAGE)
+            }
+            Self::Impersonation(refused) => impersonation_error(refused),
+            Self::Limit(rejection) => return Ok(limit_status(rejection)),
+            Self::Timeout(limit) => (
+                "Timeout",
+                "weir/request-timeout",
+                format!(
+                    "the API server did not answer within {}s (weir's --request-timeout)",
+                    limit.as_secs_f64()
+                ),
+            ),
+            Self::Unauthenticated(AuthenticationError::InvalidCertificate(fault)) => {
+                unauthorized("weir/client-certificate", fault)
+            }
+            Self::UnencodableUser(part) => unauthorized("weir/client-certificate", part),
+        };
+        Ok(Status {
+            code: self.code().as_u16(),
+            reason,
+            message,
+            cause,
+            retry_after_seconds: self.retry_after(),
+        })
+    }
+}
+
+/// A reason, the cause, and a message.
+type StatusParts = (&'static str, &'static str, String);
+
+fn headers_too_long() -> StatusParts {
+    let message = format!("the request's headers are longer than {MAX_HEADER_BYTES} bytes");
+    ("BadRequest", "weir/headers", message)
+}
+
+fn head_budget_exhausted() -> StatusParts {
+    let message = "too many request heads are waiting to be completed or authenticated; please try again later";
+    (
+        "ServiceUnavailable",
+        "weir/request-heads",
+        message.to_owned(),
+    )
+}
+
+fn head_timeout() -> StatusParts {
+    let message = "the request's head did not come in time (weir's --request-header-timeout)";
+    ("Timeout", "weir/request-header-timeout", message.to_owned())
+}
+
+fn unauthorized(cause: &'static str, why: impl fmt::Display) -> StatusParts {
+    ("Unauthorized", cause, why.to_string())
+}
+
+fn upstream_failure(error: &ForwardError) -> StatusParts {
+    let reason = if matches!(error, ForwardError::ShareExceeded(_)) {
+        "TooManyRequests"
+    } else if error.is_unsent() {
+        "ServiceUnavailable"
+    } else {
+        "BadGateway"
+    };
+    let message = format!("weir got no answer from the API server: {error}");
+    (reason, error.label(), message)
+}
+
+fn impersonation_error(refused: &ImpersonationError) -> StatusParts {
+    let reason = match refused {
+        ImpersonationError::Denied(_) => "Forbidden",
+        ImpersonationError::Undecided => "ServiceUnavailable",
+        ImpersonationError::Invalid(_) => "BadRequest",
+    };
+    (reason, "weir/impersonation", refused.to_string())
+}
+
+/// Reason, cause and message of what cannot be read; of one that is too large upstream's words.
+fn body_read_error(fault: BodyReadError) -> StatusParts {
+    match fault {
+        BodyReadError::Aborted => (
+            "BadRequest",
+            "weir/body",
+            "the request's body broke off".to_owned(),
+        ),
+        BodyReadError::Malformed => (
+            "BadRequest",
+            "weir/body",
+            "the request's body is not framed as HTTP has it".to_owned(),
+        ),
+        BodyReadError::BudgetExhausted => (
+            "TooManyRequests",
+            "weir/event-bodies",
+            "too many events are being read; please try again later".to_owned(),
+        ),
+        BodyReadError::TooLarge(limit) => (
+            "RequestEntityTooLarge",
+            "weir/body",
+            format!("Request entity too large: limit is {limit}"),
+        ),
+        BodyReadError::TooSlow => (
+            "Timeout",
+            "weir/body",
+            "the request's body did not come in time".to_owned(),
+        ),
+    }
+}
+
+/// Of an event as upstream's plugin has it; who leaves Retry-After out gets nothing but that.
+fn too_many_events(rejected: &EventRejection) -> Status {
+    let cause = match rejected.retry_after {
+        Some(_) => "weir/event-rate-limit",
+        None => "",
+    };
+    Status {
+        code: StatusCode::TOO_MANY_REQUESTS.as_u16(),
+        reason: "TooManyRequests",
+        message: rejected.message.clone(),
+        cause,
+        retry_after_seconds: rejected.retry_after,
+    }
+}
+
+/// What a limit says.
+pub(in crate::pipeline) fn limit_status(rejection: &Rejection) -> Status {
+    let (cause, message) = match rejection {
+        Rejection::EventRateLimit(rejected) => return too_many_events(rejected),
+        Rejection::ClientLimit(ClientLimitRejection { rule, limit, .. }) => {
+            let what = limit.name();
+            let message = format!(
+                "too many requests: rule {rule:?} of weir's clientLimits allows no more ({what}); please try again later"
+            );
+            ("weir/client-limit", message)
+        }
+        Rejection::UnprovenUpgrade { .. } => {
+            let message = "too many requests for another protocol (Upgrade) come from this address without a credential that the API server has accepted (--unproven-upgrades-per-second); please try again later";
+            ("weir/unproven-upgrades", message.to_owned())
+        }
+        Rejection::Fairness(rejected) => {
+            let (cause, what) = match rejected.reason {
+                RejectReason::ConcurrencyLimit => {
+                    ("weir/concurrency-limit", "all its seats are taken")
+                }
+                RejectReason::QueueFull => ("weir/queue-full", "its queues are full"),
+                RejectReason::TimeOut => ("weir/time-out", "no seat came free in time"),
+            };
+            let (schema, level) = (
+                &rejected.flow_schema().name,
+                &rejected.priority_level().name,
+            );
+            let reason = rejected.reason.label();
+            let message = format!(
+                "too many requests: flow schema {schema:?} leads to priority level {level:?}, and {what} ({reason}); please try again later"
+            );
+            (cause, message)
+        }
+        Rejection::MaxInFlight { kind, limit } => {
+            let (cause, flag, what) = match kind {
+                RequestKind::Mutating => (
+                    "weir/max-mutating-requests-inflight",
+                    "--max-mutating-requests-inflight",
+                    "mutating",
+                ),
+                RequestKind::ReadOnly => (
+                    "weir/max-requests-inflight",
+                    "--max-requests-inflight",
+                    "read-only",
+                ),
+            };
+            let message = format!(
+                "too many requests: weir serves at most {limit} {what} requests at a time ({flag}); please try again later"
+            );
+            (cause, message)
+        }
+    };
+    Status {
+        code: StatusCode::TOO_MANY_REQUESTS.as_u16(),
+        reason: "TooManyRequests",
+        message,
+        cause,
+        retry_after_seconds: Some(rejection.retry_after()),
+    }
+}
+
+/// The media type of Kubernetes' protobuf.
+pub(in crate::pipeline) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
+/// How a Status is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatusEncoding {
+    /// JSON.
+    Json,
+    /// Kubernetes' protobuf.
+    Protobuf,
+}
+
+impl StatusEncoding {
+    /// By this `Accept`: protobuf where that is allowed and nothing that JSON would satisfy.
+    #[must_use]
+    pub fn from_accept(accept: Option<&HeaderValue>) -> Self {
+        if wants_protobuf(accept) {
+            Self::Protobuf
+        } else {
+            Self::Json
+        }
+    }
+}
+
+fn wants_protobuf(accept: Option<&HeaderValue>) -> bool {
+    let mut protobuf = false;
+    for range in accept
+        .map_or(&b""[..], HeaderValue::as_bytes)
+        .split(|b| *b == b',')
+    {
+        let media = range
+            .split(|b| *b == b';')
+            .next()
+            .unwrap_or_default()
+            .trim_ascii();
+        let is = |name: &[u8]| media.eq_ignore_ascii_case(name);
+        if is(b"*/*") || is(b"application/*") || is(b"application/json") {
+            return false;
+        }
+        protobuf |= is(PROTOBUF.as_bytes());
+    }
+    protobuf
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protobuf_is_used_only_if_nothing_else_is_accepted() {
+        for (accept, expected) in [
+            ("application/vnd.kubernetes.protobuf", true),
+            (
+                "application/vnd.kubernetes.protobuf, application/vnd.kubernetes.protobuf;q=0.5",
+                true,
+            ),
+            (
+                "application/vnd.kubernetes.protobuf,application/json",
+                false,
+            ),
+            ("application/vnd.kubernetes.protobuf, */*", false),
+            ("text/html", false),
+        ] {
+            assert_eq!(
+                wants_protobuf(Some(&HeaderValue::from_static(accept))),
+                expected,
+                "{accept}"
+            );
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The answers to requests that are refused; those of fairness and max-in-flight are written once a second.
+//!
+//! A few levels, reasons and times make all of these that there are, and in a storm each is given many thousand times: head and
+//! body are there, down to the date, and only copied.
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::HeaderValue;
+use http::Response;
+use http::StatusCode;
+use http::header;
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimePrinter;
+
+use crate::api::Status;
+use crate::clock::Clock;
+use crate::hash_keys::HashKey;
+use crate::hash_keys::HashSecret;
+use crate::hash_keys::SharedHashKeyMap;
+use crate::limits::Rejection;
+use crate::pipeline::reject::rejection::PROTOBUF;
+use crate::pipeline::reject::rejection::RequestRejection;
+use crate::pipeline::reject::rejection::StatusEncoding;
+use crate::pipeline::reject::rejection::limit_status;
+use crate::pipeline::response::body::Body;
+use crate::pipeline::set_decision_headers;
+use crate::upstream::headers::keep_unindexed;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache, private");
+const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
+
+/// Room for those of a refusal, with what decided and what the HTTP library adds.
+const HEADER_CAPACITY: usize = 8;
+
+/// Most kinds that are kept, if levels are changed all the time; beyond it they are written anew.
+const MAX_ENTRIES: usize = 4096;
+
+/// Answers that are there already.
+#[derive(Debug, Default)]
+pub struct RejectionResponseCache {
+    /// By all that a refusal depends on.
+    entries: SharedHashKeyMap<CachedResponse>,
+    secret: HashSecret,
+}
+
+/// An answer with the date of this second.
+#[derive(Debug)]
+struct CachedResponse {
+    unix_second: i64,
+    status: EncodedStatus,
+}
+
+impl RejectionResponseCache {
+    /// The answer to a client who reads this.
+    #[must_use]
+    pub fn respond(&self, refusal: &RequestRejection, encoding: StatusEncoding) -> Response<Body> {
+        if let RequestRejection::Limit(rejection) = refusal {
+            return self.limit_response(rejection, encoding, Clock.unix_second());
+        }
+        match refusal.status() {
+            Ok(status) => EncodedStatus::new(&status, refusal.code()).to_response(encoding),
+            Err(text) => build_response(refusal.code(), common_headers(PLAIN_TEXT), text),
+        }
+    }
+
+    fn limit_response(
+        &self,
+        rejection: &Rejection,
+        encoding: StatusEncoding,
+        unix_second: i64,
+    ) -> Response<Body> {
+        let kind = match rejection {
+            // As many texts as keys: written when they are needed.
+            Rejection::ClientLimit(_) | Rejection::EventRateLimit(_) => {
+                return EncodedStatus::from_rejection(rejection).to_response(encoding);
+            }
+            Rejection::Fairness(rejected) => HashKey::of(
+                &self.secret,
+                (
+                    rejected.flow_schema(),
+                    rejected.priority_level(),
+                    rejected.reason,
+                    rejected.retry_after,
+                ),
+            ),
+            Rejection::MaxInFlight { kind, limit } => HashKey::of(&self.secret, (kind, limit)),
+            Rejection::UnprovenUpgrade { retry_after } => {
+                HashKey::of(&self.secret, ("unproven-upgrade", retry_after))
+            }
+        };
+        if let Some(dated) = self.entries.get(&kind)
+            && dated.unix_second == unix_second
+        {
+            return dated.status.to_response(encoding);
+        }
+        let mut wire = EncodedStatus::from_rejection(rejection);
+        wire.set_date(unix_second);
+        let response = wire.to_response(encoding);
+        if self.entries.len() < MAX_ENTRIES || self.entries.contains_key(&kind) {
+            self.entries.insert(
+                kind,
+                CachedResponse {
+                    unix_second,
+                    status: wire,
+                },
+            );
+        }
+        response
+    }
+}
+
+/// A Status as it goes out, in both encodings.
+#[derive(Debug)]
+struct EncodedStatus {
+    code: StatusCode,
+    json: (HeaderMap, Bytes),
+    protobuf: (HeaderMap, Bytes),
+}
+
+impl EncodedStatus {
+    fn new(status: &Status, code: StatusCode) -> Self {
+        let whole = |content_type, body: Bytes| {
+            let mut headers = common_headers(content_type);
+            if let Some(seconds) = status.retry_after_seconds {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            }
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+            (headers, body)
+        };
+        Self {
+            code,
+            json: whole(JSON, status.to_json()),
+            protobuf: whole(HeaderValue::from_static(PROTOBUF), status.to_protobuf()),
+        }
+    }
+
+    /// A limit's no; of fairness, with the names of what decided.
+    fn from_rejection(rejection: &Rejection) -> Self {
+        let mut wire = Self::new(&limit_status(rejection), StatusCode::TOO_MANY_REQUESTS);
+        if let Rejection::Fairness(rejected) = rejection {
+            for headers in wire.headers_mut() {
+                set_decision_headers(headers, rejected.flow_schema(), rejected.priority_level());
+            }
+        }
+        wire
+    }
+
+    /// Says when, which the HTTP library does otherwise; not of a time that has no such date.
+    fn set_date(&mut self, unix_second: i64) {
+        let date = Timestamp::from_second(unix_second)
+            .and_then(|time| DateTimePrinter::new().timestamp_to_rfc9110_string(&time));
+        let date = date.ok().and_then(|date| HeaderValue::try_from(date).ok());
+        if let Some(date) = date {
+            for headers in self.headers_mut() {
+                headers.insert(header::DATE, date.clone());
+                keep_unindexed(headers);
+            }
+        }
+    }
+
+    const fn headers_mut(&mut self) -> [&mut HeaderMap; 2] {
+        [&mut self.json.0, &mut self.protobuf.0]
+    }
+
+    fn to_response(&self, encoding: StatusEncoding) -> Response<Body> {
+        let (headers, body) = match encoding {
+            StatusEncoding::Json => &self.json,
+            StatusEncoding::Protobuf => &self.protobuf,
+        };
+        build_response(self.code, headers.clone(), body.clone())
+    }
+}
+
+fn common_headers(content_type: HeaderValue) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(HEADER_CAPACITY);
+    headers.insert(header::CONTENT_TYPE, content_type);
+    headers.insert(header::CACHE_CONTROL, NO_CACHE);
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, NOSNIFF);
+    headers
+}
+
+fn build_response(code: StatusCode, headers: HeaderMap, body: Bytes) -> Response<Body> {
+    let mut response = Response::new(Body::fixed(body));
+    *response.status_mut() = code;
+    *response.headers_mut() = headers;
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::request_info::RequestKind;
+    use crate::upstream::ForwardError;
+
+    const REJECTION: Rejection = Rejection::MaxInFlight {
+        kind: RequestKind::ReadOnly,
+        limit: 400,
+    };
+
+    #[tokio::test]
+    async fn a_rejection_names_its_limit_and_is_small() {
+        let refusal = RequestRejection::Limit(REJECTION);
+        let response = RejectionResponseCache::default().respond(&refusal, StatusEncoding::Json);
+        assert_eq!(response.status(), 429);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
+        assert_eq!(
+            response.headers()[header::X_CONTENT_TYPE_OPTIONS],
+            "nosniff"
+        );
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert!(
+            body.len() < 2048,
+            "client-go reads 2 KiB to keep the connection"
+        );
+        let status: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            status["details"]["causes"][0]["reason"],
+            "weir/max-requests-inflight"
+        );
+        assert_eq!(status["details"]["retryAfterSeconds"], 1);
+    }
+
+    #[test]
+    fn a_rejection_has_the_date_of_its_second() {
+        let prepared = RejectionResponseCache::default();
+        let date = |second| {
+            let response = prepared.limit_response(&REJECTION, StatusEncoding::Json, second);
+            response.headers()[header::DATE].clone()
+        };
+        for (second, expected) in [
+            (784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT"),
+            (784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT"),
+            (784_111_778, "Sun, 06 Nov 1994 08:49:38 GMT"),
+        ] {
+            assert_eq!(date(second), expected);
+        }
+        assert_eq!(prepared.entries.len(), 1, "one for each kind");
+        assert!(date(784_111_779).is_sensitive(), "not to be indexed");
+    }
+
+    #[test]
+    fn only_unsent_requests_get_retry_after() {
+        let unsent = RequestRejection::Forward(ForwardError::Closed);
+        let unsent = RejectionResponseCache::default().respond(&unsent, StatusEncoding::Json);
+        assert_eq!(
+            (unsent.status(), &unsent.headers()[header::RETRY_AFTER]),
+            (StatusCode::SERVICE_UNAVAILABLE, &HeaderValue::from(1))
+        );
+        let late = RequestRejection::Timeout(Duration::from_secs(60));
+        let late = RejectionResponseCache::default().respond(&late, StatusEncoding::Json);
+        assert_eq!(late.status(), 504);
+        assert!(!late.headers().contains_key(header::RETRY_AFTER));
+    }
+}

@@ -1,0 +1,90 @@
+//! What weir answers with: a few bytes of its own, or what the upstream sends, as it comes.
+
+use std::pin::Pin;
+use std::task::Context;
+use std::task::Poll;
+
+use bytes::Bytes;
+use http_body::Frame;
+use http_body::SizeHint;
+
+use crate::pipeline::connection::request_count::ActiveRequest;
+use crate::pipeline::connection::request_count::ResetGuard;
+use crate::pipeline::response::guarded::GuardedBody;
+use crate::pipeline::response::guarded::GuardedBodyError;
+use crate::pipeline::response::in_flight::ResponseGuard;
+use crate::upstream::body::request_body::ResponseBody;
+use crate::upstream::body::request_body::ResponseBodyError;
+
+/// The body of an answer.
+pub struct Body(BodyKind, ResetGuard);
+
+enum BodyKind {
+    Fixed(Bytes),
+    Forwarded(Box<GuardedBody<ResponseBody, ResponseGuard>>),
+}
+
+impl Body {
+    /// These bytes, at once.
+    #[must_use]
+    pub fn fixed(bytes: Bytes) -> Self {
+        Self(BodyKind::Fixed(bytes), ResetGuard::default())
+    }
+
+    /// The same, with which a request is over: with its last byte, or when its time is up, even if nobody reads on. One that is
+    /// all here is over at once. If the body is dropped before its end, `unfinished` counts a reset.
+    #[must_use]
+    pub fn with_end_guards(mut self, begun: ActiveRequest, mut unfinished: ResetGuard) -> Self {
+        match &self.0 {
+            BodyKind::Forwarded(body) if !http_body::Body::is_end_stream(body.as_ref()) => {
+                body.with_guard(|riding| riding.active_request = Some(begun));
+                self.1 = unfinished;
+            }
+            BodyKind::Forwarded(_) | BodyKind::Fixed(_) => unfinished.disarm(),
+        }
+        self
+    }
+
+    pub(in crate::pipeline) fn forwarded(body: GuardedBody<ResponseBody, ResponseGuard>) -> Self {
+        Self(BodyKind::Forwarded(Box::new(body)), ResetGuard::default())
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = GuardedBodyError<ResponseBodyError>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match &mut self.0 {
+            BodyKind::Fixed(bytes) if bytes.is_empty() => Poll::Ready(None),
+            BodyKind::Fixed(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            BodyKind::Forwarded(body) => {
+                let polled = Pin::new(body.as_mut()).poll_frame(cx);
+                let over = matches!(polled, Poll::Ready(None | Some(Err(_))));
+                if over || http_body::Body::is_end_stream(body.as_ref()) {
+                    self.1.disarm();
+                }
+                polled
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            BodyKind::Fixed(bytes) => bytes.is_empty(),
+            BodyKind::Forwarded(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            BodyKind::Fixed(bytes) => {
+                SizeHint::with_exact(u64::try_from(bytes.len()).unwrap_or(u64::MAX))
+            }
+            BodyKind::Forwarded(body) => body.size_hint(),
+        }
+    }
+}

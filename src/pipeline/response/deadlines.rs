@@ -1,0 +1,284 @@
+//! Ends what has outlived its time, also when nobody asks for its next byte.
+//!
+//! A body is polled only while its client reads. One that does not read would hold a seat, and a stream of the upstream,
+//! for as long as it likes; so what has a deadline, or has to go on at a [least rate](crate::minimum_rate), is entered here, and a
+//! task looks at all of it a few times a second. Entering and leaving cost a lock and a slot each, and transfers only count their
+//! bytes: the clock is read once for each look, which is linear in what is under way.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+use std::time::Instant;
+
+use prometheus::IntCounter;
+use slab::Slab;
+
+use crate::metrics::Registry;
+use crate::minimum_rate::MinimumRate;
+use crate::minimum_rate::RateMeter;
+
+/// How often the task looks: how much later than its deadline something may end.
+pub const SCAN_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Something that can be ended from outside.
+pub trait Expire: Send + Sync {
+    /// Ends it; harmless when it has ended already.
+    fn expire(&self);
+
+    /// How it goes on, where a client has to keep it going.
+    fn transfer(&self) -> Option<Transfer> {
+        None
+    }
+}
+
+/// What has passed between a client and weir.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    /// Which way.
+    pub phase: TransferPhase,
+    /// So far: what was received, or accepted by the client's connection.
+    pub bytes: u64,
+    /// Whether it is the client that is waited for.
+    pub waiting_for_client: bool,
+}
+
+/// What is transferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransferPhase {
+    /// A request's body.
+    RequestBody,
+    /// An answer's body.
+    ResponseBody,
+    /// Bytes of another protocol.
+    Tunnel,
+}
+
+/// Transfers that were ended because they were too slow, by what they were.
+#[derive(Clone, Debug)]
+pub struct SlowTransfers([IntCounter; 3]);
+
+impl SlowTransfers {
+    /// Registers the counters.
+    #[must_use]
+    pub fn register(registry: &Registry) -> Self {
+        let counts = registry.counters(
+            "weir_slow_transfers_ended_total",
+            "Transfers that were ended because their client fell behind --min-transfer-rate, by phase: request_body (answered 408 where no answer had begun), response_body, tunnel.",
+            &["phase"],
+        );
+        let count = |phase| counts.with_label_values(&[phase]);
+        Self(["request_body", "response_body", "tunnel"].map(count))
+    }
+
+    fn count(&self, phase: TransferPhase) {
+        let [request_body, response_body, tunnel] = &self.0;
+        match phase {
+            TransferPhase::RequestBody => request_body.inc(),
+            TransferPhase::ResponseBody => response_body.inc(),
+            TransferPhase::Tunnel => tunnel.inc(),
+        }
+    }
+}
+
+/// Everything that has a deadline or a least rate.
+pub struct Deadlines {
+    rate: MinimumRate,
+    slow_transfers: SlowTransfers,
+    /// Held for one insertion, removal or look; nothing is awaited, and nothing expires, under it.
+    entries: Mutex<Slab<DeadlineEntry>>,
+}
+
+struct DeadlineEntry {
+    deadline: Option<Instant>,
+    /// From the first look on.
+    meter: Option<RateMeter>,
+    /// What is to end; nothing, once it was ended.
+    expirable: Option<Arc<dyn Expire>>,
+}
+
+impl DeadlineEntry {
+    /// Whether it is to end by now; of a transfer that is too slow, which it is.
+    fn check(&mut self, rate: MinimumRate, now: Instant) -> Option<Option<TransferPhase>> {
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            return Some(None);
+        }
+        let transfer = self.expirable.as_ref()?.transfer()?;
+        let meter = self.meter.get_or_insert_with(|| RateMeter::new(rate, now));
+        let in_time = meter.check(rate, now, transfer.bytes, transfer.waiting_for_client);
+        (!in_time).then_some(Some(transfer.phase))
+    }
+}
+
+/// An entry; dropping it takes it out.
+pub struct DeadlineGuard {
+    deadlines: Arc<Deadlines>,
+    key: usize,
+}
+
+impl Deadlines {
+    /// Of one worker, whose clients have to keep to `rate`.
+    #[must_use]
+    pub fn new(rate: MinimumRate, slow: SlowTransfers) -> Arc<Self> {
+        Arc::new(Self {
+            rate,
+            slow_transfers: slow,
+            entries: Mutex::default(),
+        })
+    }
+
+    /// The least rate of a transfer.
+    #[must_use]
+    pub const fn rate(&self) -> MinimumRate {
+        self.rate
+    }
+
+    /// Enters `what`, to be ended soon after `deadline`, if it has one, or when its transfer is too slow, if it is one.
+    #[must_use]
+    pub fn register(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        what: Arc<dyn Expire>,
+    ) -> DeadlineGuard {
+        let key = self.entries().insert(DeadlineEntry {
+            deadline,
+            meter: None,
+            expirable: Some(what),
+        });
+        DeadlineGuard {
+            deadlines: Arc::clone(self),
+            key,
+        }
+    }
+
+    /// Ends whatever should have ended by `now`.
+    pub fn expire(&self, now: Instant) {
+        let mut overdue = Vec::new();
+        for (_, entry) in self.entries().iter_mut() {
+            if let Some(slow) = entry.check(self.rate, now)
+                && let Some(what) = entry.expirable.take()
+            {
+                overdue.push((what, slow));
+            }
+        }
+        for (what, slow) in overdue {
+            if let Some(phase) = slow {
+                self.slow_transfers.count(phase);
+            }
+            what.expire();
+        }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Slab<DeadlineEntry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for DeadlineGuard {
+    fn drop(&mut self) {
+        let entry = self.deadlines.entries().try_remove(self.key);
+        drop(entry); // after the lock
+    }
+}
+
+impl fmt::Debug for Deadlines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Overdue({} under way)", self.entries().len())
+    }
+}
+
+impl fmt::Debug for DeadlineGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entered({})", self.key)
+    }
+}
+
+#[cfg(test)]
+pub(in crate::pipeline) mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::clock::Clock;
+
+    /// With the rate that weir has by itself.
+    pub(in crate::pipeline) fn deadlines() -> (Arc<Deadlines>, Registry) {
+        let registry = Registry::new();
+        let slow = SlowTransfers::register(&registry);
+        (Deadlines::new(MinimumRate::default(), slow), registry)
+    }
+
+    #[derive(Default)]
+    struct ExpireCounter(AtomicU32);
+
+    impl Expire for ExpireCounter {
+        fn expire(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn an_entry_past_its_deadline_expires_once() {
+        let (overdue, _) = deadlines();
+        let what = Arc::new(ExpireCounter::default());
+        let deadline = Clock.now();
+        let ended: Arc<dyn Expire> = Arc::<ExpireCounter>::clone(&what);
+        let entered = overdue.register(Some(deadline), ended);
+        for _ in 0..3 {
+            overdue.expire(deadline + SCAN_INTERVAL);
+        }
+        assert_eq!(what.0.load(Ordering::Relaxed), 1);
+        assert_eq!(Arc::strong_count(&what), 1, "and not kept");
+        drop(entered);
+        assert_eq!(format!("{overdue:?}"), "Overdue(0 under way)");
+    }
+
+    #[derive(Default)]
+    struct Download {
+        bytes: AtomicU64,
+        waiting_for_client: AtomicBool,
+        ended: AtomicBool,
+    }
+
+    impl Expire for Download {
+        fn expire(&self) {
+            self.ended.store(true, Ordering::Relaxed);
+        }
+
+        fn transfer(&self) -> Option<Transfer> {
+            Some(Transfer {
+                phase: TransferPhase::ResponseBody,
+                bytes: self.bytes.load(Ordering::Relaxed),
+                waiting_for_client: self.waiting_for_client.load(Ordering::Relaxed),
+            })
+        }
+    }
+
+    #[test]
+    fn a_transfer_expires_for_a_slow_client_and_not_for_a_slow_server() {
+        let (overdue, registry) = deadlines();
+        let download = Arc::new(Download::default());
+        let what: Arc<dyn Expire> = Arc::<Download>::clone(&download);
+        let _entered = overdue.register(None, what);
+        let mut now = Clock.now();
+        let mut pass = |seconds: u32, bytes| {
+            for _ in 0..seconds * 4 {
+                now += SCAN_INTERVAL;
+                download.bytes.fetch_add(bytes, Ordering::Relaxed);
+                overdue.expire(now);
+            }
+            download.ended.load(Ordering::Relaxed)
+        };
+        assert!(!pass(600, 0), "the server works");
+        download.waiting_for_client.store(true, Ordering::Relaxed);
+        assert!(!pass(600, 256), "1 KiB/s");
+        assert!(!pass(9, 0));
+        assert!(pass(2, 0));
+        let count = "weir_slow_transfers_ended_total{phase=\"response_body\"} 1";
+        assert!(registry.render().contains(count));
+    }
+}

@@ -1,0 +1,274 @@
+//! A body that holds something until its end, and may be cut short.
+//!
+//! Frames go on as they come. The guard is told of the end, and is dropped with the body if the client goes
+//! away before, or if the body outlives its deadline, even when nobody reads it any more. Knows nothing of what it guards.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+use std::task::Context;
+use std::task::Poll;
+use std::task::Wake;
+use std::task::Waker;
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use http_body::Body;
+use http_body::Frame;
+use http_body::SizeHint;
+
+use crate::pipeline::response::deadlines::DeadlineGuard;
+use crate::pipeline::response::deadlines::Deadlines;
+use crate::pipeline::response::deadlines::Expire;
+use crate::pipeline::response::deadlines::Transfer;
+use crate::pipeline::response::deadlines::TransferPhase;
+
+/// What rides on a body.
+pub trait BodyGuard: Send + Unpin + 'static {
+    /// This has gone by.
+    fn on_data(&mut self, data: &[u8]);
+    /// Nothing is there to go by at the moment.
+    fn on_idle(&mut self, cx: &mut Context<'_>);
+    /// It has come to its end, all of it.
+    fn on_complete(&mut self);
+    /// It breaks off: its time is up, or what it is read from fails.
+    fn on_error(&mut self);
+}
+
+/// When a body is cut short if it has not ended by itself, beside when its client is too slow.
+pub enum BodyLifetime {
+    /// An error at this time: the client must not take it for the whole.
+    Deadline(Instant),
+    /// Never.
+    Unlimited,
+    /// A clean end when this comes: for a watch, whose client simply asks again.
+    UntilStopped(Pin<Box<dyn Future<Output = ()> + Send>>),
+}
+
+/// A body, its guard, and when it is cut.
+pub struct GuardedBody<B, G> {
+    shared: Arc<SharedBody<B, G>>,
+    /// Tells `held` that there is more to take.
+    data_waker: Waker,
+    stop: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Leaves the list of the overdue with the body.
+    deadline_guard: Option<DeadlineGuard>,
+    size: SizeHint,
+    ended: bool,
+}
+
+/// What is dropped at the end, in this order: a seat is free only once the stream below it has been reset.
+struct SharedBody<B, G> {
+    /// Shared with what looks for the overdue; held for one poll, never across an await.
+    inner: Mutex<Option<(B, G)>>,
+    reader_waker: AtomicWaker,
+    /// The bytes that were taken. Relaxed, as is `awaited`: they stand for nothing but themselves.
+    bytes: AtomicU64,
+    /// Whether there is something for the client to take, as far as is known.
+    data_available: AtomicBool,
+}
+
+/// There is more to take: whether the client does is another matter. HTTP/2 does not ask a body whose client has closed its window.
+impl<B: Send + 'static, G: BodyGuard> Wake for SharedBody<B, G> {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.data_available.store(true, Ordering::Relaxed);
+        self.reader_waker.wake();
+    }
+}
+
+impl<B, G> SharedBody<B, G> {
+    fn inner(&self) -> MutexGuard<'_, Option<(B, G)>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B: Send, G: BodyGuard> Expire for SharedBody<B, G> {
+    fn expire(&self) {
+        let mut inner = self.inner().take();
+        if let Some((_, guard)) = &mut inner {
+            guard.on_error();
+        }
+        drop(inner); // after the lock: it may wake others
+        self.reader_waker.wake();
+    }
+
+    fn transfer(&self) -> Option<Transfer> {
+        Some(Transfer {
+            phase: TransferPhase::ResponseBody,
+            bytes: self.bytes.load(Ordering::Relaxed),
+            waiting_for_client: self.data_available.load(Ordering::Relaxed),
+        })
+    }
+}
+
+/// Why a body broke off.
+#[derive(Debug)]
+pub enum GuardedBodyError<E> {
+    /// The request's time was up, or its client too slow.
+    DeadlineExceeded,
+    /// What it was read from failed.
+    Source(E),
+}
+
+impl<E: fmt::Display> fmt::Display for GuardedBodyError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DeadlineExceeded => write!(f, "the request's time is up"),
+            Self::Source(source) => source.fmt(f),
+        }
+    }
+}
+
+impl<E: std::error::Error + 'static> std::error::Error for GuardedBodyError<E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::DeadlineExceeded => None,
+            Self::Source(source) => Some(source),
+        }
+    }
+}
+
+impl<B, G> GuardedBody<B, G>
+where
+    B: Body + Send + 'static,
+    G: BodyGuard,
+{
+    /// Does something to the guard, if it is still on it.
+    pub fn with_guard(&self, change: impl FnOnce(&mut G)) {
+        if let Some((_, guard)) = self.shared.inner().as_mut() {
+            change(guard);
+        }
+    }
+
+    /// `body` with `guard` on it, cut at `until`, or when its client is too slow for `overdue`.
+    pub fn new(body: B, mut guard: G, until: BodyLifetime, overdue: &Arc<Deadlines>) -> Self {
+        let (size, ended) = (body.size_hint(), body.is_end_stream());
+        if ended {
+            guard.on_complete();
+        }
+        let inner = (!ended).then_some((body, guard));
+        let held = Arc::new(SharedBody {
+            inner: Mutex::new(inner),
+            reader_waker: AtomicWaker::new(),
+            bytes: AtomicU64::new(0),
+            data_available: AtomicBool::new(true), // until it is found that nothing is there
+        });
+        let (deadline, stop) = match until {
+            BodyLifetime::Deadline(at) => (Some(at), None),
+            BodyLifetime::UntilStopped(stop) => (None, Some(stop)),
+            BodyLifetime::Unlimited => (None, None),
+        };
+        let entered = (!ended).then(|| {
+            let held: Arc<dyn Expire> = Arc::<SharedBody<B, G>>::clone(&held);
+            overdue.register(deadline, held)
+        });
+        Self {
+            data_waker: Waker::from(Arc::clone(&held)),
+            shared: held,
+            stop,
+            deadline_guard: entered,
+            size,
+            ended,
+        }
+    }
+}
+
+/// What is read from keeps a waker of what holds it: dropping that alone would leave the two to each other.
+impl<B, G> Drop for GuardedBody<B, G> {
+    fn drop(&mut self) {
+        let rest = self.shared.inner().take();
+        drop(rest); // after the lock: it may wake others
+    }
+}
+
+impl<B, G> Body for GuardedBody<B, G>
+where
+    B: Body<Data = Bytes> + Unpin,
+    G: BodyGuard,
+{
+    type Data = Bytes;
+    type Error = GuardedBodyError<B::Error>;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = self.get_mut();
+        if this.ended {
+            return Poll::Ready(None);
+        }
+        this.shared.reader_waker.register(cx.waker());
+        let mut inner = this.shared.inner();
+        let Some((body, guard)) = inner.as_mut() else {
+            this.ended = true;
+            return Poll::Ready(Some(Err(GuardedBodyError::DeadlineExceeded)));
+        };
+        let mut more = Context::from_waker(&this.data_waker);
+        let polled = match Pin::new(&mut *body).poll_frame(&mut more) {
+            Poll::Ready(polled) => polled.map(|frame| frame.map_err(GuardedBodyError::Source)),
+            Poll::Pending
+                if this
+                    .stop
+                    .as_mut()
+                    .is_some_and(|s| s.as_mut().poll(cx).is_ready()) =>
+            {
+                this.ended = true;
+                None
+            }
+            Poll::Pending => {
+                this.shared.data_available.store(false, Ordering::Relaxed);
+                guard.on_idle(cx);
+                return Poll::Pending;
+            }
+        };
+        if let Some(Ok(frame)) = &polled
+            && let Some(data) = frame.data_ref()
+        {
+            guard.on_data(data);
+            let bytes = u64::try_from(data.len()).unwrap_or_default();
+            this.shared.bytes.fetch_add(bytes, Ordering::Relaxed);
+            this.shared.data_available.store(true, Ordering::Relaxed);
+        }
+        match &polled {
+            Some(Ok(_)) if !body.is_end_stream() => return Poll::Ready(polled),
+            Some(Ok(_)) => guard.on_complete(),
+            Some(Err(_)) => guard.on_error(),
+            None if this.ended => {} // stopped: the connection below is in the middle of something
+            None => guard.on_complete(),
+        }
+        this.ended = true;
+        let spent = inner.take();
+        drop(inner);
+        drop(spent); // after the lock: it may wake others
+        this.deadline_guard = None;
+        Poll::Ready(polled)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.ended {
+            SizeHint::with_exact(0)
+        } else {
+            self.size
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "guarded_tests.rs"]
+mod tests;

@@ -1,0 +1,216 @@
+use std::convert::Infallible;
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use http_body_util::Full;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::pipeline::connection::request_count::ActiveRequest;
+use crate::pipeline::connection::request_count::RequestCount;
+use crate::pipeline::response::deadlines::SCAN_INTERVAL;
+use crate::pipeline::response::deadlines::tests::deadlines;
+
+/// Notes what it is told, and that it was let go.
+#[derive(Clone, Default)]
+struct EventLog(Arc<Mutex<Vec<String>>>);
+
+impl EventLog {
+    fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+struct LoggingGuard(EventLog, Option<ActiveRequest>);
+
+impl BodyGuard for LoggingGuard {
+    fn on_data(&mut self, data: &[u8]) {
+        self.0
+            .0
+            .lock()
+            .unwrap()
+            .push(format!("passed {}", data.len()));
+    }
+    fn on_idle(&mut self, _: &mut Context<'_>) {}
+    fn on_complete(&mut self) {
+        self.0.0.lock().unwrap().push("complete".to_owned());
+    }
+    fn on_error(&mut self) {
+        self.0.0.lock().unwrap().push("broken".to_owned());
+    }
+}
+
+impl Drop for LoggingGuard {
+    fn drop(&mut self) {
+        self.0.0.lock().unwrap().push("let go".to_owned());
+    }
+}
+
+/// A body that is what the test sends it.
+struct ChannelBody(mpsc::UnboundedReceiver<Bytes>);
+
+impl Body for ChannelBody {
+    type Data = Bytes;
+    type Error = Infallible;
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0
+            .poll_recv(cx)
+            .map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+fn guarded<B: Body + Send + 'static>(
+    body: B,
+    until: BodyLifetime,
+) -> (GuardedBody<B, LoggingGuard>, EventLog) {
+    guarded_with(&deadlines().0, body, until)
+}
+
+fn guarded_with<B: Body + Send + 'static>(
+    overdue: &Arc<Deadlines>,
+    body: B,
+    until: BodyLifetime,
+) -> (GuardedBody<B, LoggingGuard>, EventLog) {
+    let log = EventLog::default();
+    let body = GuardedBody::new(body, LoggingGuard(log.clone(), None), until, overdue);
+    (body, log)
+}
+
+#[tokio::test]
+async fn the_guard_is_dropped_with_the_last_frame_and_the_length_stays_known() {
+    let (body, log) = guarded(
+        Full::new(Bytes::from_static(b"abc")),
+        BodyLifetime::Unlimited,
+    );
+    assert_eq!(body.size_hint().exact(), Some(3));
+    let collected = body.collect().await.unwrap();
+    assert_eq!(collected.to_bytes(), "abc");
+    assert_eq!(log.lines(), ["passed 3", "complete", "let go"]);
+}
+
+#[tokio::test]
+async fn an_unread_body_drops_its_guard_at_the_deadline_and_then_fails() {
+    let (feed, fed) = mpsc::unbounded_channel();
+    feed.send(Bytes::from_static(b"a")).unwrap();
+    let (overdue, _) = deadlines();
+    let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1);
+    let (mut body, log) =
+        guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Deadline(deadline));
+    overdue.expire(deadline - Duration::from_millis(1));
+    assert!(body.frame().await.unwrap().is_ok());
+    overdue.expire(deadline);
+    assert_eq!(log.lines(), ["passed 1", "broken", "let go"]);
+    assert!(feed.is_closed(), "the source is let go as well");
+    assert!(matches!(
+        body.frame().await,
+        Some(Err(GuardedBodyError::DeadlineExceeded))
+    ));
+    assert!(body.frame().await.is_none());
+}
+
+#[tokio::test]
+async fn a_waiting_reader_is_woken_at_the_deadline() {
+    let (_feed, fed) = mpsc::unbounded_channel();
+    let (overdue, _) = deadlines();
+    let deadline = tokio::time::Instant::now().into_std();
+    let (mut body, _) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Deadline(deadline));
+    let reader = tokio::spawn(async move { body.frame().await });
+    tokio::task::yield_now().await;
+    overdue.expire(deadline);
+    assert!(matches!(
+        reader.await.unwrap(),
+        Some(Err(GuardedBodyError::DeadlineExceeded))
+    ));
+}
+
+#[tokio::test]
+async fn a_stop_is_a_clean_end_without_completion() {
+    let (_feed, fed) = mpsc::unbounded_channel();
+    let (mut body, log) = guarded(
+        ChannelBody(fed),
+        BodyLifetime::UntilStopped(Box::pin(std::future::ready(()))),
+    );
+    assert!(body.frame().await.is_none());
+    assert!(body.is_end_stream());
+    assert_eq!(log.lines(), ["let go"]);
+}
+
+#[tokio::test]
+async fn a_disconnected_client_drops_the_guard_and_its_deadline() {
+    let (_feed, fed) = mpsc::unbounded_channel();
+    let (overdue, _) = deadlines();
+    let deadline = tokio::time::Instant::now().into_std();
+    let (body, log) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Deadline(deadline));
+    drop(body);
+    assert_eq!(log.lines(), ["let go"]);
+    assert_eq!(format!("{overdue:?}"), "Overdue(0 under way)");
+}
+
+#[tokio::test]
+async fn a_value_added_to_the_guard_later_is_dropped_at_the_deadline_without_a_reader() {
+    let (overdue, _) = deadlines();
+    let deadline = tokio::time::Instant::now().into_std() + Duration::from_secs(1);
+    let (body, log) = guarded_with(
+        &overdue,
+        Full::new(Bytes::from_static(b"abc")),
+        BodyLifetime::Deadline(deadline),
+    );
+    let requests = Arc::new(RequestCount::default());
+    let begun = requests.start();
+    body.with_guard(|noting| noting.1 = Some(begun));
+    assert_eq!((requests.started(), requests.ended()), (1, 0));
+    overdue.expire(deadline);
+    assert_eq!(requests.ended(), 1, "while the body is still there");
+    assert_eq!(log.lines(), ["broken", "let go"]);
+    let begun = requests.start();
+    body.with_guard(|noting| noting.1 = Some(begun));
+    assert_eq!(requests.ended(), 2, "a body that is over holds nothing");
+}
+
+/// Looks at what is under way for so long.
+fn advance(overdue: &Deadlines, now: &mut Instant, time: Duration) {
+    let end = *now + time;
+    while *now < end {
+        *now += SCAN_INTERVAL;
+        overdue.expire(*now);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_cut_off_and_a_silent_server_is_not() {
+    let (feed, fed) = mpsc::unbounded_channel();
+    let (overdue, _) = deadlines();
+    let mut now = tokio::time::Instant::now().into_std();
+    let (mut body, log) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Unlimited);
+    let mut asks = Box::pin(body.frame());
+    assert!(futures_util::poll!(&mut asks).is_pending());
+    advance(&overdue, &mut now, Duration::from_secs(600));
+    assert_eq!(log.lines(), [""; 0], "nothing is there to be taken");
+    drop(asks);
+    feed.send(Bytes::from_static(b"a")).unwrap(); // and nobody asks, as HTTP/2 has it without a window
+    advance(&overdue, &mut now, Duration::from_secs(9));
+    assert_eq!(log.lines(), [""; 0]);
+    advance(&overdue, &mut now, Duration::from_secs(2));
+    assert_eq!(log.lines(), ["broken", "let go"]);
+}
+
+#[tokio::test]
+async fn a_client_that_reads_a_byte_a_second_is_cut_off() {
+    let (feed, fed) = mpsc::unbounded_channel();
+    let (overdue, _) = deadlines();
+    let mut now = tokio::time::Instant::now().into_std();
+    let (mut body, _log) = guarded_with(&overdue, ChannelBody(fed), BodyLifetime::Unlimited);
+    let mut taken = 0;
+    loop {
+        feed.send(Bytes::from_static(b"a")).ok();
+        if !matches!(body.frame().await, Some(Ok(_))) {
+            break;
+        }
+        taken += 1;
+        advance(&overdue, &mut now, Duration::from_secs(1));
+    }
+    assert!((10..13).contains(&taken), "{taken}");
+}

@@ -1,0 +1,619 @@
+//! The metrics of kube-apiserver that count requests, and what they are labelled with.
+//!
+//! Series are looked up once a request and never by more label values than a bound: a client can choose a path, not a label.
+//! What is only seldom asked of a series is made when it is first used.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use http::HeaderValue;
+use http::StatusCode;
+use http::header;
+use http::request;
+use prometheus::Histogram;
+use prometheus::HistogramVec;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
+
+use crate::hash_keys::HashKey;
+use crate::hash_keys::HashSecret;
+use crate::hash_keys::SharedHashKeyMap;
+use crate::log_limiter::LogLimiter;
+use crate::metrics::GaugeGuard;
+use crate::metrics::Registry;
+use crate::pipeline::reject::malformed::MalformedRequestMetrics;
+use crate::pipeline::trace::label_allowlist::OTHER;
+use crate::pipeline::trace::label_allowlist::handler_label;
+use crate::pipeline::trace::label_allowlist::is_built_in;
+use crate::pipeline::trace::label_allowlist::path_label;
+use crate::pipeline::trace::record::Record;
+use crate::pipeline::trace::stage_metrics::StageMetrics;
+use crate::request_info::MetricLabels;
+use crate::request_info::RequestInfo;
+use crate::request_info::RequestKind;
+use crate::request_info::Verb;
+
+/// The labels of `apiserver_request_duration_seconds`, and in this order those of the others, each with its own left out.
+const LABELS: [&str; 8] = [
+    "verb",
+    "dry_run",
+    "group",
+    "version",
+    "resource",
+    "subresource",
+    "scope",
+    "component",
+];
+
+/// The same where dry runs are not told apart.
+const WITHOUT_DRY_RUN: [&str; 7] = [
+    "verb",
+    "group",
+    "version",
+    "resource",
+    "subresource",
+    "scope",
+    "component",
+];
+
+/// `apiserver_request_duration_seconds`' upper bounds (`endpoints/metrics/metrics.go`).
+const DURATION_BUCKETS: [f64; 23] = [
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0,
+    10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
+];
+
+/// `apiserver_request_sli_duration_seconds`' (in the same place).
+const SLI_BUCKETS: [f64; 21] = [
+    0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0,
+    30.0, 45.0, 60.0,
+];
+
+/// `apiserver_response_sizes`' (in the same place).
+const SIZE_BUCKETS: [f64; 7] = [1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
+
+/// `apiserver_watch_list_duration_seconds`' (in the same place).
+const WATCH_LIST_BUCKETS: [f64; 17] = [
+    0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0,
+];
+
+/// `apiserver_request_body_size_bytes`' (`endpoints/handlers/metrics/metrics.go`): 31 from 50,000, each 100,000 above the one
+/// before; a body is at most 3 MiB there.
+fn body_buckets() -> Vec<f64> {
+    (0..31_u32)
+        .map(|n| 50_000.0 + 100_000.0 * f64::from(n))
+        .collect()
+}
+
+/// The verbs whose bodies are measured, and upstream's names for them.
+const VERBS_WITH_BODY: [(Verb, &str); 5] = [
+    (Verb::Create, "create"),
+    (Verb::Delete, "delete"),
+    (Verb::DeleteCollection, "delete_collection"),
+    (Verb::Patch, "patch"),
+    (Verb::Update, "update"),
+];
+
+/// Most sets of label values: a cluster with 200 resource types uses about 10 of them each; beyond it, all is `other`.
+const MAX_SERIES: usize = 4096;
+
+/// The codes that are counted without a look-up by text; the others are rare.
+const COMMON_CODES: [u16; 12] = [200, 201, 304, 400, 401, 403, 404, 409, 422, 429, 500, 503];
+
+/// kube-apiserver's name for itself in these metrics.
+const COMPONENT: &str = "apiserver";
+
+/// The metrics of requests.
+pub struct RequestMetrics {
+    total: IntCounterVec,
+    histograms: RequestHistograms,
+    terminations: IntCounterVec,
+    truncated: IntCounterVec,
+    pub(in crate::pipeline) truncation_log_limiter: LogLimiter,
+    upstream_failures: IntCounterVec,
+    without_handler: IntCounterVec,
+    long_running: IntGaugeVec,
+    dropped: [(RequestKind, IntCounter); 2],
+    upstream_responses: IntCounterVec,
+    upstream_common: CodeCounters,
+    pub(in crate::pipeline) aborted: IntCounter,
+    pub(in crate::pipeline) malformed: MalformedRequestMetrics,
+    pub(in crate::pipeline) stages: StageMetrics,
+    /// By their label values.
+    series: SharedHashKeyMap<Arc<RequestSeries>>,
+    secret: HashSecret,
+}
+
+/// What is measured of requests.
+struct RequestHistograms {
+    duration: HistogramVec,
+    sli: HistogramVec,
+    response_sizes: HistogramVec,
+    body_sizes: HistogramVec,
+    watch_lists: HistogramVec,
+}
+
+/// One set of label values, resolved.
+pub(in crate::pipeline) struct RequestSeries {
+    values: [Box<str>; 8],
+    duration: OnceLock<Histogram>,
+    sli: OnceLock<Histogram>,
+    response_size: OnceLock<Histogram>,
+    body_size: OnceLock<Histogram>,
+    common: CodeCounters,
+    /// Refused by a limit; of resources, whose labels are all here.
+    terminated: OnceLock<IntCounter>,
+    long_running: OnceLock<IntGauge>,
+}
+
+/// A counter for each of the usual codes.
+#[derive(Default)]
+struct CodeCounters([OnceLock<IntCounter>; COMMON_CODES.len()]);
+
+impl CodeCounters {
+    fn inc(&self, code: StatusCode, resolve: impl FnOnce() -> IntCounter) {
+        let usual = COMMON_CODES
+            .iter()
+            .zip(&self.0)
+            .find(|(usual, _)| **usual == code.as_u16());
+        match usual {
+            Some((_, counter)) => counter.get_or_init(resolve).inc(),
+            None => resolve().inc(),
+        }
+    }
+}
+
+/// Who has answered a request: by that upstream labels it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::pipeline) enum Responder {
+    /// weir itself, as kube-apiserver's filters do.
+    Filter,
+    /// The API server, and whether its answer shows that what was asked for exists.
+    Handler { exists: bool },
+    /// The API server, or weir in its place, before a handler was found that counts: see [`Counts`](crate::pipeline::trace::outcome::Counts).
+    NoHandler,
+}
+
+/// How a request ended that was not refused by a limit.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::pipeline) struct RequestEnd {
+    /// Since it came.
+    pub(in crate::pipeline) duration: Duration,
+    /// Of that, in a queue of fairness.
+    pub(in crate::pipeline) queue_wait: Duration,
+    /// The bytes of the API server's answer; `None` where weir answered.
+    pub(in crate::pipeline) sent_bytes: Option<u64>,
+}
+
+impl RequestHistograms {
+    fn register(registry: &Registry) -> Self {
+        let [verb, _, group, version, resource, _, scope, _] = LABELS;
+        Self {
+            duration: registry.histograms(
+                "apiserver_request_duration_seconds",
+                "[STABLE] Time from a request's arrival to the end of its answer, in seconds.",
+                &LABELS,
+                &DURATION_BUCKETS,
+            ),
+            sli: registry.histograms(
+                "apiserver_request_sli_duration_seconds",
+                "[ALPHA] The same without the time in a queue of priority and fairness, and without dry runs, in seconds.",
+                &WITHOUT_DRY_RUN,
+                &SLI_BUCKETS,
+            ),
+            response_sizes: registry.histograms(
+                "apiserver_response_sizes",
+                "[STABLE] Size of the bodies of answers to GET, LIST and WATCH, as they went out, in bytes.",
+                &WITHOUT_DRY_RUN,
+                &SIZE_BUCKETS,
+            ),
+            body_sizes: registry.histograms(
+                "apiserver_request_body_size_bytes",
+                "[ALPHA] Size of the bodies of requests that write and say how long they are, in bytes.",
+                &[resource, verb, group],
+                &body_buckets(),
+            ),
+            watch_lists: registry.histograms(
+                "apiserver_watch_list_duration_seconds",
+                "[BETA] Time until a watch that asked for it had sent what there was, in seconds.",
+                &[group, version, resource, scope],
+                &WATCH_LIST_BUCKETS,
+            ),
+        }
+    }
+}
+
+fn dropped_counters(registry: &Registry) -> [(RequestKind, IntCounter); 2] {
+    let dropped = registry.counters(
+        "apiserver_dropped_requests_total",
+        "Requests refused with 429 because too many were in flight. An extra: kube-apiserver dropped this metric in 1.25.",
+        &["request_kind"],
+    );
+    RequestKind::ALL.map(|kind| (kind, dropped.with_label_values(&[kind.label()])))
+}
+
+impl RequestMetrics {
+    /// Registers them.
+    #[must_use]
+    pub fn register(registry: &Registry) -> Arc<Self> {
+        let [
+            verb,
+            dry_run,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+        ] = LABELS;
+        Arc::new(Self {
+            total: registry.counters(
+                "apiserver_request_total",
+                "[STABLE] Requests by verb, dry run value, group, version, resource, scope, component and HTTP code.",
+                &[verb, dry_run, group, version, resource, subresource, scope, component, "code"],
+            ),
+            histograms: RequestHistograms::register(registry),
+            terminations: registry.counters(
+                "apiserver_request_terminations_total",
+                "[ALPHA] Requests that were ended in self-defense.",
+                &[verb, group, version, resource, subresource, scope, component, "code"],
+            ),
+            truncated: registry.counters(
+                "apiserver_request_aborts_total",
+                "[ALPHA] Requests whose answer broke off after it had begun: because their time was up, or at the API server.",
+                &[verb, group, version, resource, subresource, scope],
+            ),
+            truncation_log_limiter: LogLimiter::default(),
+            upstream_failures: registry.counters(
+                "weir_unanswered_requests_total",
+                "Requests that weir answered 502, 503 or 504 in the API server's place, by code and cause (as its Status names it).",
+                &["code", "cause"],
+            ),
+            without_handler: registry.counters(
+                "weir_requests_without_handler_total",
+                "Requests that are not in apiserver_request_*, as kube-apiserver does not count them either, by code: 401, 403 of the authorizer, 404 of no route, 405, 415.",
+                &["code"],
+            ),
+            long_running: registry.gauges(
+                "apiserver_longrunning_requests",
+                "[STABLE] Long-running requests that are open.",
+                &WITHOUT_DRY_RUN,
+            ),
+            dropped: dropped_counters(registry),
+            upstream_responses: registry.counters(
+                "weir_upstream_responses_total",
+                "Answers of the API server, by HTTP code.",
+                &["code"],
+            ),
+            upstream_common: CodeCounters::default(),
+            aborted: registry.counter(
+                "weir_aborted_requests_total",
+                "Requests whose client went away before there was an answer.",
+            ),
+            malformed: MalformedRequestMetrics::register(registry),
+            stages: StageMetrics::register(registry),
+            series: SharedHashKeyMap::default(),
+            secret: HashSecret::default(),
+        })
+    }
+
+    pub(in crate::pipeline) fn series(
+        &self,
+        subject: MetricSubject<'_>,
+        by: Responder,
+    ) -> Arc<RequestSeries> {
+        let MetricSubject {
+            labels: common,
+            info,
+        } = subject;
+        let names = [
+            info.api_group(),
+            info.api_version(),
+            info.resource(),
+            info.subresource(),
+        ];
+        let handled = match by {
+            Responder::Filter | Responder::NoHandler => None,
+            Responder::Handler { .. } => handler_label(info),
+        };
+        let key = HashKey::of(&self.secret, (common, names, handled));
+        if let Some(series) = self.series.get(&key) {
+            return Arc::clone(&series);
+        }
+        // What has no verb has no handler: a success is CORS' then, which asks nobody who he is.
+        let exists = by == Responder::Handler { exists: true } && *info.verb() != Verb::None;
+        let known = !info.is_resource_request() || exists || is_built_in(info);
+        if !known || self.series.len() >= MAX_SERIES {
+            return Arc::new(RequestSeries::new([
+                common.verb,
+                common.dry_run,
+                OTHER,
+                OTHER,
+                OTHER,
+                OTHER,
+                common.scope,
+                COMPONENT,
+            ]));
+        }
+        let [group, version, resource, subresource] = names.map(String::from_utf8_lossy);
+        let values = [
+            common.verb,
+            common.dry_run,
+            &*group,
+            &*version,
+            &*resource,
+            handled.unwrap_or(&*subresource),
+            common.scope,
+            handled.map_or(COMPONENT, |_| ""),
+        ];
+        let series = Arc::new(RequestSeries::new(values));
+        // What was not shown to exist, by whoever, takes no place for ever.
+        if by != Responder::NoHandler {
+            self.series.insert(key, Arc::clone(&series));
+        }
+        series
+    }
+
+    /// A request has ended that no handler counts.
+    pub(in crate::pipeline) fn record_without_handler(&self, code: StatusCode) {
+        self.without_handler
+            .with_label_values(&[code.as_str()])
+            .inc();
+    }
+
+    /// weir has answered in the API server's place.
+    pub(in crate::pipeline) fn record_upstream_failure(
+        &self,
+        code: StatusCode,
+        cause: &'static str,
+    ) {
+        self.upstream_failures
+            .with_label_values(&[code.as_str(), cause])
+            .inc();
+    }
+
+    /// The API server has answered.
+    pub(in crate::pipeline) fn record_upstream_response(&self, code: StatusCode) {
+        self.upstream_common.inc(code, || {
+            self.upstream_responses.with_label_values(&[code.as_str()])
+        });
+    }
+
+    /// A request that was answered with this code has come to its end.
+    pub(in crate::pipeline) fn record_request(&self, series: &RequestSeries, code: StatusCode) {
+        series.common.inc(code, || {
+            let [a, b, c, d, e, f, g, h] = series.labels();
+            self.total
+                .with_label_values(&[a, b, c, d, e, f, g, h, code.as_str()])
+        });
+    }
+
+    /// A request has ended in a panic: its client is told 500.
+    pub(in crate::pipeline) fn record_panic(&self, record: Option<&Record>) {
+        let known = record.and_then(|record| Some((record.method.as_str(), record.info().ok()?)));
+        let series = match &known {
+            Some((method, info)) => {
+                let labels = MetricLabels::from_request(method, info, None);
+                self.series(MetricSubject { labels, info }, Responder::Filter)
+            }
+            None => Arc::new(RequestSeries::new([
+                OTHER, "", OTHER, OTHER, OTHER, OTHER, "", COMPONENT,
+            ])),
+        };
+        self.record_request(&series, StatusCode::INTERNAL_SERVER_ERROR);
+    }
+
+    /// What upstream measures of a request at its end (`MonitorRequest`), which it does not of those that filters refuse.
+    pub(in crate::pipeline) fn record_end(&self, series: &RequestSeries, end: RequestEnd) {
+        let [verb, dry_run, ..] = series.labels();
+        series
+            .duration
+            .get_or_init(|| self.histograms.duration.with_label_values(&series.labels()))
+            .observe(end.duration.as_secs_f64());
+        // A watch lasts as long as its client likes: no time of it is an objective's.
+        if dry_run.is_empty() && verb != "WATCH" {
+            let without_queue = end.duration.saturating_sub(end.queue_wait);
+            series
+                .sli
+                .get_or_init(|| {
+                    self.histograms
+                        .sli
+                        .with_label_values(&series.without_dry_run())
+                })
+                .observe(without_queue.as_secs_f64());
+        }
+        if let Some(sent) = end.sent_bytes
+            && matches!(verb, "GET" | "LIST" | "WATCH")
+        {
+            series
+                .response_size
+                .get_or_init(|| {
+                    self.histograms
+                        .response_sizes
+                        .with_label_values(&series.without_dry_run())
+                })
+                .observe(histogram_value(sent));
+        }
+    }
+
+    /// A request's body has this many bytes.
+    pub(in crate::pipeline) fn record_body_size(
+        &self,
+        series: &RequestSeries,
+        info: &RequestInfo<'_>,
+        size: u64,
+    ) {
+        let Some((_, verb)) = VERBS_WITH_BODY.iter().find(|(verb, _)| verb == info.verb()) else {
+            return;
+        };
+        if !info.is_resource_request() || info.long_running() {
+            return;
+        }
+        let resolve = || {
+            let [_, _, group, _, resource, ..] = series.labels();
+            self.histograms
+                .body_sizes
+                .with_label_values(&[resource, verb, group])
+        };
+        series
+            .body_size
+            .get_or_init(resolve)
+            .observe(histogram_value(size));
+    }
+
+    /// A watch that asked for it has sent what there was, this long after it came.
+    pub(in crate::pipeline) fn record_watch_list(&self, series: &RequestSeries, took: Duration) {
+        let [_, _, group, version, resource, _, scope, _] = series.labels();
+        self.histograms
+            .watch_lists
+            .with_label_values(&[group, version, resource, scope])
+            .observe(took.as_secs_f64());
+    }
+
+    /// An answer has broken off.
+    pub(in crate::pipeline) fn record_truncation(&self, series: &RequestSeries) {
+        let [verb, group, version, resource, subresource, scope, _] = series.without_dry_run();
+        self.truncated
+            .with_label_values(&[verb, group, version, resource, subresource, scope])
+            .inc();
+    }
+
+    /// A limit has said no, or the request's time is up. Upstream labels these by the path where it is no resource
+    /// (`RecordRequestTermination`).
+    pub(in crate::pipeline) fn record_termination(
+        &self,
+        series: &RequestSeries,
+        info: &RequestInfo<'_>,
+        code: StatusCode,
+    ) {
+        let resolve = || {
+            let [a, b, c, d, e, f, g] = series.with_path_label(info);
+            self.terminations
+                .with_label_values(&[a, b, c, d, e, f, g, code.as_str()])
+        };
+        if code != StatusCode::TOO_MANY_REQUESTS {
+            resolve().inc();
+            return;
+        }
+        if info.is_resource_request() {
+            series.terminated.get_or_init(resolve).inc();
+        } else {
+            resolve().inc();
+        }
+        let kind = RequestKind::from_request_info(info);
+        let dropped = self.dropped.iter().find(|(of, _)| *of == kind);
+        dropped.inspect(|(_, count)| count.inc());
+    }
+
+    /// Counts a long-running request as open until the value is dropped.
+    pub(in crate::pipeline) fn track_long_running(
+        &self,
+        series: &RequestSeries,
+        info: &RequestInfo<'_>,
+    ) -> GaugeGuard {
+        let gauge = series.long_running.get_or_init(|| {
+            self.long_running
+                .with_label_values(&series.with_path_label(info))
+        });
+        GaugeGuard::new(gauge.clone())
+    }
+}
+
+impl RequestSeries {
+    fn new(values: [&str; 8]) -> Self {
+        Self {
+            values: values.map(Into::into),
+            duration: OnceLock::new(),
+            sli: OnceLock::new(),
+            response_size: OnceLock::new(),
+            body_size: OnceLock::new(),
+            common: CodeCounters::default(),
+            terminated: OnceLock::new(),
+            long_running: OnceLock::new(),
+        }
+    }
+
+    fn labels(&self) -> [&str; 8] {
+        self.values.each_ref().map(|value| &**value)
+    }
+
+    fn without_dry_run(&self) -> [&str; 7] {
+        let [
+            verb,
+            _,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+        ] = self.labels();
+        [
+            verb,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+        ]
+    }
+
+    /// The same, with the path where it is no resource.
+    fn with_path_label<'a>(&'a self, info: &'a RequestInfo<'_>) -> [&'a str; 7] {
+        let [verb, group, version, resource, own, scope, component] = self.without_dry_run();
+        let subresource = if info.is_resource_request() {
+            own
+        } else {
+            path_label(info)
+        };
+        [
+            verb,
+            group,
+            version,
+            resource,
+            subresource,
+            scope,
+            component,
+        ]
+    }
+}
+
+/// As a histogram takes it: exact up to 8 PiB.
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "no body is that large"
+)]
+fn histogram_value(count: u64) -> f64 {
+    count as f64
+}
+
+impl fmt::Debug for RequestMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RequestMetrics({} series)", self.series.len())
+    }
+}
+
+/// What is asked, as far as metrics tell it apart.
+#[derive(Clone, Copy, Debug)]
+pub struct MetricSubject<'a> {
+    /// Verb, scope and dry run.
+    pub labels: MetricLabels,
+    /// The rest.
+    pub info: &'a RequestInfo<'a>,
+}
+
+impl<'a> MetricSubject<'a> {
+    /// Of a request with this head.
+    #[must_use]
+    pub fn from_head(head: &request::Parts, info: &'a RequestInfo<'a>) -> Self {
+        let content_type = head.headers.get(header::CONTENT_TYPE);
+        let content_type = content_type.map(HeaderValue::as_bytes);
+        let labels = MetricLabels::from_request(head.method.as_str(), info, content_type);
+        Self { labels, info }
+    }
+}

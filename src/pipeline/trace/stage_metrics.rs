@@ -1,0 +1,252 @@
+//! What kube-apiserver's filters measure of a request (`server/filters`, `endpoints/filters`, 1.36), and where in weir its time
+//! goes.
+//!
+//! All series are resolved once: a request looks nothing up here.
+
+use std::time::Duration;
+
+use prometheus::Histogram;
+use prometheus::IntCounter;
+
+use crate::metrics::Registry;
+use crate::metrics::SparseHistogram;
+
+/// `apiserver_request_filter_duration_seconds` (`endpoints/metrics/metrics.go`).
+const FILTER_BUCKETS: [f64; 13] = [
+    0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 5.0, 10.0, 15.0, 30.0,
+];
+
+/// `authentication_duration_seconds` (`endpoints/filters/metrics.go`): 15 from a millisecond, each twice the one before.
+const AUTHENTICATION_BUCKETS: [f64; 15] = [
+    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096,
+    8.192, 16.384,
+];
+
+/// `apiserver_client_certificate_expiration_seconds` (`authentication/request/x509/x509.go`): from none, half an hour and so on
+/// to a year.
+const EXPIRATION_BUCKETS: [f64; 14] = [
+    0.0,
+    1800.0,
+    3600.0,
+    7200.0,
+    21_600.0,
+    43_200.0,
+    86_400.0,
+    172_800.0,
+    345_600.0,
+    604_800.0,
+    2_592_000.0,
+    7_776_000.0,
+    15_552_000.0,
+    31_104_000.0,
+];
+
+/// From what a decision takes to what a request may take.
+const STAGE_BUCKETS: [f64; 14] = [
+    0.000_03, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0,
+];
+
+/// The users whom upstream tells apart here (`compressUsername`), and its words for the others: a user's name is no label.
+const USER_CLASSES: [&str; 7] = [
+    "admin",
+    "client",
+    "kube_proxy",
+    "kubelet",
+    "system:serviceaccount:kube-system:default",
+    EMAIL_CLASS,
+    OTHER_CLASS,
+];
+const EMAIL_CLASS: &str = "email_id";
+const OTHER_CLASS: &str = "other";
+
+/// Time is measured by this.
+#[derive(Debug)]
+pub(in crate::pipeline) struct StageMetrics {
+    succeeded: AuthenticationAttempts,
+    failed: AuthenticationAttempts,
+    users: [IntCounter; USER_CLASSES.len()],
+    expiration: Histogram,
+    authentication: SparseHistogram,
+    fairness: SparseHistogram,
+    stages: [Histogram; RequestStage::ALL.len()],
+}
+
+#[derive(Debug)]
+struct AuthenticationAttempts {
+    count: IntCounter,
+    duration: SparseHistogram,
+}
+
+/// A part of a request's time.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::pipeline) enum RequestStage {
+    /// Until it is known who asks.
+    Authentication,
+    /// Then until it may go on: in queues, and where a rate delays it.
+    Limits,
+    /// Then until the API server begins to answer.
+    Upstream,
+    /// Then until the answer's last byte; of what runs long not measured.
+    Response,
+}
+
+impl RequestStage {
+    const ALL: [Self; 4] = [
+        Self::Authentication,
+        Self::Limits,
+        Self::Upstream,
+        Self::Response,
+    ];
+
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Authentication => "authentication",
+            Self::Limits => "limits",
+            Self::Upstream => "upstream",
+            Self::Response => "answer",
+        }
+    }
+}
+
+impl StageMetrics {
+    pub(in crate::pipeline) fn register(registry: &Registry) -> Self {
+        let users = registry.counters(
+            "authenticated_user_requests",
+            "[ALPHA] Requests of whom weir knows, by a class of user names: those that kube-apiserver tells apart, email_id and other.",
+            &["username"],
+        );
+        let attempts = registry.counters(
+            "authentication_attempts",
+            "[ALPHA] Requests by whether weir could tell who asks (success); a token that weir cannot verify (failure) the API server still may.",
+            &["result"],
+        );
+        let durations = registry.sparse_histograms(
+            "authentication_duration_seconds",
+            "[ALPHA] Time until it was known who asks, in seconds.",
+            "result",
+            &AUTHENTICATION_BUCKETS,
+        );
+        let filters = registry.sparse_histograms(
+            "apiserver_request_filter_duration_seconds",
+            "[ALPHA] Time that a request spent before it was handed on: in authentication, and in priorityandfairness with its queues, in seconds.",
+            "filter",
+            &FILTER_BUCKETS,
+        );
+        let stages = registry.histograms(
+            "weir_stage_duration_seconds",
+            "Where the time of answered requests goes: authentication, limits (waiting), upstream (to the beginning of its answer), answer (to its end; not of long-running ones), in seconds.",
+            &["stage"],
+            &STAGE_BUCKETS,
+        );
+        let attempt = |result| AuthenticationAttempts {
+            count: attempts.with_label_values(&[result]),
+            duration: durations.with_label_value(result),
+        };
+        Self {
+            succeeded: attempt("success"),
+            failed: attempt("failure"),
+            users: USER_CLASSES.map(|user| users.with_label_values(&[user])),
+            expiration: registry.histogram(
+                "apiserver_client_certificate_expiration_seconds",
+                "[ALPHA] How long the certificates by which requests were authenticated are still good for, in seconds.",
+                &EXPIRATION_BUCKETS,
+            ),
+            authentication: filters.with_label_value("authentication"),
+            fairness: filters.with_label_value("priorityandfairness"),
+            stages: RequestStage::ALL.map(|stage| stages.with_label_values(&[stage.label()])),
+        }
+    }
+
+    /// After `took` it is known that `user` asks.
+    pub(in crate::pipeline) fn record_authenticated(&self, user: &str, took: Duration) {
+        self.succeeded.record(took);
+        self.authentication.observe(took);
+        if let Some((_, count)) = USER_CLASSES
+            .iter()
+            .zip(&self.users)
+            .find(|(name, _)| matches_class(user, name))
+        {
+            count.inc();
+        }
+    }
+
+    /// After `took` weir does not know who asks, and perhaps the API server will.
+    pub(in crate::pipeline) fn record_unauthenticated(&self, took: Duration) {
+        self.failed.record(took);
+        self.authentication.observe(took);
+    }
+
+    /// The certificate that says who asks is good for so much longer.
+    pub(in crate::pipeline) fn record_certificate_expiration(&self, left: Duration) {
+        self.expiration.observe(left.as_secs_f64());
+    }
+
+    /// Fairness has let a request go on after `took`.
+    pub(in crate::pipeline) fn record_fairness(&self, took: Duration) {
+        self.fairness.observe(took);
+    }
+
+    pub(in crate::pipeline) fn record_stage(&self, stage: RequestStage, took: Duration) {
+        let [authentication, limits, upstream, answer] = &self.stages;
+        let histogram = match stage {
+            RequestStage::Authentication => authentication,
+            RequestStage::Limits => limits,
+            RequestStage::Upstream => upstream,
+            RequestStage::Response => answer,
+        };
+        histogram.observe(took.as_secs_f64());
+    }
+}
+
+impl AuthenticationAttempts {
+    fn record(&self, took: Duration) {
+        self.count.inc();
+        self.duration.observe(took);
+    }
+}
+
+/// Whether it is one of the class; asked in the classes' order.
+fn matches_class(user: &str, class: &str) -> bool {
+    match class {
+        OTHER_CLASS => true,
+        EMAIL_CLASS => user.contains('@'),
+        name => user == name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_name_is_never_a_label() {
+        let registry = Registry::new();
+        let filters = StageMetrics::register(&registry);
+        for user in [
+            "admin",
+            "alice",
+            "other",
+            "email_id",
+            "alice@example.org",
+            "system:node:n1",
+            "kubelet",
+        ] {
+            filters.record_authenticated(user, Duration::ZERO);
+        }
+        let text = registry.render();
+        for (class, count) in [
+            ("admin", 1),
+            ("kubelet", 1),
+            ("email_id", 1),
+            ("other", 4),
+            ("client", 0),
+        ] {
+            let line = format!("authenticated_user_requests{{username=\"{class}\"}} {count}\n");
+            assert!(text.contains(&line), "{class}: {text}");
+        }
+        assert!(
+            !text.contains("alice") && !text.contains("system:node"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,266 @@
+//! Distributed traces (W3C Trace Context): whether a request is part of one, and what goes on to the API server of it.
+//!
+//! Where nobody traces, the headers go on as they came. Otherwise a request is traced if its parent is, and one without a
+//! parent by chance (OpenTelemetry's `ParentBased(TraceIDRatioBased)`, as kube-apiserver has it); what is not traced goes on
+//! as it came, too.
+
+use std::fmt::Write;
+use std::time::Instant;
+
+use http::HeaderMap;
+use http::HeaderName;
+use http::HeaderValue;
+
+use crate::pipeline::trace::Trace;
+use crate::upstream::headers::TRACEPARENT;
+
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+
+/// The bit of a parent's flags that says that it is traced.
+const SAMPLED: u8 = 1;
+
+/// Decides which requests are traced.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampler {
+    /// What the second half of a trace's id, without its last bit, must be below.
+    threshold: u64,
+}
+
+/// A request that is traced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceContext {
+    /// The trace's id.
+    pub trace_id: [u8; 16],
+    /// The client's span, if it has one.
+    pub parent_span: Option<[u8; 8]>,
+    /// weir's span of the request.
+    pub request_span: [u8; 8],
+    /// weir's span of its way to the API server, which is the parent of the API server's own.
+    pub upstream_span: [u8; 8],
+    /// When it went on to the API server.
+    pub forwarded_at: Option<Instant>,
+    /// When the API server began to answer.
+    pub responded_at: Option<Instant>,
+}
+
+/// What a client says of its trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ParentContext {
+    trace_id: [u8; 16],
+    span_id: [u8; 8],
+    sampled: bool,
+}
+
+impl Sampler {
+    /// Traces so many of a million requests whose client has not begun a trace.
+    #[must_use]
+    pub fn new(rate_per_million: u32) -> Self {
+        // OpenTelemetry's arithmetic, so that all who sample by the same id sample the same.
+        let whole = 1_u128 << 63;
+        let below = whole * u128::from(rate_per_million) / 1_000_000;
+        Self {
+            threshold: u64::try_from(below).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// The trace of a request with these headers, if it is traced; `random` gives its ids.
+    fn start(self, headers: &HeaderMap, mut random: impl FnMut() -> u64) -> Option<TraceContext> {
+        let parent = parse_traceparent(headers);
+        let trace = match parent {
+            Some(parent) if parent.sampled => parent.trace_id,
+            Some(_) => return None,
+            None => {
+                let (high, low) = (random().max(1), random());
+                if low >> 1 >= self.threshold {
+                    return None;
+                }
+                let mut trace = [0; 16];
+                let halves = [high.to_be_bytes(), low.to_be_bytes()];
+                trace.copy_from_slice(halves.as_flattened());
+                trace
+            }
+        };
+        Some(TraceContext {
+            trace_id: trace,
+            parent_span: parent.map(|parent| parent.span_id),
+            request_span: random().max(1).to_be_bytes(),
+            upstream_span: random().max(1).to_be_bytes(),
+            forwarded_at: None,
+            responded_at: None,
+        })
+    }
+}
+
+impl TraceContext {
+    /// Writes into what goes on to the API server whose child its span is.
+    fn propagate(&self, headers: &mut HeaderMap) {
+        let mut text = String::with_capacity(55);
+        text.push_str("00-");
+        push_hex(&mut text, &self.trace_id);
+        text.push('-');
+        push_hex(&mut text, &self.upstream_span);
+        text.push_str("-01");
+        if let Ok(value) = HeaderValue::from_str(&text) {
+            headers.insert(TRACEPARENT, value);
+        }
+        if self.parent_span.is_none() {
+            headers.remove(TRACESTATE); // of a trace that could not be read
+        }
+    }
+}
+
+impl Trace {
+    /// Decides whether the request is traced, and writes that into what goes on; once what is the connection's own has been
+    /// removed from the headers.
+    pub(in crate::pipeline) fn sample(
+        &mut self,
+        sampler: Option<Sampler>,
+        headers: &mut HeaderMap,
+    ) {
+        let (Some(sampler), Some(recorded)) = (sampler, self.record_mut()) else {
+            return;
+        };
+        let traced = sampler.start(headers, || fastrand::u64(..));
+        if let Some(traced) = &traced {
+            traced.propagate(headers);
+        }
+        recorded.record.trace_context = traced.map(Box::new);
+    }
+}
+
+/// Lower case, as it must be.
+fn push_hex(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}"); // into a string: it does not fail
+    }
+}
+
+/// `traceparent` as <https://www.w3.org/TR/trace-context/#traceparent-header> has it; `None` for anything else, and for more
+/// than one.
+fn parse_traceparent(headers: &HeaderMap) -> Option<ParentContext> {
+    let mut values = headers.get_all(TRACEPARENT).iter();
+    let text = values.next().filter(|_| values.next().is_none())?;
+    let mut parts = text.to_str().ok()?.split('-');
+    let [version] = parse_hex(parts.next()?)?;
+    let trace: [u8; 16] = parse_hex(parts.next()?)?;
+    let span: [u8; 8] = parse_hex(parts.next()?)?;
+    let [flags] = parse_hex(parts.next()?)?;
+    // A later version may say more.
+    let more = parts.next().is_some();
+    let good = version != 0xff && (version != 0 || !more) && trace != [0; 16] && span != [0; 8];
+    good.then_some(ParentContext {
+        trace_id: trace,
+        span_id: span,
+        sampled: flags & SAMPLED != 0,
+    })
+}
+
+/// Of lower-case hexadecimal digits, just so many.
+fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    if pairs.len() != N || !rest.is_empty() {
+        return None;
+    }
+    let mut found = [0; N];
+    for (byte, [high, low]) in found.iter_mut().zip(pairs) {
+        *byte = (digit(*high)? << 4) | digit(*low)?;
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    fn headers(parents: &[&'static str]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for parent in parents {
+            headers.append(TRACEPARENT, HeaderValue::from_static(parent));
+        }
+        headers.insert(TRACESTATE, HeaderValue::from_static("a=b"));
+        headers
+    }
+
+    /// The numbers from 1.
+    fn counting_ids() -> impl FnMut() -> u64 {
+        let mut last = 0;
+        move || {
+            last += 1;
+            last
+        }
+    }
+
+    #[test]
+    fn a_sampled_parent_is_continued_with_a_child_span() {
+        let mut headers = headers(&[PARENT]);
+        let traced = Sampler::new(0).start(&headers, counting_ids()).unwrap();
+        assert_eq!(
+            traced.parent_span,
+            Some([0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31])
+        );
+        traced.propagate(&mut headers);
+        assert_eq!(
+            headers[TRACEPARENT],
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000002-01"
+        );
+        assert_eq!(headers[TRACESTATE], "a=b");
+    }
+
+    #[test]
+    fn an_unsampled_parent_is_not_traced() {
+        let headers = headers(&["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"]);
+        assert_eq!(
+            Sampler::new(1_000_000).start(&headers, counting_ids()),
+            None
+        );
+    }
+
+    #[test]
+    fn an_invalid_traceparent_is_ignored() {
+        let mut later = headers(&["01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-03-more"]);
+        assert!(Sampler::new(0).start(&later, counting_ids()).is_some());
+        for bad in [
+            &["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more"][..],
+            &["ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
+            &["00-00000000000000000000000000000000-b7ad6b7169203331-01"],
+            &["00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"],
+            &["00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
+            &["00-0af7651916cd43dd8448eb211c80319-b7ad6b7169203331-01"],
+            &["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"],
+            &["nonsense"],
+            &[PARENT, PARENT],
+        ] {
+            later = headers(bad);
+            assert_eq!(
+                Sampler::new(0).start(&later, counting_ids()),
+                None,
+                "{bad:?}"
+            );
+            let traced = Sampler::new(1_000_000)
+                .start(&later, counting_ids())
+                .unwrap();
+            assert_eq!(traced.parent_span, None, "{bad:?}");
+            traced.propagate(&mut later);
+            assert_eq!(later.get_all(TRACEPARENT).iter().count(), 1, "{bad:?}");
+            assert_eq!(later.get(TRACESTATE), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_sampling_rate_is_per_million() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let sampler = Sampler::new(250_000);
+        let none = HeaderMap::new();
+        let traced = (0..100_000)
+            .filter(|_| sampler.start(&none, || random.u64(..)).is_some())
+            .count();
+        assert!((24_000..26_000).contains(&traced), "{traced}");
+    }
+}

@@ -1,0 +1,584 @@
+//! Who asks: front proxy, client certificate, bearer token, or nobody, in kube-apiserver's order.
+//!
+//! A client certificate is asked for in the handshake and judged here, so that a bad one is a 401 and
+//! not a broken connection. A credential that was presented and is not good never makes its bearer
+//! anonymous. Who impersonates whom is told here, and whether he may in `authorization`.
+
+use crate::playground::auth::authorization::AccessAttributes;
+use crate::playground::auth::pki::Certificates;
+use crate::playground::auth::pki::FRONT_PROXY_NAME;
+use crate::playground::auth::service_account_tokens::ServiceAccountTokenIssuer;
+use crate::playground::request::percent_decode;
+use crate::playground::status::StatusError;
+use crate::playground::time;
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::DecodePaddingMode;
+use base64::engine::GeneralPurpose;
+use base64::engine::GeneralPurposeConfig;
+use http::HeaderMap;
+use http::HeaderName;
+use http::header::AUTHORIZATION;
+use http::header::CONNECTION;
+use http::header::SEC_WEBSOCKET_PROTOCOL;
+use http::header::UPGRADE;
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use sha2::Digest;
+use sha2::Sha256;
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+use x509_parser::prelude::FromDer;
+use x509_parser::prelude::X509Certificate;
+
+const GROUP_AUTHENTICATED: &str = "system:authenticated";
+const GROUP_UNAUTHENTICATED: &str = "system:unauthenticated";
+const GROUP_MASTERS: &str = "system:masters";
+const ANONYMOUS: &str = "system:anonymous";
+const GROUP_SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
+/// Before a token among the subprotocols of a WebSocket.
+const WEBSOCKET_BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
+/// Go's `base64.RawURLEncoding`, which ignores spare bits.
+const RAW_URL_BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::URL_SAFE,
+    GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(DecodePaddingMode::RequireNone),
+);
+/// The API group of uids and extra values.
+const AUTHENTICATION_API_GROUP: &str = "authentication.k8s.io";
+
+/// Someone who asks, as `user.Info`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ApiUser {
+    /// The user name.
+    pub name: String,
+    /// The uid, or empty.
+    pub uid: String,
+    /// The groups, in the order they were asserted.
+    pub groups: Vec<String>,
+    /// Whatever else is known.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+/// A credential was presented, and it is not good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unauthorized;
+
+/// What a connection's client certificate says, judged once.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientCertificateResult {
+    /// Whether it is the front proxy's; `None` without a certificate.
+    front_proxy: Option<Result<(), Unauthorized>>,
+    /// Whose it is; `None` without a certificate, or without a name in it.
+    client: Option<Result<ApiUser, Unauthorized>>,
+}
+
+/// Knows the certificate authorities and the tokens.
+#[derive(Debug)]
+pub(crate) struct PlaygroundAuthenticator {
+    client_verifier: Arc<dyn ClientCertVerifier>,
+    front_proxy_verifier: Arc<dyn ClientCertVerifier>,
+    tokens: HashMap<String, ApiUser>,
+    service_account_issuer: ServiceAccountTokenIssuer,
+}
+
+impl ApiUser {
+    /// Nobody in particular.
+    fn anonymous() -> Self {
+        Self {
+            name: ANONYMOUS.to_owned(),
+            groups: vec![GROUP_UNAUTHENTICATED.to_owned()],
+            ..Self::default()
+        }
+    }
+
+    /// With the group that everyone who is known has.
+    fn with_authenticated_group(mut self) -> Self {
+        if !self.in_group(GROUP_AUTHENTICATED) && !self.in_group(GROUP_UNAUTHENTICATED) {
+            self.groups.push(GROUP_AUTHENTICATED.to_owned());
+        }
+        self
+    }
+
+    fn in_group(&self, group: &str) -> bool {
+        self.groups.iter().any(|g| g == group)
+    }
+
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.name == ANONYMOUS || self.in_group(GROUP_UNAUTHENTICATED)
+    }
+
+    pub(crate) fn is_privileged(&self) -> bool {
+        self.in_group(GROUP_MASTERS)
+    }
+}
+
+impl PlaygroundAuthenticator {
+    /// Believes the authorities and tokens of `certificates`. The error says what is wrong with them.
+    pub(crate) fn new(
+        certificates: &Certificates,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, String> {
+        let tokens = certificates
+            .users
+            .iter()
+            .map(|user| {
+                let known = ApiUser {
+                    name: user.name.to_owned(),
+                    uid: user.uid.to_owned(),
+                    groups: vec![user.group.to_owned()],
+                    extra: BTreeMap::new(),
+                };
+                (user.token.clone(), known)
+            })
+            .collect();
+        Ok(Self {
+            client_verifier: build_verifier(&certificates.ca, provider)?,
+            front_proxy_verifier: build_verifier(&certificates.front_proxy_ca, provider)?,
+            tokens,
+            service_account_issuer: certificates.service_account_issuer.clone(),
+        })
+    }
+
+    /// The issuer of service accounts' tokens.
+    pub(crate) const fn service_account_issuer(&self) -> &ServiceAccountTokenIssuer {
+        &self.service_account_issuer
+    }
+
+    /// The verifier of ordinary client certificates; its hints go into the handshake.
+    pub(crate) const fn verifiers(&self) -> [&Arc<dyn ClientCertVerifier>; 2] {
+        [&self.client_verifier, &self.front_proxy_verifier]
+    }
+
+    /// Judges a connection's certificates.
+    pub(crate) fn verify_peer(
+        &self,
+        certificates: Option<&[CertificateDer<'_>]>,
+    ) -> ClientCertificateResult {
+        let Some((leaf, rest)) = certificates.and_then(<[_]>::split_first) else {
+            return ClientCertificateResult {
+                front_proxy: None,
+                client: None,
+            };
+        };
+        let holds = |verifier: &Arc<dyn ClientCertVerifier>| {
+            verifier
+                .verify_client_cert(leaf, rest, time::unix_time())
+                .map_err(|_| Unauthorized)
+        };
+        let user = certificate_user(leaf);
+        let front_proxy = holds(&self.front_proxy_verifier).and_then(|_| {
+            let named = user
+                .as_ref()
+                .is_some_and(|user| user.name == FRONT_PROXY_NAME);
+            named.then_some(()).ok_or(Unauthorized)
+        });
+        let client = match holds(&self.client_verifier) {
+            Err(refused) => Some(Err(refused)),
+            Ok(_) => user.map(Ok),
+        };
+        ClientCertificateResult {
+            front_proxy: Some(front_proxy),
+            client,
+        }
+    }
+
+    /// The user of one request, impersonation not yet considered.
+    pub(crate) fn authenticate(
+        &self,
+        peer: &ClientCertificateResult,
+        headers: &HeaderMap,
+    ) -> Result<ApiUser, Unauthorized> {
+        let attempts = [
+            front_proxy_user(peer, headers),
+            peer.client.clone(),
+            bearer_token(headers).map(|token| self.verify_token(&token).ok_or(Unauthorized)),
+            websocket_bearer_token(headers)
+                .map(|token| self.verify_token(&token?).ok_or(Unauthorized)),
+        ];
+        let mut refused = false;
+        for attempt in attempts.into_iter().flatten() {
+            match attempt {
+                Ok(user) => return Ok(user.with_authenticated_group()),
+                Err(Unauthorized) => refused = true,
+            }
+        }
+        if refused {
+            Err(Unauthorized)
+        } else {
+            Ok(ApiUser::anonymous())
+        }
+    }
+
+    /// Whose token this is, for TokenReview.
+    pub(crate) fn verify_token(&self, token: &str) -> Option<ApiUser> {
+        let known = self.tokens.get(token).cloned();
+        let user = known.or_else(|| self.service_account_issuer.verify_token(token))?;
+        Some(user.with_authenticated_group())
+    }
+}
+
+fn build_verifier(
+    ca: &str,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(ca.as_bytes()) {
+        let certificate = certificate.map_err(|error| error.to_string())?;
+        roots.add(certificate).map_err(|error| error.to_string())?;
+    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+        .build()
+        .map_err(|error| error.to_string())
+}
+
+/// The user that a certificate names: common name, organizations, and its fingerprint.
+fn certificate_user(certificate: &CertificateDer<'_>) -> Option<ApiUser> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
+        attribute.as_str().map(str::to_owned).ok()
+    };
+    let name = parsed.subject().iter_common_name().find_map(text)?;
+    if name.is_empty() {
+        return None;
+    }
+    let fingerprint: String = Sha256::digest(certificate.as_ref())
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    Some(ApiUser {
+        name,
+        uid: String::new(),
+        groups: parsed
+            .subject()
+            .iter_organization()
+            .filter_map(text)
+            .collect(),
+        extra: BTreeMap::from([(
+            "authentication.kubernetes.io/credential-id".to_owned(),
+            vec![format!("X509SHA256={fingerprint}")],
+        )]),
+    })
+}
+
+/// What the front proxy says, if it is the front proxy and says something.
+fn front_proxy_user(
+    peer: &ClientCertificateResult,
+    headers: &HeaderMap,
+) -> Option<Result<ApiUser, Unauthorized>> {
+    if peer.front_proxy? == Err(Unauthorized) {
+        return Some(Err(Unauthorized));
+    }
+    let user = user_from_headers(headers, "x-remote-")?;
+    Some(Ok(user))
+}
+
+/// The user that a set of headers (`<prefix>user`, `-group`, `-uid`, `-extra-…`) describes.
+fn user_from_headers(headers: &HeaderMap, prefix: &str) -> Option<ApiUser> {
+    let values = |name: &str| -> Vec<String> {
+        headers
+            .get_all(format!("{prefix}{name}"))
+            .iter()
+            .filter_map(|value| std::str::from_utf8(value.as_bytes()).ok())
+            .filter(|value| !value.is_empty())
+            .map(str::to_owned)
+            .collect()
+    };
+    // The first value decides, also when it is empty (`headerValue`).
+    let name = headers.get(format!("{prefix}user"))?;
+    let name = std::str::from_utf8(name.as_bytes()).ok()?;
+    if name.is_empty() {
+        return None;
+    }
+    let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let extra_prefix = format!("{prefix}extra-");
+    for (name, value) in headers {
+        if let (Some(key), Ok(value)) = (name.as_str().strip_prefix(&extra_prefix), value.to_str())
+        {
+            let key = percent_decode(key);
+            extra.entry(key).or_default().push(value.to_owned());
+        }
+    }
+    Some(ApiUser {
+        name: name.to_owned(),
+        uid: values("uid").into_iter().next().unwrap_or_default(),
+        groups: values("group"),
+        extra,
+    })
+}
+
+/// Go's `strings.TrimSpace` trims Unicode's spaces, as `trim` does.
+fn bearer_token(headers: &HeaderMap) -> Option<String> {
+    let value = String::from_utf8_lossy(headers.get(AUTHORIZATION)?.as_bytes());
+    let mut words = value.trim().split(' ');
+    let scheme = words.next()?;
+    let token = words.next()?;
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| token.to_owned())
+}
+
+/// The token among the subprotocols of a WebSocket upgrade; on any other request it is none. Follows
+/// `websocket.ProtocolAuthenticator`.
+fn websocket_bearer_token(headers: &HeaderMap) -> Option<Result<String, Unauthorized>> {
+    let texts = |name: HeaderName| -> Vec<&str> {
+        let values = headers.get_all(name).iter();
+        values
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(',').map(str::trim))
+            .collect()
+    };
+    let is = |name, token: &str| texts(name).iter().any(|t| t.eq_ignore_ascii_case(token));
+    if !is(CONNECTION, "upgrade") || !is(UPGRADE, "websocket") {
+        return None;
+    }
+    let protocols = texts(SEC_WEBSOCKET_PROTOCOL);
+    let mut tokens = protocols
+        .iter()
+        .filter_map(|protocol| protocol.strip_prefix(WEBSOCKET_BEARER_PREFIX));
+    let token = tokens.next().filter(|token| !token.is_empty())?;
+    // Another subprotocol is needed, since this one is not to be chosen.
+    if tokens.next().is_some() || protocols.len() < 2 {
+        return Some(Err(Unauthorized));
+    }
+    let decoded = RAW_URL_BASE64.decode(token).ok();
+    let text = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
+    Some(text.ok_or(Unauthorized))
+}
+
+/// The user that a request wants to be taken for, if it wants to, and what it must be allowed for that.
+pub(crate) fn impersonated_user(
+    headers: &HeaderMap,
+) -> Result<Option<(ApiUser, Vec<AccessAttributes>)>, StatusError> {
+    let texts = |name: &str| -> Vec<String> {
+        let values = headers.get_all(name).iter();
+        values
+            .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+            .collect()
+    };
+    let first = |name: &str| texts(name).into_iter().next().unwrap_or_default();
+    let mut user = user_from_headers(headers, "impersonate-").unwrap_or_default();
+    user.name = first("impersonate-user");
+    user.groups = texts("impersonate-group");
+    if user.name.is_empty() {
+        let extra = |name: &HeaderName| name.as_str().starts_with("impersonate-extra-");
+        let others = !user.groups.is_empty() || !first("impersonate-uid").is_empty();
+        if others || headers.keys().any(extra) {
+            let why = "requested groups, a uid or extra values without impersonating a user name";
+            return Err(StatusError::bad_request(why));
+        }
+        return Ok(None);
+    }
+    let account = user.name.strip_prefix("system:serviceaccount:");
+    let account = account.and_then(|rest| rest.split_once(':'));
+    let account = account.map(|(space, name)| (space.to_owned(), name.to_owned()));
+    let rights = impersonation_attributes(&user, account.as_ref());
+    if let (Some((space, _)), true) = (&account, user.groups.is_empty()) {
+        user.groups = vec![
+            GROUP_SERVICE_ACCOUNTS.to_owned(),
+            format!("{GROUP_SERVICE_ACCOUNTS}:{space}"),
+        ];
+    }
+    if user.name == ANONYMOUS && !user.in_group(GROUP_UNAUTHENTICATED) {
+        user.groups.push(GROUP_UNAUTHENTICATED.to_owned());
+    }
+    Ok(Some((user.with_authenticated_group(), rights)))
+}
+
+/// What it takes to be taken for `user`, who may be a service account (namespace and name).
+fn impersonation_attributes(
+    user: &ApiUser,
+    account: Option<&(String, String)>,
+) -> Vec<AccessAttributes> {
+    let right =
+        |group: &str, resource: &str, namespace: &str, name: &str| AccessAttributes::Resource {
+            verb: "impersonate".to_owned(),
+            group: group.to_owned(),
+            resource: resource.to_owned(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+    let mut rights = vec![match account {
+        None => right("", "users", "", &user.name),
+        Some((space, name)) => right("", "serviceaccounts", space, name),
+    }];
+    if !user.uid.is_empty() {
+        rights.push(right(AUTHENTICATION_API_GROUP, "uids", "", &user.uid));
+    }
+    for group in &user.groups {
+        rights.push(right("", "groups", "", group));
+    }
+    for (key, values) in &user.extra {
+        let resource = format!("userextras/{key}");
+        rights.extend(
+            values
+                .iter()
+                .map(|value| right(AUTHENTICATION_API_GROUP, &resource, "", value)),
+        );
+    }
+    rights
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PlaygroundAuthenticator;
+    use super::Unauthorized;
+    use crate::playground::auth::pki::CertificateAndKey;
+    use crate::playground::auth::pki::Certificates;
+    use base64::Engine;
+    use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+    use http::HeaderMap;
+    use http::HeaderName;
+    use http::HeaderValue;
+    use http::header::AUTHORIZATION;
+    use rustls::crypto::aws_lc_rs;
+    use rustls::pki_types::CertificateDer;
+    use rustls::pki_types::pem::PemObject;
+    use std::sync::Arc;
+
+    fn setup() -> (Certificates, PlaygroundAuthenticator) {
+        let certificates = Certificates::generate().unwrap();
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let authenticator = PlaygroundAuthenticator::new(&certificates, &provider).unwrap();
+        (certificates, authenticator)
+    }
+
+    fn chain(credential: &CertificateAndKey) -> Vec<CertificateDer<'static>> {
+        vec![CertificateDer::from_pem_slice(credential.certificate.as_bytes()).unwrap()]
+    }
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn a_client_certificate_names_user_and_groups() {
+        let (certificates, authenticator) = setup();
+        let peer =
+            authenticator.verify_peer(Some(&chain(&certificates.users[0].client_certificate)));
+        let user = authenticator
+            .authenticate(&peer, &HeaderMap::new())
+            .unwrap();
+        assert_eq!(user.name, "admin");
+        assert_eq!(user.groups, ["system:masters", "system:authenticated"]);
+    }
+
+    #[test]
+    fn a_token_in_a_subprotocol_counts_on_websocket_upgrades_only() {
+        let (certificates, authenticator) = setup();
+        let nobody = authenticator.verify_peer(None);
+        let encoded = BASE64_URL_SAFE_NO_PAD.encode(&certificates.users[1].token);
+        let protocols =
+            format!("base64url.bearer.authorization.k8s.io.{encoded}, v5.channel.k8s.io");
+        let ask = |pairs: &[(&'static str, &str)]| {
+            let user = authenticator.authenticate(&nobody, &headers(pairs));
+            user.map(|user| user.name)
+        };
+        let upgrade = ("upgrade", "websocket");
+        let connection = ("connection", "keep-alive, Upgrade");
+        let good = ("sec-websocket-protocol", protocols.as_str());
+        let alone = (
+            "sec-websocket-protocol",
+            protocols.split(',').next().unwrap(),
+        );
+        let alice = Ok("alice".to_owned());
+        assert_eq!(ask(&[connection, upgrade, good]), alice);
+        assert_eq!(ask(&[connection, upgrade, alone]), Err(Unauthorized));
+        assert_eq!(ask(&[connection, upgrade, good, alone]), Err(Unauthorized));
+        for plain in [vec![good], vec![upgrade, good], vec![connection, good]] {
+            assert_eq!(ask(&plain), Ok("system:anonymous".to_owned()));
+        }
+    }
+
+    #[test]
+    fn unicode_spaces_around_a_bearer_token_are_trimmed() {
+        let (certificates, authenticator) = setup();
+        let nobody = authenticator.verify_peer(None);
+        let token = &certificates.users[1].token;
+        for value in [
+            format!("\u{a0}Bearer {token}"),
+            format!("bearer {token}\u{3000}"),
+        ] {
+            let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
+            let user = authenticator.authenticate(&nobody, &headers).unwrap();
+            assert_eq!(user.name, "alice");
+        }
+    }
+
+    #[test]
+    fn the_first_remote_user_header_decides() {
+        let (certificates, authenticator) = setup();
+        let front = authenticator.verify_peer(Some(&chain(&certificates.front_proxy_client)));
+        let asserted = headers(&[("x-remote-user", ""), ("x-remote-user", "carol")]);
+        assert_eq!(
+            authenticator.authenticate(&front, &asserted),
+            Err(Unauthorized)
+        );
+    }
+
+    #[test]
+    fn identity_headers_are_accepted_from_the_front_proxy_only() {
+        let (certificates, authenticator) = setup();
+        let asserted = headers(&[
+            ("x-remote-user", "carol"),
+            ("x-remote-group", "a"),
+            ("x-remote-group", "b"),
+            ("x-remote-uid", "7"),
+            ("x-remote-extra-example.org%2fkey", "v"),
+        ]);
+        let front = authenticator.verify_peer(Some(&chain(&certificates.front_proxy_client)));
+        let user = authenticator.authenticate(&front, &asserted).unwrap();
+        assert_eq!((user.name.as_str(), user.uid.as_str()), ("carol", "7"));
+        assert_eq!(user.groups, ["a", "b", "system:authenticated"]);
+        assert_eq!(user.extra["example.org/key"], ["v"]);
+        let alice =
+            authenticator.verify_peer(Some(&chain(&certificates.users[1].client_certificate)));
+        let user = authenticator.authenticate(&alice, &asserted).unwrap();
+        assert_eq!(user.name, "alice");
+        let without = authenticator.authenticate(&front, &HeaderMap::new());
+        assert_eq!(without, Err(Unauthorized));
+        let nobody = authenticator.verify_peer(None);
+        assert!(
+            authenticator
+                .authenticate(&nobody, &asserted)
+                .unwrap()
+                .is_anonymous()
+        );
+    }
+
+    #[test]
+    fn a_bad_token_is_rejected_and_no_token_is_anonymous() {
+        let (certificates, authenticator) = setup();
+        let nobody = authenticator.verify_peer(None);
+        let ask = |value: &str| {
+            authenticator.authenticate(&nobody, &headers(&[("authorization", value)]))
+        };
+        let alice = ask(&format!("bearer {}", certificates.users[1].token)).unwrap();
+        assert_eq!(
+            (alice.name.as_str(), alice.uid.as_str()),
+            ("alice", "u-alice")
+        );
+        assert_eq!(ask("Bearer wrong"), Err(Unauthorized));
+        assert!(ask("Basic eDp5").unwrap().is_anonymous());
+    }
+
+    #[test]
+    fn an_unknown_certificate_is_rejected_unless_a_token_is_valid() {
+        let (certificates, authenticator) = setup();
+        let (strangers, _) = setup();
+        let peer = authenticator.verify_peer(Some(&chain(&strangers.users[0].client_certificate)));
+        let refused = authenticator.authenticate(&peer, &HeaderMap::new());
+        assert_eq!(refused, Err(Unauthorized));
+        let token = format!("Bearer {}", certificates.users[2].token);
+        let user = authenticator.authenticate(&peer, &headers(&[("authorization", &token)]));
+        assert_eq!(user.unwrap().name, "bob");
+    }
+}

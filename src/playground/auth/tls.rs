@@ -1,0 +1,105 @@
+//! TLS as kube-apiserver offers it: HTTP/2 and HTTP/1.1, and a client certificate that is asked for and
+//! not required.
+//!
+//! Whether the certificate is any good is decided later, by `authentication`, so that a bad one gets an
+//! answer and not a broken connection.
+
+use crate::playground::auth::authentication::PlaygroundAuthenticator;
+use crate::playground::auth::pki::CertificateAndKey;
+use rustls::DigitallySignedStruct;
+use rustls::DistinguishedName;
+use rustls::ServerConfig;
+use rustls::SignatureScheme;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::verify_tls12_signature;
+use rustls::crypto::verify_tls13_signature;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::UnixTime;
+use rustls::pki_types::pem::PemObject;
+use rustls::server::danger::ClientCertVerified;
+use rustls::server::danger::ClientCertVerifier;
+use std::sync::Arc;
+
+/// The server side of TLS. The error says what is wrong with the certificate.
+pub(crate) fn server_config(
+    serving: &CertificateAndKey,
+    authenticator: &PlaygroundAuthenticator,
+    provider: Arc<CryptoProvider>,
+) -> Result<ServerConfig, String> {
+    let wrong = |error: &dyn std::error::Error| error.to_string();
+    let certificate = CertificateDer::from_pem_slice(serving.certificate.as_bytes())
+        .map_err(|error| wrong(&error))?;
+    let key =
+        PrivateKeyDer::from_pem_slice(serving.key.as_bytes()).map_err(|error| wrong(&error))?;
+    let hints = authenticator
+        .verifiers()
+        .iter()
+        .flat_map(|verifier| verifier.root_hint_subjects().to_vec())
+        .collect();
+    let verifier = AcceptAnyCertificate {
+        provider: Arc::clone(&provider),
+        root_hints: hints,
+    };
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong(&error))?
+        .with_client_cert_verifier(Arc::new(verifier))
+        .with_single_cert(vec![certificate], key)
+        .map_err(|error| wrong(&error))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// Asks for a certificate and accepts any whose key the client has, and none as well.
+#[derive(Debug)]
+struct AcceptAnyCertificate {
+    provider: Arc<CryptoProvider>,
+    root_hints: Vec<DistinguishedName>,
+}
+
+impl ClientCertVerifier for AcceptAnyCertificate {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &self.root_hints
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}

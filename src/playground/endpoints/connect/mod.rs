@@ -1,0 +1,4 @@
+//! TODO
+
+pub(in crate::playground::endpoints) mod logs;
+pub(in crate::playground::endpoints) mod websocket;

@@ -1,0 +1,281 @@
+//! The frames of an HTTP/2 connection as they are read: whether a header block is incomplete, and how large it is. Pure.
+//!
+//! Between a HEADERS frame without END_HEADERS and the end of its last CONTINUATION no other frame may come (RFC 9113, 6.10), so
+//! an incomplete header block stops everything on its connection; and the HTTP library, which keeps what it has decoded of it,
+//! has no time limit for it. The library checks what is sent; here only the nine bytes before each payload are looked at.
+
+/// What a client sends before its first frame, in bytes (RFC 9113, 3.4).
+pub(in crate::server) const PREFACE_LENGTH: usize = 24;
+
+/// A frame's header, in bytes: length (24 bits), type, flags, stream (RFC 9113, 4.1).
+const FRAME_HEADER_LENGTH: usize = 9;
+
+const HEADERS: u8 = 1;
+const PUSH_PROMISE: u8 = 5;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
+/// What has been read of a connection's frames.
+#[derive(Debug)]
+pub(in crate::server) struct FrameScanner {
+    /// What is left of the preface.
+    preface_remaining: usize,
+    /// The header of the frame that is read, as far as it has come.
+    header: [u8; FRAME_HEADER_LENGTH],
+    header_read: usize,
+    /// What is left of its payload once the header is whole.
+    payload_remaining: usize,
+    /// The payloads of the frames of a header block that is not over.
+    block_bytes: Option<usize>,
+    /// The frames and whole header blocks that are over.
+    completed_units: u64,
+    last_stream_id: u32,
+    /// Payload bytes of all complete header blocks.
+    completed_block_bytes: u64,
+}
+
+/// A header block that has not come to its end, or a frame that may begin one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) struct IncompleteBlock {
+    /// Payload bytes of its whole frames: the library has decoded them.
+    pub(in crate::server) decoded_bytes: usize,
+    /// The length of the frame that is being read, for which the library has made room.
+    pub(in crate::server) frame_length: usize,
+}
+
+impl FrameScanner {
+    /// Of a connection on which nothing has been read.
+    pub(in crate::server) const fn new() -> Self {
+        Self {
+            preface_remaining: PREFACE_LENGTH,
+            header: [0; FRAME_HEADER_LENGTH],
+            header_read: 0,
+            payload_remaining: 0,
+            block_bytes: None,
+            completed_units: 0,
+            last_stream_id: 0,
+            completed_block_bytes: 0,
+        }
+    }
+
+    /// Looks over what was read next.
+    pub(in crate::server) fn feed(&mut self, mut bytes: &[u8]) {
+        let preface = self.preface_remaining.min(bytes.len());
+        self.preface_remaining -= preface;
+        bytes = bytes.get(preface..).unwrap_or_default();
+        while !bytes.is_empty() {
+            if self.header_read < FRAME_HEADER_LENGTH {
+                bytes = self.read_header(bytes);
+            } else {
+                let skipped = self.payload_remaining.min(bytes.len());
+                self.payload_remaining -= skipped;
+                bytes = bytes.get(skipped..).unwrap_or_default();
+            }
+            if self.header_read == FRAME_HEADER_LENGTH && self.payload_remaining == 0 {
+                self.finish_frame();
+            }
+        }
+    }
+
+    /// What is incomplete of a header block; also where only a part of a frame's header has come, which may begin one.
+    pub(in crate::server) fn incomplete(&self) -> Option<IncompleteBlock> {
+        let begun = self.header_read > 0;
+        let is_whole = self.header_read == FRAME_HEADER_LENGTH;
+        let in_block = self.block_bytes.is_some() || begun && (!is_whole || self.is_header_frame());
+        in_block.then(|| IncompleteBlock {
+            decoded_bytes: self.block_bytes.unwrap_or_default(),
+            frame_length: if is_whole { self.payload_length() } else { 0 },
+        })
+    }
+
+    /// How many frames and whole header blocks are over: what is incomplete belongs to the same block as long as this is the same.
+    pub(in crate::server) const fn completed_units(&self) -> u64 {
+        self.completed_units
+    }
+
+    /// The last stream whose header block has come to its end; 0 if there is none.
+    pub(in crate::server) const fn last_stream_id(&self) -> u32 {
+        self.last_stream_id
+    }
+
+    /// Payload bytes of all header blocks that are complete.
+    pub(in crate::server) const fn completed_block_bytes(&self) -> u64 {
+        self.completed_block_bytes
+    }
+
+    /// Takes what belongs to the frame's header, and gives back what is behind it.
+    fn read_header<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let missing = self.header.get_mut(self.header_read..).unwrap_or_default();
+        let taken = missing.len().min(bytes.len());
+        let (now, rest) = bytes.split_at_checked(taken).unwrap_or((bytes, &[]));
+        for (place, byte) in missing.iter_mut().zip(now) {
+            *place = *byte;
+        }
+        self.header_read += taken;
+        if self.header_read == FRAME_HEADER_LENGTH {
+            self.payload_remaining = self.payload_length();
+        }
+        rest
+    }
+
+    fn payload_length(&self) -> usize {
+        let [a, b, c, ..] = self.header;
+        usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX)
+    }
+
+    const fn is_header_frame(&self) -> bool {
+        let [_, _, _, kind, ..] = self.header;
+        matches!(kind, HEADERS | PUSH_PROMISE | CONTINUATION)
+    }
+
+    fn finish_frame(&mut self) {
+        let [_, _, _, kind, flags, a, b, c, d] = self.header;
+        if self.is_header_frame() {
+            if flags & END_HEADERS == 0 {
+                let before = self.block_bytes.unwrap_or_default();
+                self.block_bytes = Some(before.saturating_add(self.payload_length()));
+            } else {
+                let block = self.block_bytes.take().unwrap_or_default();
+                let block = block.saturating_add(self.payload_length());
+                let block = u64::try_from(block).unwrap_or(u64::MAX);
+                self.completed_block_bytes = self.completed_block_bytes.saturating_add(block);
+                if kind != PUSH_PROMISE {
+                    let stream = u32::from_be_bytes([a, b, c, d]) & (u32::MAX >> 1);
+                    self.last_stream_id = self.last_stream_id.max(stream);
+                }
+            }
+        }
+        if self.block_bytes.is_none() {
+            self.completed_units += 1;
+        }
+        self.header_read = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: u8 = 0;
+    const PING: u8 = 6;
+
+    fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
+        let mut bytes = u32::try_from(length).unwrap().to_be_bytes()[1..].to_vec();
+        bytes.extend([kind, flags]);
+        bytes.extend(stream.to_be_bytes());
+        bytes.extend(vec![0xff; length]);
+        bytes
+    }
+
+    /// What is incomplete, and the last stream, after these frames and `cut` bytes of the next.
+    fn expected(
+        whole: &[(u8, u8, u32, usize)],
+        cut: usize,
+        next: Option<(u8, usize)>,
+    ) -> (Option<IncompleteBlock>, u32) {
+        let (mut block, mut last) = (None, 0);
+        for (kind, flags, stream, length) in whole {
+            if matches!(*kind, HEADERS | PUSH_PROMISE | CONTINUATION) {
+                if flags & END_HEADERS == 0 {
+                    block = Some(block.unwrap_or(0) + length);
+                } else {
+                    block = None;
+                    if *kind != PUSH_PROMISE {
+                        last = last.max(*stream);
+                    }
+                }
+            }
+        }
+        let (kind, length) = next.unwrap_or_default();
+        let of_block = matches!(kind, HEADERS | PUSH_PROMISE | CONTINUATION);
+        let is_incomplete = block.is_some() || cut > 0 && (cut < FRAME_HEADER_LENGTH || of_block);
+        let incomplete = is_incomplete.then(|| IncompleteBlock {
+            decoded_bytes: block.unwrap_or(0),
+            frame_length: if cut >= FRAME_HEADER_LENGTH {
+                length
+            } else {
+                0
+            },
+        });
+        (incomplete, last)
+    }
+
+    #[test]
+    fn an_incomplete_block_is_found_for_random_frames_and_read_boundaries() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        for _ in 0..300 {
+            let frames: Vec<_> = (0..random.usize(1..12))
+                .map(|_| {
+                    let kind = [DATA, HEADERS, PUSH_PROMISE, PING, CONTINUATION][random.usize(..5)];
+                    let most = [1, 20, 300][random.usize(..3)];
+                    let length = random.usize(..most);
+                    (kind, random.u8(..), random.u32(..1 << 31), length)
+                })
+                .collect();
+            let bytes: Vec<_> = std::iter::once(vec![b'P'; PREFACE_LENGTH])
+                .chain(frames.iter().map(|(k, f, s, l)| frame(*k, *f, *s, *l)))
+                .collect();
+            let all = bytes.concat();
+            let mut scan = FrameScanner::new();
+            let mut at = 0;
+            while at < all.len() {
+                let end = (at + random.usize(1..=40)).min(all.len());
+                scan.feed(&all[at..end]);
+                at = end;
+                // The frames that are whole by now, and how much of the next has come.
+                let (mut whole, mut begins) = (0, PREFACE_LENGTH);
+                while let Some(next) = bytes.get(whole + 1).map(Vec::len)
+                    && begins + next <= at
+                {
+                    whole += 1;
+                    begins += next;
+                }
+                let next = frames
+                    .get(whole)
+                    .map(|(kind, _, _, length)| (*kind, *length));
+                let cut = at.saturating_sub(begins);
+                let (incomplete, last) = expected(&frames[..whole], cut, next);
+                assert_eq!(scan.incomplete(), incomplete, "at {at} of {frames:?}");
+                assert_eq!(scan.last_stream_id(), last);
+            }
+        }
+    }
+
+    #[test]
+    fn every_split_in_two_gives_the_same_result() {
+        let all = [
+            vec![b'P'; PREFACE_LENGTH],
+            frame(HEADERS, END_HEADERS, 1, 10),
+            frame(DATA, 1, 1, 7),
+            frame(HEADERS, 0, 3, 12),
+            frame(CONTINUATION, 0, 3, 0),
+            frame(CONTINUATION, 0, 3, 5),
+        ]
+        .concat();
+        for at in 0..=all.len() {
+            let mut scan = FrameScanner::new();
+            scan.feed(&all[..at]);
+            scan.feed(&all[at..]);
+            let incomplete = IncompleteBlock {
+                decoded_bytes: 17,
+                frame_length: 0,
+            };
+            assert_eq!(scan.incomplete(), Some(incomplete), "broken at {at}");
+            assert_eq!(scan.last_stream_id(), 1, "stream 3 has not begun");
+            scan.feed(&frame(CONTINUATION, END_HEADERS, 3, 1));
+            assert_eq!((scan.incomplete(), scan.last_stream_id()), (None, 3));
+            assert_eq!(scan.completed_block_bytes(), 10 + 12 + 5 + 1);
+            assert_eq!(scan.completed_units(), 3);
+        }
+    }
+
+    #[test]
+    fn an_incomplete_data_frame_is_no_incomplete_block() {
+        let mut scan = FrameScanner::new();
+        scan.feed(&[b'P'; PREFACE_LENGTH]);
+        scan.feed(&frame(DATA, 0, 1, 100)[..50]);
+        assert_eq!(scan.incomplete(), None);
+    }
+}

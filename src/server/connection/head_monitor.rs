@@ -1,0 +1,475 @@
+//! Incomplete request heads of a connection: how long they may take, and what they may take of memory.
+//!
+//! What reads the connection says when it goes on reading although a head has begun and is not complete; from then on the time
+//! runs, and the head's memory comes out of [`HeadBudget`]. A head that comes with one read costs no look at the clock and no
+//! timer. An idle connection has no head: for it there is [`quiet`](crate::server::connection::idle_timeout).
+
+use std::future::Future;
+use std::future::poll_fn;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+use std::task::Context;
+use std::task::Poll;
+use std::time::Duration;
+use std::time::Instant;
+
+use hyper::rt::Sleep;
+use hyper::rt::Timer;
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+use crate::pipeline::connection::head_budget::HeadBudget;
+use crate::pipeline::connection::head_budget::RejectedHead;
+use crate::pipeline::connection::head_budget::UNCOUNTED_HEAD_BYTES;
+use crate::upstream::body::memory_budget::MemoryReservation;
+
+/// Line breaks before a request line are none of its head, but so many are no accident (RFC 9112, 2.2, speaks of one).
+const MAX_LEADING_LINE_BREAKS: usize = 16;
+
+/// The end of a head: an empty line.
+const HEAD_TERMINATORS: [&[u8]; 2] = [b"\n\r\n", b"\n\n"];
+
+/// Header blocks that an HTTP/2 connection decodes each time it is polled, in bytes; a read may go beyond it. A client can send as
+/// many heads at once as it may have streams, and the library decodes all that have come before it hands on the first: at one
+/// byte a field, 90 heads of 1 MiB took 270 MiB. So many bytes are a hundred usual heads, and at most 4 MiB of memory.
+const BLOCK_BYTES_PER_POLL: u64 = 16 << 10;
+
+/// Why a connection ends with a head incomplete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum IncompleteHeadError {
+    /// It took longer than `--request-header-timeout`.
+    Timeout,
+    /// There is no memory for it.
+    BudgetExceeded,
+}
+
+/// The incomplete head of one connection.
+#[derive(Debug)]
+pub(in crate::server) struct HeadMonitor {
+    /// `--request-header-timeout`; zero is none.
+    timeout: Duration,
+    budget: Arc<HeadBudget>,
+    /// Held for one step of a connection; nothing is awaited under it.
+    state: Mutex<HeadMonitorState>,
+    changed: Notify,
+    /// Bytes of header blocks decoded since the connection was last polled. Only its own task uses it.
+    decoded_bytes: AtomicU64,
+}
+
+#[derive(Debug)]
+struct HeadMonitorState {
+    started_at: Option<Instant>,
+    reserved: MemoryReservation,
+    /// Whether [`HeadMonitor::fault`] has a timer, which looks at `since` when it rings.
+    has_timer: bool,
+    error: Option<IncompleteHeadError>,
+    http1: Http1HeadState,
+}
+
+/// What is read of an HTTP/1.1 connection. Only the HTTP library knows whether it reads a head or a body.
+#[derive(Debug, Default)]
+struct Http1HeadState {
+    /// Whether the library waits for a head.
+    is_expected: bool,
+    /// Line breaks before it.
+    leading_line_breaks: usize,
+    /// What has come of it.
+    bytes: usize,
+    /// The last bytes that were read, of whatever.
+    last_bytes: [u8; 3],
+    /// Whether they belong to a head if they are not the end of one: the last request had no body.
+    previous_has_no_body: bool,
+}
+
+impl HeadMonitor {
+    /// Of a new connection.
+    pub(in crate::server) fn new(
+        timeout: Duration,
+        budget: &Arc<HeadBudget>,
+        source: Option<IpAddr>,
+    ) -> Arc<Self> {
+        let state = HeadMonitorState {
+            started_at: None,
+            reserved: budget.reserve_for(source),
+            has_timer: false,
+            error: None,
+            http1: Http1HeadState::default(),
+        };
+        Arc::new(Self {
+            timeout,
+            budget: Arc::clone(budget),
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            decoded_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// A head is incomplete, takes so much memory in bytes, and is read on.
+    ///
+    /// # Errors
+    /// The connection is to end.
+    pub(in crate::server) fn record_incomplete(
+        &self,
+        memory: usize,
+    ) -> Result<(), IncompleteHeadError> {
+        self.extend_head(&mut self.lock_state(), memory)
+    }
+
+    /// The head is complete.
+    pub(in crate::server) fn record_complete(&self) {
+        self.lock_state().clear();
+    }
+
+    /// Polls an HTTP/2 connection; each poll may decode [`BLOCK_BYTES_PER_POLL`].
+    ///
+    /// # Cancel safety
+    /// That of `connection`.
+    pub(in crate::server) async fn with_block_limit<F: Future>(&self, connection: F) -> F::Output {
+        let mut connection = pin!(connection);
+        poll_fn(|cx| {
+            self.decoded_bytes.store(0, Ordering::Relaxed);
+            connection.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    /// So many more bytes of header blocks have come.
+    pub(in crate::server) fn record_decoded(&self, bytes: u64) {
+        self.decoded_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether the connection has to be polled anew before it decodes more.
+    pub(in crate::server) fn block_limit_reached(&self) -> bool {
+        self.decoded_bytes.load(Ordering::Relaxed) >= BLOCK_BYTES_PER_POLL
+    }
+
+    /// Comes when the connection is to end because of a head.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(in crate::server) async fn wait_for_error(&self) -> IncompleteHeadError {
+        loop {
+            match self.check(Clock.now()) {
+                HeadCheck::Failed(fault) => return fault,
+                HeadCheck::NoHead => self.changed.notified().await,
+                HeadCheck::CheckAt(until) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(until.into()) => {}
+                        () = self.changed.notified() => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Why the connection ends, if that is known.
+    pub(in crate::server) fn error(&self) -> Option<IncompleteHeadError> {
+        self.lock_state().error
+    }
+
+    fn check(&self, now: Instant) -> HeadCheck {
+        let mut state = self.lock_state();
+        if let Some(fault) = state.error {
+            return HeadCheck::Failed(fault);
+        }
+        let Some(since) = state.started_at else {
+            state.has_timer = false;
+            return HeadCheck::NoHead;
+        };
+        let until = since + self.timeout;
+        if now < until {
+            return HeadCheck::CheckAt(until);
+        }
+        state.error = Some(IncompleteHeadError::Timeout);
+        HeadCheck::Failed(IncompleteHeadError::Timeout)
+    }
+
+    fn extend_head(
+        &self,
+        state: &mut HeadMonitorState,
+        memory: usize,
+    ) -> Result<(), IncompleteHeadError> {
+        if let Some(fault) = state.error {
+            return Err(fault);
+        }
+        if state.started_at.is_none() && !self.timeout.is_zero() {
+            state.started_at = Some(Clock.now());
+            if !std::mem::replace(&mut state.has_timer, true) {
+                self.changed.notify_one();
+            }
+        }
+        if memory > UNCOUNTED_HEAD_BYTES
+            && !state.reserved.try_grow_to(memory - UNCOUNTED_HEAD_BYTES)
+        {
+            self.budget.record_rejection(RejectedHead::Incomplete);
+            state.error = Some(IncompleteHeadError::BudgetExceeded);
+            self.changed.notify_one();
+            return Err(IncompleteHeadError::BudgetExceeded);
+        }
+        Ok(())
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, HeadMonitorState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// HTTP/1.1, where the library's buffer grows by doubling: a head may take twice its bytes.
+impl HeadMonitor {
+    /// The connection is read on.
+    ///
+    /// # Errors
+    /// It is to end.
+    pub(in crate::server) fn http1_before_read(&self) -> Result<(), IncompleteHeadError> {
+        let mut state = self.lock_state();
+        let Http1HeadState {
+            is_expected: awaited,
+            bytes,
+            ..
+        } = state.http1;
+        if awaited && bytes > 0 {
+            return self.extend_head(&mut state, bytes.saturating_mul(2));
+        }
+        state.error.map_or(Ok(()), Err)
+    }
+
+    /// This was read.
+    pub(in crate::server) fn http1_record_read(&self, bytes: &[u8]) {
+        self.lock_state().http1.record_read(bytes);
+    }
+
+    /// Whether the library waits for a head.
+    pub(in crate::server) fn http1_is_head_expected(&self) -> bool {
+        self.lock_state().http1.is_expected
+    }
+
+    /// A request has begun.
+    pub(in crate::server) fn http1_record_request(&self, has_body: bool) {
+        self.lock_state().http1.previous_has_no_body = !has_body;
+    }
+}
+
+impl HeadMonitorState {
+    fn clear(&mut self) {
+        self.started_at = None;
+        self.reserved.shrink_to(0);
+    }
+}
+
+impl Http1HeadState {
+    fn record_read(&mut self, bytes: &[u8]) {
+        for byte in bytes.iter().rev().take(self.last_bytes.len()).rev() {
+            self.last_bytes.rotate_left(1);
+            if let Some(last) = self.last_bytes.last_mut() {
+                *last = *byte;
+            }
+        }
+        if !self.is_expected {
+            return;
+        }
+        let breaks = bytes.iter().take_while(|b| matches!(b, b'\r' | b'\n'));
+        if self.bytes == 0 {
+            self.leading_line_breaks += breaks.count();
+            let only_breaks = bytes.iter().all(|b| matches!(b, b'\r' | b'\n'));
+            if only_breaks && self.leading_line_breaks <= MAX_LEADING_LINE_BREAKS {
+                return;
+            }
+        }
+        self.bytes = self.bytes.saturating_add(bytes.len());
+    }
+
+    /// The library begins to wait for a head, of which something may have come with the request before it.
+    fn expect_head(&mut self) {
+        let at_end = HEAD_TERMINATORS
+            .iter()
+            .any(|end| self.last_bytes.ends_with(end));
+        self.is_expected = true;
+        self.leading_line_breaks = 0;
+        self.bytes = usize::from(self.previous_has_no_body && !at_end);
+    }
+}
+
+enum HeadCheck {
+    Failed(IncompleteHeadError),
+    CheckAt(Instant),
+    NoHead,
+}
+
+/// What the HTTP/1.1 library takes for a timer of heads. It makes a sleep when it begins to wait for a head and drops it when the
+/// head is complete: this notes both, which nothing else tells, and never rings, since the library's timer runs on idle
+/// connections as well and ends them without an answer.
+pub(in crate::server) struct HeadTimer {
+    monitor: Arc<HeadMonitor>,
+    now: Instant,
+}
+
+impl HeadTimer {
+    /// Of the connection with these heads.
+    pub(in crate::server) fn new(watch: &Arc<HeadMonitor>) -> Self {
+        Self {
+            monitor: Arc::clone(watch),
+            now: Clock.now(),
+        }
+    }
+}
+
+impl Timer for HeadTimer {
+    fn sleep(&self, _: Duration) -> Pin<Box<dyn Sleep>> {
+        self.monitor.lock_state().http1.expect_head();
+        Box::pin(HeadSleep(Arc::clone(&self.monitor)))
+    }
+
+    fn sleep_until(&self, _: Instant) -> Pin<Box<dyn Sleep>> {
+        self.sleep(Duration::ZERO)
+    }
+
+    /// Asked for each request, and only used to say until when to sleep.
+    fn now(&self) -> Instant {
+        self.now
+    }
+}
+
+/// A head that the library waits for, until this is dropped.
+struct HeadSleep(Arc<HeadMonitor>);
+
+impl Sleep for HeadSleep {}
+
+impl Future for HeadSleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
+impl Drop for HeadSleep {
+    fn drop(&mut self) {
+        let mut state = self.0.lock_state();
+        state.http1.is_expected = false;
+        state.http1.bytes = 0;
+        state.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::metrics::Registry;
+    use crate::pipeline::connection::head_budget::HEAD_BUDGET;
+
+    const TIME: Duration = Duration::from_secs(10);
+
+    fn monitor() -> Arc<HeadMonitor> {
+        HeadMonitor::new(TIME, &HeadBudget::new(&Registry::new()), None)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_incomplete_head_times_out_and_a_complete_one_does_not() {
+        for completes in [true, false] {
+            let (watch, began) = (monitor(), Clock.now());
+            let reading = async {
+                for n in 0..100 {
+                    if completes && n % 5 == 4 {
+                        watch.record_complete();
+                    } else {
+                        let _ = watch.record_incomplete(1);
+                    }
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            };
+            let fault = tokio::select! {
+                fault = watch.wait_for_error() => Some(fault),
+                () = reading => None,
+            };
+            assert_eq!(fault, (!completes).then_some(IncompleteHeadError::Timeout));
+            if !completes {
+                assert_eq!(Clock.now() - began, TIME);
+                assert_eq!(
+                    watch.record_incomplete(1),
+                    Err(IncompleteHeadError::Timeout)
+                );
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_head_has_its_own_timeout() {
+        let (watch, began) = (monitor(), Clock.now());
+        let reading = async {
+            watch.record_incomplete(1).unwrap();
+            tokio::time::sleep(TIME / 2).await;
+            watch.record_complete();
+            watch.record_incomplete(1).unwrap();
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            fault = watch.wait_for_error() => assert_eq!(fault, IncompleteHeadError::Timeout),
+            () = reading => {}
+        }
+        assert_eq!(Clock.now() - began, TIME / 2 + TIME);
+    }
+
+    #[tokio::test]
+    async fn memory_is_returned_to_the_budget_and_a_head_beyond_it_fails() {
+        let budget = HeadBudget::new(&Registry::new());
+        let watch = || HeadMonitor::new(TIME, &budget, None);
+        let (first, second) = (watch(), watch());
+        first.record_incomplete(HEAD_BUDGET).unwrap();
+        assert_eq!(second.record_incomplete(2 * UNCOUNTED_HEAD_BYTES), Ok(()));
+        assert_eq!(
+            second.record_incomplete(3 * UNCOUNTED_HEAD_BYTES),
+            Err(IncompleteHeadError::BudgetExceeded)
+        );
+        assert_eq!(
+            second.wait_for_error().now_or_never(),
+            Some(IncompleteHeadError::BudgetExceeded)
+        );
+        drop(second);
+        first.record_complete();
+        assert_eq!(watch().record_incomplete(HEAD_BUDGET), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn only_bytes_of_a_head_start_its_timeout() {
+        let watch = monitor();
+        let has_begun = |bytes: &[&[u8]]| {
+            for part in bytes {
+                watch.http1_record_read(part);
+            }
+            watch.http1_before_read().unwrap();
+            let state = watch.lock_state();
+            state.started_at.is_some()
+        };
+        let timer = HeadTimer::new(&watch);
+        assert!(!has_begun(&[b"a body's part"]), "no head is awaited");
+        watch.http1_record_request(true);
+        let head = timer.sleep(TIME);
+        assert!(!has_begun(&[b"\r\n"]), "a line break behind a body");
+        assert!(has_begun(&[b"GE"]));
+        drop(head);
+        assert!(watch.lock_state().started_at.is_none(), "it is complete");
+        watch.http1_record_request(false);
+        // The next one's beginning came while this request was under way, or with it.
+        watch.http1_record_read(b"GET / HTTP/1.1\r\n\r\nGET");
+        let head = timer.sleep(TIME);
+        assert!(has_begun(&[]));
+        drop(head);
+        watch.http1_record_read(b"GET / HTTP/1.1\r\n\r");
+        watch.http1_record_read(b"\n");
+        let _head = timer.sleep(TIME);
+        assert!(!has_begun(&[]), "nothing is behind it");
+        assert!(
+            has_begun(&[&b"\r\n".repeat(MAX_LEADING_LINE_BREAKS)]),
+            "too many"
+        );
+    }
+}

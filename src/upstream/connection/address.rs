@@ -1,0 +1,138 @@
+//! Addresses as operators write them: the API server's URL and its proxy's. Pure.
+//!
+//! Promises: what weir could not honour (a path prefix, a port that is none, another kind of proxy) is an error and not
+//! dropped; no error quotes a password.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use http::HeaderValue;
+use http::Uri;
+use http::uri::Authority;
+use rustls_pki_types::ServerName;
+
+use crate::upstream::connection::connector::ProxyAddress;
+
+/// Host and port of the API server's URL, and the host as its certificate has it.
+///
+/// # Errors
+/// It is not `https://HOST[:PORT]`; why not, without the URL itself.
+pub fn parse_server(url: &str) -> Result<(Authority, ServerName<'static>), String> {
+    let given = url;
+    let url: Uri = url
+        .parse()
+        .map_err(|_| "not a URL; expected https://HOST[:PORT]")?;
+    match scheme(&url).as_deref() {
+        Some("https") => {}
+        Some("http") => return Err("credentials go by https only".to_owned()),
+        _ => return Err("expected https://HOST[:PORT]".to_owned()),
+    }
+    if !matches!(url.path(), "" | "/") {
+        return Err(format!(
+            "weir forwards request targets byte for byte, so it cannot add the path prefix {:?}; give \
+             the address of the API server itself",
+            url.path()
+        ));
+    }
+    let authority = url
+        .authority()
+        .ok_or("the host is missing; expected https://HOST[:PORT]")?;
+    if url.query().is_some() || given.contains('#') || authority.as_str().contains('@') {
+        return Err("only host and port can be given; expected https://HOST[:PORT]".to_owned());
+    }
+    check_port(authority)?;
+    let host = authority.host();
+    let name = parse_server_name(host.trim_start_matches('[').trim_end_matches(']'))?;
+    Ok((authority.clone(), name))
+}
+
+fn scheme(url: &Uri) -> Option<String> {
+    url.scheme_str().map(str::to_ascii_lowercase)
+}
+
+fn check_port(authority: &Authority) -> Result<(), &'static str> {
+    let without = authority.as_str().rsplit('@').next() == Some(authority.host());
+    let digits = authority
+        .port()
+        .is_some_and(|port| port.as_str().bytes().all(|b| b.is_ascii_digit()));
+    match authority.port_u16() {
+        Some(1..) if digits => Ok(()),
+        None if without => Ok(()),
+        Some(_) | None => Err("the port must be a number from 1 to 65535"),
+    }
+}
+
+/// A name as a certificate has it.
+///
+/// # Errors
+/// It is neither a host name nor an IP address.
+pub fn parse_server_name(name: &str) -> Result<ServerName<'static>, String> {
+    ServerName::try_from(name.to_owned())
+        .map_err(|_| format!("{name:?} is neither a host name nor an IP address"))
+}
+
+/// The proxy of a `proxy-url`, which may hold a user and a password.
+///
+/// # Errors
+/// It is not `http://[USER[:PASSWORD]@]HOST[:PORT]`; why not, without the URL itself.
+pub fn parse_proxy(url: &str) -> Result<ProxyAddress, String> {
+    const EXPECTED: &str = "expected http://HOST[:PORT]";
+    let url: Uri = url.parse().map_err(|_| EXPECTED)?;
+    match scheme(&url).as_deref() {
+        Some("http") => {}
+        Some(scheme) => {
+            return Err(format!(
+                "only http:// proxies are supported (by CONNECT), not {scheme}://"
+            ));
+        }
+        None => return Err(EXPECTED.to_owned()),
+    }
+    let authority = url.authority().ok_or(EXPECTED)?;
+    check_port(authority)?;
+    if authority.host().is_empty() || !matches!(url.path(), "" | "/") || url.query().is_some() {
+        return Err(EXPECTED.to_owned());
+    }
+    let authorization = authority
+        .as_str()
+        .rsplit_once('@')
+        .map(|(user, _)| basic_auth(user));
+    let port = authority.port_u16().unwrap_or(80);
+    let authority = format!("{}:{port}", authority.host())
+        .parse()
+        .map_err(|_| EXPECTED)?;
+    Ok(ProxyAddress {
+        authority,
+        authorization: authorization.transpose()?,
+    })
+}
+
+/// `Proxy-Authorization` for the user part of a URL.
+fn basic_auth(user: &str) -> Result<HeaderValue, String> {
+    let (name, password) = user.split_once(':').unwrap_or((user, ""));
+    let mut plain = percent_decode(name)?;
+    plain.push(b':');
+    plain.extend(percent_decode(password)?);
+    let mut value = HeaderValue::from_str(&format!("Basic {}", BASE64_STANDARD.encode(plain)))
+        .map_err(|_| "the proxy's user cannot stand in a header")?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn percent_decode(text: &str) -> Result<Vec<u8>, &'static str> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        let mut digit = || rest.next().and_then(|byte| char::from(byte).to_digit(16));
+        bytes.push(match byte {
+            b'%' => match (digit(), digit()) {
+                (Some(high), Some(low)) => u8::try_from(high * 16 + low).unwrap_or_default(),
+                _ => return Err("a % in the proxy's user is not followed by two digits"),
+            },
+            byte => byte,
+        });
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+#[path = "address_tests.rs"]
+mod tests;

@@ -1,0 +1,141 @@
+//! Streams of an HTTP/2 connection that were reset, until the API server is known to have seen it.
+//!
+//! Go's server runs a stream's handler until it has read the RST_STREAM, and gives up a connection on which too many run at a time
+//! (`golang.org/x/net/http2`, `scheduleHandler`: ENHANCE_YOUR_CALM). Whether it was read is told by the answer to a PING that went
+//! out behind it. The library sends PINGs ahead of what is queued, so one is sent once all that was queued has been written.
+
+use std::future::Future;
+use std::io;
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
+use std::task::Context;
+use std::task::Poll;
+use std::task::Waker;
+
+use tokio::io::AsyncRead;
+use tokio::io::AsyncWrite;
+use tokio::io::ReadBuf;
+use tokio::sync::watch;
+
+/// The resets of one connection, counted.
+#[derive(Debug)]
+pub(in crate::upstream) struct ResetTracker {
+    sent: AtomicU64,
+    /// How many the peer has seen; closed with the connection.
+    acknowledged: watch::Receiver<u64>,
+    /// Wakes what moves the connection's bytes.
+    driver: OnceLock<Waker>,
+    /// Whether bytes may be left that were not written yet.
+    unflushed: Arc<AtomicBool>,
+}
+
+impl ResetTracker {
+    /// None so far, on a connection whose bytes [`FlushTrackedIo`] tells of.
+    pub(in crate::upstream) fn new(unwritten: Arc<AtomicBool>) -> (Arc<Self>, watch::Sender<u64>) {
+        let (acknowledge, acknowledged) = watch::channel(0);
+        let resets = Self {
+            sent: AtomicU64::new(0),
+            acknowledged,
+            driver: OnceLock::new(),
+            unflushed: unwritten,
+        };
+        (Arc::new(resets), acknowledge)
+    }
+
+    /// A stream has been reset. What is returned comes when the peer has seen it, or the connection has ended.
+    pub(in crate::upstream) fn record_reset(&self) -> impl Future<Output = ()> + Send + use<> {
+        let number = self.sent.fetch_add(1, Ordering::AcqRel) + 1;
+        if let Some(driver) = self.driver.get() {
+            driver.wake_by_ref();
+        }
+        let mut acknowledged = self.acknowledged.clone();
+        async move {
+            // Fails when the connection has ended, and its streams with it.
+            let _ = acknowledged.wait_for(|seen| *seen >= number).await;
+        }
+    }
+
+    /// How many there have been.
+    pub(in crate::upstream) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Acquire)
+    }
+
+    /// Who is to be woken by a reset. One task moves a connection's bytes, from its first to its last.
+    pub(in crate::upstream) fn set_driver(&self, driver: &Waker) {
+        let _ = self.driver.get_or_init(|| driver.clone());
+    }
+
+    /// Whether all that was given to the connection has been written.
+    pub(in crate::upstream) fn is_flushed(&self) -> bool {
+        !self.unflushed.load(Ordering::Relaxed)
+    }
+}
+
+/// A stream of which it is known whether all was written: HTTP/2 flushes when it has nothing more to write.
+pub(in crate::upstream) struct FlushTrackedIo<S> {
+    stream: S,
+    unflushed: Arc<AtomicBool>,
+}
+
+impl<S> FlushTrackedIo<S> {
+    /// `stream`, and what tells.
+    pub(in crate::upstream) fn new(stream: S) -> (Self, Arc<AtomicBool>) {
+        let unwritten = Arc::new(AtomicBool::new(false));
+        let tracked = Self {
+            stream,
+            unflushed: Arc::clone(&unwritten),
+        };
+        (tracked, unwritten)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for FlushTrackedIo<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for FlushTrackedIo<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.unflushed.store(true, Ordering::Relaxed);
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.unflushed.store(true, Ordering::Relaxed);
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            self.unflushed.store(false, Ordering::Relaxed);
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

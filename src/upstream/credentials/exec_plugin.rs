@@ -1,0 +1,339 @@
+//! Credential plugins: programs that print a credential.
+//!
+//! Promises: the plugin gets no terminal, a bounded time and bounded room to answer, and is killed (though not what it has
+//! started itself) when nobody waits for it any more; what it prints is never quoted, for it is a secret. What it says on stderr
+//! goes to the log while it runs, since it may be asking somebody to log in. Follows `plugin/pkg/client/auth/exec/exec.go`
+//! (client-go 1.36). Deliberately not here: what is asked and answered (`exec_credential`), and when (`refresh`).
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use jiff::Timestamp;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncReadExt;
+use tokio::process::Child;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::upstream::credentials::exec_credential::ClusterInfo;
+use crate::upstream::credentials::exec_credential::ExecApiVersion;
+use crate::upstream::credentials::exec_credential::ExecCredentialError;
+use crate::upstream::credentials::exec_credential::PluginCredential;
+use crate::upstream::credentials::exec_credential::encode_exec_info;
+use crate::upstream::credentials::exec_credential::parse_output;
+use crate::upstream::tls::PemError;
+
+/// The variable in which the plugin finds what is asked of it.
+const EXEC_INFO_VARIABLE: &str = "KUBERNETES_EXEC_INFO";
+
+/// Longest that a plugin may take: enough for a slow identity service, and for somebody to follow a login link.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// Most that a plugin may print: tokens and certificates with their chains are a few KiB.
+const MAX_OUTPUT: usize = 1 << 20;
+
+/// Most of its stderr that goes to the log for one run, in bytes.
+const MAX_LOGGED: usize = 64 << 10;
+
+/// Longest line of its stderr, in bytes; the rest of the line is left out.
+const MAX_LINE: usize = 1 << 10;
+
+/// How long the end of stderr is waited for when the plugin has ended: whatever it left running may hold it open.
+const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A program that gives credentials. Its `Debug` shows neither arguments nor environment, which can hold secrets.
+#[derive(Clone, PartialEq)]
+pub struct ExecPlugin {
+    /// The version that it is asked in.
+    pub api_version: ExecApiVersion,
+    /// The program: a path, or a name to look for in `PATH`.
+    pub command: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// What its environment has beyond weir's own.
+    pub env: Vec<(String, String)>,
+    /// What whoever has not got it should do.
+    pub install_hint: Option<String>,
+    /// What it is told about the cluster, if it wants to know (`provideClusterInfo`).
+    pub cluster: Option<ClusterInfo>,
+}
+
+impl fmt::Debug for ExecPlugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Plugin({:?}, {})",
+            self.command,
+            self.api_version.as_str()
+        )
+    }
+}
+
+/// A plugin that gave no credential.
+#[derive(Clone, Debug)]
+pub struct PluginError {
+    /// What was run.
+    pub command: PathBuf,
+    /// What its installation needs, as the kubeconfig says.
+    pub install_hint: Option<String>,
+    /// What went wrong.
+    pub cause: PluginFailure,
+}
+
+/// Why a plugin gave no credential.
+#[derive(Clone, Debug)]
+pub enum PluginFailure {
+    /// It answered with something else than a credential.
+    InvalidOutput(ExecCredentialError),
+    /// The cluster's CA, which it wants to be told, cannot be read.
+    ClusterCa(PemError),
+    /// It gave a credential that was over when it came.
+    Expired(SystemTime),
+    /// It failed.
+    Failed {
+        /// How it ended.
+        status: ExitStatus,
+        /// The last that it said on stderr.
+        said: String,
+    },
+    /// It cannot be run.
+    Io(Arc<io::Error>),
+    /// It did not end within the time limit.
+    TimedOut {
+        /// The last that it said on stderr.
+        said: String,
+    },
+    /// It printed more than a credential can be.
+    OutputTooLarge,
+}
+
+impl fmt::Display for PluginError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the credential plugin {:?} ", self.command)?;
+        let said = |f: &mut fmt::Formatter<'_>, said: &str| {
+            if said.is_empty() {
+                Ok(())
+            } else {
+                write!(f, "; it said: {said}")
+            }
+        };
+        match &self.cause {
+            PluginFailure::InvalidOutput(fault) => write!(f, "{fault}")?,
+            PluginFailure::ClusterCa(fault) => {
+                write!(f, "cannot be told the cluster's CA: {fault}")?
+            }
+            PluginFailure::Expired(at) => match Timestamp::try_from(*at) {
+                Ok(at) => write!(
+                    f,
+                    "gave a credential that was over at {at}; is the clock right?"
+                )?,
+                Err(_) => write!(
+                    f,
+                    "gave a credential that is long over; is the clock right?"
+                )?,
+            },
+            PluginFailure::Failed { status, said: last } => {
+                write!(f, "failed ({status})")?;
+                said(f, last)?;
+            }
+            PluginFailure::Io(why) if why.kind() == io::ErrorKind::NotFound => {
+                write!(
+                    f,
+                    "is not to be found; install it, or give its full path as command"
+                )?;
+            }
+            PluginFailure::Io(why) => write!(f, "cannot be run: {why}")?,
+            PluginFailure::TimedOut { said: last } => {
+                write!(f, "did not end within {}s", TIME_LIMIT.as_secs())?;
+                said(f, last)?;
+            }
+            PluginFailure::OutputTooLarge => {
+                write!(f, "printed more than {} KiB", MAX_OUTPUT >> 10)?
+            }
+        }
+        match &self.install_hint {
+            Some(hint) => write!(f, "; its installHint: {}", hint.trim()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for PluginError {}
+
+impl ExecPlugin {
+    /// Runs the program once and reads its answer.
+    ///
+    /// # Cancel safety
+    /// Dropping the future kills the program.
+    pub(super) async fn run(&self) -> Result<PluginCredential, PluginError> {
+        self.try_run().await.map_err(|cause| self.error(cause))
+    }
+
+    /// An error that names this plugin.
+    pub(super) fn error(&self, cause: PluginFailure) -> PluginError {
+        let (command, install_hint) = (self.command.clone(), self.install_hint.clone());
+        PluginError {
+            command,
+            install_hint,
+            cause,
+        }
+    }
+
+    async fn try_run(&self) -> Result<PluginCredential, PluginFailure> {
+        let request = self.exec_info().await.map_err(PluginFailure::ClusterCa)?;
+        let child = Command::new(&self.command)
+            .args(&self.args)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .env(EXEC_INFO_VARIABLE, request)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|why| PluginFailure::Io(Arc::new(why)))?;
+        let mut stderr = StderrLog::default();
+        let (output, status) =
+            match timeout(TIME_LIMIT, self.collect_output(child, &mut stderr)).await {
+                Ok(ended) => ended?,
+                Err(_) => {
+                    return Err(PluginFailure::TimedOut {
+                        said: stderr.tail(),
+                    });
+                }
+            };
+        if !status.success() {
+            return Err(PluginFailure::Failed {
+                status,
+                said: stderr.tail(),
+            });
+        }
+        parse_output(&output, self.api_version).map_err(PluginFailure::InvalidOutput)
+    }
+
+    /// Reads all that the program says, until it has ended.
+    async fn collect_output(
+        &self,
+        mut child: Child,
+        said: &mut StderrLog,
+    ) -> Result<(Vec<u8>, ExitStatus), PluginFailure> {
+        let not_read = |why| PluginFailure::Io(Arc::new(why));
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let command = self.command.display();
+        let mut listening = std::pin::pin!(async {
+            let Some(mut stderr) = stderr else { return };
+            let mut chunk = [0; 4096];
+            while let Ok(n @ 1..) = stderr.read(&mut chunk).await {
+                said.push(chunk.get(..n).unwrap_or_default(), |line| {
+                    tracing::info!(%command, "credential plugin: {line}");
+                });
+            }
+            said.end_line(|line| tracing::info!(%command, "credential plugin: {line}"));
+        });
+        let mut ending = std::pin::pin!(async {
+            let output = match stdout {
+                Some(stdout) => read_output(stdout).await?,
+                None => Vec::new(),
+            };
+            Ok((output, child.wait().await.map_err(not_read)?))
+        });
+        tokio::select! {
+            ended = &mut ending => {
+                if ended.is_ok() {
+                    let _ = timeout(STDERR_DRAIN_TIMEOUT, listening).await;
+                }
+                ended
+            }
+            () = &mut listening => ending.await,
+        }
+    }
+
+    /// What the plugin is asked.
+    async fn exec_info(&self) -> Result<String, PemError> {
+        let Some(cluster) = &self.cluster else {
+            return Ok(encode_exec_info(self.api_version, None));
+        };
+        let ca = match &cluster.ca {
+            Some(ca) => ca.read().await?,
+            None => Cow::Borrowed(&[][..]),
+        };
+        Ok(encode_exec_info(self.api_version, Some((cluster, &ca))))
+    }
+}
+
+async fn read_output(stdout: impl AsyncRead + Unpin) -> Result<Vec<u8>, PluginFailure> {
+    let mut output = Vec::new();
+    let most = u64::try_from(MAX_OUTPUT)
+        .unwrap_or(u64::MAX)
+        .saturating_add(1);
+    match stdout.take(most).read_to_end(&mut output).await {
+        Err(why) => Err(PluginFailure::Io(Arc::new(why))),
+        Ok(n) if n > MAX_OUTPUT => Err(PluginFailure::OutputTooLarge),
+        Ok(_) => Ok(output),
+    }
+}
+
+/// What came on stderr, line by line and with an end.
+#[derive(Default)]
+struct StderrLog {
+    line: Vec<u8>,
+    logged_bytes: usize,
+    last_line: String,
+}
+
+impl StderrLog {
+    fn push(&mut self, chunk: &[u8], mut log: impl FnMut(&str)) {
+        for &byte in chunk {
+            if byte == b'\n' {
+                self.end_line(&mut log);
+            } else if self.line.len() < MAX_LINE {
+                self.line.push(byte);
+            }
+        }
+    }
+
+    /// Ends the line that was begun.
+    fn end_line(&mut self, mut log: impl FnMut(&str)) {
+        let line = printable(&std::mem::take(&mut self.line));
+        if line.is_empty() {
+            return;
+        }
+        self.logged_bytes = self.logged_bytes.saturating_add(line.len());
+        if self.logged_bytes <= MAX_LOGGED {
+            log(&line);
+        }
+        self.last_line = line;
+    }
+
+    fn tail(&self) -> String {
+        if self.line.is_empty() {
+            self.last_line.clone()
+        } else {
+            printable(&self.line)
+        }
+    }
+}
+
+/// A line that cannot do anything to a terminal.
+fn printable(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(line.trim_ascii());
+    text.chars()
+        .map(|c| {
+            if c.is_control() {
+                char::REPLACEMENT_CHARACTER
+            } else {
+                c
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+#[path = "exec_plugin_tests.rs"]
+pub(crate) mod tests;

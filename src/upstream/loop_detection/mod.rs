@@ -1,0 +1,202 @@
+//! Loops: an upstream that leads back to this weir.
+//!
+//! Promises: a request that lists this weir's id ([`cdn_loop`]) is never forwarded. Readiness fails only where a probe of weir's
+//! own came back ([`loop_probes`]): the id reaches Pods and aggregated servers, where anything may read and repeat it, and the
+//! nonces of probes reach none of them.
+//!
+//! [`cdn_loop`]: crate::upstream::loop_detection::cdn_loop
+//! [`loop_probes`]: crate::upstream::loop_detection::probes
+
+pub mod cdn_loop;
+pub mod probes;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+
+use http::HeaderMap;
+use http::StatusCode;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+use tracing::error;
+use tracing::info;
+use tracing::warn;
+
+use crate::clock::Clock;
+use crate::log_limiter::LogLimiter;
+use crate::metrics::Registry;
+use crate::upstream::headers::Internal;
+use crate::upstream::headers::RequestHead;
+use crate::upstream::loop_detection::cdn_loop::CdnLoopStatus;
+use crate::upstream::loop_detection::cdn_loop::ID_BYTES;
+use crate::upstream::loop_detection::cdn_loop::InstanceId;
+use crate::upstream::loop_detection::cdn_loop::MAX_BYTES;
+use crate::upstream::loop_detection::cdn_loop::MAX_ENTRIES;
+use crate::upstream::loop_detection::cdn_loop::Nonce;
+use crate::upstream::loop_detection::probes::LoopEvent;
+use crate::upstream::loop_detection::probes::LoopProbes;
+
+impl InstanceId {
+    /// A new id.
+    ///
+    /// # Errors
+    /// The system has no randomness to give.
+    pub fn generate() -> Result<Self, String> {
+        random_bytes().map(Self::from_bytes)
+    }
+}
+
+fn random_bytes() -> Result<[u8; ID_BYTES], String> {
+    let mut bytes = [0; ID_BYTES];
+    aws_lc_rs::rand::fill(&mut bytes)
+        .map_err(|_| "the system has no randomness to give".to_owned())?;
+    Ok(bytes)
+}
+
+/// Why a request is rejected by its `CDN-Loop`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoopRejection {
+    /// It lists this weir.
+    OwnId,
+    /// It lists too many proxies.
+    TooManyIds,
+}
+
+impl LoopRejection {
+    /// The value of the metric's label.
+    const fn label(self) -> &'static str {
+        match self {
+            Self::OwnId => "own-id",
+            Self::TooManyIds => "too-many-ids",
+        }
+    }
+}
+
+impl fmt::Display for LoopRejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OwnId => f.write_str(
+                "weir has forwarded this request before (its id is in CDN-Loop): the upstream of weir, or of a proxy behind it, leads back to weir",
+            ),
+            Self::TooManyIds => write!(
+                f,
+                "the request has been through too many proxies: CDN-Loop lists {MAX_ENTRIES} or more, or is longer than {MAX_BYTES} bytes"
+            ),
+        }
+    }
+}
+
+/// Finds loops, and remembers whether weir's upstream is one.
+#[derive(Debug)]
+pub struct LoopDetector {
+    instance_id: InstanceId,
+    /// Held for a look; clients' requests come to it only with a nonce beside this weir's id.
+    probes: Mutex<LoopProbes>,
+    looping: IntGauge,
+    rejected: IntCounterVec,
+    log_limiter: LogLimiter,
+}
+
+impl LoopDetector {
+    /// Of the process `id`; shows itself in `registry`.
+    #[must_use]
+    pub fn register(id: InstanceId, registry: &Registry) -> Arc<Self> {
+        Arc::new(Self {
+            instance_id: id,
+            probes: Mutex::default(),
+            looping: registry.gauge(
+                "weir_upstream_loop",
+                "1 while the upstream leads back to this weir: the last of its own probes that tells came back to it; 0 otherwise.",
+            ),
+            rejected: registry.counters(
+                "weir_looped_requests_total",
+                "Requests answered 508 because of their CDN-Loop header, by reason: it has the id of this weir (own-id), or too many (too-many-ids). weir's own probes are not among them.",
+                &["reason"],
+            ),
+            log_limiter: LogLimiter::default(),
+        })
+    }
+
+    /// Whether a request with `headers` may be forwarded. Counts and logs one that may not, and notes a probe that came back.
+    ///
+    /// # Errors
+    /// It has been here before, or through too many proxies.
+    pub fn check(&self, headers: &HeaderMap, client: SocketAddr) -> Result<(), LoopRejection> {
+        let why = match cdn_loop::inspect(headers, &self.instance_id) {
+            CdnLoopStatus::Absent => return Ok(()),
+            CdnLoopStatus::TooMany => LoopRejection::TooManyIds,
+            CdnLoopStatus::Present(nonce) => {
+                let came_back = |nonce: &Nonce| {
+                    self.update(|probes| probes.record_returned(nonce, Clock.now()))
+                        .is_some()
+                };
+                if nonce.as_ref().is_some_and(came_back) {
+                    return Err(LoopRejection::OwnId); // no client's request: told by what it changes
+                }
+                LoopRejection::OwnId
+            }
+        };
+        self.rejected.with_label_values(&[why.label()]).inc();
+        if let Some(more) = self.log_limiter.try_log(Clock.now()) {
+            warn!(
+                %client,
+                reason = why.label(),
+                more,
+                "a request is answered 508: by its CDN-Loop header it was here before, or has been through too many proxies"
+            );
+        }
+        Err(why)
+    }
+
+    /// Makes a probe of `request`; answers to it belong to the nonce. Without randomness it is none.
+    pub fn start_probe(
+        &self,
+        request: RequestHead<Internal>,
+    ) -> (RequestHead<Internal>, Option<Nonce>) {
+        let Ok(nonce) = random_bytes().map(Nonce::from_bytes) else {
+            return (request, None);
+        };
+        self.probes().record_sent(nonce.clone(), Clock.now());
+        let entry = self.instance_id.probe_entry(&nonce);
+        (request.with_cdn_loop(entry), Some(nonce))
+    }
+
+    /// The probe with `nonce` was answered.
+    pub fn record_probe_response(&self, nonce: &Nonce, code: StatusCode) {
+        self.update(|probes| probes.record_response(nonce, code));
+    }
+
+    /// Why readiness fails, if it does.
+    #[must_use]
+    pub fn readiness_failure(&self) -> Option<String> {
+        let looping = self.probes().looping();
+        looping.then(|| {
+            "weir's own probe came back to it: the upstream's address leads back to this weir"
+                .to_owned()
+        })
+    }
+
+    fn update(&self, note: impl FnOnce(&mut LoopProbes) -> Option<LoopEvent>) -> Option<LoopEvent> {
+        // The gauge follows under the lock, so that it ends as the state does.
+        let mut probes = self.probes();
+        let event = note(&mut probes);
+        self.looping.set(probes.looping().into());
+        match event {
+            Some(LoopEvent::Started) => error!(
+                "weir's own probe came back to it: the upstream's address leads back to this weir, so that /readyz fails and \
+                 requests that come back are answered 508. Give --upstream, or the kubeconfig's server, an address that leads to \
+                 the API server and not to weir or to a load balancer before it"
+            ),
+            Some(LoopEvent::Ended) => info!("the upstream leads to an API server again"),
+            Some(LoopEvent::Continued) | None => {}
+        }
+        event
+    }
+
+    fn probes(&self) -> MutexGuard<'_, LoopProbes> {
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

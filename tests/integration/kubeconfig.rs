@@ -1,0 +1,373 @@
+//! weir by a kubeconfig: it finds the API server as kubectl would, and what the file lets weir itself do is lent to nobody.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
+
+use crate::support::HttpVersion;
+use crate::support::certificates::pki;
+use crate::support::client::TestRequest;
+use crate::support::fake_upstream::Exchange;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::RawUpstream;
+use crate::support::message::ReceivedRequest;
+use crate::support::process;
+use crate::support::process::ConfigDir;
+use crate::support::process::WeirProcess;
+use crate::support::raw_http1::RawHttp1;
+use crate::support::weir::ALICE;
+
+const LIST: &str = "/api/v1/pods";
+
+/// A kubeconfig with these lines about the cluster and the user.
+pub(crate) fn kubeconfig_yaml(server: SocketAddr, cluster: &str, user: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: here\n\
+         contexts:\n- name: here\n  context: {{cluster: c, user: u}}\n\
+         - name: elsewhere\n  context: {{cluster: other, user: u}}\n\
+         clusters:\n- name: c\n  cluster:\n    server: https://{server}\n    \
+         certificate-authority: upstream-ca.crt\n{cluster}\
+         - name: other\n  cluster: {{server: 'https://127.0.0.1:1'}}\n\
+         users:\n- name: u\n  user:\n    {user}\n"
+    )
+}
+
+pub(crate) fn kubeconfig_flags(others: &[&str]) -> Vec<String> {
+    let mut flags = process::required_flags(([127, 0, 0, 1], 1).into());
+    flags.retain(|flag| !flag.starts_with("--upstream"));
+    flags.push("--kubeconfig=kubeconfig".to_owned());
+    flags.push("--object-count-poll-period=0s".to_owned()); // what reaches the upstream is the test's
+    flags.extend(others.iter().map(|flag| (*flag).to_owned()));
+    flags
+}
+
+async fn serve(files: ConfigDir) -> WeirProcess {
+    let others = [
+        "--token-auth-file=tokens.csv",
+        "--client-ca-file=client-ca.crt",
+        "--proxy-client-cert-file=proxy.crt",
+        "--proxy-client-key-file=proxy.key",
+    ];
+    WeirProcess::start(files, &kubeconfig_flags(&others)).await
+}
+
+/// weir's own question to the upstream, asked and answered.
+async fn readiness_probe(weir: &WeirProcess, upstream: &mut FakeUpstream) -> Exchange {
+    let (report, exchange) = tokio::join!(weir.get_admin("/readyz"), async {
+        let mut exchange = upstream.next_exchange().await;
+        exchange.send_head(200, &[("content-length", "0")]).await;
+        exchange
+    });
+    assert_eq!(report.status, 200, "{}", report.text());
+    exchange
+}
+
+/// Fails if a client's request carries anything that is weir's own.
+async fn assert_own_credentials_unused(weir: &WeirProcess, upstream: &mut FakeUpstream) {
+    for http in HttpVersion::BOTH {
+        for (mut client, token, certificate) in [
+            (weir.anonymous(http), None, None),
+            (weir.alice(http), Some(ALICE.1), None),
+            (
+                weir.with_certificate(http, &pki().alice),
+                None,
+                Some("front-proxy-client"),
+            ),
+        ] {
+            let call = client.send(TestRequest::get(LIST)).await;
+            let exchange = upstream.next_exchange().await;
+            assert_eq!(exchange.request.headers.get("authorization"), token);
+            assert_eq!(exchange.connection.certificate.as_deref(), certificate);
+            exchange.respond(200, "{}").await;
+            assert_eq!(call.response().await.status, 200);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_kubeconfig_s_token_is_used_for_weir_s_own_calls_only() {
+    let mut upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    files.write(
+        "kubeconfig",
+        &kubeconfig_yaml(upstream.address, "", "token: weirs-own"),
+    );
+    let weir = serve(files).await;
+    let exchange = readiness_probe(&weir, &mut upstream).await;
+    assert_eq!(
+        exchange.request.headers.all("authorization"),
+        ["Bearer weirs-own"]
+    );
+    assert_own_credentials_unused(&weir, &mut upstream).await;
+}
+
+#[tokio::test]
+async fn the_kubeconfig_s_certificate_is_used_for_weir_s_own_calls_only() {
+    let mut upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    // The fake upstream takes certificates of this CA only; which name they carry is what counts here.
+    let own = pki().front_proxy_ca.issue_client("weirs-own", &[]);
+    files.write("own.crt", &own.pem);
+    files.write("own.key", &own.key_pem);
+    let user = "client-certificate: own.crt\n    client-key: own.key";
+    files.write("kubeconfig", &kubeconfig_yaml(upstream.address, "", user));
+    let weir = serve(files).await;
+    let exchange = readiness_probe(&weir, &mut upstream).await;
+    assert_eq!(
+        exchange.connection.certificate.as_deref(),
+        Some("weirs-own")
+    );
+    assert_own_credentials_unused(&weir, &mut upstream).await;
+}
+
+#[tokio::test]
+async fn an_exec_plugin_s_token_is_used_for_weir_s_own_calls_only() {
+    let mut upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    files.write(
+        "plugin.sh",
+        "#!/bin/sh\necho '{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"kind\":\"ExecCredential\",\
+         \"status\":{\"token\":\"from-the-plugin\"}}'\n",
+    );
+    let plugin = files.path().join("plugin.sh");
+    std::fs::set_permissions(plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin.sh, interactiveMode: Never}";
+    files.write("kubeconfig", &kubeconfig_yaml(upstream.address, "", user));
+    let weir = serve(files).await;
+    let exchange = readiness_probe(&weir, &mut upstream).await;
+    assert_eq!(
+        exchange.request.headers.all("authorization"),
+        ["Bearer from-the-plugin"]
+    );
+    assert_own_credentials_unused(&weir, &mut upstream).await;
+}
+
+#[tokio::test]
+async fn a_failing_exec_plugin_is_reported_at_startup() {
+    let files = ConfigDir::new();
+    let user = "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./absent, interactiveMode: Never,\
+                installHint: get it from the shelf}";
+    files.write(
+        "kubeconfig",
+        &kubeconfig_yaml(([127, 0, 0, 1], 1).into(), "", user),
+    );
+    let flags = kubeconfig_flags(&[]);
+    let all: Vec<&str> = ["serve"]
+        .into_iter()
+        .chain(flags.iter().map(String::as_str))
+        .collect();
+    let finished = process::run(&files, &all).await;
+    assert!(matches!(finished.code, Some(1 | 2)), "{finished:?}");
+    for part in ["absent", "get it from the shelf"] {
+        assert!(finished.stderr.contains(part), "{}", finished.stderr);
+    }
+}
+
+#[tokio::test]
+async fn the_upstream_is_verified_by_its_tls_server_name() {
+    let upstream = RawUpstream::start().await;
+    let files = ConfigDir::new();
+    let cluster = "    tls-server-name: kube.internal\n";
+    files.write(
+        "kubeconfig",
+        &kubeconfig_yaml(upstream.address, cluster, "token: t"),
+    );
+    let weir = serve(files).await;
+    let mut client = weir.anonymous(HttpVersion::Http2);
+    let named = pki().server_ca.issue_server_named("kube.internal");
+    let call = client.send(TestRequest::get(LIST)).await;
+    let mut wire = loop {
+        let mut wire = RawHttp1::new(
+            upstream
+                .accept_tls(HttpVersion::Http1, &named)
+                .await
+                .unwrap(),
+        );
+        let asked = wire.read_request_head().await;
+        if asked.self_check_response().is_none() {
+            assert_eq!(asked.authority, upstream.address.to_string());
+            break wire;
+        }
+    };
+    wire.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}")
+        .await;
+    assert_eq!(call.response().await.status, 200);
+    drop(wire);
+    // The name it is reached by does not count any more.
+    let other_name = async {
+        loop {
+            let _ = upstream.accept_tls(HttpVersion::Http1, &pki().server).await;
+        }
+    };
+    let answer = tokio::select! {
+        answer = client.get(LIST) => answer,
+        () = other_name => unreachable!(),
+    };
+    assert_eq!(
+        (answer.status, answer.kube_status().cause.as_str()),
+        (503, "weir/upstream-tls")
+    );
+}
+
+#[tokio::test]
+async fn the_upstream_is_reached_through_the_proxy_url() {
+    let mut upstream = FakeUpstream::start().await;
+    let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = proxy.local_addr().unwrap();
+    let files = ConfigDir::new();
+    let cluster = format!("    proxy-url: http://user:pass%20word@{address}\n");
+    files.write(
+        "kubeconfig",
+        &kubeconfig_yaml(upstream.address, &cluster, "token: t"),
+    );
+    let weir = serve(files).await;
+    let to = upstream.address.to_string();
+    tokio::spawn(async move {
+        while let Ok((tcp, _)) = proxy.accept().await {
+            let mut wire = RawHttp1::new(tcp);
+            let ReceivedRequest {
+                method,
+                target,
+                headers,
+                ..
+            } = wire.read_request_head().await;
+            let allowed = headers.get("proxy-authorization") == Some("Basic dXNlcjpwYXNzIHdvcmQ=");
+            if method != "CONNECT" || target != to || !allowed {
+                wire.send("HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+                    .await;
+                continue;
+            }
+            let mut far = TcpStream::connect(&to).await.unwrap();
+            wire.send("HTTP/1.1 200 Connected\r\n\r\n").await;
+            tokio::spawn(
+                async move { copy_bidirectional(&mut wire.into_stream(), &mut far).await },
+            );
+        }
+    });
+    assert_own_credentials_unused(&weir, &mut upstream).await;
+    let mut near = weir.raw_http1().await;
+    let ask = TestRequest::get("/api/v1/namespaces/a/pods/b/exec")
+        .header("connection", "upgrade")
+        .header("upgrade", "websocket");
+    near.send(ask.to_http1()).await;
+    let exchange = upstream.next_exchange().await;
+    assert_eq!(exchange.request.headers.get("proxy-authorization"), None);
+    let mut far = exchange.into_raw_http1();
+    far.send("HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        .await;
+    assert_eq!(near.read_response_head().await.status, 101);
+    near.send("bytes").await;
+    assert_eq!(far.reader.read_exactly(5).await.unwrap(), "bytes");
+}
+
+#[tokio::test]
+async fn a_proxy_that_refuses_the_connection_is_a_503_with_its_cause() {
+    let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let files = ConfigDir::new();
+    let cluster = format!("    proxy-url: http://{}\n", proxy.local_addr().unwrap());
+    files.write(
+        "kubeconfig",
+        &kubeconfig_yaml(([127, 0, 0, 1], 1).into(), &cluster, "token: t"),
+    );
+    let weir = serve(files).await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    let refuses = async {
+        loop {
+            let (tcp, _) = proxy.accept().await.unwrap();
+            let mut wire = RawHttp1::new(tcp);
+            wire.read_request_head().await;
+            wire.send("HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n")
+                .await;
+        }
+    };
+    let answer = tokio::select! {
+        answer = client.get(LIST) => answer,
+        () = refuses => unreachable!(),
+    };
+    let told = answer.kube_status();
+    assert_eq!(
+        (answer.status, told.cause.as_str()),
+        (503, "weir/upstream-proxy")
+    );
+    assert!(told.message.contains("407"), "{told:?}");
+}
+
+#[tokio::test]
+async fn errors_in_a_kubeconfig_are_reported() {
+    let files = ConfigDir::new();
+    let good = kubeconfig_yaml(([127, 0, 0, 1], 1).into(), "", "token: t");
+    let cases: [(&str, &[&str], &[&str]); 7] = [
+        (&good, &["--context=nowhere"], &["--kubeconfig", "nowhere"]),
+        (
+            &good,
+            &["--upstream=https://127.0.0.1:1"],
+            &["--kubeconfig", "--upstream"],
+        ),
+        (
+            &good,
+            &["--upstream-ca-file=upstream-ca.crt"],
+            &["--upstream-ca-file"],
+        ),
+        (
+            "nothing: [of, the kind\n",
+            &[],
+            &["--kubeconfig", "kubeconfig:"],
+        ),
+        (
+            &good.replace("https://127.0.0.1:1\n", "http://127.0.0.1:1\n"),
+            &[],
+            &["--kubeconfig", "https"],
+        ),
+        (
+            &good.replace("token: t", "tokenFile: absent-token"),
+            &[],
+            &["absent-token"],
+        ),
+        (
+            &good.replace("upstream-ca.crt", "absent-ca"),
+            &[],
+            &["--kubeconfig", "absent-ca"],
+        ),
+    ];
+    for (text, others, parts) in cases {
+        files.write("kubeconfig", text);
+        let flags = kubeconfig_flags(others);
+        let all: Vec<&str> = ["serve"]
+            .into_iter()
+            .chain(flags.iter().map(String::as_str))
+            .collect();
+        let finished = process::run(&files, &all).await;
+        assert!(matches!(finished.code, Some(1 | 2)), "{finished:?}");
+        let told = finished
+            .stderr
+            .lines()
+            .any(|line| parts.iter().all(|part| line.contains(part)));
+        assert!(told, "{parts:?}: {}", finished.stderr);
+    }
+}
+
+#[tokio::test]
+async fn shutdown_waits_for_a_request_whose_token_is_under_review() {
+    let mut upstream = FakeUpstream::start().await;
+    let files = ConfigDir::new();
+    files.write(
+        "kubeconfig",
+        &kubeconfig_yaml(upstream.address, "", "token: weirs-own"),
+    );
+    let mut weir = serve(files).await;
+    let mut client =
+        weir.with_authorization(HttpVersion::Http2, ("authorization", "Bearer opaque"));
+    let call = client.send(TestRequest::get(LIST)).await;
+    let review = upstream.next_exchange_except_readyz().await;
+    assert_eq!(review.request.method, "POST");
+    weir.send_signal("TERM").await;
+    // It waits for the review longer than connections have that nothing is under way on.
+    let exchange = upstream.next_exchange_except_readyz().await;
+    assert_eq!(exchange.request.target, LIST);
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+    assert_eq!(weir.wait_for_exit().await.code(), Some(0));
+}

@@ -1,0 +1,674 @@
+//! EventRateLimit and client limits: what a client and the API server see of them.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use ::weir::document;
+use ::weir::document::Diagnostics;
+use ::weir::limits::rate;
+use ::weir::limits::rate::clients;
+use ::weir::limits::rate::events::LimitedEventGroups;
+use ::weir::limits::rate::events::config::EventLimitConfig;
+use ::weir::limits::rate::events::config::LimitType;
+use ::weir::limits::rate::events::enforcer;
+
+use crate::handshakes::connect_from;
+use crate::handshakes::raw_http1_over;
+use crate::support::HttpVersion;
+use crate::support::Stopwatch;
+use crate::support::certificates::pki;
+use crate::support::client::FullResponse;
+use crate::support::client::TestClient;
+use crate::support::client::TestRequest;
+use crate::support::eventually;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::weir;
+use crate::support::weir::Weir;
+
+const EVENTS: &str = "/api/v1/namespaces/default/events";
+
+/// No token ever comes, however long a test takes: less than can be configured.
+const NO_TOKENS: u32 = 0;
+
+fn event_limit(limit_type: LimitType, burst: u32) -> EventLimitConfig {
+    EventLimitConfig {
+        limit_type,
+        qps: NO_TOKENS,
+        burst,
+        cache_size: 16,
+        warning_reserve_percent: 0,
+    }
+}
+
+fn event_limits(limits: Vec<EventLimitConfig>, retry_after: bool) -> rate::RateLimitsConfig {
+    rate::RateLimitsConfig {
+        events: Some(enforcer::EventRateLimitConfig {
+            limits,
+            groups: LimitedEventGroups::All,
+            retry_after,
+        }),
+        clients: Vec::new(),
+    }
+}
+
+/// A rule for alice's requests, with these further lines.
+fn alice_rule(lines: &str) -> rate::RateLimitsConfig {
+    alice_rule_for_verbs("'*'", lines)
+}
+
+/// A rule for such requests of alice's only.
+pub(crate) fn alice_rule_for_verbs(verbs: &str, lines: &str) -> rate::RateLimitsConfig {
+    let text = format!(
+        "- name: alice\n  rules:\n  - subjects: [{{kind: User, user: {{name: alice}}}}]\n    resourceRules:\n    \
+         - {{verbs: [{verbs}], apiGroups: ['*'], resources: ['*'], clusterScope: true, namespaces: ['*']}}\n{lines}"
+    );
+    let mut faults = Diagnostics::default();
+    let nodes = document::parse_all("rule", &text, &mut faults);
+    let clients = clients::config::parse_rules(&nodes[0], "clientLimits", &mut faults);
+    assert_eq!(faults.to_string(), "");
+    rate::RateLimitsConfig {
+        events: None,
+        clients,
+    }
+}
+
+async fn start_with_rates(rates: rate::RateLimitsConfig) -> (Weir, FakeUpstream) {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).rates(rates).start().await;
+    (weir, upstream)
+}
+
+fn event_json(source: &str) -> String {
+    format!("{{\"metadata\":{{\"name\":\"e\"}} ,\n\"source\":{{\"component\":\"{source}\"}}}}")
+}
+
+/// Sends a request that is to reach the upstream, which answers with `status`.
+async fn assert_passes(
+    client: &mut TestClient,
+    upstream: &mut FakeUpstream,
+    ask: TestRequest,
+    status: u16,
+) {
+    let call = client.send(ask).await;
+    upstream.next_exchange().await.respond(status, "{}").await;
+    assert_eq!(call.response().await.status, status);
+}
+
+/// Asks what a bucket lets through that holds so many tokens and gets one a second, until that refuses.
+async fn spend_tokens(
+    client: &mut TestClient,
+    upstream: &mut FakeUpstream,
+    ask: TestRequest,
+    burst: u64,
+) -> FullResponse {
+    let (began, mut passed) = (Stopwatch::start(), 0);
+    loop {
+        let mut answer = pin!(client.send(ask.clone()).await.response());
+        let answer = tokio::select! {
+            answer = &mut answer => answer,
+            exchange = upstream.next_exchange() => {
+                exchange.respond(200, "{}").await;
+                answer.await
+            }
+        };
+        if answer.status == 429 {
+            assert!(passed >= burst, "{passed}");
+            return answer;
+        }
+        assert_eq!(answer.status, 200);
+        passed += 1;
+        let elapsed = began.elapsed();
+        assert!(
+            passed <= burst + elapsed.as_secs(),
+            "{passed} in {elapsed:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_event_over_the_limit_is_rejected_with_upstream_s_message() {
+    for near in HttpVersion::BOTH {
+        let limits = [LimitType::User, LimitType::Namespace].map(|limit_type| EventLimitConfig {
+            qps: 1,
+            ..event_limit(limit_type, 1)
+        });
+        let (weir, mut upstream) = start_with_rates(event_limits(limits.into(), true)).await;
+        let mut alice = weir.alice(near);
+        let answer = spend_tokens(
+            &mut alice,
+            &mut upstream,
+            TestRequest::post(EVENTS, "{}"),
+            1,
+        )
+        .await;
+        assert_eq!(answer.headers.all("retry-after"), ["1"]);
+        let told = answer.kube_status();
+        assert_eq!(told.reason, "TooManyRequests");
+        assert_eq!(told.cause, "weir/event-rate-limit");
+        assert_eq!(
+            told.message,
+            "Too many requests: [limit reached on type User for key alice, limit reached on type Namespace for key default]"
+        );
+        upstream.assert_no_request();
+        // Neither other writes nor reads nor dry runs are concerned.
+        for ask in [
+            TestRequest::post("/api/v1/namespaces/default/pods", "{}"),
+            TestRequest::get(EVENTS),
+            TestRequest::post(&format!("{EVENTS}?dryRun=All"), "{}"),
+        ] {
+            assert_passes(&mut alice, &mut upstream, ask, 200).await;
+        }
+        let top = weir.get_admin("/debug/rate_limits").await;
+        assert!(
+            top.text().contains("EventRateLimit/User\t1\t0\t\"alice\""),
+            "{}",
+            top.text()
+        );
+    }
+}
+
+#[tokio::test]
+async fn without_retry_after_the_rejection_equals_upstream_s() {
+    let (weir, mut upstream) =
+        start_with_rates(event_limits(vec![event_limit(LimitType::Server, 1)], false)).await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    assert_passes(
+        &mut alice,
+        &mut upstream,
+        TestRequest::post(EVENTS, "{}"),
+        201,
+    )
+    .await;
+    let answer = alice.request(TestRequest::post(EVENTS, "{}")).await;
+    assert_eq!(answer.headers.get("retry-after"), None);
+    assert_eq!(
+        answer.text(),
+        "{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{},\"status\":\"Failure\",\"message\":\"Too many requests: \
+         limit reached on type Server for key \",\"reason\":\"TooManyRequests\",\"code\":429}\n"
+    );
+}
+
+#[tokio::test]
+async fn a_body_that_was_read_is_forwarded_byte_for_byte() {
+    for (near, far) in HttpVersion::PAIRS {
+        let upstream = &mut FakeUpstream::preferring(far).await;
+        let rates = event_limits(vec![event_limit(LimitType::SourceAndObject, 2)], true);
+        let weir = weir::builder(upstream.address).rates(rates).start().await;
+        let mut alice = weir.alice(near);
+        let body = event_json("kubelet");
+        let call = alice.send(TestRequest::post(EVENTS, body.clone())).await;
+        let mut exchange = upstream.next_exchange().await;
+        let length = body.len().to_string();
+        assert_eq!(
+            exchange.request.headers.all("content-length"),
+            [length.as_str()]
+        );
+        assert_eq!(exchange.read_body().await, body);
+        exchange.respond(201, "{}").await;
+        assert_eq!(call.response().await.status, 201);
+        // In parts, and of unknown length.
+        let mut call = alice.send(TestRequest::post(EVENTS, "").streamed()).await;
+        for part in body.as_bytes().chunks(7) {
+            call.send(part.to_vec()).await;
+        }
+        call.end().await;
+        let mut exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.read_body().await, body);
+        exchange.respond(201, "{}").await;
+        assert_eq!(call.response().await.status, 201);
+        let refused = alice.request(TestRequest::post(EVENTS, body)).await;
+        assert!(
+            refused
+                .kube_status()
+                .message
+                .ends_with("SourceAndObject for key kubelet")
+        );
+        assert_passes(
+            &mut alice,
+            upstream,
+            TestRequest::post(EVENTS, event_json("other")),
+            201,
+        )
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn reading_an_event_s_body_sends_100_continue() {
+    let (weir, mut upstream) = start_with_rates(event_limits(
+        vec![event_limit(LimitType::SourceAndObject, 1)],
+        true,
+    ))
+    .await;
+    let mut wire = weir.raw_http1().await;
+    let head = format!(
+        "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+    );
+    wire.send(&head).await;
+    assert_eq!(wire.read_response_head().await.status, 100);
+    upstream.assert_no_request();
+    wire.send("{}").await;
+    let mut exchange = upstream.next_exchange().await;
+    assert_eq!(exchange.read_body().await, "{}");
+    exchange.respond(201, "{}").await;
+    assert_eq!(wire.read_response("POST").await.0.status, 201);
+    wire.send(&head).await;
+    assert_eq!(wire.read_response_head().await.status, 100);
+    wire.send("{}").await;
+    let (refused, _) = wire.read_response("POST").await;
+    assert_eq!(
+        (refused.status, refused.headers.get("connection")),
+        (429, None)
+    );
+    upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn an_event_over_the_server_s_size_limit_is_rejected_with_and_without_a_length() {
+    const MAX_BODY: usize = 3 << 20;
+    let rates = || event_limits(vec![event_limit(LimitType::SourceAndObject, 9)], true);
+    for near in HttpVersion::BOTH {
+        let (weir, mut upstream) = start_with_rates(rates()).await;
+        let mut alice = weir.alice(near);
+        let told = TestRequest::new("POST", EVENTS).streamed();
+        let told = match near {
+            HttpVersion::Http1 => {
+                let mut wire = weir.raw_http1().await;
+                wire.send(format!(
+                    "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n",
+                    MAX_BODY + 1
+                ))
+                .await;
+                let (answered, body) = wire.read_response("POST").await;
+                assert_eq!(answered.status, 413);
+                assert!(
+                    String::from_utf8_lossy(&body)
+                        .contains("Request entity too large: limit is 3145728")
+                );
+                told
+            }
+            HttpVersion::Http2 => told,
+        };
+        let mut call = alice.send(told).await;
+        for _ in 0..MAX_BODY / (64 << 10) {
+            call.send(vec![b' '; 64 << 10]).await;
+        }
+        call.send("x").await;
+        assert_eq!(call.response().await.status, 413);
+        upstream.assert_no_request();
+        // One of just that size is none, and the API server's to judge.
+        let mut whole = vec![b' '; MAX_BODY];
+        whole[0] = b'{';
+        let call = alice.send(TestRequest::post(EVENTS, whole)).await;
+        let mut exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.read_body().await.len(), MAX_BODY);
+        exchange.respond(400, "{}").await;
+        assert_eq!(call.response().await.status, 400);
+    }
+}
+
+#[tokio::test]
+async fn event_bodies_of_one_address_leave_memory_for_others() {
+    const BODY_LENGTH: usize = (2 << 20) + 1;
+    let begun = format!(
+        "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n{}",
+        BODY_LENGTH + 1,
+        " ".repeat(BODY_LENGTH)
+    );
+    for proxy in [false, true] {
+        let mut upstream = FakeUpstream::start().await;
+        let mut setup = weir::builder(upstream.address).rates(event_limits(
+            vec![event_limit(LimitType::SourceAndObject, 9)],
+            true,
+        ));
+        if proxy {
+            setup = setup.trust_test_clients();
+        }
+        let weir = setup.start().await;
+        // Between 2 and 3 MiB each: more than a quarter, and less than a half.
+        let mut wires = Vec::new();
+        for _ in 0..9 {
+            let mut wire = weir.raw_http1().await;
+            let _ = wire.writer.send(&begun).await; // refused, it may be cut short
+            wires.push(wire);
+        }
+        if !proxy {
+            let answers = wires
+                .iter_mut()
+                .map(|wire| Box::pin(wire.read_response_head()));
+            let (first, _, _) = futures_util::future::select_all(answers).await;
+            assert_eq!(first.status, 429);
+        }
+        // Another's event is read meanwhile.
+        let mut other = raw_http1_over(connect_from(&weir, [127, 0, 0, 2]).await).await;
+        let event = event_json("kubelet");
+        other
+            .send(format!(
+                "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n{event}",
+                event.len()
+            ))
+            .await;
+        upstream.next_exchange().await.respond(201, "{}").await;
+        assert_eq!(other.read_response_head().await.status, 201);
+        if proxy {
+            for wire in &mut wires {
+                wire.send("x").await;
+                upstream.next_exchange().await.respond(201, "{}").await;
+                assert_eq!(wire.read_response_head().await.status, 201);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn events_are_rejected_before_they_take_a_seat() {
+    let upstream = &mut FakeUpstream::start().await;
+    let rates = event_limits(vec![event_limit(LimitType::Server, 1)], true);
+    let weir = weir::builder(upstream.address)
+        .limits(1, 1)
+        .rates(rates)
+        .start()
+        .await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let held = alice.send(TestRequest::post(EVENTS, "{}")).await;
+    let exchange = upstream.next_exchange().await;
+    let refused = alice.request(TestRequest::post(EVENTS, "{}")).await;
+    assert_eq!(refused.kube_status().cause, "weir/event-rate-limit");
+    exchange.respond(201, "{}").await;
+    assert_eq!(held.response().await.status, 201);
+}
+
+#[tokio::test]
+async fn a_client_over_its_rate_is_rejected_and_others_are_not() {
+    let (weir, mut upstream) =
+        start_with_rates(alice_rule("  requests: {qps: 1, burst: 2}\n")).await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let refused = spend_tokens(
+        &mut alice,
+        &mut upstream,
+        TestRequest::get("/api/v1/pods"),
+        2,
+    )
+    .await;
+    assert_eq!(refused.headers.all("retry-after"), ["1"]);
+    let told = refused.kube_status();
+    assert_eq!(told.cause, "weir/client-limit");
+    assert!(
+        told.message.contains("\"alice\"") && told.message.contains("(requests)"),
+        "{told:?}"
+    );
+    assert_passes(
+        &mut weir.anonymous(HttpVersion::Http2),
+        &mut upstream,
+        TestRequest::get("/api/v1/pods"),
+        200,
+    )
+    .await;
+    upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn a_rate_of_zero_blocks_one_client_only() {
+    let (weir, mut upstream) = start_with_rates(alice_rule("  requests: {qps: 0}\n")).await;
+    for _ in 0..3 {
+        let refused = weir.alice(HttpVersion::Http2).get("/api/v1/pods").await;
+        assert_eq!(refused.headers.all("retry-after"), ["60"]);
+        assert_eq!(refused.kube_status().cause, "weir/client-limit");
+    }
+    let mut other = weir.anonymous(HttpVersion::Http2);
+    assert_passes(
+        &mut other,
+        &mut upstream,
+        TestRequest::get("/api/v1/pods"),
+        200,
+    )
+    .await;
+    upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn a_dry_run_rule_counts_and_admits() {
+    let (weir, mut upstream) = start_with_rates(alice_rule(
+        "  requests: {qps: 1, burst: 1}\n  dryRun: true\n",
+    ))
+    .await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let began = Stopwatch::start();
+    for _ in 0..3 {
+        assert_passes(
+            &mut alice,
+            &mut upstream,
+            TestRequest::get("/api/v1/pods"),
+            200,
+        )
+        .await;
+    }
+    let rejected =
+        "weir_client_limit_requests_total{decision=\"rejected\",limit=\"requests\",rule=\"alice\"}";
+    let rejected = weir.metric(rejected).await;
+    // But for one token a second.
+    let came = began.elapsed().as_secs_f64().floor();
+    assert!(rejected <= 2.0 && rejected + came >= 2.0, "{rejected}");
+}
+
+#[tokio::test]
+async fn a_delayed_request_is_sent_with_its_token_and_rejected_beyond_the_max_delay() {
+    let lines = "  requests: {qps: 20, burst: 1}\n  limitResponse: Delay\n  maxDelay: 110ms\n";
+    let (weir, mut upstream) = start_with_rates(alice_rule(lines)).await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let began = Stopwatch::start();
+    let mut calls = Vec::new();
+    for _ in 0..12 {
+        calls.push(alice.send(TestRequest::get("/api/v1/pods")).await);
+    }
+    let serving = async {
+        loop {
+            upstream.next_exchange().await.respond(200, "{}").await;
+        }
+    };
+    let answered = futures_util::future::join_all(calls.into_iter().map(|call| call.response()));
+    let answers = tokio::select! {
+        answers = answered => answers,
+        () = serving => unreachable!(),
+    };
+    let elapsed = began.elapsed();
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+    let passed = statuses.iter().filter(|status| **status == 200).count();
+    // One at once and two that waited 50 and 100 ms, and those whose tokens came while the twelve were sent.
+    assert!(
+        passed >= 3 && passed <= 3 + usize::try_from(elapsed.as_millis() / 50).unwrap(),
+        "{statuses:?}"
+    );
+    assert!(elapsed >= Duration::from_millis(99), "{elapsed:?}");
+    assert_eq!(
+        statuses.iter().filter(|status| **status == 429).count(),
+        12 - passed
+    );
+    assert!(
+        statuses.starts_with(&[200, 200, 200]),
+        "in the order of arrival: {statuses:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_failed_object_backs_off_and_another_does_not() {
+    let (weir, mut upstream) =
+        start_with_rates(alice_rule("  objectBackoff: {base: 30s, max: 60s}\n")).await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let put = |name: &str| {
+        TestRequest::post(
+            &format!("/apis/apps/v1/namespaces/a/deployments/{name}"),
+            "{}",
+        )
+        .method("PUT")
+    };
+    let began = Stopwatch::start();
+    assert_passes(&mut alice, &mut upstream, put("broken"), 422).await;
+    let refused = alice.request(put("broken")).await;
+    assert!(refused.kube_status().message.contains("(objectBackoff)"));
+    let told: u64 = refused.headers["retry-after"].parse().unwrap();
+    let elapsed = began.elapsed();
+    assert!(
+        told <= 30 && told + elapsed.as_secs() + 1 >= 30,
+        "{told} after {elapsed:?}"
+    );
+    upstream.assert_no_request();
+    assert_passes(&mut alice, &mut upstream, put("sound"), 200).await;
+    assert_passes(&mut alice, &mut upstream, put("contended"), 409).await;
+    assert_passes(&mut alice, &mut upstream, put("contended"), 409).await;
+    let get = TestRequest::get("/apis/apps/v1/namespaces/a/deployments/broken");
+    assert_passes(&mut alice, &mut upstream, get, 200).await;
+}
+
+#[tokio::test]
+async fn concurrency_of_a_resource_and_watches_are_limited() {
+    let (weir, mut upstream) = start_with_rates(alice_rule(
+        "  concurrency: 1\n  longRunning: {watches: 1}\n",
+    ))
+    .await;
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let call = alice.send(TestRequest::get("/api/v1/pods")).await;
+    let exchange = upstream.next_exchange().await;
+    let refused = alice.get("/api/v1/pods").await;
+    assert!(refused.kube_status().message.contains("(concurrency)"));
+    assert_passes(
+        &mut alice,
+        &mut upstream,
+        TestRequest::get("/api/v1/services"),
+        200,
+    )
+    .await;
+    let watch = || TestRequest::get("/api/v1/pods?watch=true");
+    let mut watching = alice.send(watch()).await;
+    let mut streaming = upstream.next_exchange().await;
+    streaming.send_head(200, &[]).await;
+    assert_eq!(watching.head().await.status, 200);
+    let refused = alice.request(watch()).await;
+    assert!(refused.kube_status().message.contains("(longRunning)"));
+    exchange.respond(200, "{}").await;
+    assert_eq!(call.response().await.status, 200);
+    assert_passes(
+        &mut alice,
+        &mut upstream,
+        TestRequest::get("/api/v1/pods"),
+        200,
+    )
+    .await;
+    streaming.end().await;
+    watching.body().read_to_end().await.unwrap();
+    assert_passes(&mut alice, &mut upstream, watch(), 200).await;
+    // Seven asked; each is counted once.
+    let counted = |decision: &str, limit: &str| {
+        let labels = format!("decision=\"{decision}\",limit=\"{limit}\",rule=\"alice\"");
+        format!("weir_client_limit_requests_total{{{labels}}}")
+    };
+    assert_eq!(weir.metric(&counted("passed", "")).await, 5.0);
+    for limit in ["concurrency", "longRunning"] {
+        assert_eq!(weir.metric(&counted("rejected", limit)).await, 1.0);
+    }
+}
+
+#[tokio::test]
+async fn a_read_event_that_another_limit_rejects_keeps_its_connection() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .rates(event_limits(
+            vec![event_limit(LimitType::SourceAndObject, 100)],
+            true,
+        ))
+        .limits(1, 1)
+        .start()
+        .await;
+    let held = weir
+        .alice(HttpVersion::Http2)
+        .send(TestRequest::post(EVENTS, "{}"))
+        .await;
+    let exchange = upstream.next_exchange().await;
+    let mut wire = weir.raw_http1().await;
+    let event = event_json("kubelet");
+    let length = event.len();
+    for (head, body) in [
+        (format!("content-length: {length}"), event.clone()),
+        (
+            "transfer-encoding: chunked".to_owned(),
+            format!("{length:x}\r\n{event}\r\n0\r\n\r\n"),
+        ),
+        (
+            "expect: 100-continue\r\ntransfer-encoding: chunked".to_owned(),
+            format!("{length:x}\r\n{event}\r\n0\r\n\r\n"),
+        ),
+    ] {
+        wire.send(format!(
+            "POST {EVENTS} HTTP/1.1\r\nhost: weir\r\n{head}\r\n\r\n"
+        ))
+        .await;
+        if head.starts_with("expect") {
+            assert_eq!(wire.read_response_head().await.status, 100);
+        }
+        wire.send(body).await;
+        let (answered, _) = wire.read_response("POST").await;
+        assert_eq!(answered.status, 429);
+        assert_eq!(answered.headers.get("connection"), None, "{head}");
+    }
+    upstream.assert_no_request();
+    exchange.respond(201, "{}").await;
+    assert_eq!(held.response().await.status, 201);
+}
+
+const HELD_COUNT_METRIC: &str = "weir_rejection_hold_seconds_count";
+
+#[tokio::test]
+async fn rejections_of_exempt_users_are_never_held() {
+    let upstream = FakeUpstream::start().await;
+    let rates = event_limits(vec![event_limit(LimitType::Server, 1)], true);
+    let weir = weir::builder(upstream.address)
+        .rates(rates)
+        .rejection_hold(Duration::from_secs(1))
+        .start()
+        .await;
+    let mut admin = weir.with_certificate(HttpVersion::Http2, &pki().admin);
+    let mut alice = weir.with_certificate(HttpVersion::Http2, &pki().alice);
+    let call = alice.send(TestRequest::post(EVENTS, "{}")).await; // the only token
+    for _ in 0..20 {
+        assert_eq!(
+            admin.request(TestRequest::post(EVENTS, "{}")).await.status,
+            429
+        );
+    }
+    assert_eq!(weir.metric(HELD_COUNT_METRIC).await, 0.0);
+    drop(call);
+    for _ in 0..2 {
+        assert_eq!(
+            alice.request(TestRequest::post(EVENTS, "{}")).await.status,
+            429
+        );
+    }
+    assert_eq!(weir.metric(HELD_COUNT_METRIC).await, 1.0);
+}
+
+#[tokio::test]
+async fn an_early_retry_after_a_concurrency_rejection_is_held() {
+    // Not held is who comes a second later because the machine stood still.
+    eventually("one that comes early", async || {
+        let mut upstream = FakeUpstream::start().await;
+        let weir = weir::builder(upstream.address)
+            .rates(alice_rule("  concurrency: 1\n"))
+            .rejection_hold(Duration::from_secs(30))
+            .start()
+            .await;
+        let mut alice = weir.alice(HttpVersion::Http2);
+        let call = alice.send(TestRequest::get("/api/v1/pods")).await;
+        let exchange = upstream.next_exchange().await;
+        let began = Stopwatch::start();
+        for _ in 0..2 {
+            let refused = alice.get("/api/v1/pods").await;
+            assert_eq!(refused.headers.all("retry-after"), ["1"]);
+        }
+        assert!(began.elapsed() >= Duration::from_secs(1));
+        let held = weir.metric(HELD_COUNT_METRIC).await;
+        exchange.respond(200, "{}").await;
+        assert_eq!(call.response().await.status, 200);
+        (held == 1.0).then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,314 @@
+//! Request heads that do not come to their end, or whose user is not known yet: bounded in time and in memory, and nobody else
+//! notices.
+
+use std::time::Duration;
+
+use crate::handshakes::connect_from;
+use crate::handshakes::raw_http1_over;
+use crate::support::HttpVersion;
+use crate::support::client::TestRequest;
+use crate::support::eventually;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::raw_http2;
+use crate::support::raw_http2::RawFrame;
+use crate::support::weir;
+use crate::support::weir::ALICE;
+use crate::support::weir::Weir;
+
+const LIST: &str = "/api/v1/pods";
+
+/// `--request-header-timeout` of these tests.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+const RESERVED_METRIC: &str = "weir_request_head_bytes";
+
+/// Of the budget, what one address may have.
+const BYTES_PER_ADDRESS: usize = 16 << 20;
+
+const HEAD: [(&str, &str); 5] = [
+    (":method", "GET"),
+    (":scheme", "https"),
+    (":authority", "weir"),
+    (":path", LIST),
+    ALICE,
+];
+
+async fn with_short_header_timeout() -> (Weir, FakeUpstream) {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .with(|config| config.serving.header_timeout = SHORT_TIMEOUT)
+        .start()
+        .await;
+    (weir, upstream)
+}
+
+/// It is counted when the connection has gone, of which its client hears before.
+async fn wait_for_closed_count(weir: &Weir, reason: &str, count: f64) {
+    let series = format!("weir_client_connections_closed_total{{reason=\"{reason}\"}}");
+    weir.wait_for_metric(&series, count).await;
+}
+
+#[tokio::test]
+async fn a_slow_request_head_is_a_408_and_idle_connections_stay() {
+    let (weir, mut upstream) = with_short_header_timeout().await;
+    let get = TestRequest::get(LIST).header(ALICE.0, ALICE.1).to_http1();
+    let (mut silent, mut idle, mut pipelined) = (
+        weir.raw_http1().await,
+        weir.raw_http1().await,
+        weir.raw_http1().await,
+    );
+    idle.send([&get[..], b"\r\n"].concat()).await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(idle.read_response("GET").await.0.status, 200);
+    // The beginning of the next one comes with the one before.
+    pipelined.send([&get[..], b"GET /api"].concat()).await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(pipelined.read_response("GET").await.0.status, 200);
+
+    let mut slow = weir.raw_http1().await;
+    slow.send("GET /").await;
+    let lines = loop {
+        tokio::select! {
+            lines = slow.reader.read_head_without_timeout() => break lines.unwrap().unwrap(),
+            _ = weir.get_admin("/livez") => {}
+        }
+        let _ = slow.writer.send("x").await; // weir may have ended it by now
+    };
+    assert_eq!(lines[0], "HTTP/1.1 408 Request Timeout");
+    assert!(lines.contains(&"Connection: close".to_owned()), "{lines:?}");
+    assert!(
+        lines.contains(&"Content-Type: application/json".to_owned()),
+        "{lines:?}"
+    );
+    slow.reader.wait_for_close().await;
+    let (answered, body) = pipelined.read_response("GET").await;
+    assert_eq!(answered.status, 408);
+    let text = String::from_utf8_lossy(&body);
+    assert!(text.contains("weir/request-header-timeout"), "{text}");
+    for wire in [&mut silent, &mut idle] {
+        wire.send(&get).await;
+        upstream.next_exchange().await.respond(200, "{}").await;
+        assert_eq!(wire.read_response("GET").await.0.status, 200);
+    }
+    wait_for_closed_count(&weir, "head_timeout", 2.0).await;
+    drop((slow, pipelined));
+    weir.wait_for_metric(RESERVED_METRIC, 0.0).await;
+}
+
+#[tokio::test]
+async fn a_slow_body_is_not_a_slow_head() {
+    let (weir, mut upstream) = with_short_header_timeout().await;
+    let mut wire = weir.raw_http1().await;
+    let mut slow = weir.raw_http1().await;
+    wire.send("POST /api/v1/pods HTTP/1.1\r\nhost: weir\r\ncontent-length: 5\r\n\r\nab")
+        .await;
+    slow.send("GET /").await;
+    assert_eq!(slow.read_response_head().await.status, 408);
+    wire.send("cde").await;
+    let mut exchange = upstream.next_exchange().await;
+    assert_eq!(exchange.read_body().await, "abcde");
+    exchange.respond(200, "{}").await;
+    assert_eq!(wire.read_response("POST").await.0.status, 200);
+}
+
+#[tokio::test]
+async fn an_incomplete_header_block_ends_its_http2_connection_and_no_other() {
+    let (weir, mut upstream) = with_short_header_timeout().await;
+    let mut other = weir.raw_http2().await;
+    other.send(&RawFrame::request(1, &HEAD, true)).await;
+    let under_way = upstream.next_exchange().await;
+    let whole = RawFrame::request(3, &HEAD, true);
+    let unfinished = RawFrame {
+        flags: raw_http2::END_STREAM,
+        ..whole.clone()
+    };
+    for (frame, cut) in [(&unfinished, usize::MAX), (&whole, 20), (&whole, 5)] {
+        let mut client = weir.raw_http2().await;
+        client.send(&RawFrame::request(1, &HEAD, true)).await;
+        upstream.next_exchange().await.respond(200, "{}").await;
+        while !client.next_frame().await.unwrap().ends_stream() {}
+        client.send_part(frame, 0, cut).await;
+        let mut sent = cut;
+        let told = loop {
+            tokio::select! {
+                told = client.next_frame() => break told.unwrap(),
+                _ = weir.get_admin("/livez") => {}
+            }
+            if (FRAME_HEADER_LENGTH..FRAME_HEADER_LENGTH + 40).contains(&sent) {
+                client.send_part(frame, sent, sent + 1).await; // it trickles
+                sent += 1;
+            }
+        };
+        assert_eq!(told.kind, raw_http2::GOAWAY);
+        let last_and_code = (told.u32_at(0), told.u32_at(4));
+        assert_eq!(last_and_code, (1, ENHANCE_YOUR_CALM), "cut at {cut}");
+        client.wait_for_close().await;
+    }
+    under_way.respond(200, "{}").await;
+    assert!(other.next_frame_of_kind(raw_http2::HEADERS).await.is_ok());
+    wait_for_closed_count(&weir, "head_timeout", 3.0).await;
+}
+
+/// The bytes before a frame's payload.
+const FRAME_HEADER_LENGTH: usize = 9;
+
+const ENHANCE_YOUR_CALM: u32 = 0xb;
+
+#[tokio::test]
+async fn incomplete_heads_of_one_address_take_only_its_share_of_the_memory() {
+    const LENGTH: usize = 900 << 10;
+    const FREE: usize = 8 << 10;
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
+    let whole = TestRequest::get(LIST)
+        .header(ALICE.0, ALICE.1)
+        .header("x-long", &"v".repeat(LENGTH))
+        .to_http1();
+    let (part, rest) = whole.split_at(LENGTH);
+    let each = 2 * LENGTH - FREE;
+    let mut held = Vec::new();
+    for n in 1..=BYTES_PER_ADDRESS / each {
+        let mut wire = raw_http1_over(connect_from(&weir, [127, 0, 0, 1]).await).await;
+        wire.send(part).await;
+        let reserved = f64::from(u32::try_from(n * each).unwrap());
+        weir.wait_for_metric(RESERVED_METRIC, reserved).await;
+        held.push(wire);
+    }
+    let mut one_more = raw_http1_over(connect_from(&weir, [127, 0, 0, 1]).await).await;
+    one_more.send(part).await;
+    let refused = one_more.read_response_head().await;
+    assert_eq!(refused.status, 503);
+    assert_eq!(refused.headers.get("retry-after"), Some("1"));
+    one_more.reader.wait_for_close().await;
+    wait_for_closed_count(&weir, "head_budget", 1.0).await;
+    let counted = "weir_request_heads_refused_total{head=\"incomplete\"}";
+    assert_eq!(weir.metric(counted).await, 1.0);
+
+    let mut other = raw_http1_over(connect_from(&weir, [127, 0, 0, 2]).await).await;
+    other.send(part).await;
+    other.send(rest).await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(other.read_response("GET").await.0.status, 200);
+    // Small heads need nothing of it.
+    let mut small = raw_http1_over(connect_from(&weir, [127, 0, 0, 1]).await).await;
+    small
+        .send(TestRequest::get(LIST).header(ALICE.0, ALICE.1).to_http1())
+        .await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    assert_eq!(small.read_response("GET").await.0.status, 200);
+    drop(held);
+    weir.wait_for_metric(RESERVED_METRIC, 0.0).await;
+}
+
+#[tokio::test]
+async fn an_http2_header_block_is_charged_for_its_decoded_size() {
+    let upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
+    let mut clients = Vec::new();
+    // A byte each is a field, and there may be that many: six megabytes.
+    for n in 1..=3 {
+        let mut client = weir.raw_http2().await;
+        client.next_frame_of_kind(raw_http2::WINDOW_UPDATE).await;
+        for (kind, fields) in [
+            (raw_http2::HEADERS, 16_000),
+            (raw_http2::CONTINUATION, 11_300),
+        ] {
+            let indexed = vec![0x80 | 32; fields];
+            client.send(&RawFrame::new(kind, 0, 1, indexed)).await;
+        }
+        if n < 3 {
+            eventually("its memory to be reserved", async || {
+                let reserved = weir.metric(RESERVED_METRIC).await;
+                (reserved > f64::from(n) * 6e6).then_some(())
+            })
+            .await;
+        } else {
+            let told = client.next_frame_of_kind(raw_http2::GOAWAY).await;
+            assert_eq!(told.u32_at(4), ENHANCE_YOUR_CALM);
+            client.wait_for_close().await;
+        }
+        clients.push(client);
+    }
+    wait_for_closed_count(&weir, "head_budget", 1.0).await;
+}
+
+/// Fields of one byte each, and of more than two hundred in memory.
+const FIELDS: usize = 15_000;
+
+/// So many heads with such fields fit into the part of one address.
+const HEADS_THAT_FIT: u32 = 4;
+
+const INDEXED_COOKIE: u8 = 0x80 | 32;
+
+#[tokio::test]
+async fn heads_of_requests_that_await_their_body_are_charged() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
+    let mut client = weir.raw_http2().await;
+    let mut head = HEAD;
+    head[0].1 = "POST";
+    let post = |stream| {
+        let mut request = RawFrame::request(stream, &head, false);
+        request.payload.extend([INDEXED_COOKIE; FIELDS]);
+        request
+    };
+    for n in 0..=HEADS_THAT_FIT {
+        client.send(&post(2 * n + 1)).await;
+    }
+    let refused = client.next_frame_of_kind(raw_http2::HEADERS).await;
+    assert_eq!(refused.stream, 2 * HEADS_THAT_FIT + 1);
+    let body = client.next_frame_of_kind(raw_http2::DATA).await.payload;
+    let text = String::from_utf8_lossy(&body);
+    assert!(text.contains("\"code\":503"), "{text}");
+    assert!(text.contains("weir/request-heads"), "{text}");
+    let (reserved, each) = (weir.metric(RESERVED_METRIC).await, 224 * FIELDS * 4);
+    assert!(
+        reserved >= f64::from(u32::try_from(each).unwrap()),
+        "{reserved}"
+    );
+    upstream.assert_no_request();
+    drop(client);
+    weir.wait_for_metric(RESERVED_METRIC, 0.0).await;
+}
+
+#[tokio::test]
+async fn heads_of_requests_that_await_authentication_are_charged() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .own_token("own-token")
+        .start()
+        .await;
+    let mut client = weir.raw_http2().await;
+    let mut head = HEAD;
+    head[4].1 = "Bearer nobody-knows-it";
+    for n in 0..=HEADS_THAT_FIT {
+        let mut request = RawFrame::request(2 * n + 1, &head, true);
+        request.payload.extend([INDEXED_COOKIE; FIELDS]);
+        client.send(&request).await;
+    }
+    let refused = client.next_frame_of_kind(raw_http2::HEADERS).await;
+    assert_eq!(refused.stream, 2 * HEADS_THAT_FIT + 1);
+    let body = client.next_frame_of_kind(raw_http2::DATA).await.payload;
+    let text = String::from_utf8_lossy(&body);
+    assert!(text.contains("\"code\":503"), "{text}");
+    assert!(text.contains("weir/request-heads"), "{text}");
+    let counted = "weir_request_heads_refused_total{head=\"unidentified\"}";
+    assert_eq!(weir.metric(counted).await, 1.0);
+    // Others, whom nobody has to ask about, take nothing of it.
+    let served = weir
+        .alice(HttpVersion::Http2)
+        .send(TestRequest::get(LIST))
+        .await;
+    let mut reviews = Vec::new();
+    loop {
+        let exchange = upstream.next_exchange_except_readyz().await;
+        if exchange.request.target == LIST {
+            exchange.respond(200, "{}").await;
+            break;
+        }
+        reviews.push(exchange);
+    }
+    assert_eq!(served.response().await.status, 200);
+    drop(client);
+    weir.wait_for_metric(RESERVED_METRIC, 0.0).await;
+}

@@ -1,0 +1,353 @@
+//! A request target goes on byte for byte, or is refused: what is classified is what the API server sees.
+
+use crate::support::HttpVersion;
+use crate::support::client::TestRequest;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::raw_http1::RawHttp1;
+use crate::support::raw_http2;
+use crate::support::raw_http2::RawFrame;
+use crate::support::raw_http2::RawHttp2;
+use crate::support::weir;
+use crate::support::weir::Weir;
+
+/// Odd, and right.
+const FORWARDED_TARGETS: [&str; 21] = [
+    "/",
+    "/?",
+    "/api/v1/pods?",
+    "/api/v1/pods??watch=true",
+    "//api//v1//pods//",
+    "/api/v1/namespaces/a/pods/b%2Flog",
+    "/api/v1/namespaces/a/pods/b%2flog?x=%2f",
+    "/api/v1/namespaces/a/services/http:web:80/proxy//x;y=1/../z/./?a;b&c",
+    "/api/v1/pods?labelSelector=a%3Db%2Cc+in+(d,e)&limit=500&limit=1",
+    "/api/v1/pods?fieldSelector=metadata.name%3Da&&&=&=b&c=",
+    "/api/v1/pods?continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEi-_.~!$'()*,@",
+    "/%61pi/v1/pods",
+    "/api/v1/%70ods",
+    "/api/v1/pods/%C3%A9",
+    "/api/v1/pods/\u{e9}",
+    "/api/v1/pods?name=\u{e9}",
+    "/api/v1/pods?bad=%zz%",
+    "/a+b/a%20b/a%00b",
+    "/a|b",
+    "/a:80@b,c;d=e/-_.!~*'()",
+    "/api/v1/pods?a=b?c=d/e:f@g",
+];
+
+async fn start_with_http1_upstream() -> (Weir, FakeUpstream) {
+    let upstream = FakeUpstream::preferring(HttpVersion::Http1).await;
+    let weir = weir::builder(upstream.address).start().await;
+    (weir, upstream)
+}
+
+/// A client and an upstream, and what becomes of one target after the other between them.
+struct TargetHarness {
+    weir: Weir,
+    upstream: FakeUpstream,
+    http1: Option<RawHttp1>,
+    http2: Option<(RawHttp2, u32)>,
+}
+
+impl TargetHarness {
+    async fn new() -> Self {
+        let (weir, upstream) = start_with_http1_upstream().await;
+        Self {
+            weir,
+            upstream,
+            http1: None,
+            http2: None,
+        }
+    }
+
+    /// What becomes of `target` by HTTP/1.1: as the upstream sees it, or the code of the refusal.
+    async fn send_http1(&mut self, target: &str) -> Result<String, u16> {
+        let mut wire = match self.http1.take() {
+            Some(wire) => wire,
+            None => self.weir.raw_http1().await,
+        };
+        wire.send(format!("GET {target} HTTP/1.1\r\nhost: weir\r\n\r\n"))
+            .await;
+        tokio::select! {
+            exchange = self.upstream.next_exchange() => {
+                let seen = exchange.request.target.clone();
+                exchange.respond(200, "{}").await;
+                assert_eq!(wire.read_response("GET").await.0.status, 200);
+                self.http1 = Some(wire);
+                Ok(seen)
+            }
+            answered = wire.reader.read_head() => {
+                let head = answered.unwrap().expect("an answer");
+                self.upstream.assert_no_request();
+                Err(head[0].split(' ').nth(1).unwrap().parse().unwrap())
+            }
+        }
+    }
+
+    /// What becomes of `target` by HTTP/2: as the upstream sees it, or how it was refused.
+    async fn send_http2(&mut self, target: &str) -> Result<String, RawFrame> {
+        let (mut client, stream) = match self.http2.take() {
+            Some(under_way) => under_way,
+            None => (self.weir.raw_http2().await, 1),
+        };
+        client.send(&get_frame(stream, target)).await;
+        let became = tokio::select! {
+            exchange = self.upstream.next_exchange() => {
+                let seen = exchange.request.target.clone();
+                exchange.respond(200, "{}").await;
+                assert!(client.next_frame_of_kind(raw_http2::HEADERS).await.is_ok());
+                Ok(seen)
+            }
+            refused = next_rejection(&mut client) => {
+                self.upstream.assert_no_request();
+                Err(refused)
+            }
+        };
+        if became.as_ref().is_ok_and(|_| stream < 1000) {
+            self.http2 = Some((client, stream + 2));
+        }
+        became
+    }
+}
+
+/// The frame that says no.
+async fn next_rejection(client: &mut RawHttp2) -> RawFrame {
+    loop {
+        let frame = client.next_frame().await.unwrap();
+        if matches!(
+            frame.kind,
+            raw_http2::HEADERS | raw_http2::RST_STREAM | raw_http2::GOAWAY
+        ) {
+            assert!(!frame.is_ok(), "200, and the upstream has seen nothing");
+            return frame;
+        }
+    }
+}
+
+fn get_frame(stream: u32, target: &str) -> RawFrame {
+    let head = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", target),
+    ];
+    RawFrame::request(stream, &head, true)
+}
+
+#[tokio::test]
+async fn a_target_is_forwarded_byte_for_byte() {
+    let mut between = TargetHarness::new().await;
+    for target in FORWARDED_TARGETS {
+        assert_eq!(between.send_http1(target).await, Ok(target.to_owned()));
+        assert_eq!(between.send_http2(target).await, Ok(target.to_owned()));
+    }
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address).start().await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    for target in FORWARDED_TARGETS
+        .into_iter()
+        .filter(|target| target.is_ascii())
+    {
+        let call = client.send(TestRequest::get(target)).await;
+        let exchange = upstream.next_exchange().await;
+        let apart = ["%2Flog", "%2flog", "/proxy/"]
+            .iter()
+            .any(|last| target.contains(last));
+        let http = if apart {
+            HttpVersion::Http1
+        } else {
+            HttpVersion::Http2
+        };
+        assert_eq!(
+            (exchange.request.target.as_str(), exchange.connection.http),
+            (target, http)
+        );
+        exchange.respond(200, "{}").await;
+        call.response().await;
+    }
+}
+
+#[tokio::test]
+async fn any_byte_in_a_target_is_forwarded_unchanged_or_the_request_is_rejected() {
+    let mut between = TargetHarness::new().await;
+    let mut wrong = Vec::new();
+    for byte in 0x21..=0x7f_u8 {
+        let odd = char::from(byte);
+        for target in [format!("/a{odd}b?c"), format!("/a?b{odd}c")] {
+            match between.send_http1(&target).await {
+                Ok(seen) if seen == target => {}
+                Err(400) => {}
+                other => wrong.push(format!("HTTP/1.1: {target:?} became {other:?}")),
+            }
+            match between.send_http2(&target).await {
+                Ok(seen) if seen == target => {}
+                Ok(_) if odd == '#' => {} // see below
+                Err(_) => {}
+                other => wrong.push(format!("HTTP/2: {target:?} became {other:?}")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn a_fragment_is_rejected_on_http1_and_dropped_on_http2() {
+    let mut between = TargetHarness::new().await;
+    for (target, without) in [
+        ("/api/v1/pods#", "/api/v1/pods"),
+        ("/api/v1/pods#/log", "/api/v1/pods"),
+        ("/api/v1/pods?watch=1#x", "/api/v1/pods?watch=1"),
+        ("/#", "/"),
+    ] {
+        assert_eq!(between.send_http1(target).await, Err(400), "{target}");
+        // The library cuts it off before anybody sees it: limits and the upstream see the same.
+        assert_eq!(between.send_http2(target).await.as_deref(), Ok(without));
+    }
+}
+
+#[tokio::test]
+async fn a_fragment_is_rejected_after_a_body_that_ends_without_a_newline() {
+    const BODY: &str = "{\"a\": \"GET /api/v1/pods#x HTTP/1.1\"}";
+    const PODS: &str = "/api/v1/namespaces/a/pods";
+    for at_once in [false, true] {
+        let (weir, mut upstream) = start_with_http1_upstream().await;
+        let mut wire = weir.raw_http1().await;
+        let post = format!(
+            "POST {PODS} HTTP/1.1\r\nhost: weir\r\ncontent-length: {}\r\n\r\n{BODY}",
+            BODY.len()
+        );
+        let delete = format!("DELETE {PODS}#x HTTP/1.1\r\nhost: weir\r\n\r\n");
+        if at_once {
+            wire.send(format!("{post}{delete}")).await;
+        } else {
+            wire.send(post).await;
+        }
+        let mut exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.read_body().await, BODY);
+        exchange.respond(201, "{}").await;
+        assert_eq!(wire.read_response("POST").await.0.status, 201);
+        if !at_once {
+            wire.send(delete).await;
+        }
+        assert_eq!(wire.read_response("DELETE").await.0.status, 400);
+        upstream.assert_no_request();
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_looks_like_a_fragment_rejects_no_request() {
+    const BODY: &str = "log: |\n  GET /api/v1/pods#x\nGET /api/v1/pods#x\n";
+    let (weir, mut upstream) = start_with_http1_upstream().await;
+    let mut wire = weir.raw_http1().await;
+    let length = BODY.len();
+    for request in [
+        format!("POST /a HTTP/1.1\r\nhost: weir\r\ncontent-length: {length}\r\n\r\n{BODY}"),
+        "GET /api/v1/pods HTTP/1.1\r\nhost: weir\r\n\r\n".to_owned(),
+    ] {
+        wire.send(request).await;
+        upstream.next_exchange().await.respond(200, "{}").await;
+        assert_eq!(wire.read_response("GET").await.0.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn invalid_targets_are_a_400() {
+    let mut between = TargetHarness::new().await;
+    for target in [
+        "/a<b",
+        "/a b",
+        "/a%2",
+        "/a%zz",
+        "api/v1/pods",
+        "?watch=1",
+        "http://[::1/api",
+        "/a\u{1}b",
+    ] {
+        assert_eq!(between.send_http1(target).await, Err(400), "{target:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_malformed_path_is_a_kubernetes_bad_request() {
+    let (weir, mut upstream) = start_with_http1_upstream().await;
+    let answer = weir
+        .anonymous(HttpVersion::Http2)
+        .get("/api/v1/pods/%2")
+        .await;
+    let told = answer.kube_status();
+    assert_eq!((answer.status, told.reason.as_str()), (400, "BadRequest"));
+    assert_eq!(told.cause, "weir/bad-request");
+    upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn paths_that_kube_apiserver_cannot_resolve_get_its_error() {
+    let (weir, mut upstream) = start_with_http1_upstream().await;
+    let answer = weir
+        .anonymous(HttpVersion::Http2)
+        .get("/api/v1/watch")
+        .await;
+    assert_eq!(answer.status, 500);
+    assert!(
+        answer
+            .text()
+            .starts_with("Internal Server Error: \"/api/v1/watch\":"),
+        "{answer:?}"
+    );
+    upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn connect_is_a_405() {
+    let (weir, mut upstream) = start_with_http1_upstream().await;
+    let mut wire = weir.raw_http1().await;
+    wire.send("CONNECT kube.example:443 HTTP/1.1\r\nhost: kube.example:443\r\n\r\n")
+        .await;
+    assert_eq!(wire.read_response_head().await.status, 405);
+    let mut client = weir.raw_http2().await;
+    let head = [(":method", "CONNECT"), (":authority", "kube.example:443")];
+    client.send(&RawFrame::request(1, &head, false)).await;
+    let refused = next_rejection(&mut client).await;
+    assert_eq!((refused.kind, refused.stream), (raw_http2::HEADERS, 1));
+    upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn an_absolute_target_is_classified_and_forwarded_by_its_path() {
+    let mut between = TargetHarness::new().await;
+    let seen = between.send_http1("https://weir/api/v1/pods?limit=1").await;
+    assert_eq!(seen.as_deref(), Ok("/api/v1/pods?limit=1"));
+}
+
+#[tokio::test]
+async fn options_asterisk_is_forwarded() {
+    for near in HttpVersion::BOTH {
+        let (weir, mut upstream) = start_with_http1_upstream().await;
+        let answered = async {
+            match near {
+                HttpVersion::Http1 => {
+                    let mut wire = weir.raw_http1().await;
+                    wire.send("OPTIONS * HTTP/1.1\r\nhost: weir\r\n\r\n").await;
+                    assert_eq!(wire.read_response("OPTIONS").await.0.status, 200);
+                }
+                HttpVersion::Http2 => {
+                    let mut client = weir.raw_http2().await;
+                    let head = [
+                        (":method", "OPTIONS"),
+                        (":scheme", "https"),
+                        (":authority", "weir"),
+                        (":path", "*"),
+                    ];
+                    client.send(&RawFrame::request(1, &head, true)).await;
+                    assert!(client.next_frame_of_kind(raw_http2::HEADERS).await.is_ok());
+                }
+            }
+        };
+        let served = async {
+            let exchange = upstream.next_exchange().await;
+            assert_eq!(exchange.request.target, "*");
+            exchange.respond(200, "").await;
+        };
+        tokio::join!(answered, served);
+    }
+}

@@ -1,0 +1,400 @@
+//! What a request holds it holds only while the server works on it or its client goes on: each phase of the table in
+//! ARCHITECTURE.md ("Progress"), from the side of a client that does not.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::support::HttpVersion;
+use crate::support::certificates::pki;
+use crate::support::client::TestCall;
+use crate::support::client::TestClient;
+use crate::support::client::TestRequest;
+use crate::support::eventually;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::fake_upstream::RawUpstream;
+use crate::support::for_each_protocol_pair;
+use crate::support::raw_http2;
+use crate::support::raw_http2::RawFrame;
+use crate::support::raw_http2::RawHttp2;
+use crate::support::weir;
+use crate::support::weir::Weir;
+use crate::support::within;
+
+const PODS: &str = "/api/v1/namespaces/a/pods";
+const LIST: &str = "/api/v1/pods";
+
+/// How far behind a transfer may fall here.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How often a client sends or takes a byte that goes on and does not get on: its pace, and nothing that is waited for.
+const TRICKLE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// More than is awaited before a request takes a seat.
+const LARGE_LENGTH: usize = 100 << 10;
+
+/// weir with one seat for writes and one for reads.
+async fn with_one_seat(far: HttpVersion) -> (Weir, FakeUpstream) {
+    let upstream = FakeUpstream::preferring(far).await;
+    let weir = weir::builder(upstream.address)
+        .limits(1, 1)
+        .transfer_grace(GRACE)
+        .start()
+        .await;
+    (weir, upstream)
+}
+
+/// One client of each kind: anonymous, with a token that nothing vouches for, with a known token, with a certificate.
+fn clients_of_every_kind(weir: &Weir, near: HttpVersion) -> [(&'static str, TestClient); 4] {
+    let made_up = ("authorization", "Bearer made-up");
+    [
+        ("anonymous", weir.anonymous(near)),
+        ("made-up token", weir.with_authorization(near, made_up)),
+        ("token", weir.alice(near)),
+        ("certificate", weir.with_certificate(near, &pki().admin)),
+    ]
+}
+
+/// A write of somebody else gets the one seat.
+async fn assert_another_is_served(weir: &Weir, upstream: &mut FakeUpstream) {
+    let call = weir
+        .alice(HttpVersion::Http2)
+        .send(TestRequest::post(PODS, "{}"))
+        .await;
+    upstream.next_exchange().await.respond(201, "{}").await;
+    assert_eq!(call.response().await.status, 201);
+}
+
+/// Sends a byte now and then until the answer has come, and gives its status.
+async fn trickle(mut call: TestCall) -> u16 {
+    loop {
+        tokio::select! {
+            biased;
+            head = call.try_head() => return head.unwrap().status,
+            () = tokio::time::sleep(TRICKLE_INTERVAL) => {}
+        }
+        let _ = call.outgoing.send(Bytes::from_static(b" ")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_small_body_that_never_arrives_holds_no_seat_and_ends_with_408() {
+    for_each_protocol_pair(async |near, far| {
+        let (weir, mut upstream) = with_one_seat(far).await;
+        for (who, mut client) in clients_of_every_kind(&weir, near) {
+            let mut call = client.send(TestRequest::new("POST", PODS).streamed()).await;
+            call.send("{").await;
+            assert_another_is_served(&weir, &mut upstream).await;
+            let answer = call.response().await;
+            assert_eq!(answer.status, 408, "{who} {near:?} {far:?}");
+            assert_eq!(answer.kube_status().cause, "weir/body");
+        }
+        upstream.assert_no_request();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_small_body_that_trickles_ends_with_408() {
+    for_each_protocol_pair(async |near, far| {
+        let (weir, mut upstream) = with_one_seat(far).await;
+        for (who, mut client) in clients_of_every_kind(&weir, near) {
+            let call = client.send(TestRequest::new("POST", PODS).streamed()).await;
+            let status = within("the end of a trickle", trickle(call)).await;
+            assert_eq!(status, 408, "{who} {near:?} {far:?}");
+        }
+        upstream.assert_no_request();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_large_body_that_stalls_releases_its_seat_and_ends_with_408() {
+    for_each_protocol_pair(async |near, far| {
+        let (weir, mut upstream) = with_one_seat(far).await;
+        for (who, mut client) in clients_of_every_kind(&weir, near) {
+            let mut call = client.send(TestRequest::new("POST", PODS).streamed()).await;
+            call.send(Bytes::from(vec![b' '; LARGE_LENGTH])).await;
+            let mut exchange = upstream.next_exchange().await;
+            let mut come = 0;
+            while come < LARGE_LENGTH {
+                come += exchange
+                    .request_body
+                    .next_chunk()
+                    .await
+                    .unwrap()
+                    .unwrap()
+                    .len();
+            }
+            let status = within("the end of a trickle", trickle(call)).await;
+            assert_eq!(status, 408, "{who} {near:?} {far:?}");
+            assert!(
+                exchange.request_body.read_to_end().await.is_err(),
+                "no clean end"
+            );
+            drop(exchange);
+            eventually("the seat, once the server is done", async || {
+                let mut alice = weir.alice(HttpVersion::Http2);
+                let mut call = alice.send(TestRequest::post(PODS, "{}")).await;
+                let exchange = tokio::select! {
+                    exchange = upstream.next_exchange() => exchange,
+                    head = call.try_head() => {
+                        assert_eq!(head.unwrap().status, 429);
+                        return None;
+                    }
+                };
+                exchange.respond(201, "{}").await;
+                // To its end, or the next request would meet it given up.
+                assert_eq!(call.response().await.status, 201);
+                Some(())
+            })
+            .await;
+        }
+        let slow = "weir_slow_transfers_ended_total{phase=\"request_body\"}";
+        assert_eq!(weir.metric(slow).await, 4.0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn on_http1_an_unfinished_body_closes_the_upstream_connection() {
+    let (weir, mut upstream) = with_one_seat(HttpVersion::Http1).await;
+    for (who, mut client) in clients_of_every_kind(&weir, HttpVersion::Http2) {
+        let mut call = client.send(TestRequest::new("POST", PODS).streamed()).await;
+        call.send(Bytes::from(vec![b' '; LARGE_LENGTH])).await;
+        let exchange = upstream.next_exchange().await;
+        // Go's server answers such a request without waiting for the rest of its body.
+        assert_eq!(
+            exchange.request.headers.all("connection"),
+            ["close"],
+            "{who}"
+        );
+        drop(exchange);
+        let call = client.send(TestRequest::post(PODS, "{}")).await;
+        let exchange = upstream.next_exchange().await;
+        assert_eq!(exchange.request.headers.all("connection"), [""; 0], "{who}");
+        exchange.respond(201, "{}").await;
+        assert_eq!(call.response().await.status, 201, "{who}");
+    }
+}
+
+#[tokio::test]
+async fn get_head_and_upgrades_carry_a_complete_body_or_none() {
+    for near in HttpVersion::BOTH {
+        let upstream = FakeUpstream::start().await;
+        let weir = weir::builder(upstream.address)
+            .transfer_grace(GRACE)
+            .start()
+            .await;
+        let log = "/api/v1/namespaces/a/pods/b/log?follow=true";
+        for (method, target) in [("GET", log), ("HEAD", LIST), ("GET", "/readyz")] {
+            let mut upstream_seen = weir.anonymous(near);
+            let mut call = upstream_seen
+                .send(TestRequest::new(method, target).streamed())
+                .await;
+            call.send("{").await;
+            let answer = call.response().await;
+            assert_eq!(answer.status, 408, "{method} {target} {near:?}");
+        }
+        let mut call = weir
+            .alice(near)
+            .send(TestRequest::new("GET", log).streamed())
+            .await;
+        call.send(Bytes::from(vec![b' '; LARGE_LENGTH])).await;
+        assert_eq!(call.response().await.status, 413);
+        let mut upstream = upstream;
+        upstream.assert_no_request();
+    }
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .transfer_grace(GRACE)
+        .start()
+        .await;
+    let mut wire = weir.raw_http1().await;
+    let exec = TestRequest::new("POST", "/api/v1/namespaces/a/pods/b/exec")
+        .header("connection", "upgrade")
+        .header("upgrade", "SPDY/3.1")
+        .header("content-length", "1");
+    wire.send(exec.to_http1()).await;
+    assert_eq!(wire.read_response_head().await.status, 408);
+    upstream.assert_no_request();
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_its_response_is_disconnected() {
+    for_each_protocol_pair(async |near, far| {
+        let (weir, mut upstream) = with_one_seat(far).await;
+        for target in [
+            LIST,
+            "/api/v1/pods?watch=1",
+            "/api/v1/namespaces/a/pods/b/log",
+        ] {
+            for (who, mut client) in clients_of_every_kind(&weir, near) {
+                let mut call = client.send(TestRequest::get(target)).await;
+                let mut exchange = upstream.next_exchange().await;
+                exchange.send_head(200, &[]).await;
+                call.head().await;
+                // It ends only by being broken off, long before the request's own time.
+                let flood = async {
+                    let piece = Bytes::from_static(&[7; 64 << 10]);
+                    while exchange.try_send(piece.clone()).await.is_ok() {}
+                };
+                within("the flood to be broken off", flood).await;
+                drop(call);
+                assert_another_is_served(&weir, &mut upstream).await;
+                println!("{target} {who} {near:?} {far:?}");
+            }
+        }
+        let slow = "weir_slow_transfers_ended_total{phase=\"response_body\"}";
+        assert_eq!(weir.metric(slow).await, 12.0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_whose_window_is_closed_from_the_start_is_disconnected() {
+    let (weir, mut upstream) = with_one_seat(HttpVersion::Http2).await;
+    let mut client = weir.raw_http2().await;
+    client.send(&RawFrame::settings(&[(4, 0)])).await; // SETTINGS_INITIAL_WINDOW_SIZE
+    let head = [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", "/api/v1/pods?watch=1"),
+        weir::ALICE,
+    ];
+    client.send(&RawFrame::request(1, &head, true)).await;
+    let mut exchange = upstream.next_exchange().await;
+    exchange.send_head(200, &[]).await;
+    exchange.send("an event").await;
+    within("the watch to be broken off", exchange.wait_for_cancel()).await;
+}
+
+#[tokio::test]
+async fn a_tunnel_whose_client_does_not_read_ends_and_an_idle_one_stays() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .transfer_grace(GRACE)
+        .start()
+        .await;
+    let mut tunnels = Vec::new();
+    for _ in 0..2 {
+        let mut near = weir.raw_http1().await;
+        let ask = TestRequest::new("POST", "/api/v1/namespaces/a/pods/b/exec?command=sh")
+            .header("connection", "upgrade")
+            .header("upgrade", "SPDY/3.1");
+        near.send(ask.to_http1()).await;
+        let mut far = upstream.next_exchange().await.into_raw_http1();
+        far.send(
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n",
+        )
+        .await;
+        assert_eq!(near.read_response_head().await.status, 101);
+        tunnels.push((near, far));
+    }
+    let (near, mut far) = tunnels.pop().unwrap();
+    let flood = async {
+        let piece = [7; 64 << 10];
+        while far.writer.send_without_timeout(&piece).await.is_ok() {}
+    };
+    within("the tunnel to end", flood).await;
+    drop(near);
+    let slow = "weir_slow_transfers_ended_total{phase=\"tunnel\"}";
+    weir.wait_for_metric(slow, 1.0).await;
+    let (near, far) = &mut tunnels[0];
+    near.send("there").await;
+    assert_eq!(far.reader.read_exactly(5).await.unwrap(), "there");
+}
+
+#[tokio::test]
+async fn a_reset_stream_keeps_its_slot_until_the_upstream_has_processed_it() {
+    let upstream = RawUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .upstream_connections(1)
+        .start()
+        .await;
+    let mut client = weir.alice(HttpVersion::Http2);
+    let call = client.send(TestRequest::get(LIST)).await;
+    let settings = [(raw_http2::MAX_STREAMS, 1)];
+    let mut server =
+        RawHttp2::server(upstream.accept_trusted(HttpVersion::Http2).await, &settings).await;
+    server.pass_pings();
+    let first = server.next_frame_of_kind(raw_http2::HEADERS).await.stream;
+    drop(call);
+    assert_eq!(
+        server
+            .next_frame_of_kind(raw_http2::RST_STREAM)
+            .await
+            .stream,
+        first
+    );
+    let _next = client.send(TestRequest::get(LIST)).await;
+    // The PING stands behind the reset; the next request waits for its answer.
+    let ping = server.next_frame().await.unwrap();
+    assert_eq!((ping.kind, ping.flags), (raw_http2::PING, 0));
+    let pong = RawFrame::new(raw_http2::PING, raw_http2::ACK, 0, ping.payload);
+    server.send(&pong).await;
+    let second = server.next_frame_of_kind(raw_http2::HEADERS).await;
+    assert!(second.stream > first);
+}
+
+#[tokio::test]
+async fn one_user_cannot_take_all_long_running_connections() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .with(|config| config.upstream.max_connections = 32)
+        .trust_test_clients()
+        .start()
+        .await;
+    let log = "/api/v1/namespaces/a/pods/b/log?follow=true";
+    let mut alice = weir.alice(HttpVersion::Http2);
+    let mut open = Vec::new();
+    let refused = loop {
+        let mut call = alice.send(TestRequest::get(log)).await;
+        tokio::select! {
+            exchange = upstream.next_exchange() => open.push((call, exchange)),
+            head = call.try_head() => break head.unwrap(),
+        }
+    };
+    assert_eq!((open.len(), refused.status), (8, 429), "half of sixteen");
+    let places = weir.get_admin("/debug/places").await;
+    let line = "long-running\t8\t16\tuser \"alice\"";
+    assert!(
+        places.text().lines().any(|l| l == line),
+        "{}",
+        places.text()
+    );
+    // The page asks whether the upstream is ready.
+    let (status, ()) = tokio::join!(weir.get_admin("/status.json"), async {
+        upstream.next_exchange().await.respond(200, "ok").await;
+    });
+    let status: serde_json::Value = serde_json::from_slice(&status.body).unwrap();
+    let shown = &status["upstream"]["places"][0];
+    assert_eq!(
+        (&shown["kind"], &shown["taken"]),
+        (&"long-running".into(), &8.into())
+    );
+    let alice_holds = serde_json::json!({"by": "user", "name": "alice", "taken": 8});
+    assert!(
+        shown["holders"].as_array().unwrap().contains(&alice_holds),
+        "{shown}"
+    );
+    let taken = "weir_upstream_places_taken{kind=\"long-running\"}";
+    assert_eq!(weir.metric(taken).await, 8.0);
+    let mut bob = weir.with_certificate(HttpVersion::Http2, &pki().admin);
+    let call = bob.send(TestRequest::get(log)).await;
+    upstream.next_exchange().await.respond(200, "log").await;
+    assert_eq!(call.response().await.text(), "log");
+    drop(open);
+    eventually("a place of her own again", async || {
+        let mut call = alice.send(TestRequest::get(log)).await;
+        tokio::select! {
+            exchange = upstream.next_exchange() => {
+                exchange.respond(200, "log").await;
+                Some(())
+            }
+            _ = call.try_head() => None,
+        }
+    })
+    .await;
+}

@@ -1,0 +1,176 @@
+//! Clients that cancel requests faster than anybody needs to lose their HTTP/2 connection, and nobody else's.
+
+use std::time::Duration;
+
+use crate::support::HttpVersion;
+use crate::support::client::TestRequest;
+use crate::support::fake_upstream::FakeUpstream;
+use crate::support::raw_http2;
+use crate::support::raw_http2::RawFrame;
+use crate::support::raw_http2::RawHttp2;
+use crate::support::weir;
+use crate::support::weir::ALICE;
+use crate::support::weir::Weir;
+use crate::support::weir::WeirBuilder;
+
+const LIST: &str = "/api/v1/pods";
+
+const CANCEL: u32 = 8;
+const ENHANCE_YOUR_CALM: u32 = 0xb;
+
+/// Of one a second: so many may come at once.
+const BURST: u32 = 4;
+
+/// More than a loaded machine needs to come to the end of a burst that grows by one a second.
+const MAX_TRIES: u32 = 1000;
+
+const CLOSED_METRIC: &str = "weir_client_connections_closed_total{reason=\"resets\"}";
+
+fn with_one_reset_per_second(upstream: &FakeUpstream) -> WeirBuilder {
+    weir::builder(upstream.address).with(|config| config.serving.resets_per_second = 1)
+}
+
+fn request_head(path: &'static str) -> [(&'static str, &'static str); 5] {
+    [
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "weir"),
+        (":path", path),
+        ALICE,
+    ]
+}
+
+async fn assert_served(client: &mut RawHttp2, stream: u32, upstream: &mut FakeUpstream) {
+    client
+        .send(&RawFrame::request(stream, &request_head(LIST), true))
+        .await;
+    upstream.next_exchange().await.respond(200, "{}").await;
+    loop {
+        let frame = client.next_frame().await.unwrap();
+        assert_ne!(frame.kind, raw_http2::GOAWAY);
+        if frame.ends_stream() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_resets_too_often_loses_its_connection_only() {
+    // Exempt paths are no way around.
+    for path in [LIST, "/readyz", "/api/v1/pods?watch=1"] {
+        let mut upstream = FakeUpstream::start().await;
+        let weir = with_one_reset_per_second(&upstream).start().await;
+        let mut other = weir.raw_http2().await;
+        let mut client = weir.raw_http2().await;
+        let mut stream = 1;
+        let mut given_up = Vec::new(); // the upstream answers none of them
+        for _ in 0..BURST {
+            client
+                .send(&RawFrame::request(stream, &request_head(path), true))
+                .await;
+            given_up.push(upstream.next_exchange().await);
+            client.send(&RawFrame::reset(stream, CANCEL)).await;
+            stream += 2;
+        }
+        assert_served(&mut client, stream, &mut upstream).await;
+        assert_eq!(weir.metric(CLOSED_METRIC).await, 0.0);
+        let told = loop {
+            stream += 2;
+            let request = RawFrame::request(stream, &request_head(path), true);
+            if client.try_send(&request).await.is_err() {
+                break client.next_frame_of_kind(raw_http2::GOAWAY).await;
+            }
+            tokio::select! {
+                exchange = upstream.next_exchange() => {
+                    let _ = client.try_send(&RawFrame::reset(stream, CANCEL)).await;
+                    given_up.push(exchange);
+                }
+                frame = client.next_frame() => {
+                    let frame = frame.unwrap();
+                    if frame.kind == raw_http2::GOAWAY {
+                        break frame;
+                    }
+                }
+            }
+            assert!(stream < 2 * MAX_TRIES, "it goes on for ever");
+        };
+        assert_eq!(told.u32_at(4), ENHANCE_YOUR_CALM, "{path}");
+        assert!((1..=stream).contains(&told.u32_at(0)), "the last stream");
+        client.wait_for_close().await;
+        weir.wait_for_metric(CLOSED_METRIC, 1.0).await;
+        other
+            .send(&RawFrame::new(raw_http2::PING, 0, 0, [0; 8]))
+            .await;
+        other.wait_for_ping_ack().await;
+    }
+}
+
+#[tokio::test]
+async fn cancelled_held_rejections_count_as_resets() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = with_one_reset_per_second(&upstream)
+        .limits(1, 1)
+        .rejection_hold(Duration::from_secs(60))
+        .start()
+        .await;
+    let mut busy = weir.alice(HttpVersion::Http1);
+    let _taken = (
+        busy.send(TestRequest::get(LIST)).await,
+        upstream.next_exchange().await,
+    );
+    let mut client = weir.raw_http2().await;
+    let mut stream = 1;
+    loop {
+        let request = RawFrame::request(stream, &request_head(LIST), true);
+        let sent = client.try_send(&request).await.is_ok()
+            && client
+                .try_send(&RawFrame::reset(stream, CANCEL))
+                .await
+                .is_ok();
+        stream += 2;
+        assert!(stream < 2 * MAX_TRIES, "it goes on for ever");
+        if !sent || was_closed_for_resets(&weir).await {
+            break;
+        }
+    }
+    let told = client.next_frame_of_kind(raw_http2::GOAWAY).await;
+    assert_eq!(told.u32_at(4), ENHANCE_YOUR_CALM);
+}
+
+async fn was_closed_for_resets(weir: &Weir) -> bool {
+    weir.metric(CLOSED_METRIC).await > 0.0
+}
+
+#[tokio::test]
+async fn resets_of_ended_streams_are_not_counted() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = with_one_reset_per_second(&upstream).start().await;
+    let mut client = weir.raw_http2().await;
+    for n in 0..10 * BURST {
+        let stream = 2 * n + 1;
+        assert_served(&mut client, stream, &mut upstream).await;
+        client.send(&RawFrame::reset(stream, CANCEL)).await;
+    }
+    assert_served(&mut client, 1001, &mut upstream).await;
+    assert_eq!(weir.metric(CLOSED_METRIC).await, 0.0);
+}
+
+#[tokio::test]
+async fn without_a_limit_resets_are_not_counted() {
+    let mut upstream = FakeUpstream::start().await;
+    let weir = weir::builder(upstream.address)
+        .with(|config| config.serving.resets_per_second = 0)
+        .start()
+        .await;
+    let mut client = weir.raw_http2().await;
+    let mut given_up = Vec::new(); // the upstream answers none of them
+    for n in 0..300 {
+        client
+            .send(&RawFrame::request(2 * n + 1, &request_head(LIST), true))
+            .await;
+        given_up.push(upstream.next_exchange().await);
+        client.send(&RawFrame::reset(2 * n + 1, CANCEL)).await;
+    }
+    assert_served(&mut client, 1001, &mut upstream).await;
+    assert_eq!(weir.metric(CLOSED_METRIC).await, 0.0);
+}

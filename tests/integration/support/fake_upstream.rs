@@ -1,0 +1,589 @@
+//! An API server that does what the test says, when it says it.
+//!
+//! [`Upstream`] takes connections and hands every request to the test as an [`Exchange`], whichever HTTP it came by;
+//! [`RawUpstream`] hands over the connections themselves.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use h2::Reason;
+use h2::server::SendResponse;
+use http::Response;
+use rustls::ServerConfig;
+use socket2::Domain;
+use socket2::Socket;
+use socket2::Type;
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use x509_parser::prelude::FromDer;
+use x509_parser::prelude::X509Certificate;
+
+use crate::support::HttpVersion;
+use crate::support::UnexpectedEnd;
+use crate::support::certificates;
+use crate::support::certificates::pki;
+use crate::support::message::Framing;
+use crate::support::message::ReceivedBody;
+use crate::support::message::ReceivedRequest;
+use crate::support::message::SentBody;
+use crate::support::message::header_map;
+use crate::support::raw_http1::BoxedStream;
+use crate::support::raw_http1::RawHttp1;
+use crate::support::raw_http1::limit_socket_buffers;
+use crate::support::within;
+
+/// A connection that weir made.
+#[derive(Debug)]
+pub(crate) struct UpstreamConnection {
+    /// Which one, from 0 on.
+    pub(crate) number: usize,
+    /// The common name of the certificate that it carries.
+    pub(crate) certificate: Option<String>,
+    pub(crate) http: HttpVersion,
+    commands: mpsc::UnboundedSender<ConnectionCommand>,
+}
+
+#[derive(Debug)]
+enum ConnectionCommand {
+    Cut,
+    GoAway,
+}
+
+impl UpstreamConnection {
+    /// Cuts an HTTP/2 connection off, in the middle of whatever it does.
+    pub(crate) fn cut(&self) {
+        let _ = self.commands.send(ConnectionCommand::Cut); // it may be gone already
+    }
+
+    /// Says GOAWAY and serves what was begun.
+    pub(crate) fn go_away(&self) {
+        let _ = self.commands.send(ConnectionCommand::GoAway);
+    }
+}
+
+/// What an upstream speaks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Protocols {
+    alpn: &'static [&'static [u8]],
+    max_streams: u32,
+}
+
+/// HTTP/2 and HTTP/1.1, as kube-apiserver does.
+pub(crate) const HTTP2_AND_HTTP1: Protocols = Protocols {
+    alpn: &[b"h2", b"http/1.1"],
+    max_streams: 100,
+};
+
+/// HTTP/1.1 alone.
+pub(crate) const HTTP1_ONLY: Protocols = Protocols {
+    alpn: &[b"http/1.1"],
+    max_streams: 0,
+};
+
+/// As kube-apiserver, with fewer streams on a connection.
+pub(crate) const fn with_max_streams(max_streams: u32) -> Protocols {
+    Protocols {
+        max_streams,
+        ..HTTP2_AND_HTTP1
+    }
+}
+
+/// An address of the system's choice that nobody else gets while this is held, whether somebody listens there or not.
+#[derive(Clone, Debug)]
+pub(crate) struct ReservedAddress {
+    pub(crate) address: SocketAddr,
+    /// Bound, and never listening: those that listen may be bound beside it.
+    _socket: Arc<Socket>,
+}
+
+impl ReservedAddress {
+    pub(crate) fn reserve() -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        socket.bind(&any.into()).unwrap();
+        Self {
+            address: socket.local_addr().unwrap().as_socket().unwrap(),
+            _socket: Arc::new(socket),
+        }
+    }
+}
+
+/// The fake API server.
+pub(crate) struct FakeUpstream {
+    pub(crate) address: SocketAddr,
+    /// Whoever takes it away keeps this, or another test's may be found there.
+    pub(crate) reservation: ReservedAddress,
+    exchanges: mpsc::UnboundedReceiver<Exchange>,
+    accepted: Arc<AtomicUsize>,
+    /// What weir asks about itself is the test's to answer.
+    self_checks_exposed: Arc<AtomicBool>,
+    /// Its end ends every connection that no exchange holds.
+    _tasks: JoinSet<()>,
+}
+
+impl FakeUpstream {
+    /// As kube-apiserver speaks.
+    pub(crate) async fn start() -> Self {
+        Self::with_protocols(HTTP2_AND_HTTP1).await
+    }
+
+    /// One that has a kind of requests by this HTTP.
+    pub(crate) async fn preferring(http: HttpVersion) -> Self {
+        Self::with_protocols(if http == HttpVersion::Http2 {
+            HTTP2_AND_HTTP1
+        } else {
+            HTTP1_ONLY
+        })
+        .await
+    }
+
+    pub(crate) async fn with_protocols(speaks: Protocols) -> Self {
+        Self::bind(ReservedAddress::reserve(), speaks).await
+    }
+
+    /// Where one stood before.
+    pub(crate) async fn restart_at(place: ReservedAddress) -> Self {
+        Self::bind(place, HTTP2_AND_HTTP1).await
+    }
+
+    async fn bind(place: ReservedAddress, speaks: Protocols) -> Self {
+        let listener = TcpListener::bind(place.address).await.unwrap();
+        let tls = certificates::upstream_tls_config(speaks.alpn, &pki().server);
+        let (sender, mut all) = mpsc::unbounded_channel::<Exchange>();
+        let (kept, exchanges) = mpsc::unbounded_channel();
+        let made = Arc::new(AtomicUsize::new(0));
+        let sees_self_checks = Arc::new(AtomicBool::new(false));
+        let sees = Arc::clone(&sees_self_checks);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            while let Some(exchange) = all.recv().await {
+                match exchange.request.self_check_response() {
+                    Some(answer) if !sees.load(Ordering::SeqCst) => {
+                        tokio::spawn(exchange.respond(201, answer));
+                    }
+                    _ => drop(kept.send(exchange)), // the test may be over
+                }
+            }
+        });
+        tasks.spawn(accept(
+            listener,
+            Arc::new(tls),
+            speaks,
+            sender,
+            Arc::clone(&made),
+        ));
+        Self {
+            address: place.address,
+            reservation: place,
+            exchanges,
+            accepted: made,
+            self_checks_exposed: sees_self_checks,
+            _tasks: tasks,
+        }
+    }
+
+    /// From now on the test answers what weir asks about itself; otherwise that is answered well, and unseen.
+    pub(crate) fn expose_self_checks(self) -> Self {
+        self.self_checks_exposed.store(true, Ordering::SeqCst);
+        self
+    }
+
+    /// The next request, by whatever connection.
+    pub(crate) async fn next_exchange(&mut self) -> Exchange {
+        within("a request to reach the upstream", self.exchanges.recv())
+            .await
+            .unwrap()
+    }
+
+    /// The next request, however late it comes; none comes once weir is gone.
+    pub(crate) async fn next_exchange_without_timeout(&mut self) -> Exchange {
+        match self.exchanges.recv().await {
+            Some(exchange) => exchange,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The next request that is not weir's own question whether it is ready: a process asks that when nobody did for a while.
+    pub(crate) async fn next_exchange_except_readyz(&mut self) -> Exchange {
+        loop {
+            let exchange = self.next_exchange().await;
+            if exchange.request.target != "/readyz" {
+                return exchange;
+            }
+            exchange.respond(200, "ok").await;
+        }
+    }
+
+    /// Fails if a request has come that nobody expects.
+    pub(crate) fn assert_no_request(&mut self) {
+        if let Ok(exchange) = self.exchanges.try_recv() {
+            panic!("the upstream saw {:?}", exchange.request);
+        }
+    }
+
+    /// The connections made so far, those that have ended too.
+    pub(crate) fn connection_count(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    tls: Arc<ServerConfig>,
+    speaks: Protocols,
+    exchanges: mpsc::UnboundedSender<Exchange>,
+    made: Arc<AtomicUsize>,
+) {
+    let mut connections = JoinSet::new();
+    while let Ok((tcp, _)) = listener.accept().await {
+        limit_socket_buffers(&tcp);
+        let acceptor = TlsAcceptor::from(Arc::clone(&tls));
+        let (exchanges, made) = (exchanges.clone(), Arc::clone(&made));
+        connections.spawn(async move {
+            let Ok(stream) = acceptor.accept(tcp).await else {
+                return;
+            };
+            let (orders, ordered) = mpsc::unbounded_channel();
+            let peer = Arc::new(UpstreamConnection {
+                number: made.fetch_add(1, Ordering::SeqCst),
+                certificate: common_name(&stream),
+                http: negotiated_version(&stream),
+                commands: orders,
+            });
+            match peer.http {
+                HttpVersion::Http1 => serve_http1(RawHttp1::new(stream), &peer, &exchanges).await,
+                HttpVersion::Http2 => serve_http2(stream, speaks, &peer, ordered, &exchanges).await,
+            }
+        });
+    }
+}
+
+fn common_name(stream: &TlsStream<TcpStream>) -> Option<String> {
+    let chain = stream.get_ref().1.peer_certificates()?;
+    let (_, certificate) = X509Certificate::from_der(chain.first()?).unwrap();
+    let name = certificate.subject().iter_common_name().next()?;
+    Some(name.as_str().unwrap().to_owned())
+}
+
+fn negotiated_version(stream: &TlsStream<TcpStream>) -> HttpVersion {
+    if stream.get_ref().1.alpn_protocol() == Some(HttpVersion::Http2.alpn()) {
+        HttpVersion::Http2
+    } else {
+        HttpVersion::Http1
+    }
+}
+
+async fn serve_http1(
+    mut wire: RawHttp1,
+    peer: &Arc<UpstreamConnection>,
+    exchanges: &mpsc::UnboundedSender<Exchange>,
+) {
+    loop {
+        // An idle connection may wait for long, so this is not `within` anything.
+        let Ok(Some(lines)) = wire.reader.read_head_without_timeout().await else {
+            return;
+        };
+        let asked = ReceivedRequest::from_lines(&lines);
+        let framing = Framing::from_request(&asked.headers);
+        let (home, returned) = oneshot::channel();
+        let exchange = Exchange {
+            request: asked,
+            connection: Arc::clone(peer),
+            request_body: wire.reader.into_body(framing),
+            responder: ExchangeResponder::Http1 {
+                outgoing: SentBody::Http1 {
+                    writer: wire.writer,
+                    chunked: false,
+                },
+                home: Some(home),
+            },
+        };
+        if exchanges.send(exchange).is_err() {
+            return;
+        }
+        match returned.await {
+            Ok(back) => wire = back,
+            Err(_) => return, // cut
+        }
+    }
+}
+
+async fn serve_http2(
+    stream: TlsStream<TcpStream>,
+    speaks: Protocols,
+    peer: &Arc<UpstreamConnection>,
+    mut ordered: mpsc::UnboundedReceiver<ConnectionCommand>,
+    exchanges: &mpsc::UnboundedSender<Exchange>,
+) {
+    let handshake = h2::server::Builder::new()
+        .max_concurrent_streams(speaks.max_streams)
+        .max_header_list_size(2 << 20)
+        .handshake(stream)
+        .await;
+    let Ok(mut connection) = handshake else {
+        return;
+    };
+    loop {
+        let accepted = tokio::select! {
+            accepted = connection.accept() => accepted,
+            order = ordered.recv() => match order {
+                Some(ConnectionCommand::GoAway) => {
+                    connection.graceful_shutdown();
+                    continue;
+                }
+                Some(ConnectionCommand::Cut) | None => return,
+            },
+        };
+        let Some(Ok((request, respond))) = accepted else {
+            return;
+        };
+        let (parts, body) = request.into_parts();
+        let exchange = Exchange {
+            request: ReceivedRequest::from_http2(&parts),
+            connection: Arc::clone(peer),
+            request_body: ReceivedBody::http2(body),
+            responder: ExchangeResponder::Http2(respond, None),
+        };
+        if exchanges.send(exchange).is_err() {
+            return;
+        }
+    }
+}
+
+/// A request at the upstream, waiting for the test's word. Dropping it cuts an HTTP/1.1 connection and resets a stream.
+pub(crate) struct Exchange {
+    pub(crate) request: ReceivedRequest,
+    pub(crate) connection: Arc<UpstreamConnection>,
+    pub(crate) request_body: ReceivedBody,
+    responder: ExchangeResponder,
+}
+
+enum ExchangeResponder {
+    Http1 {
+        outgoing: SentBody,
+        home: Option<oneshot::Sender<RawHttp1>>,
+    },
+    Http2(SendResponse<Bytes>, Option<SentBody>),
+}
+
+impl Exchange {
+    /// All of the request's body.
+    pub(crate) async fn read_body(&mut self) -> Bytes {
+        self.request_body.read_to_end().await.unwrap()
+    }
+
+    /// Begins the answer: its head, and nothing of its body.
+    pub(crate) async fn send_head(&mut self, status: u16, headers: &[(&str, &str)]) {
+        let bodiless = self.request.method == "HEAD" || matches!(status, 204 | 304);
+        match &mut self.responder {
+            ExchangeResponder::Http1 {
+                outgoing: SentBody::Http1 { writer, chunked },
+                ..
+            } => {
+                let mut head = format!("HTTP/1.1 {status} Said\r\n");
+                for (name, value) in headers {
+                    head.push_str(&format!("{name}: {value}\r\n"));
+                }
+                let told = headers
+                    .iter()
+                    .any(|(n, _)| n.eq_ignore_ascii_case("content-length"));
+                *chunked = !told && !bodiless;
+                if *chunked {
+                    head.push_str("transfer-encoding: chunked\r\n");
+                }
+                head.push_str("\r\n");
+                writer.send(head).await.unwrap();
+            }
+            ExchangeResponder::Http2(respond, outgoing) => {
+                let mut response = Response::new(());
+                *response.status_mut() = http::StatusCode::from_u16(status).unwrap();
+                *response.headers_mut() = header_map(headers.iter().copied());
+                let stream = respond.send_response(response, bodiless).unwrap();
+                *outgoing = Some(SentBody::Http2(stream));
+            }
+            ExchangeResponder::Http1 { .. } => unreachable!("HTTP/1.1 goes by HTTP/1.1"),
+        }
+    }
+
+    /// Sends a piece of the answer's body.
+    pub(crate) async fn send(&mut self, bytes: impl Into<Bytes>) {
+        within("the answer's body to be taken", self.try_send(bytes))
+            .await
+            .unwrap();
+    }
+
+    /// As [`Exchange::send`], however long it takes and whatever comes of it.
+    pub(crate) async fn try_send(&mut self, bytes: impl Into<Bytes>) -> Result<(), UnexpectedEnd> {
+        self.outgoing().send(bytes).await
+    }
+
+    fn outgoing(&mut self) -> &mut SentBody {
+        match &mut self.responder {
+            ExchangeResponder::Http1 { outgoing, .. }
+            | ExchangeResponder::Http2(_, Some(outgoing)) => outgoing,
+            ExchangeResponder::Http2(_, None) => panic!("an answer begins with its head"),
+        }
+    }
+
+    /// Ends the answer.
+    pub(crate) async fn end(self) {
+        self.end_with_trailers(&[]).await;
+    }
+
+    /// Ends the answer with these trailers.
+    pub(crate) async fn end_with_trailers(mut self, trailers: &[(&str, &str)]) {
+        self.outgoing().end(trailers).await.unwrap();
+        self.return_connection().await;
+    }
+
+    /// Answers with all of this.
+    pub(crate) async fn respond(self, status: u16, body: impl Into<Bytes>) {
+        self.respond_with_headers(status, &[], body).await;
+    }
+
+    /// Answers with all of this, once the request is there whole.
+    pub(crate) async fn respond_with_headers(
+        mut self,
+        status: u16,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) {
+        let body: Bytes = body.into();
+        let length = body.len().to_string();
+        let mut headers = headers.to_vec();
+        if !matches!(status, 204 | 304) {
+            headers.push(("content-length", &length));
+        }
+        self.read_body().await;
+        self.send_head(status, &headers).await;
+        if matches!(status, 204 | 304) || self.request.method == "HEAD" {
+            return self.return_connection().await;
+        }
+        self.send(body).await;
+        self.end().await;
+    }
+
+    /// The connection serves the next request.
+    async fn return_connection(mut self) {
+        if let ExchangeResponder::Http1 { outgoing, home } = self.responder {
+            let _ = self.request_body.read_to_end().await;
+            let SentBody::Http1 { writer, .. } = outgoing else {
+                unreachable!("HTTP/1.1 goes by HTTP/1.1");
+            };
+            if let (Some(reader), Some(home)) = (self.request_body.into_reader(), home) {
+                let _ = home.send(RawHttp1 { reader, writer });
+            }
+        }
+    }
+
+    /// Waits until weir has given this request up: its stream is reset, or its connection closed. Gives the reason where
+    /// there is one.
+    pub(crate) async fn wait_for_cancel(&mut self) -> Option<Reason> {
+        match &mut self.responder {
+            ExchangeResponder::Http1 { .. } => {
+                self.request_body.reader().unwrap().wait_for_close().await;
+                None
+            }
+            ExchangeResponder::Http2(respond, None) => {
+                let reset = std::future::poll_fn(|cx| respond.poll_reset(cx));
+                within("the stream to be reset", reset).await.ok()
+            }
+            ExchangeResponder::Http2(_, Some(SentBody::Http2(stream))) => {
+                let reset = std::future::poll_fn(|cx| stream.poll_reset(cx));
+                within("the stream to be reset", reset).await.ok()
+            }
+            ExchangeResponder::Http2(..) => unreachable!("HTTP/2 goes by HTTP/2"),
+        }
+    }
+
+    /// Breaks off: the stream is reset for `reason`, an HTTP/1.1 connection is cut.
+    pub(crate) fn reset(mut self, reason: Reason) {
+        match &mut self.responder {
+            ExchangeResponder::Http2(respond, None) => respond.send_reset(reason),
+            ExchangeResponder::Http2(_, Some(SentBody::Http2(stream))) => stream.send_reset(reason),
+            ExchangeResponder::Http1 { .. } | ExchangeResponder::Http2(..) => {}
+        }
+    }
+
+    /// Cuts the connection that it came by, without a goodbye.
+    pub(crate) fn cut(self) {
+        self.connection.cut();
+    }
+
+    /// Closes an HTTP/1.1 connection in order.
+    pub(crate) async fn close(self) {
+        let ExchangeResponder::Http1 {
+            outgoing: SentBody::Http1 { mut writer, .. },
+            ..
+        } = self.responder
+        else {
+            panic!("only HTTP/1.1 is closed by hand");
+        };
+        writer.shutdown().await;
+    }
+
+    /// An HTTP/1.1 connection itself, to do with as one likes from here on.
+    pub(crate) fn into_raw_http1(self) -> RawHttp1 {
+        let ExchangeResponder::Http1 {
+            outgoing: SentBody::Http1 { writer, .. },
+            ..
+        } = self.responder
+        else {
+            panic!("only HTTP/1.1 is bytes");
+        };
+        let reader = self
+            .request_body
+            .into_reader()
+            .expect("no body is under way");
+        RawHttp1 { reader, writer }
+    }
+}
+
+/// A listener whose connections the test has in hand.
+pub(crate) struct RawUpstream {
+    listener: TcpListener,
+    pub(crate) address: SocketAddr,
+}
+
+impl RawUpstream {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        Self { listener, address }
+    }
+
+    /// The next connection, nothing spoken on it.
+    pub(crate) async fn accept_tcp(&self) -> TcpStream {
+        let (tcp, _) = within("a connection to the upstream", self.listener.accept())
+            .await
+            .unwrap();
+        tcp
+    }
+
+    /// The next connection, after the handshake that `own` and `http` lead to.
+    pub(crate) async fn accept_tls(
+        &self,
+        http: HttpVersion,
+        own: &certificates::IssuedCertificate,
+    ) -> Result<BoxedStream, UnexpectedEnd> {
+        let config = certificates::upstream_tls_config(&[http.alpn()], own);
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let stream = within("the handshake", acceptor.accept(self.accept_tcp().await)).await?;
+        Ok(Box::new(stream))
+    }
+
+    /// The next connection, good and trusted.
+    pub(crate) async fn accept_trusted(&self, http: HttpVersion) -> BoxedStream {
+        self.accept_tls(http, &pki().server).await.unwrap()
+    }
+}

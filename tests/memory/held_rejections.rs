@@ -1,0 +1,385 @@
+//! What a refusal that is held takes of memory, over what the HTTP library takes for any request that waits: less than 2 KiB (an
+//! event's with its message), however long its head, its body and what it names are.
+
+#![expect(
+    clippy::too_many_lines,
+    clippy::unwrap_used,
+    reason = "what does not come as it should fails the test, and a pipeline has many parts"
+)]
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use std::time::Instant;
+
+use allocation_counter::measure;
+use bytes::Bytes;
+use http::Request;
+use http::Response;
+use http_body_util::BodyExt;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use weir::api::UserInfo;
+use weir::clock::Clock;
+use weir::drain::Drain;
+use weir::flowcontrol::controller::RequestTimes;
+use weir::identity::RequestAuthenticator;
+use weir::identity::TokenAuthenticator;
+use weir::identity::TokenFile;
+use weir::identity::tokens;
+use weir::limits::Admission;
+use weir::limits::AdmissionAttributes;
+use weir::limits::MaxInFlight;
+use weir::limits::Permit;
+use weir::limits::max_in_flight;
+use weir::limits::rate;
+use weir::limits::rate::RateLimits;
+use weir::limits::rate::events::LimitedEventGroups;
+use weir::limits::rate::events::MAX_MESSAGE_BYTES;
+use weir::limits::rate::events::config::EventLimitConfig;
+use weir::limits::rate::events::config::LimitType;
+use weir::limits::rate::events::enforcer;
+use weir::limits::upgrade_rate::UpgradeRateLimit;
+use weir::metrics::Registry;
+use weir::minimum_rate::MinimumRate;
+use weir::pipeline::Peer;
+use weir::pipeline::Pipeline;
+use weir::pipeline::connection::head_budget::HeadBudget;
+use weir::pipeline::impersonation::Impersonation;
+use weir::pipeline::reject::BodyDrainBudget;
+use weir::pipeline::reject::BodyDrainSlots;
+use weir::pipeline::reject::delay::HoldState;
+use weir::pipeline::reject::delay::RejectionDelay;
+use weir::pipeline::request_body::DEFAULT_BODY_BUFFER;
+use weir::pipeline::response::abandoned::AbandonedRequests;
+use weir::pipeline::response::body::Body;
+use weir::pipeline::response::deadlines::Deadlines;
+use weir::pipeline::response::deadlines::SlowTransfers;
+use weir::pipeline::trace::RequestMetrics;
+use weir::pipeline::trace::record::Record;
+use weir::pipeline::trace::record::RequestObserver;
+use weir::request_info::RequestInfo;
+use weir::upstream;
+use weir::upstream::Upstream;
+use weir::upstream::body::memory_budget::MemoryBudget;
+use weir::upstream::connection::connection_budget::ConnectionBudget;
+use weir::upstream::connection::connection_budget::SlotMetrics;
+use weir::upstream::connection::connector::ServerAddress;
+use weir::upstream::loop_detection::LoopDetector;
+use weir::upstream::loop_detection::cdn_loop::InstanceId;
+
+/// Streams of the connection: half of them may be held.
+const STREAMS: u32 = 100;
+
+/// Requests that come too early: as many as may be held.
+const EARLY_REQUESTS: usize = 49;
+
+/// What each of them may take, in bytes.
+const MAX_BYTES: i64 = 2 << 10;
+
+/// What weir answers itself, at once.
+const IMMEDIATE_PATH: &str = "/api/v1/watch";
+
+/// Looks on, and has nothing to say.
+#[derive(Debug)]
+struct NoopObserver;
+
+impl RequestObserver for NoopObserver {
+    fn on_ended(&self, _: &Record, _: Instant) {}
+}
+
+/// A pipeline that lets one event through and one write, which is there already.
+async fn full_pipeline() -> (Arc<Pipeline>, Permit) {
+    let registry = Registry::new();
+    let config = max_in_flight::MaxInFlightConfig {
+        read_only: 0.into(),
+        mutating: 1.into(),
+    };
+    let admission = Admission::MaxInFlight(Arc::new(MaxInFlight::new(config, &registry)));
+    let events = enforcer::EventRateLimitConfig {
+        limits: vec![EventLimitConfig {
+            limit_type: LimitType::SourceAndObject,
+            qps: 1,
+            burst: 1,
+            cache_size: 10,
+            warning_reserve_percent: 0,
+        }],
+        groups: LimitedEventGroups::All,
+        retry_after: true,
+    };
+    let config = rate::RateLimitsConfig {
+        events: Some(events),
+        clients: Vec::new(),
+    };
+    let info = RequestInfo::parse("POST", b"/api/v1/namespaces/a/pods").unwrap();
+    let (user, now) = (UserInfo::anonymous(), Clock.now());
+    let digest = AdmissionAttributes {
+        info: &info,
+        user: &user,
+    };
+    let permit = admission
+        .admit(&digest, RequestTimes::at(now))
+        .await
+        .unwrap();
+    let tokens = tokens::TokenConfig {
+        issuers: Vec::new(),
+        service_accounts: None,
+        api_server: None,
+        reviews_per_second: 50,
+        audiences: Vec::new(),
+        cache_ttl: Duration::from_secs(120),
+    };
+    let tokens = TokenAuthenticator::new(tokens, &registry);
+    let upstream = upstream::UpstreamConfig {
+        address: ServerAddress {
+            authority: "127.0.0.1:1".parse().unwrap(),
+            server_name: "127.0.0.1".try_into().unwrap(),
+            proxy: None,
+        },
+        roots: rustls::RootCertStore::empty(),
+        front_proxy: None,
+        max_http2_connections: 1,
+        max_connections: 1024,
+        instance_id: InstanceId::from_bytes([1; 16]),
+    };
+    let places = ConnectionBudget::new(upstream.max_connections, &SlotMetrics::register(&registry));
+    let metrics = upstream::UpstreamMetrics::register(&registry);
+    let witness: Arc<dyn RequestObserver> = Arc::new(NoopObserver);
+    let pipeline = Pipeline {
+        authenticator: Arc::new(
+            RequestAuthenticator::new(None, None, TokenFile::default(), tokens).unwrap(),
+        ),
+        impersonation: Impersonation {
+            authorizer: None,
+            classify: false,
+        },
+        identity_headers: Arc::default(),
+        rates: Arc::new(RateLimits::new(&config, &registry)),
+        request_body_budget: MemoryBudget::new(64 << 20),
+        body_buffer: DEFAULT_BODY_BUFFER,
+        abandoned_requests: AbandonedRequests::new(AbandonedRequests::register(&registry)),
+        head_budget: HeadBudget::new(&registry),
+        body_drain_budget: BodyDrainBudget::new(&registry),
+        upgrade_rate: UpgradeRateLimit::new(0, &registry),
+        admission,
+        loop_detector: LoopDetector::register(upstream.instance_id.clone(), &registry),
+        upstream: Upstream::new(&upstream, &places, None, &metrics),
+        request_timeout: Duration::from_secs(3600),
+        rejection_responses: Arc::default(),
+        rejection_delay: Arc::new(RejectionDelay::new(Duration::from_secs(600), &registry)),
+        drain: Drain::new(),
+        deadlines: Deadlines::new(MinimumRate::default(), SlowTransfers::register(&registry)),
+        metrics: RequestMetrics::register(&registry),
+        observers: Arc::from([witness]),
+        sampler: None,
+        has_audit_log: false,
+        explain_responses: false,
+        upstream_log_limiter: Arc::default(),
+    };
+    (Arc::new(pipeline), permit)
+}
+
+type BoxedResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+/// What becomes of a request.
+type RequestHandler = Arc<dyn Fn(Request<Incoming>) -> BoxedResponse + Send + Sync>;
+
+fn weir_handler(pipeline: &Arc<Pipeline>) -> RequestHandler {
+    let pipeline = Arc::clone(pipeline);
+    let peer = Arc::new(Peer {
+        address: SocketAddr::from(([127, 0, 0, 1], 1)),
+        connection_id: 1,
+        trusted: false,
+        certificate: None,
+        unverified_user: OnceLock::new(),
+        target_fragments: Arc::default(),
+        hold_state: HoldState::new(100),
+        body_drain_slots: BodyDrainSlots::default(),
+    });
+    Arc::new(move |request| {
+        let (pipeline, peer) = (Arc::clone(&pipeline), Arc::clone(&peer));
+        let (head, body) = request.into_parts();
+        let head = Box::new(head);
+        Box::pin(async move { pipeline.handle(&peer, head, body).await })
+    })
+}
+
+/// Keeps nothing of a request, and waits.
+fn waiting_handler(waiting: &Arc<AtomicUsize>) -> RequestHandler {
+    let waiting = Arc::clone(waiting);
+    Arc::new(move |request| {
+        let at_once =
+            request.uri().path() == IMMEDIATE_PATH || request.uri().query() == Some("first");
+        if !at_once {
+            waiting.fetch_add(1, Ordering::SeqCst);
+        }
+        Box::pin(async move {
+            drop(request);
+            if !at_once {
+                std::future::pending::<()>().await;
+            }
+            Response::new(Body::fixed(Bytes::new()))
+        })
+    })
+}
+
+/// A client on a thread of its own, whose memory does not count. It sends `first` of these one by one, then all `EARLY_REQUESTS` when it is
+/// told to, and says when they are surely there.
+fn spawn_client(
+    address: SocketAddr,
+    first: usize,
+    request: impl Fn(&str) -> Request<Full<Bytes>> + Send + 'static,
+) -> (mpsc::Sender<()>, mpsc::Receiver<()>) {
+    let (go, mut told) = mpsc::channel(1);
+    let (says, said) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async move {
+            let tcp = TcpStream::connect(address).await.unwrap();
+            let (mut sender, connection) =
+                hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+                    .handshake(TokioIo::new(tcp))
+                    .await
+                    .unwrap();
+            tokio::spawn(connection);
+            for _ in 0..first {
+                let answer = sender.send_request(request("?first")).await.unwrap();
+                answer.into_body().collect().await.unwrap();
+            }
+            says.send(()).await.unwrap();
+            told.recv().await;
+            for _ in 0..EARLY_REQUESTS {
+                tokio::spawn(sender.send_request(request("")));
+            }
+            // What was sent before these has come before them, as good as surely.
+            for _ in 0..50 {
+                let ask = Request::get(format!("http://weir{IMMEDIATE_PATH}"));
+                let ask = ask.body(Full::default()).unwrap();
+                sender.send_request(ask).await.unwrap();
+            }
+            says.send(()).await.unwrap();
+            told.recv().await; // until the test is over
+        });
+    });
+    (go, said)
+}
+
+/// Bytes that requests take, all of those that are `waiting` at last together.
+fn measure_requests(
+    serve: RequestHandler,
+    first: usize,
+    request: impl Fn(&str) -> Request<Full<Bytes>> + Send + 'static,
+    runtime: &tokio::runtime::Runtime,
+) -> i64 {
+    let (go, mut said) = runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let ends = spawn_client(listener.local_addr().unwrap(), first, request);
+        let (tcp, _) = listener.accept().await.unwrap();
+        let service = service_fn(move |request| {
+            let answer = serve(request);
+            async move { Ok::<_, Infallible>(answer.await) }
+        });
+        let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .max_concurrent_streams(2 * STREAMS)
+            .max_header_list_size(1 << 20)
+            .initial_stream_window_size(256 << 10)
+            .initial_connection_window_size(64 << 20)
+            .serve_connection(TokioIo::new(tcp), service);
+        tokio::spawn(connection);
+        ends
+    });
+    runtime.block_on(said.recv()).unwrap();
+    let taken = measure(|| {
+        runtime.block_on(async {
+            go.send(()).await.unwrap();
+            said.recv().await.unwrap();
+        });
+    });
+    taken.bytes_current
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// What each held refusal of such requests takes, over one that only waits: the least of three measurements, as whatever else
+/// allocates meanwhile only adds to it.
+fn bytes_per_rejection(
+    first: usize,
+    request: impl Fn(&str) -> Request<Full<Bytes>> + Copy + Send + 'static,
+) -> i64 {
+    (0..3)
+        .map(|_| measure_bytes_per_rejection(first, request))
+        .min()
+        .unwrap()
+}
+
+fn measure_bytes_per_rejection(
+    first: usize,
+    request: impl Fn(&str) -> Request<Full<Bytes>> + Copy + Send + 'static,
+) -> i64 {
+    let plain = runtime();
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let without = measure_requests(waiting_handler(&waiting), first, request, &plain);
+    assert_eq!(waiting.load(Ordering::SeqCst), EARLY_REQUESTS);
+    let runtime = runtime();
+    let (pipeline, _permit) = runtime.block_on(full_pipeline());
+    let with = measure_requests(weir_handler(&pipeline), first, request, &runtime);
+    let (held, ..) = pipeline.rejection_delay.snapshot();
+    // On a machine that is slow for seconds some are over already.
+    assert!(held > EARLY_REQUESTS / 2, "{held} are held");
+    (with - without) / i64::try_from(held).unwrap()
+}
+
+#[test]
+fn a_held_rejection_keeps_neither_the_head_nor_the_body_of_its_request() {
+    let each = bytes_per_rejection(1, |query| {
+        Request::post(format!("http://weir/api/v1/namespaces/a/pods{query}"))
+            .header(
+                "user-agent",
+                "kubectl/v1.36.0 (linux/amd64) kubernetes/abcdef0",
+            )
+            .header("x-filler", "~".repeat(60_000))
+            .header("accept", "application/json;as=Table;v=v1, application/json")
+            .body(Full::from(vec![b'x'; 60_000]))
+            .unwrap()
+    });
+    println!("{each} bytes a held refusal");
+    assert!((0..MAX_BYTES).contains(&each), "{each} bytes");
+}
+
+#[test]
+fn a_held_rejection_of_an_event_keeps_no_more_of_its_key_than_its_message() {
+    // Of two first ones the second is refused, and told when to come back.
+    let each = bytes_per_rejection(2, |query| {
+        let event = format!(
+            r#"{{"metadata":{{"name":"e"}},"source":{{"component":"{}"}}}}"#,
+            "k".repeat(60_000)
+        );
+        Request::post(format!("http://weir/api/v1/namespaces/a/events{query}"))
+            .header("content-type", "application/json")
+            .body(Full::from(event))
+            .unwrap()
+    });
+    println!("{each} bytes a held refusal of an event");
+    let message = i64::try_from(MAX_MESSAGE_BYTES).unwrap();
+    assert!((0..MAX_BYTES + message).contains(&each), "{each} bytes");
+}
